@@ -1,1 +1,1 @@
-
+pub(crate) fn repair(_: &str) -> Option<String> { None }

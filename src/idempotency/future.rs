@@ -1,0 +1,88 @@
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::Response;
+use tracing::Span;
+
+use super::layer::Config;
+use super::run::{Ended, Runs};
+use crate::answer::{Answer, ResponseBody};
+use crate::store::Store;
+
+/// The response of [`Idempotency`](super::Idempotency). Dropped while the event is handled, it
+/// leaves the run to go on by itself.
+#[must_use = "futures do nothing unless polled"]
+pub struct ResponseFuture<B: 'static, E: 'static, St> {
+    state: State<B, E>,
+    config: Arc<Config<St>>,
+    runs: Runs,
+    span: Span,
+}
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+enum State<B, E> {
+    /// Nothing has happened yet: dropping it loses nothing.
+    New(BoxFuture<Ended<B, E>>),
+    Running(BoxFuture<Ended<B, E>>),
+    /// For the outcome of another delivery's run.
+    Waiting(BoxFuture<Answer>),
+    Ended,
+}
+
+impl<B, E, St> ResponseFuture<B, E, St> {
+    pub(super) fn new(run: BoxFuture<Ended<B, E>>, config: Arc<Config<St>>, runs: Runs) -> Self {
+        Self { state: State::New(run), config, runs, span: Span::current() }
+    }
+}
+
+impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
+    type Output = Result<Response<ResponseBody<B>>, E>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let this = &mut *self;
+        loop {
+            match &mut this.state {
+                State::New(_) => {
+                    if let State::New(run) = mem::replace(&mut this.state, State::Ended) {
+                        this.state = State::Running(run);
+                    }
+                }
+                State::Running(run) => match ready!(run.as_mut().poll(cx)) {
+                    Ended::Answered(result) => {
+                        this.state = State::Ended;
+                        return Poll::Ready(result);
+                    }
+                    Ended::InFlight(other) => {
+                        let outcome = other.outcome(Arc::clone(&this.config));
+                        this.state = State::Waiting(Box::pin(outcome));
+                    }
+                },
+                State::Waiting(outcome) => {
+                    let answer = ready!(outcome.as_mut().poll(cx));
+                    this.state = State::Ended;
+                    return Poll::Ready(Ok(ResponseBody::answer(answer)));
+                }
+                State::Ended => return Poll::Pending,
+            }
+        }
+    }
+}
+
+impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
+    fn drop(&mut self) {
+        if let State::Running(run) = mem::replace(&mut self.state, State::Ended) {
+            self.runs.adopt(run, &self.span);
+        }
+    }
+}
+
+impl<B, E, St> fmt::Debug for ResponseFuture<B, E, St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseFuture").finish_non_exhaustive()
+    }
+}

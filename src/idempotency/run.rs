@@ -1,0 +1,523 @@
+//! A run: from the claim on a key to its settlement, whether or not the client is still there.
+
+use std::fmt;
+use std::future::{Future, pending};
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::FutureExt;
+use http::{Request, Response};
+use tokio::runtime::Handle;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tower_service::Service;
+use tracing::{Instrument, Span};
+
+use super::layer::Config;
+use crate::answer::{Answer, Chain, ResponseBody, Settle};
+use crate::delivery::Verified;
+use crate::store::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
+use crate::trace::DeliverySpan;
+
+/// How a run ended.
+pub(super) enum Ended<B, E> {
+    /// With a response for the client.
+    Answered(Result<Response<ResponseBody<B>>, E>),
+    /// Before it began: another run has the key, and its outcome can be waited for.
+    InFlight(OtherRun),
+}
+
+/// Claims the delivery's key, calls the inner service, and settles the claim.
+pub(super) async fn run<St, S, B>(
+    config: Arc<Config<St>>,
+    mut inner: S,
+    mut request: Request<Verified>,
+) -> Ended<B, S::Error>
+where
+    St: Store,
+    S: Service<Request<Verified>, Response = Response<B>>,
+{
+    let mut claims = match Claims::take(&config, request.body()).await {
+        Ok(claims) => claims,
+        Err(NotTaken::InFlight(other)) => return Ended::InFlight(other),
+        Err(NotTaken::Answer(answer)) => return Ended::Answered(Ok(ResponseBody::answer(answer))),
+    };
+    claims.number(&mut request);
+
+    let handling = AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind();
+    let handled = tokio::select! {
+        // First, so that a run whose lease is lost does not win by being ready as well.
+        biased;
+        () = claims.lost() => {
+            claims.forget();
+            return Ended::Answered(Ok(ResponseBody::answer(Answer::LeaseLost)));
+        }
+        handled = timeout(config.handler_timeout, handling) => match handled {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(_panic)) => Err(Answer::Panicked),
+            Err(_elapsed) => Err(Answer::TimedOut { limit: config.handler_timeout }),
+        },
+    };
+
+    let completes = matches!(&handled, Ok(Ok(response)) if settlement(response) == Settle::Complete);
+    let settled = if completes { claims.complete().await } else { claims.release().await };
+    Ended::Answered(match settled.and(handled) {
+        Ok(result) => result.map(|response| response.map(ResponseBody::service)),
+        Err(answer) => Ok(ResponseBody::answer(answer)),
+    })
+}
+
+fn settlement<B>(response: &Response<B>) -> Settle {
+    let by_status =
+        if response.status().is_success() { Settle::Complete } else { Settle::Release };
+    response.extensions().get().copied().unwrap_or(by_status)
+}
+
+/// What one run has claimed: the event's key and, with `replay_guard`, its body.
+struct Claims<St: Store> {
+    key: Option<Held<St>>,
+    body: Option<Held<St>>,
+}
+
+enum NotTaken {
+    InFlight(OtherRun),
+    Answer(Answer),
+}
+
+impl<St: Store> Claims<St> {
+    async fn take(config: &Arc<Config<St>>, delivery: &Verified) -> Result<Self, NotTaken> {
+        let body = delivery.body_digest();
+        let key = delivery.delivery().key().map(|key| key.as_bytes());
+
+        let mut claims = Self { key: None, body: None };
+        if let Some(key) = key {
+            let id = DeliveryId::new(&config.namespace, key, body);
+            claims.key = Held::take(config, id, Identity::Key).await?;
+        }
+        if config.replay_guard {
+            // The body is claimed as if it were a key, so that "another body" means another key.
+            let namespace = format!("{} bodies", config.namespace);
+            let id = DeliveryId::new(&namespace, body, key.unwrap_or_default());
+            match Held::take(config, id, Identity::Body).await {
+                Ok(held) => claims.body = held,
+                Err(not_taken) => {
+                    let _ = claims.release().await;
+                    return Err(not_taken);
+                }
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Tells the inner service which attempt this is.
+    fn number(&self, request: &mut Request<Verified>) {
+        let Some(held) = &self.key else { return };
+        let attempt = held.lease.attempt();
+        Span::current().record("attempt", attempt.get());
+        request.body_mut().set_attempt(attempt);
+        if let Some(verified) = request.extensions_mut().get_mut::<Verified>() {
+            verified.set_attempt(attempt);
+        }
+    }
+
+    /// Ends when a lease is lost, which is never for a store whose leases die with the process.
+    async fn lost(&mut self) {
+        let lost = async |held: &mut Option<Held<St>>| match held {
+            Some(held) => held.lost().await,
+            None => pending().await,
+        };
+        tokio::select! {
+            () = lost(&mut self.key) => {}
+            () = lost(&mut self.body) => {}
+        }
+    }
+
+    fn forget(self) {
+        self.into_held().for_each(Held::forget);
+    }
+
+    async fn complete(self) -> Result<(), Answer> {
+        for held in self.into_held() {
+            held.complete().await?;
+        }
+        Ok(())
+    }
+
+    async fn release(self) -> Result<(), Answer> {
+        for held in self.into_held() {
+            held.release().await;
+        }
+        Ok(())
+    }
+
+    /// The body comes first: a crash between the two leaves an event that was handled, and whose
+    /// key is free; its next delivery then meets its own body.
+    fn into_held(self) -> impl Iterator<Item = Held<St>> {
+        self.body.into_iter().chain(self.key)
+    }
+}
+
+/// What a claim is made on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Identity {
+    Key,
+    Body,
+}
+
+/// A lease that is held, and renewed where it has to be. Dropped, it is released by a task.
+struct Held<St: Store> {
+    lease: Lease,
+    config: Arc<Config<St>>,
+    renewal: Option<Renewal>,
+    settled: bool,
+}
+
+impl<St: Store> Held<St> {
+    /// Claims `id`. `None` when the store fails and the delivery is to be handled all the same.
+    async fn take(
+        config: &Arc<Config<St>>,
+        id: DeliveryId,
+        identity: Identity,
+    ) -> Result<Option<Self>, NotTaken> {
+        let lease = config.claimed_lease();
+        let asked = Instant::now();
+        let claim = config.within_limit(config.store.claim(&id, lease, config.retention)).await;
+        match claim {
+            Ok(Claim::Acquired(lease)) => {
+                let renewal = match St::LEASES_OUTLIVE_PROCESS {
+                    true => Some(Renewal::start(config, lease.clone(), asked).await),
+                    false => None,
+                };
+                let config = Arc::clone(config);
+                Ok(Some(Self { lease, config, renewal, settled: false }))
+            }
+            Ok(Claim::InFlight { remaining, same_body }) => {
+                match config.conflict(identity, same_body) {
+                    Some(answer) if identity == Identity::Key => Err(NotTaken::Answer(answer)),
+                    conflict => Err(NotTaken::InFlight(OtherRun {
+                        id,
+                        remaining,
+                        when_done: conflict.unwrap_or(Answer::Replayed),
+                    })),
+                }
+            }
+            Ok(Claim::Done { same_body }) => {
+                let conflict = config.conflict(identity, same_body);
+                Err(NotTaken::Answer(conflict.unwrap_or(Answer::Replayed)))
+            }
+            Err(error) if config.handle_without_store => {
+                tracing::warn!(
+                    reason = %Chain(&error),
+                    "the event is handled without deduplication, because the store failed"
+                );
+                Ok(None)
+            }
+            Err(error) => {
+                let retry_after = config.policy.retry_every;
+                Err(NotTaken::Answer(Answer::StoreUnavailable { error, retry_after }))
+            }
+        }
+    }
+
+    async fn lost(&mut self) {
+        match &mut self.renewal {
+            Some(renewal) => renewal.lost().await,
+            None => pending().await,
+        }
+    }
+
+    fn forget(mut self) {
+        self.settled = true;
+    }
+
+    /// Records the success, and tries again for as long as the lease lasts.
+    async fn complete(mut self) -> Result<(), Answer> {
+        let valid_until = match self.renewal.take() {
+            Some(renewal) => renewal.stop(),
+            None => Instant::now() + self.config.lease,
+        };
+        let mut pause = Duration::from_millis(50);
+        loop {
+            let config = &self.config;
+            let completion = config.store.complete(&self.lease, config.retention);
+            let error = match config.within_limit(completion).await {
+                Ok(()) => {
+                    self.settled = true;
+                    return Ok(());
+                }
+                Err(SettleError::Superseded) => {
+                    self.settled = true;
+                    return Err(Answer::NotRecorded(SettleError::Superseded));
+                }
+                Err(error) => error,
+            };
+            if Instant::now() + pause >= valid_until {
+                // A lease that no crash would end has to be given up.
+                self.settled = St::LEASES_OUTLIVE_PROCESS;
+                return Err(Answer::NotRecorded(error));
+            }
+            tracing::warn!(
+                reason = %Chain(&error),
+                "the event was handled, but that could not be recorded yet"
+            );
+            sleep(pause).await;
+            pause = (2 * pause).min(Duration::from_secs(5));
+        }
+    }
+
+    async fn release(mut self) {
+        self.settled = true;
+        release(&self.config, &self.lease).await;
+    }
+}
+
+impl<St: Store> Drop for Held<St> {
+    fn drop(&mut self) {
+        if self.settled {
+            return;
+        }
+        let (config, lease) = (Arc::clone(&self.config), self.lease.clone());
+        match Handle::try_current() {
+            Ok(runtime) => {
+                runtime.spawn(async move { release(&config, &lease).await }.in_current_span());
+            }
+            Err(_) => tracing::error!("a run was dropped outside a runtime: its lease has to expire"),
+        }
+    }
+}
+
+async fn release<St: Store>(config: &Config<St>, lease: &Lease) {
+    match config.within_limit(config.store.release(lease)).await {
+        Ok(()) => {}
+        Err(SettleError::Superseded) => tracing::debug!("the lease had ended before its release"),
+        Err(error) => tracing::warn!(
+            reason = %Chain(&error),
+            "the key could not be released: it stays claimed until its lease ends"
+        ),
+    }
+}
+
+/// A task that renews a lease, which a handler that blocks its thread cannot starve.
+struct Renewal {
+    task: AbortHandle,
+    /// Until when the lease is valid by this process's clock. Closed when it is lost.
+    valid_until: watch::Receiver<Instant>,
+}
+
+impl Renewal {
+    /// Returns when the task runs: should it still wait for its first turn when the handler is
+    /// polled, it could wait behind it.
+    async fn start<St: Store>(config: &Arc<Config<St>>, lease: Lease, claimed: Instant) -> Self {
+        let (renewed, mut valid_until) = watch::channel(claimed + config.lease);
+        let renewals = renew(Arc::clone(config), lease, renewed).in_current_span();
+        let task = tokio::spawn(renewals).abort_handle();
+        let _ = valid_until.changed().await;
+        Self { task, valid_until }
+    }
+
+    async fn lost(&mut self) {
+        while self.valid_until.changed().await.is_ok() {}
+    }
+
+    fn stop(self) -> Instant {
+        *self.valid_until.borrow()
+    }
+}
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Ends, and so closes the channel, when the lease is lost.
+async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch::Sender<Instant>) {
+    let every = config.lease / 3;
+    let mut valid_until = *renewed.borrow();
+    let mut next = valid_until - config.lease + every;
+    loop {
+        renewed.send_replace(valid_until);
+        sleep_until(next).await;
+        let asked = Instant::now();
+        let renewal = config.within_limit(config.store.renew(&lease, config.lease));
+        match timeout_at(valid_until, renewal).await {
+            Ok(Ok(())) => {
+                valid_until = asked + config.lease;
+                next = asked + every;
+            }
+            Ok(Err(SettleError::Store(error))) => {
+                tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
+                next = Instant::now() + every / 10;
+            }
+            Ok(Err(SettleError::Superseded)) | Err(_) => return,
+        }
+    }
+}
+
+/// The run that has a key which another delivery asked for.
+pub(super) struct OtherRun {
+    id: DeliveryId,
+    remaining: Duration,
+    when_done: Answer,
+}
+
+impl OtherRun {
+    /// Waits for its outcome, up to a limit.
+    pub(super) async fn outcome<St: Store>(self, config: Arc<Config<St>>) -> Answer {
+        let give_up = Instant::now() + config.in_flight_wait;
+        let mut remaining = self.remaining;
+        let mut pause = Duration::from_millis(5);
+        while Instant::now() < give_up {
+            sleep_until(give_up.min(Instant::now() + pause)).await;
+            pause = (2 * pause).min(Duration::from_millis(250));
+            match config.within_limit(config.store.peek(&self.id)).await {
+                Ok(KeyState::Done) => return self.when_done,
+                Ok(KeyState::Free) => {
+                    remaining = Duration::ZERO;
+                    break;
+                }
+                Ok(KeyState::InFlight { remaining: left }) => remaining = left,
+                Err(error) => tracing::debug!(reason = %Chain(&error), "the key's state is unknown"),
+            }
+        }
+        // A store whose leases die with the process claims for much longer than a run takes.
+        Answer::InFlight { remaining: remaining.min(config.lease) }
+    }
+}
+
+impl<St: Store> Config<St> {
+    /// For how long a key is claimed.
+    fn claimed_lease(&self) -> Duration {
+        if St::LEASES_OUTLIVE_PROCESS { self.lease } else { self.retention }
+    }
+
+    async fn within_limit<T, E: From<StoreError>>(
+        &self,
+        operation: impl Future<Output = Result<T, E>>,
+    ) -> Result<T, E> {
+        match timeout(self.store_timeout, operation).await {
+            Ok(result) => result,
+            Err(_) => Err(StoreError::timed_out().into()),
+        }
+    }
+
+    /// What is answered when a key came with another body, or a body with another key.
+    fn conflict(&self, identity: Identity, same: bool) -> Option<Answer> {
+        match identity {
+            _ if same => None,
+            Identity::Body => Some(Answer::BodyReplayed),
+            Identity::Key if self.reject_changed_bodies => Some(Answer::BodyChanged),
+            Identity::Key => {
+                tracing::warn!(
+                    "the key was used before, with another body or under another secret: the \
+                     delivery counts as the same event"
+                );
+                None
+            }
+        }
+    }
+}
+
+/// The runs that go on after their client left: bounded in number, and to be waited for at
+/// shutdown. Clones are handles to the same runs.
+///
+/// ```no_run
+/// # async fn serve() -> std::io::Result<()> { Ok(()) }
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use tower_webhook::{Secret, WebhookLayer};
+///
+/// let layer = WebhookLayer::new(Secret::from_env("WEBHOOK_SECRET")?);
+/// let runs = layer.runs();
+///
+/// serve().await?; // with graceful shutdown, which does not know these runs
+/// if let Err(still_running) = runs.drain(Duration::from_secs(30)).await {
+///     eprintln!("{still_running}");
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Runs {
+    places: Arc<Semaphore>,
+    limit: u32,
+}
+
+impl Runs {
+    /// What `acquire_many` and a semaphore on any platform can count.
+    pub(super) const MOST: u32 = 1 << 28;
+
+    pub(super) fn new(limit: u32) -> Self {
+        Self { places: Arc::new(Semaphore::new(limit as usize)), limit }
+    }
+
+    /// How many runs go on without their client now.
+    #[must_use]
+    pub fn detached(&self) -> usize {
+        self.limit as usize - self.places.available_permits()
+    }
+
+    /// Waits until all of them have settled their claims, or for `deadline`.
+    ///
+    /// # Errors
+    ///
+    /// When the deadline passed before that. Those that remain end with the process: their events
+    /// are handled again when the sender retries.
+    pub async fn drain(&self, deadline: Duration) -> Result<(), StillRunning> {
+        match timeout(deadline, self.places.acquire_many(self.limit)).await {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StillRunning(self.detached())),
+        }
+    }
+
+    /// Lets a run go on whose client has left. One too many is dropped, and its claim released.
+    pub(super) fn adopt<B: 'static, E: 'static>(
+        &self,
+        run: Pin<Box<dyn Future<Output = Ended<B, E>> + Send>>,
+        span: &Span,
+    ) {
+        let _entered = span.enter();
+        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            tracing::error!(
+                limit = self.limit,
+                "the client left, and too many runs go on without theirs: this one was dropped; \
+                 the event is handled again when the sender retries"
+            );
+            return;
+        };
+        tracing::debug!("the client left; the run goes on");
+        runtime.spawn(
+            async move {
+                if let Ended::Answered(Ok(response)) = run.await {
+                    DeliverySpan::current().finish(&response);
+                }
+                drop(place);
+            }
+            .in_current_span(),
+        );
+    }
+}
+
+/// Runs were still going on when the deadline passed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StillRunning(usize);
+
+impl StillRunning {
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.0
+    }
+}
+
+impl fmt::Display for StillRunning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} runs were still going on when the deadline passed", self.0)
+    }
+}
+
+impl std::error::Error for StillRunning {}

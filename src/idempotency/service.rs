@@ -1,0 +1,71 @@
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use tower_service::Service;
+
+use super::future::ResponseFuture;
+use super::layer::Config;
+use super::run::{Runs, run};
+use crate::answer::ResponseBody;
+use crate::delivery::Verified;
+use crate::store::Store;
+
+/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes.
+pub struct Idempotency<S, St> {
+    inner: S,
+    config: Arc<Config<St>>,
+    runs: Runs,
+}
+
+impl<S, St> Idempotency<S, St> {
+    pub(super) fn new(inner: S, config: Arc<Config<St>>, runs: Runs) -> Self {
+        Self { inner, config, runs }
+    }
+}
+
+impl<S, St, ResBody> Service<Request<Verified>> for Idempotency<S, St>
+where
+    S: Service<Request<Verified>, Response = Response<ResBody>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Send + 'static,
+    ResBody: Send + 'static,
+    St: Store,
+{
+    type Response = Response<ResponseBody<ResBody>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<ResBody, S::Error, St>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Verified>) -> Self::Future {
+        // The clone is left for the next call: this one must use the service that was polled ready.
+        let clone = self.inner.clone();
+        let ready = mem::replace(&mut self.inner, clone);
+        let run = Box::pin(run(Arc::clone(&self.config), ready, request));
+        ResponseFuture::new(run, Arc::clone(&self.config), self.runs.clone())
+    }
+}
+
+impl<S: Clone, St> Clone for Idempotency<S, St> {
+    fn clone(&self) -> Self {
+        Self {
+            inner: self.inner.clone(),
+            config: Arc::clone(&self.config),
+            runs: self.runs.clone(),
+        }
+    }
+}
+
+impl<S: fmt::Debug, St: fmt::Debug> fmt::Debug for Idempotency<S, St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Idempotency")
+            .field("inner", &self.inner)
+            .field("config", &self.config)
+            .finish_non_exhaustive()
+    }
+}

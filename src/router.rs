@@ -1,0 +1,298 @@
+//! From the kind of an event to its handler.
+
+use std::any::type_name;
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::{Request, Response};
+use http_body_util::Full;
+use tower_service::Service;
+
+use crate::answer::Answer;
+use crate::delivery::{DecodeError, Delivery, RawDelivery, Verified};
+use crate::event::{Event, EventKind};
+use crate::handler::{Handler, HandlerResult};
+
+/// Routes verified deliveries to the [`Handler`] of their kind: the innermost service.
+///
+/// A kind without a handler is answered with 200 and not remembered, unless a
+/// [`fallback`](Self::fallback) takes it or [`reject_unhandled`](Self::reject_unhandled) was called.
+/// A handler that panics has failed, like one that returned an error.
+///
+/// Behind [`IdempotencyLayer`](crate::IdempotencyLayer) handlers have a time limit, and go on when
+/// the client leaves; without it they have neither.
+///
+/// Clones share their handlers.
+///
+/// # Without HTTP
+///
+/// [`dispatch`](Self::dispatch) takes a delivery that was stored somewhere:
+///
+/// ```
+/// use tower_webhook::event::{ChatRated, EventKind};
+/// use tower_webhook::{Delivery, Dispatch, EventRouter, RawDelivery};
+///
+/// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
+/// let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+///
+/// let stored = RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"c-1","rating":1}"#);
+/// assert!(matches!(router.dispatch(stored).await, Dispatch::Handled));
+/// # });
+/// ```
+#[derive(Clone, Default)]
+#[must_use]
+pub struct EventRouter {
+    shared: Arc<Shared>,
+}
+
+#[derive(Clone, Default)]
+struct Shared {
+    handlers: HashMap<EventKind, Arc<dyn Route>>,
+    fallback: Option<Arc<dyn Route>>,
+    undecodable: Option<Arc<dyn OnUndecodable>>,
+    reject_unhandled: bool,
+}
+
+/// What became of a delivery.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Dispatch {
+    /// A handler succeeded.
+    Handled,
+    /// A handler gave the event up for good, for this reason.
+    Discarded(Box<dyn std::error::Error + Send + Sync>),
+    /// No handler wants its kind.
+    Unhandled,
+    /// Its body is not what its event should carry.
+    Undecodable(DecodeError),
+    /// A handler failed.
+    Failed(Box<dyn std::error::Error + Send + Sync>),
+    /// A handler panicked.
+    Panicked,
+}
+
+impl From<HandlerResult> for Dispatch {
+    fn from(result: HandlerResult) -> Self {
+        match result {
+            Ok(()) => Self::Handled,
+            Err(error) if error.is_discard() => Self::Discarded(error.into_source()),
+            Err(error) => Self::Failed(error.into_source()),
+        }
+    }
+}
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+impl EventRouter {
+    /// A router without handlers.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Handles the events `E` with `handler`.
+    ///
+    /// # Panics
+    ///
+    /// When `E`'s kind has a handler already.
+    #[track_caller]
+    pub fn on<E: Event>(mut self, handler: impl Handler<E>) -> Self {
+        let handlers = &mut Arc::make_mut(&mut self.shared).handlers;
+        let route = Arc::new(Typed { handler, event: PhantomData::<fn() -> E> });
+        if handlers.insert(E::KIND, route).is_some() {
+            panic!("there are two handlers for `{}`: the second is for `{}`", E::KIND, type_name::<E>());
+        }
+        self
+    }
+
+    /// Handles the events of all kinds that have no handler of their own.
+    ///
+    /// The body is known to be a JSON object in UTF-8, and is not decoded further.
+    pub fn fallback<F, Fut>(mut self, handler: F) -> Self
+    where
+        F: Fn(RawDelivery) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        Arc::make_mut(&mut self.shared).fallback = Some(Arc::new(Untyped(handler)));
+        self
+    }
+
+    /// Takes the deliveries whose body cannot be decoded, which are otherwise answered with 422 and
+    /// sent again for days. `Ok` acknowledges them.
+    pub fn on_undecodable<F, Fut>(mut self, handler: F) -> Self
+    where
+        F: Fn(RawDelivery, DecodeError) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = HandlerResult> + Send + 'static,
+    {
+        let handler = move |raw, error| -> BoxFuture<HandlerResult> { Box::pin(handler(raw, error)) };
+        Arc::make_mut(&mut self.shared).undecodable = Some(Arc::new(handler));
+        self
+    }
+
+    /// Answers a kind that has no handler with 404 instead of 200. The sender counts each as a
+    /// failed attempt.
+    pub fn reject_unhandled(mut self) -> Self {
+        Arc::make_mut(&mut self.shared).reject_unhandled = true;
+        self
+    }
+
+    /// Hands a delivery to its handler. It is not deduplicated, and its time is not limited.
+    pub fn dispatch(&self, delivery: RawDelivery) -> impl Future<Output = Dispatch> + Send + 'static {
+        self.route(delivery).unwrap_or_else(|| Box::pin(async { Dispatch::Unhandled }))
+    }
+
+    fn route(&self, delivery: RawDelivery) -> Option<BoxFuture<Dispatch>> {
+        let shared = &self.shared;
+        let route = shared.handlers.get(delivery.kind()).or(shared.fallback.as_ref())?;
+        Some(Arc::clone(route).run(delivery, shared.undecodable.clone()))
+    }
+}
+
+impl Service<Request<Verified>> for EventRouter {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = RouterFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Verified>) -> RouterFuture {
+        RouterFuture {
+            dispatch: self.route(request.into_body().into_delivery()),
+            reject_unhandled: self.shared.reject_unhandled,
+        }
+    }
+}
+
+impl fmt::Debug for EventRouter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut kinds: Vec<_> = self.shared.handlers.keys().collect();
+        kinds.sort();
+        f.debug_struct("EventRouter")
+            .field("kinds", &kinds)
+            .field("fallback", &self.shared.fallback.is_some())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The response of an [`EventRouter`].
+#[must_use = "futures do nothing unless polled"]
+pub struct RouterFuture {
+    /// `None` when no handler wants the kind.
+    dispatch: Option<BoxFuture<Dispatch>>,
+    reject_unhandled: bool,
+}
+
+impl Future for RouterFuture {
+    type Output = Result<Response<Full<Bytes>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let dispatch = match &mut self.dispatch {
+            Some(dispatch) => std::task::ready!(dispatch.as_mut().poll(cx)),
+            None => Dispatch::Unhandled,
+        };
+        let answer = match dispatch {
+            Dispatch::Handled => Answer::Handled,
+            Dispatch::Discarded(reason) => Answer::Discarded(reason),
+            Dispatch::Unhandled if self.reject_unhandled => Answer::Unhandled,
+            Dispatch::Unhandled => Answer::Ignored,
+            Dispatch::Undecodable(error) => Answer::Undecodable(error),
+            Dispatch::Failed(error) => Answer::Failed(error),
+            Dispatch::Panicked => Answer::Panicked,
+        };
+        Poll::Ready(Ok(answer.respond()))
+    }
+}
+
+impl fmt::Debug for RouterFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouterFuture").finish_non_exhaustive()
+    }
+}
+
+/// A handler whose event's type was erased.
+trait Route: Send + Sync {
+    fn run(
+        self: Arc<Self>,
+        delivery: RawDelivery,
+        undecodable: Option<Arc<dyn OnUndecodable>>,
+    ) -> BoxFuture<Dispatch>;
+}
+
+trait OnUndecodable: Send + Sync {
+    fn take(&self, delivery: RawDelivery, error: DecodeError) -> BoxFuture<HandlerResult>;
+}
+
+struct Typed<E, H> {
+    handler: H,
+    event: PhantomData<fn() -> E>,
+}
+
+impl<E: Event, H: Handler<E>> Route for Typed<E, H> {
+    fn run(
+        self: Arc<Self>,
+        delivery: RawDelivery,
+        undecodable: Option<Arc<dyn OnUndecodable>>,
+    ) -> BoxFuture<Dispatch> {
+        catch_panic(async move {
+            match Delivery::decode(delivery) {
+                Ok(delivery) => self.handler.handle(delivery).await.into(),
+                Err((delivery, error)) => give_up(undecodable, delivery, error).await,
+            }
+        })
+    }
+}
+
+struct Untyped<F>(F);
+
+impl<F, Fut> Route for Untyped<F>
+where
+    F: Fn(RawDelivery) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = HandlerResult> + Send + 'static,
+{
+    fn run(
+        self: Arc<Self>,
+        delivery: RawDelivery,
+        undecodable: Option<Arc<dyn OnUndecodable>>,
+    ) -> BoxFuture<Dispatch> {
+        catch_panic(async move {
+            match delivery.json().map(drop) {
+                Ok(()) => (self.0)(delivery).await.into(),
+                Err(error) => give_up(undecodable, delivery, error).await,
+            }
+        })
+    }
+}
+
+impl<F> OnUndecodable for F
+where
+    F: Fn(RawDelivery, DecodeError) -> BoxFuture<HandlerResult> + Send + Sync,
+{
+    fn take(&self, delivery: RawDelivery, error: DecodeError) -> BoxFuture<HandlerResult> {
+        self(delivery, error)
+    }
+}
+
+async fn give_up(
+    handler: Option<Arc<dyn OnUndecodable>>,
+    delivery: RawDelivery,
+    error: DecodeError,
+) -> Dispatch {
+    match handler {
+        Some(handler) => handler.take(delivery, error).await.into(),
+        None => Dispatch::Undecodable(error),
+    }
+}
+
+fn catch_panic(run: impl Future<Output = Dispatch> + Send + 'static) -> BoxFuture<Dispatch> {
+    Box::pin(AssertUnwindSafe(run).catch_unwind().map(|run| run.unwrap_or(Dispatch::Panicked)))
+}

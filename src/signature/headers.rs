@@ -1,0 +1,107 @@
+//! What the headers of a request say, beside the signature.
+
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+
+use crate::answer::Answer;
+use crate::config::ConfigError;
+use crate::delivery::IdempotencyKey;
+use crate::event::EventKind;
+
+/// The names of the headers that the platform sends, which may carry its brand.
+///
+/// ```
+/// use tower_webhook::HeaderNames;
+///
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// let names = HeaderNames::branded("acme")?;
+/// assert_eq!(names.signature, "x-acme-hmac-sha256");
+/// assert_eq!(names.event, "x-acme-event");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HeaderNames {
+    /// Carries the signature: `X-Service-Hmac-Sha256` (Spec 5.2, rule 2).
+    pub signature: HeaderName,
+    /// Carries the kind of the event: `X-Service-Event` (Spec 6).
+    pub event: HeaderName,
+    /// Carries the key: `Idempotency-Key` (Spec 6, rule 2).
+    pub key: HeaderName,
+}
+
+impl HeaderNames {
+    /// The names with a brand in place of `Service`: `X-Acme-Hmac-Sha256` and `X-Acme-Event`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::HeaderPrefix`] when the brand is empty or cannot stand in a header's name.
+    pub fn branded(brand: &str) -> Result<Self, ConfigError> {
+        let name = |rest| {
+            HeaderName::try_from(format!("x-{brand}-{rest}"))
+                .ok()
+                .filter(|_| !brand.is_empty())
+                .ok_or_else(|| ConfigError::HeaderPrefix(brand.to_owned()))
+        };
+        Ok(Self { signature: name("hmac-sha256")?, event: name("event")?, ..Self::default() })
+    }
+}
+
+impl Default for HeaderNames {
+    fn default() -> Self {
+        Self {
+            signature: HeaderName::from_static("x-service-hmac-sha256"),
+            event: HeaderName::from_static("x-service-event"),
+            key: HeaderName::from_static("idempotency-key"),
+        }
+    }
+}
+
+/// The length that the `Content-Length` header declares, if there is one.
+pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer> {
+    let Some(value) = headers.get(http::header::CONTENT_LENGTH) else { return Ok(None) };
+    let length = value.to_str().ok().and_then(|length| length.parse().ok());
+    length.map(Some).ok_or(Answer::BodyBroken("its `Content-Length` is no number".into()))
+}
+
+/// Kind and key of an authentic request, or why it is none of this platform's deliveries.
+pub(super) fn kind_and_key(
+    headers: &HeaderMap,
+    names: &HeaderNames,
+    require_key: bool,
+) -> Result<(EventKind, Option<IdempotencyKey>), Answer> {
+    if !is_plain_json(headers) {
+        return Err(Answer::NotJson);
+    }
+    let kind = kind(headers, &names.event)?;
+    let key = key(headers, &names.key)?;
+    if require_key && key.is_none() {
+        return Err(Answer::KeyMissing);
+    }
+    Ok((kind, key))
+}
+
+fn is_plain_json(headers: &HeaderMap) -> bool {
+    let mut types = headers.get_all(CONTENT_TYPE).iter();
+    let (Some(value), None) = (types.next(), types.next()) else { return false };
+    let essence = value.as_bytes().split(|&byte| byte == b';').next().unwrap_or_default();
+    essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
+        && !headers.contains_key(CONTENT_ENCODING)
+}
+
+fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Answer> {
+    let mut values = headers.get_all(name).iter();
+    let (Some(value), None) = (values.next(), values.next()) else {
+        return Err(Answer::KindUnclear);
+    };
+    EventKind::from_bytes(value.as_bytes()).map_err(|_| Answer::KindUnclear)
+}
+
+/// Several headers are one key as long as they agree.
+fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Answer> {
+    let mut values = headers.get_all(name).iter();
+    let Some(first) = values.next() else { return Ok(None) };
+    if values.any(|value| value != first) {
+        return Err(Answer::KeysDiffer);
+    }
+    Ok(IdempotencyKey::new(first.clone()))
+}

@@ -1,0 +1,207 @@
+//! Secrets: what is shared with the platform, and the set of them that is accepted now.
+
+use std::fmt;
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+use arc_swap::ArcSwap;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+use zeroize::Zeroizing;
+
+use super::verify::{SignatureError, Tags, parse_tag};
+use crate::config::ConfigError;
+
+/// A secret that is set both in the partner portal and here (Spec 5.2, rule 1).
+///
+/// Any non-empty sequence of characters is one, and its bytes are used as they are: a secret that
+/// looks like hex is not decoded. Only the keyed state of the hash is kept. It and the bytes given
+/// to [`new`](Self::new) are wiped from memory when they are not needed any more, and `Debug` shows
+/// neither.
+#[derive(Clone)]
+pub struct Secret {
+    keyed: Hmac<Sha256>,
+    label: Option<Arc<str>>,
+}
+
+impl Secret {
+    /// A secret from its bytes.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::EmptySecret`].
+    pub fn new(secret: impl Into<Vec<u8>>) -> Result<Self, ConfigError> {
+        let bytes = Zeroizing::new(secret.into());
+        if bytes.is_empty() {
+            return Err(ConfigError::EmptySecret);
+        }
+        let keyed = Hmac::new_from_slice(&bytes).map_err(|_| ConfigError::EmptySecret)?;
+        Ok(Self { keyed, label: None })
+    }
+
+    /// A secret from an environment variable, used as it stands there.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Environment`] when the variable is not set or is not Unicode, and
+    /// [`ConfigError::EmptySecret`].
+    pub fn from_env(name: &str) -> Result<Self, ConfigError> {
+        match std::env::var(name) {
+            Ok(secret) => Self::new(secret),
+            Err(source) => Err(ConfigError::Environment { name: name.to_owned(), source }),
+        }
+    }
+
+    /// Names the secret in the log, which otherwise shows its place in the set, counted from 0.
+    #[must_use]
+    pub fn with_label(mut self, label: impl Into<Arc<str>>) -> Self {
+        self.label = Some(label.into());
+        self
+    }
+
+    /// The signature header's value for a body: 64 lowercase hex digits (Spec 5.2, rule 2).
+    ///
+    /// For tests of your receiver, and whatever else plays the platform.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let secret = tower_webhook::Secret::new("Jefe")?;
+    /// assert_eq!(
+    ///     secret.sign(b"what do ya want for nothing?"), // RFC 4231, test case 2
+    ///     "5bdcc146bf60754e6a042426089575c75a003f089d2739839dec58b964ec3843",
+    /// );
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn sign(&self, body: &[u8]) -> String {
+        hex::encode(self.keyed().chain_update(body).finalize().into_bytes())
+    }
+
+    pub(super) fn label(&self) -> Option<&Arc<str>> {
+        self.label.as_ref()
+    }
+
+    /// The state of the hash before the first byte of a body.
+    pub(super) fn keyed(&self) -> Hmac<Sha256> {
+        self.keyed.clone()
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Secret").field("label", &self.label).finish_non_exhaustive()
+    }
+}
+
+/// The secrets that are accepted now: a handle that is cheap to clone, and whose clones share one
+/// set.
+///
+/// With two secrets in the set, a new one can be set in the partner portal without refusing what
+/// was signed with the old one. [`replace`](Self::replace) changes the set while deliveries are in
+/// flight:
+///
+/// ```
+/// use tower_webhook::{Secret, Secrets, WebhookLayer};
+///
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// let secrets = Secrets::from(Secret::new("old")?);
+/// let layer = WebhookLayer::new(secrets.clone());
+///
+/// secrets.replace([Secret::new("old")?, Secret::new("new")?])?; // then change the portal,
+/// secrets.replace([Secret::new("new")?])?; // and then drop the old one
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Secrets(Arc<ArcSwap<Vec<Secret>>>);
+
+impl Secrets {
+    /// A set of secrets.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NoSecrets`] when the set is empty.
+    pub fn new(secrets: impl IntoIterator<Item = Secret>) -> Result<Self, ConfigError> {
+        Ok(Self(Arc::new(ArcSwap::from(Self::set(secrets)?))))
+    }
+
+    /// Reads a set from a file: one secret a line, used as it stands there, spaces included; empty
+    /// lines are skipped.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::SecretFile`] when the file cannot be read or is not UTF-8, and
+    /// [`ConfigError::NoSecrets`] when it holds none.
+    pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
+        Self::new(Self::read(path.as_ref())?)
+    }
+
+    /// Accepts these secrets from now on, and no others. A body that is being received is compared
+    /// with the new set.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::NoSecrets`] when the set is empty. The old set stays.
+    pub fn replace(&self, secrets: impl IntoIterator<Item = Secret>) -> Result<(), ConfigError> {
+        self.0.store(Self::set(secrets)?);
+        Ok(())
+    }
+
+    /// Reads the set from a file again, as [`from_file`](Self::from_file) does.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`from_file`](Self::from_file). The old set stays.
+    pub fn replace_from_file(&self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
+        self.replace(Self::read(path.as_ref())?)
+    }
+
+    /// Whether `signature`, the value of the signature header, was made for `body` with one of the
+    /// secrets, and which place in the set that one has. All are compared, in constant time.
+    ///
+    /// [`SignatureLayer`](crate::SignatureLayer) does this as the body arrives; this is for those
+    /// who have the body already.
+    ///
+    /// # Errors
+    ///
+    /// [`SignatureError::Malformed`] and [`SignatureError::Wrong`].
+    pub fn verify(&self, body: &[u8], signature: &[u8]) -> Result<usize, SignatureError> {
+        let claimed = parse_tag(signature)?;
+        let mut tags = Tags::new(self);
+        tags.update(body);
+        tags.verify(body, &claimed).map(|matched| matched.index)
+    }
+
+    fn read(path: &Path) -> Result<Vec<Secret>, ConfigError> {
+        let text = fs::read_to_string(path)
+            .map(Zeroizing::new)
+            .map_err(|source| ConfigError::SecretFile { path: path.to_owned(), source })?;
+        text.lines().filter(|line| !line.is_empty()).map(Secret::new).collect()
+    }
+
+    fn set(secrets: impl IntoIterator<Item = Secret>) -> Result<Arc<Vec<Secret>>, ConfigError> {
+        let secrets: Vec<_> = secrets.into_iter().collect();
+        if secrets.is_empty() {
+            return Err(ConfigError::NoSecrets);
+        }
+        Ok(Arc::new(secrets))
+    }
+
+    pub(super) fn current(&self) -> Arc<Vec<Secret>> {
+        self.0.load_full()
+    }
+}
+
+impl From<Secret> for Secrets {
+    fn from(secret: Secret) -> Self {
+        Self(Arc::new(ArcSwap::from_pointee(vec![secret])))
+    }
+}
+
+impl fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_list().entries(self.current().iter()).finish()
+    }
+}

@@ -1,0 +1,69 @@
+use std::fmt;
+use std::mem;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{Method, Request, Response};
+use http_body::Body;
+use tower_service::Service;
+
+use super::buffer::Receive;
+use super::future::ResponseFuture;
+use super::headers::declared_length;
+use super::layer::Config;
+use super::verify::Hashing;
+use crate::answer::{Answer, BoxError, ResponseBody};
+use crate::delivery::Verified;
+
+/// The service that [`SignatureLayer`](super::SignatureLayer) makes.
+#[derive(Clone)]
+pub struct Signature<S> {
+    inner: S,
+    config: Arc<Config>,
+}
+
+impl<S> Signature<S> {
+    pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
+        Self { inner, config }
+    }
+}
+
+impl<S, B, ResBody> Service<Request<B>> for Signature<S>
+where
+    S: Service<Request<Verified>, Response = Response<ResBody>> + Clone,
+    B: Body<Error: Into<BoxError>>,
+{
+    type Response = Response<ResponseBody<ResBody>>;
+    type Error = S::Error;
+    type Future = ResponseFuture<S, B>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
+        // The clone is left for the next call: this one must use the service that was polled ready.
+        let clone = self.inner.clone();
+        let ready = mem::replace(&mut self.inner, clone);
+
+        let (parts, body) = request.into_parts();
+        let receive = if parts.method == Method::POST {
+            declared_length(&parts.headers).and_then(|declared| {
+                let hashing = Hashing::new(&self.config.authentication);
+                Receive::new(body, declared, &self.config.bounds, hashing)
+            })
+        } else {
+            Err(Answer::MethodNotAllowed)
+        };
+        match receive {
+            Ok(receive) => ResponseFuture::receive(receive, parts, ready, Arc::clone(&self.config)),
+            Err(answer) => ResponseFuture::refuse(answer),
+        }
+    }
+}
+
+impl<S: fmt::Debug> fmt::Debug for Signature<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Signature").field("inner", &self.inner).field("config", &self.config).finish()
+    }
+}

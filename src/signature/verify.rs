@@ -1,0 +1,168 @@
+//! The decision whether a body is authentic: a function of its bytes, the header and the secrets.
+
+use std::fmt;
+use std::sync::Arc;
+
+use hmac::{Hmac, Mac};
+use http::{HeaderMap, HeaderName};
+use sha2::{Digest, Sha256};
+use subtle::ConstantTimeEq;
+
+use super::secret::{Secret, Secrets};
+
+/// Why a signature was refused. The sender is not told which of these it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum SignatureError {
+    /// There is no signature header.
+    Missing,
+    /// There are several signature headers.
+    Doubled,
+    /// The header's value is not 64 lowercase hex digits.
+    Malformed,
+    /// The value is wrong for every secret.
+    Wrong,
+}
+
+impl fmt::Display for SignatureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Missing => "the signature header is missing",
+            Self::Doubled => "there are several signature headers",
+            Self::Malformed => "the signature is not 64 lowercase hex digits",
+            Self::Wrong => "the signature is wrong for every secret",
+        })
+    }
+}
+
+impl std::error::Error for SignatureError {}
+
+/// The tag that the signature header claims for the body.
+pub(super) fn claimed_tag(
+    headers: &HeaderMap,
+    name: &HeaderName,
+) -> Result<[u8; 32], SignatureError> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next().ok_or(SignatureError::Missing)?;
+    match values.next() {
+        Some(_) => Err(SignatureError::Doubled),
+        None => parse_tag(value.as_bytes()),
+    }
+}
+
+pub(super) fn parse_tag(value: &[u8]) -> Result<[u8; 32], SignatureError> {
+    // Spec 5.2, rule 2 mandates lowercase; refusing the rest is intentional.
+    if value.iter().any(u8::is_ascii_uppercase) {
+        return Err(SignatureError::Malformed);
+    }
+    let mut tag = [0; 32];
+    hex::decode_to_slice(value, &mut tag).map_err(|_| SignatureError::Malformed)?;
+    Ok(tag)
+}
+
+/// The tags of a body under every secret of a set, computed while the body arrives.
+pub(super) struct Tags {
+    secrets: Secrets,
+    set: Arc<Vec<Secret>>,
+    first: Hmac<Sha256>,
+    rest: Vec<Hmac<Sha256>>,
+}
+
+/// The secret that proved a body to be authentic.
+pub(super) struct Matched {
+    pub(super) index: usize,
+    pub(super) label: Option<Arc<str>>,
+}
+
+impl Tags {
+    pub(super) fn new(secrets: &Secrets) -> Self {
+        let set = secrets.current();
+        let first = set[0].keyed(); // A set is never empty.
+        let rest = set[1..].iter().map(Secret::keyed).collect();
+        Self { secrets: secrets.clone(), set, first, rest }
+    }
+
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        self.first.update(bytes);
+        self.rest.iter_mut().for_each(|tag| tag.update(bytes));
+    }
+
+    /// Compares the tags with the claimed one. `body` is all that was hashed: should the set have
+    /// been replaced meanwhile, it is hashed again, since a removed secret proves nothing.
+    pub(super) fn verify(self, body: &[u8], claimed: &[u8; 32]) -> Result<Matched, SignatureError> {
+        if !Arc::ptr_eq(&self.set, &self.secrets.current()) {
+            let mut tags = Self::new(&self.secrets);
+            tags.update(body);
+            return tags.compare(claimed);
+        }
+        self.compare(claimed)
+    }
+
+    fn compare(self, claimed: &[u8; 32]) -> Result<Matched, SignatureError> {
+        let tags = std::iter::once(self.first).chain(self.rest);
+        let mut matched = None;
+        for (index, (tag, secret)) in tags.zip(self.set.iter()).enumerate() {
+            let tag = tag.finalize().into_bytes();
+            if bool::from(tag.as_slice().ct_eq(claimed)) && matched.is_none() {
+                matched = Some(Matched { index, label: secret.label().cloned() });
+            }
+        }
+        matched.ok_or(SignatureError::Wrong)
+    }
+}
+
+/// How bodies are authenticated.
+#[derive(Clone, Debug)]
+pub(super) enum Authentication {
+    Signed(Secrets),
+    /// Nothing is verified, because the user asked for that.
+    Unsigned,
+}
+
+/// What is computed while a body arrives.
+pub(super) enum Hashing {
+    Signed(Tags),
+    Unsigned(Sha256),
+}
+
+impl Hashing {
+    pub(super) fn new(authentication: &Authentication) -> Self {
+        match authentication {
+            Authentication::Signed(secrets) => Self::Signed(Tags::new(secrets)),
+            Authentication::Unsigned => Self::Unsigned(Sha256::new()),
+        }
+    }
+
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Signed(tags) => tags.update(bytes),
+            Self::Unsigned(digest) => Digest::update(digest, bytes),
+        }
+    }
+
+    /// Decides on a body that was hashed completely.
+    pub(super) fn verify(
+        self,
+        body: &[u8],
+        headers: &HeaderMap,
+        name: &HeaderName,
+    ) -> Result<Authentic, SignatureError> {
+        Ok(match self {
+            Self::Signed(tags) => {
+                let claimed = claimed_tag(headers, name)?;
+                let secret = Some(tags.verify(body, &claimed)?);
+                Authentic { body_digest: claimed, secret }
+            }
+            Self::Unsigned(digest) => {
+                Authentic { body_digest: digest.finalize().into(), secret: None }
+            }
+        })
+    }
+}
+
+/// An authentic body: what tells it from others, and which secret proved it.
+pub(super) struct Authentic {
+    /// The body's tag under that secret, or its plain digest where nothing is signed.
+    pub(super) body_digest: [u8; 32],
+    pub(super) secret: Option<Matched>,
+}

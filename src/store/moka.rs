@@ -1,0 +1,305 @@
+//! The memory store, on [`moka`].
+
+use std::collections::HashMap;
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::BuildHasher;
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use moka::Expiry;
+use moka::notification::RemovalCause;
+use moka::policy::EvictionPolicy;
+use moka::sync::Cache;
+use tokio::time::Instant;
+
+use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError};
+
+/// Remembers keys in the memory of this process: the default, for one process that may forget.
+///
+/// **What it guarantees.** One run at a time per key, and none after a success, within one process
+/// and for as long as it lives. A restart forgets everything: events that the sender retries after
+/// it are handled again. Two processes know nothing of each other.
+///
+/// **Capacity.** A million keys unless set, which is 8 days at 1.4 events a second. When it is
+/// full, the keys that were used least recently are forgotten, even before the end of their
+/// retention: that is counted in [`evictions`](Self::evictions) and warned about in the log. Keys in
+/// flight are never forgotten, nor do they count.
+///
+/// **Time** is [`tokio::time`], so that tests can pause it.
+///
+/// Clones share their keys.
+///
+/// ```
+/// use tower_webhook::store::MokaStore;
+///
+/// let store = MokaStore::with_capacity(100_000);
+/// assert_eq!(store.evictions(), 0);
+/// ```
+#[derive(Clone)]
+pub struct MokaStore {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Keys in flight: no cache may evict them. A key's part of the map is locked for each step on
+    /// it, which makes the step atomic over both maps.
+    in_flight: Box<[Mutex<InFlight>]>,
+    /// Picks the part under a random key of its own, so that nobody can aim at one of them.
+    hasher: RandomState,
+    /// Keys that are done or have failed.
+    settled: Cache<u128, Settled>,
+    evictions: Arc<AtomicU64>,
+    next_fence: AtomicU64,
+}
+
+const PARTS: usize = 64;
+
+#[derive(Default)]
+struct InFlight {
+    runs: HashMap<u128, Run>,
+    /// Leases that ended without being settled are swept when there are this many runs.
+    sweep_at: usize,
+}
+
+#[derive(Clone, Copy)]
+struct Run {
+    fence: Fence,
+    body: u128,
+    attempt: NonZeroU32,
+    until: Instant,
+    forget: Instant,
+}
+
+#[derive(Clone, Copy)]
+struct Settled {
+    outcome: Outcome,
+    until: Instant,
+}
+
+#[derive(Clone, Copy)]
+enum Outcome {
+    Done { body: u128 },
+    Failed { attempts: NonZeroU32 },
+}
+
+impl MokaStore {
+    /// Remembers a million keys.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::with_capacity(1_000_000)
+    }
+
+    /// Remembers `capacity` keys, besides those in flight.
+    #[must_use]
+    pub fn with_capacity(capacity: u64) -> Self {
+        let evictions = Arc::new(AtomicU64::new(0));
+        let counter = Arc::clone(&evictions);
+        let settled = Cache::builder()
+            .max_capacity(capacity)
+            // TinyLFU, the default, would turn away new keys in favour of old ones.
+            .eviction_policy(EvictionPolicy::lru())
+            .expire_after(CollectGarbage)
+            .eviction_listener(move |_, settled: Settled, cause| {
+                let forgotten = matches!(settled.outcome, Outcome::Done { .. })
+                    && cause == RemovalCause::Size
+                    && settled.until > Instant::now();
+                if forgotten {
+                    warn_of_eviction(counter.fetch_add(1, Ordering::Relaxed) + 1, capacity);
+                }
+            })
+            .build();
+        Self {
+            shared: Arc::new(Shared {
+                in_flight: (0..PARTS).map(|_| Mutex::default()).collect(),
+                hasher: RandomState::new(),
+                settled,
+                evictions,
+                next_fence: AtomicU64::new(0),
+            }),
+        }
+    }
+
+    /// How many keys were forgotten before the end of their retention, because the store was full.
+    ///
+    /// Should this grow, the capacity is too small for the traffic: an event whose key was
+    /// forgotten is handled again if the sender delivers it again.
+    #[must_use]
+    pub fn evictions(&self) -> u64 {
+        self.shared.evictions.load(Ordering::Relaxed)
+    }
+
+    fn lock(&self, key: u128) -> MutexGuard<'_, InFlight> {
+        let part = self.shared.hasher.hash_one(key) as usize % PARTS;
+        self.shared.in_flight[part].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is remembered of a key that is not in flight.
+    fn settled(&self, key: u128, now: Instant) -> Option<Outcome> {
+        self.shared.settled.get(&key).filter(|known| known.until > now).map(|known| known.outcome)
+    }
+
+    fn settle(&self, key: u128, outcome: Outcome, until: Instant) {
+        self.shared.settled.insert(key, Settled { outcome, until });
+    }
+}
+
+impl Default for MokaStore {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl fmt::Debug for MokaStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MokaStore").field("evictions", &self.evictions()).finish_non_exhaustive()
+    }
+}
+
+impl Store for MokaStore {
+    const LEASES_OUTLIVE_PROCESS: bool = false;
+
+    async fn claim(
+        &self,
+        id: &DeliveryId,
+        lease: Duration,
+        retain: Duration,
+    ) -> Result<Claim, StoreError> {
+        let now = Instant::now();
+        let mut part = self.lock(id.key());
+        let attempts = match part.runs.get(&id.key()) {
+            Some(run) if run.until > now => {
+                return Ok(Claim::InFlight {
+                    remaining: run.until - now,
+                    same_body: run.body == id.body(),
+                });
+            }
+            Some(dead) if dead.forget > now => Some(dead.attempt),
+            Some(_) => None,
+            None => match self.settled(id.key(), now) {
+                Some(Outcome::Done { body }) => {
+                    return Ok(Claim::Done { same_body: body == id.body() });
+                }
+                Some(Outcome::Failed { attempts }) => Some(attempts),
+                None => None,
+            },
+        };
+
+        let run = Run {
+            fence: Fence(self.shared.next_fence.fetch_add(1, Ordering::Relaxed).into()),
+            body: id.body(),
+            attempt: attempts.map_or(NonZeroU32::MIN, |attempts| attempts.saturating_add(1)),
+            until: after(now, lease),
+            forget: after(now, retain),
+        };
+        for (key, dead) in part.insert(id.key(), run, now) {
+            self.settle(key, Outcome::Failed { attempts: dead.attempt }, dead.forget);
+        }
+        Ok(Claim::Acquired(Lease::new(*id, run.fence, run.attempt)))
+    }
+
+    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+        let now = Instant::now();
+        let part = self.lock(id.key());
+        Ok(match part.runs.get(&id.key()) {
+            Some(run) if run.until > now => KeyState::InFlight { remaining: run.until - now },
+            Some(_) => KeyState::Free,
+            None => match self.settled(id.key(), now) {
+                Some(Outcome::Done { .. }) => KeyState::Done,
+                Some(Outcome::Failed { .. }) | None => KeyState::Free,
+            },
+        })
+    }
+
+    async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
+        let now = Instant::now();
+        self.lock(lease.id().key()).current(lease, now)?.until = after(now, extend);
+        Ok(())
+    }
+
+    async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
+        let now = Instant::now();
+        let mut part = self.lock(lease.id().key());
+        let run = *part.current(lease, now)?;
+        self.settle(lease.id().key(), Outcome::Done { body: run.body }, after(now, retain));
+        part.runs.remove(&lease.id().key());
+        Ok(())
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
+        let now = Instant::now();
+        let mut part = self.lock(lease.id().key());
+        let run = *part.current(lease, now)?;
+        self.settle(lease.id().key(), Outcome::Failed { attempts: run.attempt }, run.forget);
+        part.runs.remove(&lease.id().key());
+        Ok(())
+    }
+}
+
+impl InFlight {
+    /// The run that `lease` stands for, if it still has the key.
+    fn current(&mut self, lease: &Lease, now: Instant) -> Result<&mut Run, SettleError> {
+        self.runs
+            .get_mut(&lease.id().key())
+            .filter(|run| run.fence == lease.fence() && run.until > now)
+            .ok_or(SettleError::Superseded)
+    }
+
+    /// Adds a run, and returns those that ended unsettled whenever enough have gathered to be worth
+    /// a sweep.
+    fn insert(&mut self, key: u128, run: Run, now: Instant) -> Vec<(u128, Run)> {
+        let mut dead = Vec::new();
+        if self.runs.len() >= self.sweep_at {
+            dead.extend(self.runs.extract_if(|_, run| run.until <= now));
+            self.sweep_at = (2 * self.runs.len()).max(64);
+        }
+        self.runs.insert(key, run);
+        dead
+    }
+}
+
+/// Lets moka drop what is out of date. What counts is compared in [`MokaStore::settled`]: moka's own
+/// clock cannot be paused.
+struct CollectGarbage;
+
+impl Expiry<u128, Settled> for CollectGarbage {
+    fn expire_after_create(
+        &self,
+        _: &u128,
+        settled: &Settled,
+        _: std::time::Instant,
+    ) -> Option<Duration> {
+        Some(settled.until.saturating_duration_since(Instant::now()))
+    }
+
+    fn expire_after_update(
+        &self,
+        key: &u128,
+        settled: &Settled,
+        now: std::time::Instant,
+        _: Option<Duration>,
+    ) -> Option<Duration> {
+        self.expire_after_create(key, settled, now)
+    }
+}
+
+/// A deadline that even `Duration::MAX` does not overflow.
+fn after(now: Instant, duration: Duration) -> Instant {
+    const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    now + duration.min(YEARS_30)
+}
+
+/// Says so the first time, and whenever the number has doubled.
+fn warn_of_eviction(evictions: u64, capacity: u64) {
+    if evictions.is_power_of_two() {
+        tracing::warn!(
+            evictions,
+            capacity,
+            "the memory store is full and forgot a key before the end of its retention: a later \
+             delivery of that event will be handled again; give the store more capacity, or use a \
+             durable one"
+        );
+    }
+}

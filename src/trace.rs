@@ -1,0 +1,66 @@
+//! The span of a delivery.
+
+use http::Response;
+use tokio::time::Instant;
+use tracing::field::{Empty, display};
+use tracing::span::Entered;
+use tracing::{Span, info_span};
+
+use crate::answer::Outcome;
+use crate::delivery::RawDelivery;
+
+/// The span that all of one delivery happens in, and when that began.
+#[derive(Clone)]
+pub(crate) struct DeliverySpan {
+    span: Span,
+    started: Instant,
+}
+
+impl DeliverySpan {
+    pub(crate) fn new() -> Self {
+        let span = info_span!(
+            "delivery",
+            kind = Empty,
+            key = Empty,
+            attempt = Empty,
+            secret = Empty,
+            outcome = Empty,
+            duration_ms = Empty,
+        );
+        Self { span, started: Instant::now() }
+    }
+
+    /// The span that [`new`](Self::new) made, for a run in it.
+    pub(crate) fn current() -> Self {
+        Self { span: Span::current(), started: Instant::now() }
+    }
+
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        self.span.enter()
+    }
+
+    /// What is known of the delivery once it is verified. `secret` names the secret by its label,
+    /// or by its place in the set.
+    pub(crate) fn verified(&self, delivery: &RawDelivery, secret: Option<(usize, Option<&str>)>) {
+        if self.span.is_disabled() {
+            return;
+        }
+        self.span.record("kind", delivery.kind().as_str());
+        if let Some(key) = delivery.key() {
+            self.span.record("key", display(key.as_bytes().escape_ascii()));
+        }
+        match secret {
+            Some((_, Some(label))) => self.span.record("secret", label),
+            Some((index, None)) => self.span.record("secret", index),
+            None => &self.span,
+        };
+    }
+
+    pub(crate) fn finish<B>(&self, response: &Response<B>) {
+        if self.span.is_disabled() {
+            return;
+        }
+        self.span.record("outcome", Outcome::of(response));
+        self.span.record("duration_ms", self.started.elapsed().as_secs_f64() * 1e3);
+    }
+}
