@@ -36,18 +36,29 @@ pub enum Settle {
 #[derive(Debug)]
 pub(crate) enum Answer {
     MethodNotAllowed,
-    BodyTooLarge { limit: usize },
-    BuffersFull { retry_after: Duration },
-    BodySlow { limit: Duration },
+    BodyTooLarge {
+        limit: usize,
+    },
+    BuffersFull {
+        retry_after: Duration,
+    },
+    BodySlow {
+        limit: Duration,
+    },
     BodyBroken(BoxError),
     Unauthentic(SignatureError),
     NotJson,
     KindUnclear,
     KeysDiffer,
     KeyMissing,
-    StoreUnavailable { error: StoreError, retry_after: Duration },
+    StoreUnavailable {
+        error: StoreError,
+        retry_after: Duration,
+    },
     Replayed,
-    InFlight { remaining: Duration },
+    InFlight {
+        remaining: Duration,
+    },
     BodyChanged,
     BodyReplayed,
     Ignored,
@@ -58,7 +69,9 @@ pub(crate) enum Answer {
     Discarded(BoxError),
     Failed(BoxError),
     Panicked,
-    TimedOut { limit: Duration },
+    TimedOut {
+        limit: Duration,
+    },
     LeaseLost,
 }
 
@@ -111,14 +124,19 @@ impl Answer {
 
         let headers = response.headers_mut();
         if status != StatusCode::OK {
-            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+            headers.insert(
+                CONTENT_TYPE,
+                HeaderValue::from_static("application/problem+json"),
+            );
         }
         match &self {
             Self::MethodNotAllowed => {
                 headers.insert(ALLOW, HeaderValue::from_static("POST"));
             }
             Self::BuffersFull { retry_after: wait }
-            | Self::StoreUnavailable { retry_after: wait, .. }
+            | Self::StoreUnavailable {
+                retry_after: wait, ..
+            }
             | Self::InFlight { remaining: wait } => {
                 let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
                 headers.insert(RETRY_AFTER, seconds.max(1).into());
@@ -173,7 +191,9 @@ impl Answer {
                 reason = %Chain(error),
                 "the event was handled, but that could not be recorded: it will be handled again"
             ),
-            Self::BodyTooLarge { limit } => refused(outcome, &format_args!("more than {limit} bytes")),
+            Self::BodyTooLarge { limit } => {
+                refused(outcome, &format_args!("more than {limit} bytes"))
+            }
             Self::BodySlow { limit } => refused(outcome, &format_args!("not within {limit:?}")),
             Self::BodyBroken(error) => refused(outcome, &Chain(error.as_ref())),
             Self::Unauthentic(error) => refused(outcome, error),
@@ -270,11 +290,15 @@ pin_project! {
 
 impl<B> ResponseBody<B> {
     pub(crate) fn answer(answer: Answer) -> Response<Self> {
-        answer.respond().map(|body| Self { inner: Inner::Answer { body } })
+        answer.respond().map(|body| Self {
+            inner: Inner::Answer { body },
+        })
     }
 
     pub(crate) fn service(body: B) -> Self {
-        Self { inner: Inner::Service { body } }
+        Self {
+            inner: Inner::Service { body },
+        }
     }
 }
 
@@ -293,9 +317,9 @@ impl<B: Body<Data: Buf + From<Bytes>>> Body for ResponseBody<B> {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         match self.project().inner.project() {
-            InnerProj::Answer { body } => Pin::new(body).poll_frame(cx).map(|frame| {
-                frame.map(|Ok(frame)| Ok(frame.map_data(B::Data::from)))
-            }),
+            InnerProj::Answer { body } => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|Ok(frame)| Ok(frame.map_data(B::Data::from)))),
             InnerProj::Service { body } => body.poll_frame(cx),
         }
     }

@@ -42,7 +42,10 @@ impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match str::from_utf8(self.as_bytes()) {
             Ok(text) => f.write_str(text),
-            Err(_) => self.as_bytes().iter().try_for_each(|&byte| write!(f, "{}", char::from(byte))),
+            Err(_) => self
+                .as_bytes()
+                .iter()
+                .try_for_each(|&byte| write!(f, "{}", char::from(byte))),
         }
     }
 }
@@ -70,7 +73,12 @@ pub struct RawDelivery {
 impl RawDelivery {
     /// A delivery of `kind` with the given body, without a key.
     pub fn new(kind: EventKind, body: impl Into<Bytes>) -> Self {
-        Self { kind, key: None, attempt: None, body: body.into() }
+        Self {
+            kind,
+            key: None,
+            attempt: None,
+            body: body.into(),
+        }
     }
 
     /// The same with a key.
@@ -144,7 +152,8 @@ impl RawDelivery {
     }
 
     fn text(&self) -> Result<&str, DecodeError> {
-        let text = str::from_utf8(&self.body).map_err(|error| DecodeError(Cause::NotUtf8(error)))?;
+        let text =
+            str::from_utf8(&self.body).map_err(|error| DecodeError(Cause::NotUtf8(error)))?;
         if text.trim_ascii_start().starts_with('{') {
             Ok(text)
         } else {
@@ -179,7 +188,11 @@ pub struct Verified {
 impl Verified {
     /// `body_digest` tells bodies apart: equal for equal bodies under one secret.
     pub(crate) fn new(raw: RawDelivery, body_digest: [u8; 32]) -> Self {
-        Self { raw, body_digest, read: false }
+        Self {
+            raw,
+            body_digest,
+            read: false,
+        }
     }
 
     /// The delivery: kind, key, attempt, bytes.
@@ -283,14 +296,20 @@ impl<E: Event> Delivery<E> {
 
 impl<E: Event<Payload: Clone>> Clone for Delivery<E> {
     fn clone(&self) -> Self {
-        Self { payload: self.payload.clone(), raw: self.raw.clone() }
+        Self {
+            payload: self.payload.clone(),
+            raw: self.raw.clone(),
+        }
     }
 }
 
 /// Shows the payload: mind where it is written.
 impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Delivery").field("payload", &self.payload).field("raw", &self.raw).finish()
+        f.debug_struct("Delivery")
+            .field("payload", &self.payload)
+            .field("raw", &self.raw)
+            .finish()
     }
 }
 
@@ -312,7 +331,11 @@ impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
             Cause::NotUtf8(error) => {
-                write!(f, "the body is not UTF-8 from byte {} on", error.valid_up_to())
+                write!(
+                    f,
+                    "the body is not UTF-8 from byte {} on",
+                    error.valid_up_to()
+                )
             }
             Cause::NotAnObject => f.write_str("the body is not a JSON object"),
             Cause::Json(error) => {
@@ -321,7 +344,12 @@ impl fmt::Display for DecodeError {
                     Category::Eof => "the body ends within its JSON",
                     Category::Syntax | Category::Io => "the body is not JSON",
                 };
-                write!(f, "{what}: line {}, column {}", error.line(), error.column())
+                write!(
+                    f,
+                    "{what}: line {}, column {}",
+                    error.line(),
+                    error.column()
+                )
             }
         }
     }

@@ -1,6 +1,6 @@
 //! The extractors for ordinary axum handlers behind the layers.
 
-use axum_core::extract::{FromRequestParts, Request, FromRequest};
+use axum_core::extract::{FromRequest, FromRequestParts, Request};
 use axum_core::response::{IntoResponse, Response};
 use http::request::Parts;
 

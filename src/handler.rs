@@ -112,12 +112,18 @@ impl HandlerError {
     /// }
     /// ```
     pub fn discard(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self { discard: true, source: reason.into() }
+        Self {
+            discard: true,
+            source: reason.into(),
+        }
     }
 
     /// Lets the sender try again. What `?` does.
     pub fn retry(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self { discard: false, source: reason.into() }
+        Self {
+            discard: false,
+            source: reason.into(),
+        }
     }
 
     /// Whether the event was given up for good.

@@ -106,9 +106,16 @@ impl EventRouter {
     #[track_caller]
     pub fn on<E: Event>(mut self, handler: impl Handler<E>) -> Self {
         let handlers = &mut Arc::make_mut(&mut self.shared).handlers;
-        let route = Arc::new(Typed { handler, event: PhantomData::<fn() -> E> });
+        let route = Arc::new(Typed {
+            handler,
+            event: PhantomData::<fn() -> E>,
+        });
         if handlers.insert(E::KIND, route).is_some() {
-            panic!("there are two handlers for `{}`: the second is for `{}`", E::KIND, type_name::<E>());
+            panic!(
+                "there are two handlers for `{}`: the second is for `{}`",
+                E::KIND,
+                type_name::<E>()
+            );
         }
         self
     }
@@ -132,7 +139,8 @@ impl EventRouter {
         F: Fn(RawDelivery, DecodeError) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = HandlerResult> + Send + 'static,
     {
-        let handler = move |raw, error| -> BoxFuture<HandlerResult> { Box::pin(handler(raw, error)) };
+        let handler =
+            move |raw, error| -> BoxFuture<HandlerResult> { Box::pin(handler(raw, error)) };
         Arc::make_mut(&mut self.shared).undecodable = Some(Arc::new(handler));
         self
     }
@@ -145,13 +153,20 @@ impl EventRouter {
     }
 
     /// Hands a delivery to its handler. It is not deduplicated, and its time is not limited.
-    pub fn dispatch(&self, delivery: RawDelivery) -> impl Future<Output = Dispatch> + Send + 'static {
-        self.route(delivery).unwrap_or_else(|| Box::pin(async { Dispatch::Unhandled }))
+    pub fn dispatch(
+        &self,
+        delivery: RawDelivery,
+    ) -> impl Future<Output = Dispatch> + Send + 'static {
+        self.route(delivery)
+            .unwrap_or_else(|| Box::pin(async { Dispatch::Unhandled }))
     }
 
     fn route(&self, delivery: RawDelivery) -> Option<BoxFuture<Dispatch>> {
         let shared = &self.shared;
-        let route = shared.handlers.get(delivery.kind()).or(shared.fallback.as_ref())?;
+        let route = shared
+            .handlers
+            .get(delivery.kind())
+            .or(shared.fallback.as_ref())?;
         Some(Arc::clone(route).run(delivery, shared.undecodable.clone()))
     }
 }
@@ -294,5 +309,9 @@ async fn give_up(
 }
 
 fn catch_panic(run: impl Future<Output = Dispatch> + Send + 'static) -> BoxFuture<Dispatch> {
-    Box::pin(AssertUnwindSafe(run).catch_unwind().map(|run| run.unwrap_or(Dispatch::Panicked)))
+    Box::pin(
+        AssertUnwindSafe(run)
+            .catch_unwind()
+            .map(|run| run.unwrap_or(Dispatch::Panicked)),
+    )
 }

@@ -29,7 +29,8 @@ impl SenderPolicy {
     /// How long a completed key is remembered unless set: a day longer than the sender retries.
     #[must_use]
     pub const fn retention(&self) -> Duration {
-        self.retry_for.saturating_add(Duration::from_secs(24 * 60 * 60))
+        self.retry_for
+            .saturating_add(Duration::from_secs(24 * 60 * 60))
     }
 
     /// How long a claim lasts without renewal unless set: a tenth of `retry_every`, so that the

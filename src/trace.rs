@@ -27,12 +27,18 @@ impl DeliverySpan {
             outcome = Empty,
             duration_ms = Empty,
         );
-        Self { span, started: Instant::now() }
+        Self {
+            span,
+            started: Instant::now(),
+        }
     }
 
     /// The span that [`new`](Self::new) made, for a run in it.
     pub(crate) fn current() -> Self {
-        Self { span: Span::current(), started: Instant::now() }
+        Self {
+            span: Span::current(),
+            started: Instant::now(),
+        }
     }
 
     pub(crate) fn enter(&self) -> Entered<'_> {
@@ -47,7 +53,8 @@ impl DeliverySpan {
         }
         self.span.record("kind", delivery.kind().as_str());
         if let Some(key) = delivery.key() {
-            self.span.record("key", display(key.as_bytes().escape_ascii()));
+            self.span
+                .record("key", display(key.as_bytes().escape_ascii()));
         }
         match secret {
             Some((_, Some(label))) => self.span.record("secret", label),
@@ -61,6 +68,7 @@ impl DeliverySpan {
             return;
         }
         self.span.record("outcome", Outcome::of(response));
-        self.span.record("duration_ms", self.started.elapsed().as_secs_f64() * 1e3);
+        self.span
+            .record("duration_ms", self.started.elapsed().as_secs_f64() * 1e3);
     }
 }

@@ -47,7 +47,10 @@ impl<St: Store> WebhookLayer<St> {
 
     /// Puts two layers together that were set up by themselves.
     pub fn from_layers(signature: SignatureLayer, idempotency: IdempotencyLayer<St>) -> Self {
-        Self { signature, idempotency }
+        Self {
+            signature,
+            idempotency,
+        }
     }
 
     /// Derives every default from another sender's limits.

@@ -35,8 +35,8 @@ use serde::de::DeserializeOwned;
 pub use self::payload::{
     Attachment, Category, Chat, ChatLifecycle, Expert, Message, Reference, Timestamp, User,
 };
-pub use self::sample::sample;
 pub(crate) use self::repair::repair;
+pub use self::sample::sample;
 
 /// A kind of event and the payload that its deliveries carry.
 ///
@@ -101,7 +101,10 @@ impl EventKind {
     /// them). In a `const`, as in [`Event::KIND`], that is an error of the compiler.
     #[must_use]
     pub const fn from_static(kind: &'static str) -> Self {
-        assert!(is_token(kind.as_bytes()), "an event kind must be a token of HTTP");
+        assert!(
+            is_token(kind.as_bytes()),
+            "an event kind must be a token of HTTP"
+        );
         Self(Cow::Borrowed(kind))
     }
 

@@ -36,7 +36,12 @@ enum State<B, E> {
 
 impl<B, E, St> ResponseFuture<B, E, St> {
     pub(super) fn new(run: BoxFuture<Ended<B, E>>, config: Arc<Config<St>>, runs: Runs) -> Self {
-        Self { state: State::New(run), config, runs, span: Span::current() }
+        Self {
+            state: State::New(run),
+            config,
+            runs,
+            span: Span::current(),
+        }
     }
 }
 

@@ -176,7 +176,13 @@ impl<St: Store> IdempotencyLayer<St> {
     }
 
     fn checked(self) -> Result<Self, ConfigError> {
-        let Config { lease, retention, in_flight_wait: wait, ref policy, .. } = self.config;
+        let Config {
+            lease,
+            retention,
+            in_flight_wait: wait,
+            ref policy,
+            ..
+        } = self.config;
         if lease.is_zero() {
             return Err(ConfigError::Zero("lease"));
         }
@@ -187,10 +193,16 @@ impl<St: Store> IdempotencyLayer<St> {
             return Err(ConfigError::Zero("handler_timeout"));
         }
         if retention <= policy.retry_for {
-            return Err(ConfigError::RetentionTooShort { retention, retry_for: policy.retry_for });
+            return Err(ConfigError::RetentionTooShort {
+                retention,
+                retry_for: policy.retry_for,
+            });
         }
         if lease >= policy.retry_every {
-            return Err(ConfigError::LeaseTooLong { lease, retry_every: policy.retry_every });
+            return Err(ConfigError::LeaseTooLong {
+                lease,
+                retry_every: policy.retry_every,
+            });
         }
         if wait >= lease {
             return Err(ConfigError::WaitTooLong { wait, lease });

@@ -62,8 +62,13 @@ where
         },
     };
 
-    let completes = matches!(&handled, Ok(Ok(response)) if settlement(response) == Settle::Complete);
-    let settled = if completes { claims.complete().await } else { claims.release().await };
+    let completes =
+        matches!(&handled, Ok(Ok(response)) if settlement(response) == Settle::Complete);
+    let settled = if completes {
+        claims.complete().await
+    } else {
+        claims.release().await
+    };
     Ended::Answered(match settled.and(handled) {
         Ok(result) => result.map(|response| response.map(ResponseBody::service)),
         Err(answer) => Ok(ResponseBody::answer(answer)),
@@ -71,8 +76,11 @@ where
 }
 
 fn settlement<B>(response: &Response<B>) -> Settle {
-    let by_status =
-        if response.status().is_success() { Settle::Complete } else { Settle::Release };
+    let by_status = if response.status().is_success() {
+        Settle::Complete
+    } else {
+        Settle::Release
+    };
     response.extensions().get().copied().unwrap_or(by_status)
 }
 
@@ -92,7 +100,10 @@ impl<St: Store> Claims<St> {
         let body = delivery.body_digest();
         let key = delivery.delivery().key().map(|key| key.as_bytes());
 
-        let mut claims = Self { key: None, body: None };
+        let mut claims = Self {
+            key: None,
+            body: None,
+        };
         if let Some(key) = key {
             let id = DeliveryId::new(&config.namespace, key, body);
             claims.key = Held::take(config, id, Identity::Key).await?;
@@ -184,7 +195,9 @@ impl<St: Store> Held<St> {
     ) -> Result<Option<Self>, NotTaken> {
         let lease = config.claimed_lease();
         let asked = Instant::now();
-        let claim = config.within_limit(config.store.claim(&id, lease, config.retention)).await;
+        let claim = config
+            .within_limit(config.store.claim(&id, lease, config.retention))
+            .await;
         match claim {
             Ok(Claim::Acquired(lease)) => {
                 let renewal = match St::LEASES_OUTLIVE_PROCESS {
@@ -192,18 +205,24 @@ impl<St: Store> Held<St> {
                     false => None,
                 };
                 let config = Arc::clone(config);
-                Ok(Some(Self { lease, config, renewal, settled: false }))
+                Ok(Some(Self {
+                    lease,
+                    config,
+                    renewal,
+                    settled: false,
+                }))
             }
-            Ok(Claim::InFlight { remaining, same_body }) => {
-                match config.conflict(identity, same_body) {
-                    Some(answer) if identity == Identity::Key => Err(NotTaken::Answer(answer)),
-                    conflict => Err(NotTaken::InFlight(OtherRun {
-                        id,
-                        remaining,
-                        when_done: conflict.unwrap_or(Answer::Replayed),
-                    })),
-                }
-            }
+            Ok(Claim::InFlight {
+                remaining,
+                same_body,
+            }) => match config.conflict(identity, same_body) {
+                Some(answer) if identity == Identity::Key => Err(NotTaken::Answer(answer)),
+                conflict => Err(NotTaken::InFlight(OtherRun {
+                    id,
+                    remaining,
+                    when_done: conflict.unwrap_or(Answer::Replayed),
+                })),
+            },
             Ok(Claim::Done { same_body }) => {
                 let conflict = config.conflict(identity, same_body);
                 Err(NotTaken::Answer(conflict.unwrap_or(Answer::Replayed)))
@@ -217,7 +236,10 @@ impl<St: Store> Held<St> {
             }
             Err(error) => {
                 let retry_after = config.policy.retry_every;
-                Err(NotTaken::Answer(Answer::StoreUnavailable { error, retry_after }))
+                Err(NotTaken::Answer(Answer::StoreUnavailable {
+                    error,
+                    retry_after,
+                }))
             }
         }
     }
@@ -284,7 +306,9 @@ impl<St: Store> Drop for Held<St> {
             Ok(runtime) => {
                 runtime.spawn(async move { release(&config, &lease).await }.in_current_span());
             }
-            Err(_) => tracing::error!("a run was dropped outside a runtime: its lease has to expire"),
+            Err(_) => {
+                tracing::error!("a run was dropped outside a runtime: its lease has to expire")
+            }
         }
     }
 }
@@ -380,18 +404,26 @@ impl OtherRun {
                     break;
                 }
                 Ok(KeyState::InFlight { remaining: left }) => remaining = left,
-                Err(error) => tracing::debug!(reason = %Chain(&error), "the key's state is unknown"),
+                Err(error) => {
+                    tracing::debug!(reason = %Chain(&error), "the key's state is unknown")
+                }
             }
         }
         // A store whose leases die with the process claims for much longer than a run takes.
-        Answer::InFlight { remaining: remaining.min(config.lease) }
+        Answer::InFlight {
+            remaining: remaining.min(config.lease),
+        }
     }
 }
 
 impl<St: Store> Config<St> {
     /// For how long a key is claimed.
     fn claimed_lease(&self) -> Duration {
-        if St::LEASES_OUTLIVE_PROCESS { self.lease } else { self.retention }
+        if St::LEASES_OUTLIVE_PROCESS {
+            self.lease
+        } else {
+            self.retention
+        }
     }
 
     async fn within_limit<T, E: From<StoreError>>(
@@ -451,7 +483,10 @@ impl Runs {
     pub(super) const MOST: u32 = 1 << 28;
 
     pub(super) fn new(limit: u32) -> Self {
-        Self { places: Arc::new(Semaphore::new(limit as usize)), limit }
+        Self {
+            places: Arc::new(Semaphore::new(limit as usize)),
+            limit,
+        }
     }
 
     /// How many runs go on without their client now.
@@ -480,7 +515,9 @@ impl Runs {
         span: &Span,
     ) {
         let _entered = span.enter();
-        let Ok(runtime) = Handle::try_current() else { return };
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
         let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
             tracing::error!(
                 limit = self.limit,
@@ -516,7 +553,11 @@ impl StillRunning {
 
 impl fmt::Display for StillRunning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} runs were still going on when the deadline passed", self.0)
+        write!(
+            f,
+            "{} runs were still going on when the deadline passed",
+            self.0
+        )
     }
 }
 

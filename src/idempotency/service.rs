@@ -22,7 +22,11 @@ pub struct Idempotency<S, St> {
 
 impl<S, St> Idempotency<S, St> {
     pub(super) fn new(inner: S, config: Arc<Config<St>>, runs: Runs) -> Self {
-        Self { inner, config, runs }
+        Self {
+            inner,
+            config,
+            runs,
+        }
     }
 }
 

@@ -34,7 +34,11 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(limit: usize, retry_after: Duration) -> Self {
-        Self { used: Arc::default(), limit, retry_after }
+        Self {
+            used: Arc::default(),
+            limit,
+            retry_after,
+        }
     }
 }
 
@@ -50,7 +54,9 @@ impl Share {
         let used = self.budget.used.fetch_add(more, Ordering::Relaxed);
         self.bytes += more;
         if used.saturating_add(more) > self.budget.limit {
-            return Err(Answer::BuffersFull { retry_after: self.budget.retry_after });
+            return Err(Answer::BuffersFull {
+                retry_after: self.budget.retry_after,
+            });
         }
         Ok(())
     }
@@ -94,7 +100,9 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
         hashing: Hashing,
     ) -> Result<Self, Answer> {
         if declared.unwrap_or(0).max(body.size_hint().lower()) > bounds.max_body as u64 {
-            return Err(Answer::BodyTooLarge { limit: bounds.max_body });
+            return Err(Answer::BodyTooLarge {
+                limit: bounds.max_body,
+            });
         }
         let content = Content {
             bytes: Joined::Frame(Bytes::new()),
@@ -102,10 +110,19 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
             hashing,
             declared,
             max_body: bounds.max_body,
-            share: Share { budget: bounds.budget.clone(), bytes: 0 },
+            share: Share {
+                budget: bounds.budget.clone(),
+                bytes: 0,
+            },
         };
         let timeout = bounds.timeout;
-        Ok(Self { body, ended: false, content: Some(content), deadline: None, timeout })
+        Ok(Self {
+            body,
+            ended: false,
+            content: Some(content),
+            deadline: None,
+            timeout,
+        })
     }
 }
 
@@ -147,8 +164,13 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
         if this.deadline.is_none() {
             this.deadline.set(Some(tokio::time::sleep(*this.timeout)));
         }
-        let slow = Answer::BodySlow { limit: *this.timeout };
-        this.deadline.as_pin_mut().map_or(Poll::Pending, |deadline| deadline.poll(cx)).map(|()| Err(slow))
+        let slow = Answer::BodySlow {
+            limit: *this.timeout,
+        };
+        this.deadline
+            .as_pin_mut()
+            .map_or(Poll::Pending, |deadline| deadline.poll(cx))
+            .map(|()| Err(slow))
     }
 }
 
@@ -183,10 +205,17 @@ impl Content {
     fn push(&mut self, frame: Bytes) -> Result<(), Answer> {
         let length = self.bytes.len() + frame.len();
         if length > self.max_body {
-            return Err(Answer::BodyTooLarge { limit: self.max_body });
+            return Err(Answer::BodyTooLarge {
+                limit: self.max_body,
+            });
         }
-        if self.declared.is_some_and(|declared| length as u64 > declared) {
-            return Err(Answer::BodyBroken("it is longer than its `Content-Length`".into()));
+        if self
+            .declared
+            .is_some_and(|declared| length as u64 > declared)
+        {
+            return Err(Answer::BodyBroken(
+                "it is longer than its `Content-Length`".into(),
+            ));
         }
         match &mut self.bytes {
             Joined::Frame(first) if first.is_empty() => {
@@ -226,9 +255,9 @@ impl Content {
             Joined::Frames(frames) => frames.freeze(),
         };
         match self.declared {
-            Some(declared) if declared != bytes.len() as u64 => {
-                Err(Answer::BodyBroken("it is shorter than its `Content-Length`".into()))
-            }
+            Some(declared) if declared != bytes.len() as u64 => Err(Answer::BodyBroken(
+                "it is shorter than its `Content-Length`".into(),
+            )),
             _ => Ok((bytes, self.hashing)),
         }
     }

@@ -58,12 +58,29 @@ pin_project! {
 
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
     pub(super) fn refuse(answer: Answer) -> Self {
-        Self { span: DeliverySpan::new(), state: State::Refused { answer: Some(answer) } }
+        Self {
+            span: DeliverySpan::new(),
+            state: State::Refused {
+                answer: Some(answer),
+            },
+        }
     }
 
-    pub(super) fn receive(receive: Receive<B>, parts: Parts, inner: S, config: Arc<Config>) -> Self {
+    pub(super) fn receive(
+        receive: Receive<B>,
+        parts: Parts,
+        inner: S,
+        config: Arc<Config>,
+    ) -> Self {
         let rest = Some((parts, inner));
-        Self { span: DeliverySpan::new(), state: State::Receiving { receive, rest, config } }
+        Self {
+            span: DeliverySpan::new(),
+            state: State::Receiving {
+                receive,
+                rest,
+                config,
+            },
+        }
     }
 }
 
@@ -80,11 +97,18 @@ where
         let _entered = span.enter();
         loop {
             match this.state.as_mut().project() {
-                StateProj::Receiving { receive, rest, config } => {
+                StateProj::Receiving {
+                    receive,
+                    rest,
+                    config,
+                } => {
                     let received = ready!(receive.poll(cx));
-                    let Some((mut parts, mut inner)) = rest.take() else { return Poll::Pending };
-                    let verified = received
-                        .and_then(|(body, hashing)| verify(body, hashing, &parts.headers, config, span));
+                    let Some((mut parts, mut inner)) = rest.take() else {
+                        return Poll::Pending;
+                    };
+                    let verified = received.and_then(|(body, hashing)| {
+                        verify(body, hashing, &parts.headers, config, span)
+                    });
                     match verified {
                         Ok(verified) => {
                             // For extractors, behind services that box the body.
@@ -92,7 +116,9 @@ where
                             let future = inner.call(Request::from_parts(parts, verified));
                             this.state.set(State::Inner { future });
                         }
-                        Err(answer) => this.state.set(State::Refused { answer: Some(answer) }),
+                        Err(answer) => this.state.set(State::Refused {
+                            answer: Some(answer),
+                        }),
                     }
                 }
                 StateProj::Inner { future } => {
@@ -101,7 +127,9 @@ where
                     return Poll::Ready(Ok(response.map(ResponseBody::service)));
                 }
                 StateProj::Refused { answer } => {
-                    let Some(answer) = answer.take() else { return Poll::Pending };
+                    let Some(answer) = answer.take() else {
+                        return Poll::Pending;
+                    };
                     let response = ResponseBody::answer(answer);
                     span.finish(&response);
                     return Poll::Ready(Ok(response));
@@ -123,7 +151,10 @@ fn verify(
         .map_err(Answer::Unauthentic)?;
     let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
     let delivery = RawDelivery::new(kind, body).with_key(key);
-    let secret = authentic.secret.as_ref().map(|secret| (secret.index, secret.label.as_deref()));
+    let secret = authentic
+        .secret
+        .as_ref()
+        .map(|secret| (secret.index, secret.label.as_deref()));
     span.verified(&delivery, secret);
     Ok(Verified::new(delivery, authentic.body_digest))
 }

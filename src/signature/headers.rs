@@ -42,7 +42,11 @@ impl HeaderNames {
                 .filter(|_| !brand.is_empty())
                 .ok_or_else(|| ConfigError::HeaderPrefix(brand.to_owned()))
         };
-        Ok(Self { signature: name("hmac-sha256")?, event: name("event")?, ..Self::default() })
+        Ok(Self {
+            signature: name("hmac-sha256")?,
+            event: name("event")?,
+            ..Self::default()
+        })
     }
 }
 
@@ -58,9 +62,13 @@ impl Default for HeaderNames {
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer> {
-    let Some(value) = headers.get(http::header::CONTENT_LENGTH) else { return Ok(None) };
+    let Some(value) = headers.get(http::header::CONTENT_LENGTH) else {
+        return Ok(None);
+    };
     let length = value.to_str().ok().and_then(|length| length.parse().ok());
-    length.map(Some).ok_or(Answer::BodyBroken("its `Content-Length` is no number".into()))
+    length.map(Some).ok_or(Answer::BodyBroken(
+        "its `Content-Length` is no number".into(),
+    ))
 }
 
 /// Kind and key of an authentic request, or why it is none of this platform's deliveries.
@@ -82,9 +90,17 @@ pub(super) fn kind_and_key(
 
 fn is_plain_json(headers: &HeaderMap) -> bool {
     let mut types = headers.get_all(CONTENT_TYPE).iter();
-    let (Some(value), None) = (types.next(), types.next()) else { return false };
-    let essence = value.as_bytes().split(|&byte| byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
+    let (Some(value), None) = (types.next(), types.next()) else {
+        return false;
+    };
+    let essence = value
+        .as_bytes()
+        .split(|&byte| byte == b';')
+        .next()
+        .unwrap_or_default();
+    essence
+        .trim_ascii()
+        .eq_ignore_ascii_case(b"application/json")
         && !headers.contains_key(CONTENT_ENCODING)
 }
 
@@ -99,7 +115,9 @@ fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Answer> {
 /// Several headers are one key as long as they agree.
 fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Answer> {
     let mut values = headers.get_all(name).iter();
-    let Some(first) = values.next() else { return Ok(None) };
+    let Some(first) = values.next() else {
+        return Ok(None);
+    };
     if values.any(|value| value != first) {
         return Err(Answer::KeysDiffer);
     }

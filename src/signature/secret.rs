@@ -49,7 +49,10 @@ impl Secret {
     pub fn from_env(name: &str) -> Result<Self, ConfigError> {
         match std::env::var(name) {
             Ok(secret) => Self::new(secret),
-            Err(source) => Err(ConfigError::Environment { name: name.to_owned(), source }),
+            Err(source) => Err(ConfigError::Environment {
+                name: name.to_owned(),
+                source,
+            }),
         }
     }
 
@@ -91,7 +94,9 @@ impl Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secret").field("label", &self.label).finish_non_exhaustive()
+        f.debug_struct("Secret")
+            .field("label", &self.label)
+            .finish_non_exhaustive()
     }
 }
 
@@ -177,8 +182,14 @@ impl Secrets {
     fn read(path: &Path) -> Result<Vec<Secret>, ConfigError> {
         let text = fs::read_to_string(path)
             .map(Zeroizing::new)
-            .map_err(|source| ConfigError::SecretFile { path: path.to_owned(), source })?;
-        text.lines().filter(|line| !line.is_empty()).map(Secret::new).collect()
+            .map_err(|source| ConfigError::SecretFile {
+                path: path.to_owned(),
+                source,
+            })?;
+        text.lines()
+            .filter(|line| !line.is_empty())
+            .map(Secret::new)
+            .collect()
     }
 
     fn set(secrets: impl IntoIterator<Item = Secret>) -> Result<Arc<Vec<Secret>>, ConfigError> {

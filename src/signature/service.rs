@@ -64,6 +64,9 @@ where
 
 impl<S: fmt::Debug> fmt::Debug for Signature<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Signature").field("inner", &self.inner).field("config", &self.config).finish()
+        f.debug_struct("Signature")
+            .field("inner", &self.inner)
+            .field("config", &self.config)
+            .finish()
     }
 }

@@ -79,7 +79,12 @@ impl Tags {
         let set = secrets.current();
         let first = set[0].keyed(); // A set is never empty.
         let rest = set[1..].iter().map(Secret::keyed).collect();
-        Self { secrets: secrets.clone(), set, first, rest }
+        Self {
+            secrets: secrets.clone(),
+            set,
+            first,
+            rest,
+        }
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
@@ -104,7 +109,10 @@ impl Tags {
         for (index, (tag, secret)) in tags.zip(self.set.iter()).enumerate() {
             let tag = tag.finalize().into_bytes();
             if bool::from(tag.as_slice().ct_eq(claimed)) && matched.is_none() {
-                matched = Some(Matched { index, label: secret.label().cloned() });
+                matched = Some(Matched {
+                    index,
+                    label: secret.label().cloned(),
+                });
             }
         }
         matched.ok_or(SignatureError::Wrong)
@@ -151,11 +159,15 @@ impl Hashing {
             Self::Signed(tags) => {
                 let claimed = claimed_tag(headers, name)?;
                 let secret = Some(tags.verify(body, &claimed)?);
-                Authentic { body_digest: claimed, secret }
+                Authentic {
+                    body_digest: claimed,
+                    secret,
+                }
             }
-            Self::Unsigned(digest) => {
-                Authentic { body_digest: digest.finalize().into(), secret: None }
-            }
+            Self::Unsigned(digest) => Authentic {
+                body_digest: digest.finalize().into(),
+                secret: None,
+            },
         })
     }
 }

@@ -166,7 +166,10 @@ impl DeliveryId {
             .chain_update((namespace.len() as u64).to_be_bytes())
             .chain_update(namespace)
             .chain_update(key);
-        Self { key: first_half(key), body: first_half(Sha256::new().chain_update(body)) }
+        Self {
+            key: first_half(key),
+            body: first_half(Sha256::new().chain_update(body)),
+        }
     }
 
     /// The digest of namespace and key: what a claim is made on.
@@ -283,11 +286,17 @@ impl StoreError {
         kind: StoreErrorKind,
         source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self { kind, source: Some(source.into()) }
+        Self {
+            kind,
+            source: Some(source.into()),
+        }
     }
 
     pub(crate) fn timed_out() -> Self {
-        Self { kind: StoreErrorKind::TimedOut, source: None }
+        Self {
+            kind: StoreErrorKind::TimedOut,
+            source: None,
+        }
     }
 
     /// What kind of trouble it is.
@@ -326,7 +335,9 @@ pub enum SettleError {
 impl fmt::Display for SettleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Superseded => f.write_str("the lease has ended, and the key is free or somebody else's"),
+            Self::Superseded => {
+                f.write_str("the lease has ended, and the key is free or somebody else's")
+            }
             Self::Store(error) => error.fmt(f),
         }
     }

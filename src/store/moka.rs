@@ -133,12 +133,18 @@ impl MokaStore {
 
     fn lock(&self, key: u128) -> MutexGuard<'_, InFlight> {
         let part = self.shared.hasher.hash_one(key) as usize % PARTS;
-        self.shared.in_flight[part].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.in_flight[part]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What is remembered of a key that is not in flight.
     fn settled(&self, key: u128, now: Instant) -> Option<Outcome> {
-        self.shared.settled.get(&key).filter(|known| known.until > now).map(|known| known.outcome)
+        self.shared
+            .settled
+            .get(&key)
+            .filter(|known| known.until > now)
+            .map(|known| known.outcome)
     }
 
     fn settle(&self, key: u128, outcome: Outcome, until: Instant) {
@@ -154,7 +160,9 @@ impl Default for MokaStore {
 
 impl fmt::Debug for MokaStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MokaStore").field("evictions", &self.evictions()).finish_non_exhaustive()
+        f.debug_struct("MokaStore")
+            .field("evictions", &self.evictions())
+            .finish_non_exhaustive()
     }
 }
 
@@ -180,7 +188,9 @@ impl Store for MokaStore {
             Some(_) => None,
             None => match self.settled(id.key(), now) {
                 Some(Outcome::Done { body }) => {
-                    return Ok(Claim::Done { same_body: body == id.body() });
+                    return Ok(Claim::Done {
+                        same_body: body == id.body(),
+                    });
                 }
                 Some(Outcome::Failed { attempts }) => Some(attempts),
                 None => None,
@@ -188,14 +198,25 @@ impl Store for MokaStore {
         };
 
         let run = Run {
-            fence: Fence(self.shared.next_fence.fetch_add(1, Ordering::Relaxed).into()),
+            fence: Fence(
+                self.shared
+                    .next_fence
+                    .fetch_add(1, Ordering::Relaxed)
+                    .into(),
+            ),
             body: id.body(),
             attempt: attempts.map_or(NonZeroU32::MIN, |attempts| attempts.saturating_add(1)),
             until: after(now, lease),
             forget: after(now, retain),
         };
         for (key, dead) in part.insert(id.key(), run, now) {
-            self.settle(key, Outcome::Failed { attempts: dead.attempt }, dead.forget);
+            self.settle(
+                key,
+                Outcome::Failed {
+                    attempts: dead.attempt,
+                },
+                dead.forget,
+            );
         }
         Ok(Claim::Acquired(Lease::new(*id, run.fence, run.attempt)))
     }
@@ -204,7 +225,9 @@ impl Store for MokaStore {
         let now = Instant::now();
         let part = self.lock(id.key());
         Ok(match part.runs.get(&id.key()) {
-            Some(run) if run.until > now => KeyState::InFlight { remaining: run.until - now },
+            Some(run) if run.until > now => KeyState::InFlight {
+                remaining: run.until - now,
+            },
             Some(_) => KeyState::Free,
             None => match self.settled(id.key(), now) {
                 Some(Outcome::Done { .. }) => KeyState::Done,
@@ -223,7 +246,11 @@ impl Store for MokaStore {
         let now = Instant::now();
         let mut part = self.lock(lease.id().key());
         let run = *part.current(lease, now)?;
-        self.settle(lease.id().key(), Outcome::Done { body: run.body }, after(now, retain));
+        self.settle(
+            lease.id().key(),
+            Outcome::Done { body: run.body },
+            after(now, retain),
+        );
         part.runs.remove(&lease.id().key());
         Ok(())
     }
@@ -232,7 +259,13 @@ impl Store for MokaStore {
         let now = Instant::now();
         let mut part = self.lock(lease.id().key());
         let run = *part.current(lease, now)?;
-        self.settle(lease.id().key(), Outcome::Failed { attempts: run.attempt }, run.forget);
+        self.settle(
+            lease.id().key(),
+            Outcome::Failed {
+                attempts: run.attempt,
+            },
+            run.forget,
+        );
         part.runs.remove(&lease.id().key());
         Ok(())
     }

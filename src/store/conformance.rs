@@ -1,0 +1,1 @@
+//! The test suite that every [`Store`](super::Store) must pass.
