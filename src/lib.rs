@@ -1,19 +1,140 @@
-//! Work in progress.
+//! Receive a customer chat platform's webhooks inside your own axum or hyper application: proven
+//! authentic, handled once, and typed.
+//!
+//! - **Authentic.** Nothing reaches a handler whose signature was not verified over the raw bytes.
+//! - **Once.** Deliveries of one event are told apart from new ones by their key, in a store of your
+//!   choice. An event is handled by one run at a time, and never again after its success.
+//! - **Nothing is lost.** 2xx is answered only after a handler succeeded. A run that failed,
+//!   panicked, took too long or died with its process is repeated when the sender retries.
+//! - **Typed.** A handler is a struct or a closure that gets its event decoded, and no event is
+//!   refused for a detail of its payload.
+//! - **Bounded.** Bodies, time, memory and runs have limits, and settings that would break a promise
+//!   are refused when they are made.
+//!
+//! The [`guarantees`] say this exactly, and what it does not cover.
+//!
+//! # A receiver
+//!
+//! ```no_run
+//! use axum::Router;
+//! use tokio::net::TcpListener;
+//! use tower::Layer;
+//! use tower_webhook::event::{ChatRated, MessageCreated};
+//! use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, WebhookLayer};
+//!
+//! struct Crm;
+//!
+//! impl Handler<ChatRated> for Crm {
+//!     async fn handle(&self, delivery: Delivery<ChatRated>) -> HandlerResult {
+//!         println!("{:?} rated {:?}", delivery.payload.id, delivery.payload.rating);
+//!         Ok(())
+//!     }
+//! }
+//!
+//! #[tokio::main]
+//! async fn main() -> anyhow::Result<()> {
+//!     let events = EventRouter::new()
+//!         .on::<ChatRated>(Crm)
+//!         .on::<MessageCreated>(async |message: Delivery<MessageCreated>| {
+//!             println!("{:?}", message.payload.text);
+//!             Ok(()) // 200, and never again; any error means "try again"
+//!         });
+//!     let webhooks = WebhookLayer::new(Secret::from_env("WEBHOOK_SECRET")?).layer(events);
+//!
+//!     let app = Router::new().route_service("/webhooks", webhooks);
+//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app).await?;
+//!     Ok(())
+//! }
+//! ```
+//!
+//! `cargo run --example receiver` is one that needs no program at all, and `cargo run --example send`
+//! sends it signed events.
+//!
+//! # The way of a delivery
+//!
+//! ```text
+//! Request<B>
+//!    │  SignatureLayer     method, size, body, signature; then kind and key
+//!    ▼
+//! Request<Verified>        the proof is the body's type: only this layer makes one
+//!    │  IdempotencyLayer   claim the key:  fresh -> go on   in flight -> wait, 409   done -> 200
+//!    ▼
+//! Request<Verified>        now with the number of the attempt
+//!    │  EventRouter        kind -> decode -> Handler<E>
+//!    ▼
+//! Response                 2xx completes the claim, anything else releases it
+//! ```
+//!
+//! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
+//! `tower::ServiceBuilder`; a wrong order does not compile. Any service of `Request<Verified>` can
+//! take the router's place, such as an axum `Router`: [`Verified`] is an [`http_body::Body`], and
+//! with the feature `axum`, [`Delivery`] is an extractor.
+//!
+//! What is answered in which situation is one table: [`answers`].
+//!
+//! # Settings
+//!
+//! Everything has a default that suits the platform (see [`SenderPolicy`]), and a setter on
+//! [`WebhookLayer`]:
+//!
+//! ```
+//! # fn main() -> Result<(), tower_webhook::ConfigError> {
+//! use std::time::Duration;
+//! use tower_webhook::{HeaderNames, Secret, WebhookLayer};
+//!
+//! let layer = WebhookLayer::new(Secret::new("8c1f…")?)
+//!     .header_names(HeaderNames::branded("acme")?)
+//!     .max_body(256 * 1024)
+//!     .handler_timeout(Duration::from_secs(10))?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Shutdown
+//!
+//! A client that leaves does not cancel the handler that works on its delivery. Servers do not know
+//! of such runs, so wait for them with [`WebhookLayer::runs`] and [`Runs::drain`].
+//!
+//! # Logs
+//!
+//! Through [`tracing`]: one span `delivery` for each delivery with its kind, key, attempt, secret (by
+//! label or place), outcome and duration, and one event for each refusal with its reason. No secret
+//! and no payload is logged.
+//!
+//! # Features
+//!
+//! | feature | adds | default |
+//! |---|---|---|
+//! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
+//! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
+//! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
+//!
+//! Features only add API. None changes how anything behaves.
+
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod answer;
+// The ground: what is delivered, and by whom.
 mod config;
-mod delivery;
 pub mod event;
+mod sender;
+
+// What travels, and what is answered.
+mod answer;
+mod delivery;
+mod trace;
+
+// The pipeline, from the outside in.
+pub mod signature;
+
+pub mod idempotency;
+pub mod store;
+
 #[cfg(feature = "axum")]
 mod extract;
 mod handler;
-pub mod idempotency;
 mod router;
-mod sender;
-pub mod signature;
-pub mod store;
-mod trace;
+
+// The paved road.
 mod webhook;
 
 pub use self::answer::{ResponseBody, Settle};
@@ -24,7 +145,20 @@ pub use self::event::{Event, EventKind};
 pub use self::extract::DeliveryRejection;
 pub use self::handler::{Handler, HandlerError, HandlerResult};
 pub use self::idempotency::{IdempotencyLayer, Runs};
-pub use self::router::{Dispatch, EventRouter};
+pub use self::router::{Dispatch, EventRouter, RouterFuture};
 pub use self::sender::SenderPolicy;
 pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
 pub use self::webhook::WebhookLayer;
+
+#[doc = include_str!("docs/answers.md")]
+pub mod answers {}
+
+#[doc = include_str!("docs/guarantees.md")]
+pub mod guarantees {}
+
+#[doc = include_str!("docs/threat_model.md")]
+pub mod threat_model {}
+
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -1,4 +1,40 @@
-//! Lets each event be handled once.
+//! Lets each event be handled once: [`IdempotencyLayer`], on a [`Store`](crate::store::Store).
+//!
+//! The platform delivers at least once, and all deliveries of an event carry the same key (Spec 6,
+//! rules 1 and 2). The layer claims the key before the inner service is called:
+//!
+//! ```text
+//!              ┌─ acquired ─▶ run the inner service ─┬─ 2xx ──▶ complete, then answer
+//!   claim key ─┤                                     └─ else ─▶ release, then answer
+//!              ├─ in flight ─▶ wait for its outcome ─┬─ done ─▶ 200, replayed
+//!              │                                     └─ else ─▶ 409
+//!              └─ done ──────▶ 200, replayed
+//! ```
+//!
+//! A run belongs to the request's future for as long as there is one. When the client leaves, the
+//! future is dropped, and the run goes on as a task of its own: see [`Runs`].
+//!
+//! A delivery without a key is not deduplicated; all else holds for it too.
+//!
+//! # Example
+//!
+//! ```
+//! use std::time::Duration;
+//!
+//! use tower::ServiceBuilder;
+//! use tower_webhook::event::ChatRated;
+//! use tower_webhook::store::MokaStore;
+//! use tower_webhook::{Delivery, EventRouter, IdempotencyLayer, Secret, SignatureLayer};
+//!
+//! # fn main() -> Result<(), tower_webhook::ConfigError> {
+//! let service = ServiceBuilder::new()
+//!     .layer(SignatureLayer::new(Secret::new("8c1f…")?))
+//!     .layer(IdempotencyLayer::new(MokaStore::new()).in_flight_wait(Duration::from_secs(2))?)
+//!     .service(EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(())));
+//! # Ok(())
+//! # }
+//! ```
+
 mod future;
 mod layer;
 mod run;
