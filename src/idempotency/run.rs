@@ -374,7 +374,7 @@ async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch:
             }
             Ok(Err(SettleError::Store(error))) => {
                 tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
-                next = Instant::now() + every / 10;
+                next = valid_until.min(Instant::now() + every / 10);
             }
             Ok(Err(SettleError::Superseded)) | Err(_) => return,
         }

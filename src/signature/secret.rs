@@ -186,7 +186,8 @@ impl Secrets {
                 path: path.to_owned(),
                 source,
             })?;
-        text.lines()
+        text.trim_start_matches('\u{feff}')
+            .lines()
             .filter(|line| !line.is_empty())
             .map(Secret::new)
             .collect()
