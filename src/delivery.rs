@@ -176,7 +176,7 @@ impl fmt::Debug for RawDelivery {
 /// The body of a request whose signature was verified: the proof of promise P1.
 ///
 /// Only [`SignatureLayer`](crate::SignatureLayer) makes one, so a service of
-/// `Request<Verified>` cannot be reached by anything else. It is also an [`http_body::Body`], so
+/// `Request<Verified>` cannot be reached by anything else. It is also an `http_body::Body`, so
 /// that any service over bodies, such as an axum `Router`, can stand behind the layers.
 #[derive(Clone)]
 pub struct Verified {

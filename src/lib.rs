@@ -20,13 +20,14 @@
 //! use tokio::net::TcpListener;
 //! use tower::Layer;
 //! use tower_webhook::event::{ChatRated, MessageCreated};
-//! use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, WebhookLayer};
+//! use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult};
+//! use tower_webhook::{Secret, WebhookLayer};
 //!
 //! struct Crm;
 //!
 //! impl Handler<ChatRated> for Crm {
 //!     async fn handle(&self, delivery: Delivery<ChatRated>) -> HandlerResult {
-//!         println!("{:?} rated {:?}", delivery.payload.id, delivery.payload.rating);
+//!         println!("rated: {:?}", delivery.payload.rating);
 //!         Ok(())
 //!     }
 //! }
@@ -39,7 +40,8 @@
 //!             println!("{:?}", message.payload.text);
 //!             Ok(()) // 200, and never again; any error means "try again"
 //!         });
-//!     let webhooks = WebhookLayer::new(Secret::from_env("WEBHOOK_SECRET")?).layer(events);
+//!     let secret = Secret::from_env("WEBHOOK_SECRET")?;
+//!     let webhooks = WebhookLayer::new(secret).layer(events);
 //!
 //!     let app = Router::new().route_service("/webhooks", webhooks);
 //!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app).await?;
@@ -47,27 +49,41 @@
 //! }
 //! ```
 //!
-//! `cargo run --example receiver` is one that needs no program at all, and `cargo run --example send`
-//! sends it signed events.
+//! It needs `cargo add tower-webhook axum tower anyhow` and `cargo add tokio --features full`. Start
+//! it with the secret that is set in the partner portal, and send it an event by hand (Spec 6,
+//! rule 5):
+//!
+//! ```sh
+//! WEBHOOK_SECRET=my-secret cargo run &
+//!
+//! BODY='{"id":"chat-1","rating":1}'
+//! SIGNATURE=$(printf %s "$BODY" | openssl dgst -sha256 -hmac my-secret | sed 's/^.* //')
+//! curl -i http://127.0.0.1:3000/webhooks -d "$BODY" \
+//!   -H 'Content-Type: application/json' -H 'X-Service-Event: chat-rated' \
+//!   -H "X-Service-Hmac-Sha256: $SIGNATURE"
+//! ```
+//!
+//! In the repository, `cargo run --example receiver` is a receiver that needs no program at all, and
+//! `cargo run --example send` sends it signed events of every kind.
 //!
 //! # The way of a delivery
 //!
 //! ```text
 //! Request<B>
-//!    │  SignatureLayer     method, size, body, signature; then kind and key
+//!    │  SignatureLayer     method, size, body, signature; kind and key
 //!    ▼
-//! Request<Verified>        the proof is the body's type: only this layer makes one
-//!    │  IdempotencyLayer   claim the key:  fresh -> go on   in flight -> wait, 409   done -> 200
+//! Request<Verified>        the proof is the body's type
+//!    │  IdempotencyLayer   claim the key: fresh, in flight or done
 //!    ▼
-//! Request<Verified>        now with the number of the attempt
+//! Request<Verified>        with the number of the attempt
 //!    │  EventRouter        kind -> decode -> Handler<E>
 //!    ▼
-//! Response                 2xx completes the claim, anything else releases it
+//! Response                 2xx completes the claim, others release it
 //! ```
 //!
 //! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
 //! `tower::ServiceBuilder`; a wrong order does not compile. Any service of `Request<Verified>` can
-//! take the router's place, such as an axum `Router`: [`Verified`] is an [`http_body::Body`], and
+//! take the router's place, such as an axum `Router`: [`Verified`] is an [`http_body::Body`](https://docs.rs/http-body/1/http_body/trait.Body.html), and
 //! with the feature `axum`, [`Delivery`] is an extractor.
 //!
 //! What is answered in which situation is one table: [`answers`].
@@ -97,7 +113,7 @@
 //!
 //! # Logs
 //!
-//! Through [`tracing`]: one span `delivery` for each delivery with its kind, key, attempt, secret (by
+//! Through [`tracing`](https://docs.rs/tracing): one span `delivery` for each delivery with its kind, key, attempt, secret (by
 //! label or place), outcome and duration, and one event for each refusal with its reason. No secret
 //! and no payload is logged.
 //!

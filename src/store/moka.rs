@@ -1,4 +1,4 @@
-//! The memory store, on [`moka`].
+//! The memory store, on moka.
 
 use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
@@ -28,7 +28,7 @@ use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, Store
 /// retention: that is counted in [`evictions`](Self::evictions) and warned about in the log. Keys in
 /// flight are never forgotten, nor do they count.
 ///
-/// **Time** is [`tokio::time`], so that tests can pause it.
+/// **Time** is `tokio::time`, so that tests can pause it.
 ///
 /// Clones share their keys.
 ///
