@@ -105,7 +105,7 @@ async fn send(args: Args) -> anyhow::Result<bool> {
         _ => ProgressBar::new(count), // Hidden as well when standard error is not a terminal.
     };
     bar.set_style(ProgressStyle::with_template(
-        "{wide_bar} {pos}/{len}, {per_sec}, {eta} left",
+        "{wide_bar} {pos}/{len}, {eta} left",
     )?);
 
     let started = Instant::now();

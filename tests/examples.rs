@@ -282,7 +282,7 @@ impl Lingering {
 
     fn command(&self) -> String {
         let dir = self.dir.path().display();
-        format!("sleep 600 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
+        format!("sleep 100 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
     }
 
     fn pid(&self) -> String {
@@ -362,8 +362,10 @@ impl Paused {
     fn start() -> Self {
         let dir = TempDir::new().unwrap();
         let path = dir.path().display();
-        let command =
-            format!("touch '{path}/started'; until test -e '{path}/go'; do sleep 0.02; done");
+        // It ends with its test as well.
+        let command = format!(
+            "touch '{path}/started'; while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done"
+        );
         let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
         let sending = receiver.start_send("s", &["--key", "k"]);
         until("the command", || {

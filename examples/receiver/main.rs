@@ -83,6 +83,7 @@ struct Args {
     handler_timeout: u64,
 
     /// The largest body to accept, in bytes: up to 32 MiB
+    // While a body arrives it may take twice its size, of the 64 MiB for all bodies together.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..=32 << 20))]
     max_body: u32,
 
