@@ -293,9 +293,11 @@ impl InFlight {
     }
 }
 
-/// Lets moka drop what is out of date. What counts is compared in [`MokaStore::settled`]: moka's own
-/// clock cannot be paused.
+/// Lets moka drop what is out of date, and some time later than that. What counts is compared in
+/// [`MokaStore::settled`]: moka's own clock goes on while ours is paused.
 struct CollectGarbage;
+
+const GRACE: Duration = Duration::from_secs(60);
 
 impl Expiry<u128, Settled> for CollectGarbage {
     fn expire_after_create(
@@ -304,7 +306,7 @@ impl Expiry<u128, Settled> for CollectGarbage {
         settled: &Settled,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(settled.until.saturating_duration_since(Instant::now()))
+        Some(settled.until.saturating_duration_since(Instant::now()) + GRACE)
     }
 
     fn expire_after_update(
