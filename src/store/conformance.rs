@@ -145,7 +145,7 @@ pub async fn one_claim_wins<H: Harness>(harness: &H) {
 pub async fn no_claim_wins_after_completion<H: Harness>(harness: &H) {
     let handles = handles(harness, 4).await;
     let mut keys = Keys::new("no claim wins after completion");
-    for _ in 0..16 {
+    for _ in 0..64 {
         let id = keys.next();
         let lease = acquired(&*handles[0], &id, HELD, HELD).await;
         let start = Arc::new(Barrier::new(handles.len() + 1));
