@@ -403,11 +403,11 @@ async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch:
                 valid_until = asked + config.lease;
                 next = asked + every;
             }
-            Ok(Err(SettleError::Store(error))) => {
+            Ok(Err(SettleError::Store(error))) if Instant::now() < valid_until => {
                 tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
-                next = Instant::now() + every / 10;
+                next = valid_until.min(Instant::now() + every / 10);
             }
-            Ok(Err(SettleError::Superseded)) | Err(_) => return,
+            Ok(Err(_)) | Err(_) => return,
         }
     }
 }
