@@ -18,6 +18,7 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
+use support::net::Counted;
 use support::*;
 
 /// The default: a tenth of the sender's 600 seconds.
@@ -86,7 +87,7 @@ impl Work {
             async move {
                 let attempt = delivery.attempt().map(u32::from);
                 work.attempts.lock().unwrap().push(attempt);
-                let _running = Running::new(&work.running);
+                let _running = Counted::new(&work.running);
                 let task = (work.task)(attempt.unwrap_or(0));
                 sleep(task.takes).await;
                 work.finished.fetch_add(1, Ordering::SeqCst);
@@ -96,21 +97,6 @@ impl Work {
                 }
             }
         })
-    }
-}
-
-struct Running(Arc<AtomicUsize>);
-
-impl Running {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::SeqCst);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
     }
 }
 

@@ -2,6 +2,8 @@
 
 #![allow(dead_code)] // Every test crate uses a part of it.
 
+pub(crate) mod net;
+
 use std::fmt;
 use std::future::pending;
 use std::io;
