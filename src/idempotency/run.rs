@@ -5,11 +5,12 @@ use std::future::{Future, pending};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{Request, Response};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -335,6 +336,7 @@ impl Renewal {
     /// Returns when the task runs: should it still wait for its first turn when the handler is
     /// polled, it could wait behind it.
     async fn start<St: Store>(config: &Arc<Config<St>>, lease: Lease, claimed: Instant) -> Self {
+        keep_clock_running(config);
         let (renewed, mut valid_until) = watch::channel(claimed + config.lease);
         let renewals = renew(Arc::clone(config), lease, renewed).in_current_span();
         let task = tokio::spawn(renewals).abort_handle();
@@ -355,6 +357,35 @@ impl Drop for Renewal {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Sees to it that renewals are not late because a handler blocks its thread.
+///
+/// A worker that was waiting for timers and sockets runs what became ready without waking another
+/// one to wait for them in its place: should that block, they stand still although other workers
+/// are free (tokio-rs/tokio#4730). A task from outside the runtime wakes one of these.
+fn keep_clock_running<St>(config: &Config<St>) {
+    let runtime = Handle::current();
+    if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
+        return;
+    }
+    config.clock.call_once(|| {
+        let clock = Arc::downgrade(&config.clock);
+        let every = (config.lease / 10).max(Duration::from_millis(10));
+        let thread = thread::Builder::new().name("webhook-clock".to_owned());
+        let started = thread.spawn(move || {
+            while clock.strong_count() > 0 {
+                runtime.spawn(async {});
+                thread::sleep(every);
+            }
+        });
+        if let Err(error) = started {
+            tracing::warn!(
+                reason = %error,
+                "a handler that blocks its thread may lose its lease: no thread could be started"
+            );
+        }
+    });
 }
 
 /// Ends, and so closes the channel, when the lease is lost.
