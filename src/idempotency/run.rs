@@ -395,8 +395,11 @@ async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch:
     let mut next = valid_until - config.lease + every;
     loop {
         renewed.send_replace(valid_until);
-        sleep_until(next).await;
+        sleep_until(next.min(valid_until)).await;
         let asked = Instant::now();
+        if asked >= valid_until {
+            return;
+        }
         let renewal = config.within_limit(config.store.renew(&lease, config.lease));
         match timeout_at(valid_until, renewal).await {
             Ok(Ok(())) => {
