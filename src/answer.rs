@@ -138,7 +138,8 @@ impl Answer {
                 retry_after: wait, ..
             }
             | Self::InFlight { remaining: wait } => {
-                let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+                let part = u64::from(wait.subsec_nanos() > 0);
+                let seconds = wait.as_secs().saturating_add(part);
                 headers.insert(RETRY_AFTER, seconds.max(1).into());
             }
             Self::Replayed => {
@@ -336,5 +337,173 @@ impl<B: Body<Data: Buf + From<Bytes>>> Body for ResponseBody<B> {
             Inner::Answer { body } => body.size_hint(),
             Inner::Service { body } => body.size_hint(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const SAID: &str = "what only the log may tell";
+
+    fn every_answer() -> Vec<Answer> {
+        let undecodable = |body: &'static str| {
+            let raw = crate::RawDelivery::new(crate::EventKind::CHAT_RATED, body);
+            Answer::Undecodable(raw.json().unwrap_err())
+        };
+        let store_error = || StoreError::new(StoreErrorKind::Unavailable, SAID);
+        vec![
+            Answer::MethodNotAllowed,
+            Answer::BodyTooLarge { limit: 1 },
+            Answer::BuffersFull {
+                retry_after: 600 * SECOND,
+            },
+            Answer::BodySlow { limit: SECOND },
+            Answer::BodyBroken(SAID.into()),
+            Answer::Unauthentic(SignatureError::Wrong),
+            Answer::NotJson,
+            Answer::KindUnclear,
+            Answer::KeysDiffer,
+            Answer::KeyMissing,
+            Answer::StoreUnavailable {
+                error: store_error(),
+                retry_after: 600 * SECOND,
+            },
+            Answer::Replayed,
+            Answer::InFlight {
+                remaining: 42 * SECOND,
+            },
+            Answer::BodyChanged,
+            Answer::BodyReplayed,
+            Answer::Ignored,
+            Answer::Unhandled,
+            undecodable("{what only the log may tell"),
+            Answer::Handled,
+            Answer::NotRecorded(SettleError::Store(store_error())),
+            Answer::Discarded(SAID.into()),
+            Answer::Failed(SAID.into()),
+            Answer::Panicked,
+            Answer::TimedOut { limit: SECOND },
+            Answer::LeaseLost,
+        ]
+    }
+
+    /// The table as it is documented.
+    #[rustfmt::skip]
+    const TABLE: [(u16, &str, &[(&str, &str)]); 25] = [
+        (405, "method-not-allowed", &[("allow", "POST")]),
+        (413, "body-too-large", &[]),
+        (503, "buffers-full", &[("retry-after", "600")]),
+        (408, "body-slow", &[]),
+        (400, "body-broken", &[]),
+        (401, "unauthentic", &[]),
+        (415, "not-json", &[]),
+        (400, "kind-unclear", &[]),
+        (400, "keys-differ", &[]),
+        (400, "key-missing", &[]),
+        (503, "store-unavailable", &[("retry-after", "600")]),
+        (200, "replayed", &[("idempotent-replayed", "true")]),
+        (409, "in-flight", &[("retry-after", "42")]),
+        (422, "body-changed", &[]),
+        (422, "body-replayed", &[]),
+        (200, "ignored", &[]),
+        (404, "unhandled", &[]),
+        (422, "undecodable", &[]),
+        (200, "handled", &[]),
+        (503, "not-recorded", &[]),
+        (200, "discarded", &[]),
+        (500, "failed", &[]),
+        (500, "panicked", &[]),
+        (503, "timed-out", &[]),
+        (503, "lease-lost", &[]),
+    ];
+
+    #[tokio::test]
+    async fn every_row_is_answered_as_the_table_says() {
+        for (answer, (status, name, headers)) in every_answer().into_iter().zip(TABLE) {
+            let response = answer.respond();
+
+            assert_eq!(response.status(), status, "{name}");
+            assert_eq!(Outcome::of(&response), name);
+            let settle = response.extensions().get().copied();
+            assert_eq!(settle, (name == "ignored").then_some(Settle::Release));
+
+            let mut expected: HashMap<_, _> = headers.iter().copied().collect();
+            if status != 200 {
+                expected.insert("content-type", "application/problem+json");
+            }
+            let found = response.headers().iter();
+            let found: HashMap<_, _> = found
+                .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+                .collect();
+            assert_eq!(found, expected, "{name}");
+
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            if status == 200 {
+                assert!(body.is_empty(), "{name}");
+                continue;
+            }
+            let text = str::from_utf8(&body).unwrap();
+            assert!(!text.contains(SAID), "{text}");
+            let problem: HashMap<String, serde_json::Value> = serde_json::from_str(text).unwrap();
+            assert_eq!(problem.len(), 4, "{text}");
+            assert_eq!(problem["status"], status);
+            assert!(
+                problem["type"]
+                    .as_str()
+                    .unwrap()
+                    .ends_with(&format!("#{name}"))
+            );
+            assert!(!problem["title"].as_str().unwrap().is_empty());
+            assert!(problem["detail"].as_str().unwrap().ends_with('.'));
+        }
+    }
+
+    #[test]
+    fn the_time_to_wait_is_rounded_up_to_a_second_at_least() {
+        for (remaining, expected) in [
+            (Duration::ZERO, "1"),
+            (Duration::from_nanos(1), "1"),
+            (SECOND, "1"),
+            (SECOND + Duration::from_nanos(1), "2"),
+            (Duration::MAX, "18446744073709551615"),
+        ] {
+            let response = Answer::InFlight { remaining }.respond();
+            assert_eq!(response.headers()[RETRY_AFTER], expected);
+        }
+    }
+
+    #[test]
+    fn a_response_that_tells_no_outcome_tells_it_by_its_status() {
+        for (status, outcome) in [
+            (200, "handled"),
+            (204, "handled"),
+            (302, "failed"),
+            (500, "failed"),
+        ] {
+            let response = Response::builder().status(status).body(()).unwrap();
+            assert_eq!(Outcome::of(&response), outcome);
+        }
+    }
+
+    #[test]
+    fn an_error_is_shown_with_its_causes() {
+        let inner = StoreError::new(StoreErrorKind::Unavailable, "connection refused");
+        let outer = StoreError::new(StoreErrorKind::Corrupt, inner);
+        let shown = Chain(&outer).to_string();
+        for part in [
+            "something that cannot be",
+            "unavailable",
+            "connection refused",
+        ] {
+            assert!(shown.contains(part), "{shown}");
+        }
+        assert!(!shown.contains('\n'));
     }
 }
