@@ -225,11 +225,14 @@ fn refused(outcome: &'static str, reason: &dyn fmt::Display) {
 pub(crate) struct Outcome(&'static str);
 
 impl Outcome {
+    /// Of a run that ended with an error instead of a response.
+    pub(crate) const FAILED: &'static str = "failed";
+
     pub(crate) fn of<B>(response: &Response<B>) -> &'static str {
         match response.extensions().get::<Self>() {
             Some(Self(name)) => name,
             None if response.status().is_success() => "handled",
-            None => "failed",
+            None => Self::FAILED,
         }
     }
 }

@@ -548,7 +548,7 @@ impl Runs {
     pub(super) fn adopt<B: 'static, E: 'static>(
         &self,
         run: Pin<Box<dyn Future<Output = Ended<B, E>> + Send>>,
-        span: &Span,
+        span: &DeliverySpan,
     ) {
         let _entered = span.enter();
         let Ok(runtime) = Handle::try_current() else {
@@ -563,10 +563,11 @@ impl Runs {
             return;
         };
         tracing::debug!("the client left; the run goes on");
+        let span = span.clone();
         runtime.spawn(
             async move {
-                if let Ended::Answered(Ok(response)) = run.await {
-                    DeliverySpan::current().finish(&response);
+                if let Ended::Answered(result) = run.await {
+                    span.finish(&result);
                 }
                 drop(place);
             }
