@@ -363,7 +363,7 @@ struct Records {
     events: Vec<Fields>,
 }
 
-/// The fields of a span or an event, and its `level` and `name`.
+/// The fields of a span or an event, and its `level` and `name`; for an event also its `span`.
 pub type Fields = HashMap<&'static str, String>;
 
 impl Log {
@@ -436,8 +436,11 @@ impl<S: tracing::Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Log {
         }
     }
 
-    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
-        let event = fields(event.metadata(), |visitor| event.record(visitor));
-        lock(&self.0).events.push(event);
+    fn on_event(&self, event: &tracing::Event<'_>, context: Context<'_, S>) {
+        let mut fields = fields(event.metadata(), |visitor| event.record(visitor));
+        if let Some(span) = context.event_span(event) {
+            fields.insert("span", span.name().to_owned());
+        }
+        lock(&self.0).events.push(fields);
     }
 }
