@@ -397,22 +397,19 @@ async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch:
     let mut next = valid_until - config.lease + every;
     loop {
         renewed.send_replace(valid_until);
-        sleep_until(next.min(valid_until)).await;
+        sleep_until(next).await;
         let asked = Instant::now();
-        if asked >= valid_until {
-            return;
-        }
         let renewal = config.within_limit(config.store.renew(&lease, config.lease));
         match timeout_at(valid_until, renewal).await {
             Ok(Ok(())) => {
                 valid_until = asked + config.lease;
                 next = asked + every;
             }
-            Ok(Err(SettleError::Store(error))) => {
+            Ok(Err(SettleError::Store(error))) if Instant::now() < valid_until => {
                 tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
-                next = Instant::now() + every / 10;
+                next = valid_until.min(Instant::now() + every / 10);
             }
-            Ok(Err(SettleError::Superseded)) | Err(_) => return,
+            Ok(Err(_)) | Err(_) => return,
         }
     }
 }
