@@ -358,3 +358,17 @@ impl From<StoreError> for SettleError {
         Self::Store(error)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_texts_are_parted_by_their_namespace() {
+        let key = |namespace, key: &[u8]| DeliveryId::new(namespace, key, b"").key();
+        assert_ne!(key("a", b"bc"), key("ab", b"c"));
+        assert_ne!(key("", b"abc"), key("abc", b""));
+        assert_ne!(key("a", b"bc"), key("", b"abc"));
+        assert_eq!(key("a", b"bc"), key("a", b"bc"));
+    }
+}
