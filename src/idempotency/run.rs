@@ -201,17 +201,17 @@ impl<St: Store> Held<St> {
             .await;
         match claim {
             Ok(Claim::Acquired(lease)) => {
-                let renewal = match St::LEASES_OUTLIVE_PROCESS {
-                    true => Some(Renewal::start(config, lease.clone(), asked).await),
-                    false => None,
-                };
-                let config = Arc::clone(config);
-                Ok(Some(Self {
+                let mut held = Self {
                     lease,
-                    config,
-                    renewal,
+                    config: Arc::clone(config),
+                    renewal: None,
                     settled: false,
-                }))
+                };
+                if St::LEASES_OUTLIVE_PROCESS {
+                    let renewal = Renewal::start(config, held.lease.clone(), asked);
+                    held.renewal = Some(renewal.await);
+                }
+                Ok(Some(held))
             }
             Ok(Claim::InFlight {
                 remaining,
@@ -292,8 +292,8 @@ impl<St: Store> Held<St> {
     }
 
     async fn release(mut self) {
-        self.settled = true;
         release(&self.config, &self.lease).await;
+        self.settled = true;
     }
 }
 
@@ -337,11 +337,13 @@ impl Renewal {
     /// polled, it could wait behind it.
     async fn start<St: Store>(config: &Arc<Config<St>>, lease: Lease, claimed: Instant) -> Self {
         keep_clock_running(config);
-        let (renewed, mut valid_until) = watch::channel(claimed + config.lease);
+        let (renewed, valid_until) = watch::channel(claimed + config.lease);
         let renewals = renew(Arc::clone(config), lease, renewed).in_current_span();
         let task = tokio::spawn(renewals).abort_handle();
-        let _ = valid_until.changed().await;
-        Self { task, valid_until }
+        // Made before it is waited for, so that dropping this future ends the task.
+        let mut renewal = Self { task, valid_until };
+        let _ = renewal.valid_until.changed().await;
+        renewal
     }
 
     async fn lost(&mut self) {
@@ -543,7 +545,7 @@ impl Runs {
     pub(super) fn adopt<B: 'static, E: 'static>(
         &self,
         run: Pin<Box<dyn Future<Output = Ended<B, E>> + Send>>,
-        span: &Span,
+        span: &DeliverySpan,
     ) {
         let _entered = span.enter();
         let Ok(runtime) = Handle::try_current() else {
@@ -558,10 +560,11 @@ impl Runs {
             return;
         };
         tracing::debug!("the client left; the run goes on");
+        let span = span.clone();
         runtime.spawn(
             async move {
-                if let Ended::Answered(Ok(response)) = run.await {
-                    DeliverySpan::current().finish(&response);
+                if let Ended::Answered(result) = run.await {
+                    span.finish(&result);
                 }
                 drop(place);
             }
