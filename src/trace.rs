@@ -69,7 +69,7 @@ impl DeliverySpan {
         }
         let outcome = result.as_ref().map_or(Outcome::FAILED, Outcome::of);
         self.span.record("outcome", outcome);
-        self.span
-            .record("duration_ms", self.started.elapsed().as_secs_f64() * 1e3);
+        let duration = self.started.elapsed().as_micros() as f64;
+        self.span.record("duration_ms", duration / 1e3);
     }
 }

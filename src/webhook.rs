@@ -268,8 +268,7 @@ mod tests {
         );
         assert_eq!(
             text(Secrets::new([]).unwrap_err()),
-            "there is no secret: give at least one, or ask for a receiver that verifies nothing \
-             with `dangerously_unsigned()`"
+            "there is no secret: give at least one, as it is configured in the partner portal"
         );
         let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
         assert!(missing.source().is_some());

@@ -217,24 +217,22 @@ impl Content {
                 "it is longer than its `Content-Length`".into(),
             ));
         }
+        if self.bytes.is_empty() {
+            self.share.grow(length)?;
+            self.bytes = Joined::Frame(frame);
+            return Ok(());
+        }
         match &mut self.bytes {
-            Joined::Frame(first) if first.is_empty() => {
-                self.share.grow(length)?;
-                self.bytes = Joined::Frame(frame);
-            }
-            Joined::Frame(first) => {
-                self.share.grow(2 * length)?;
-                let mut frames = BytesMut::with_capacity(2 * length);
-                frames.extend_from_slice(first);
+            Joined::Frames(frames) if length <= frames.capacity() => {
                 frames.extend_from_slice(&frame);
-                self.bytes = Joined::Frames(frames);
             }
-            Joined::Frames(frames) => {
-                if length > frames.capacity() {
-                    self.share.grow(2 * length)?;
-                    frames.reserve(2 * length - frames.len());
-                }
+            full => {
+                let room = (2 * length).min(self.max_body);
+                self.share.grow(room)?;
+                let mut frames = BytesMut::with_capacity(room);
+                frames.extend_from_slice(full);
                 frames.extend_from_slice(&frame);
+                *full = Joined::Frames(frames);
             }
         }
         Ok(())
