@@ -1,6 +1,6 @@
 //! Many bodies at once, in a process of their own, so that its memory can be measured.
 
-#![cfg(target_os = "linux")]
+#![cfg(all(feature = "moka", target_os = "linux"))]
 
 mod support;
 

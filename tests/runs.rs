@@ -1,5 +1,7 @@
 //! Runs and their leases: what becomes of a key when the store, the handler or the clock fails.
 
+#![cfg(feature = "moka")]
+
 mod support;
 
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! Over real sockets, on axum and on bare hyper: load, clients that leave, and bodies that come
 //! slowly, in pieces, or not as announced.
 
+#![cfg(feature = "moka")]
+
 mod support;
 
 use std::net::SocketAddr;
