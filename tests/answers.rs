@@ -20,7 +20,7 @@ use http_body_util::Full;
 use tokio::time::Instant;
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::{KeyState, MokaStore, Store};
+use tower_webhook::store::{DeliveryId, KeyState, MokaStore, Store};
 use tower_webhook::{
     Delivery, EventRouter, HandlerResult, HeaderNames, IdempotencyLayer, RawDelivery, SenderPolicy,
     WebhookLayer,
@@ -968,6 +968,51 @@ async fn a_run_that_loses_its_lease_is_cancelled() {
         .assert_replayed();
     tokio::time::sleep(60 * SECOND).await;
     assert_eq!((crm.runs(), crm.successes()), (2, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_claim_is_settled_once_and_the_key_after_the_body() {
+    use Operation::{Claim, Complete, Release};
+    for (step, settled) in [
+        (Step::Succeed, Complete),
+        (Step::Discard, Complete),
+        (Step::Fail, Release),
+        (Step::Panic, Release),
+        (Step::Hang, Release),
+    ] {
+        let store = TestStore::<false>::default();
+        let service = layer(&store)
+            .replay_guard()
+            .layer(router(&Crm::new([step])));
+        send(&service, delivery(BODY).key("a")).await;
+        tokio::time::sleep(SECOND).await;
+
+        let operations = store.operations();
+        let key = DeliveryId::new("", b"a", b"").key();
+        let [(Claim, first), (Claim, body), one, other] = operations[..] else {
+            panic!("{step:?}: {operations:?}");
+        };
+        assert!(first == key && body != key);
+        // A crash between the two leaves an event that was handled and whose body is known.
+        assert_eq!([one, other], [(settled, body), (settled, key)]);
+    }
+
+    // What was lost is somebody else's.
+    let store = TestStore::<true>::default();
+    store.fail([Operation::Renew]);
+    let service = layer(&store)
+        .handler_timeout(120 * SECOND)
+        .unwrap()
+        .layer(router(&Crm::new([Step::Hang])));
+    let answered = send(&service, delivery(BODY).key("a")).await;
+    answered.assert_problem(503, "lease-lost");
+    tokio::time::sleep(SECOND).await;
+    let settles = store.operations();
+    assert!(
+        !settles
+            .iter()
+            .any(|(operation, _)| [Complete, Release].contains(operation))
+    );
 }
 
 // -------------------------------------------------------------------------------------------------

@@ -265,6 +265,7 @@ pub enum Operation {
 pub struct TestStore<const OUTLIVES: bool = false> {
     pub moka: MokaStore,
     down: Arc<Mutex<Vec<Operation>>>,
+    operations: Arc<Mutex<Vec<(Operation, u128)>>>,
     yields_before: usize,
     yields_after: usize,
 }
@@ -284,6 +285,11 @@ impl<const OUTLIVES: bool> TestStore<OUTLIVES> {
         *lock(&self.down) = operations.into();
     }
 
+    /// What the store was asked to do, and on which key's digest.
+    pub fn operations(&self) -> Vec<(Operation, u128)> {
+        lock(&self.operations).clone()
+    }
+
     pub async fn state(&self, key: &str) -> KeyState {
         self.moka.state(key).await
     }
@@ -291,8 +297,10 @@ impl<const OUTLIVES: bool> TestStore<OUTLIVES> {
     async fn during<T, E: From<StoreError>>(
         &self,
         operation: Operation,
+        id: &DeliveryId,
         effect: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
+        lock(&self.operations).push((operation, id.key()));
         for _ in 0..self.yields_before {
             tokio::task::yield_now().await;
         }
@@ -316,7 +324,7 @@ impl<const OUTLIVES: bool> Store for TestStore<OUTLIVES> {
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
-        self.during(Operation::Claim, self.moka.claim(id, lease, retain))
+        self.during(Operation::Claim, id, self.moka.claim(id, lease, retain))
             .await
     }
 
@@ -325,17 +333,21 @@ impl<const OUTLIVES: bool> Store for TestStore<OUTLIVES> {
     }
 
     async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
-        self.during(Operation::Renew, self.moka.renew(lease, extend))
+        self.during(Operation::Renew, lease.id(), self.moka.renew(lease, extend))
             .await
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
-        self.during(Operation::Complete, self.moka.complete(lease, retain))
-            .await
+        self.during(
+            Operation::Complete,
+            lease.id(),
+            self.moka.complete(lease, retain),
+        )
+        .await
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
-        self.during(Operation::Release, self.moka.release(lease))
+        self.during(Operation::Release, lease.id(), self.moka.release(lease))
             .await
     }
 }
