@@ -436,6 +436,25 @@ async fn a_success_is_recorded_as_soon_as_the_store_works_again() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_success_whose_record_was_not_confirmed_is_one() {
+    let store = Scripted::new(|call| match call {
+        Call {
+            op: Op::Complete,
+            nth: 1,
+            ..
+        } => Fault::LostAnswer,
+        _ => Fault::None,
+    });
+    let work = Work::new(|_| succeeds(Duration::ZERO));
+    let service = receiver(&store, &work);
+
+    assert_handled(&deliver(&service, "k").await);
+    assert_eq!(store.calls(Op::Complete).len(), 2);
+    assert_replayed(&deliver(&service, "k").await);
+    assert_eq!(work.attempts(), [Some(1)]);
+}
+
 // A store that does not work.
 
 #[tokio::test(start_paused = true)]

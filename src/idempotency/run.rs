@@ -263,6 +263,7 @@ impl<St: Store> Held<St> {
             None => Instant::now() + self.config.lease,
         };
         let mut pause = Duration::from_millis(50);
+        let mut retried = false;
         loop {
             let config = &self.config;
             let completion = config.store.complete(&self.lease, config.retention);
@@ -273,10 +274,16 @@ impl<St: Store> Held<St> {
                 }
                 Err(SettleError::Superseded) => {
                     self.settled = true;
-                    return Err(Answer::NotRecorded(SettleError::Superseded));
+                    // A try whose answer was lost may have ended the lease itself.
+                    let state = config.within_limit(config.store.peek(self.lease.id()));
+                    return match retried && matches!(state.await, Ok(KeyState::Done)) {
+                        true => Ok(()),
+                        false => Err(Answer::NotRecorded(SettleError::Superseded)),
+                    };
                 }
                 Err(error) => error,
             };
+            retried = true;
             if Instant::now() + pause >= valid_until {
                 // A lease that no crash would end has to be given up.
                 self.settled = St::LEASES_OUTLIVE_PROCESS;

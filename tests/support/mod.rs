@@ -121,6 +121,8 @@ pub(crate) enum Fault {
     None,
     Error,
     Hang,
+    /// It takes effect, and fails all the same. For completions only.
+    LostAnswer,
 }
 
 /// A store that works as a script says, over a [`MokaStore`] that knows the truth. Its leases are
@@ -174,7 +176,8 @@ impl<const OUTLIVE: bool> Scripted<OUTLIVE> {
         self.truth.peek(&id).await.unwrap()
     }
 
-    async fn call(&self, op: Op) -> Result<(), StoreError> {
+    /// Whether the answer is to be lost.
+    async fn call(&self, op: Op) -> Result<bool, StoreError> {
         let call = {
             let mut calls = self.shared.calls.lock().unwrap();
             let nth = 1 + calls.iter().filter(|call| call.op == op).count();
@@ -183,8 +186,9 @@ impl<const OUTLIVE: bool> Scripted<OUTLIVE> {
             Call { op, nth, at }
         };
         match (self.shared.script)(call) {
-            Fault::None => Ok(()),
-            Fault::Error => Err(StoreError::new(StoreErrorKind::Unavailable, "scripted")),
+            Fault::None => Ok(false),
+            Fault::LostAnswer => Ok(true),
+            Fault::Error => Err(unavailable()),
             Fault::Hang => pending().await,
         }
     }
@@ -227,14 +231,23 @@ impl<const OUTLIVE: bool> Store for Scripted<OUTLIVE> {
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
-        self.call(Op::Complete).await?;
-        self.truth.complete(lease, retain).await
+        let lost = self.call(Op::Complete).await?;
+        self.truth.complete(lease, retain).await?;
+        if lost {
+            Err(unavailable().into())
+        } else {
+            Ok(())
+        }
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
         self.call(Op::Release).await?;
         self.truth.release(lease).await
     }
+}
+
+fn unavailable() -> StoreError {
+    StoreError::new(StoreErrorKind::Unavailable, "scripted")
 }
 
 /// What was logged on this thread while it lives.
