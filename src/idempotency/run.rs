@@ -31,10 +31,12 @@ pub(super) enum Ended<B, E> {
 }
 
 /// Claims the delivery's key, calls the inner service, and settles the claim.
+///
+/// The request is boxed because this future would hold it several times over.
 pub(super) async fn run<St, S, B>(
     config: Arc<Config<St>>,
     mut inner: S,
-    mut request: Request<Verified>,
+    mut request: Box<Request<Verified>>,
 ) -> Ended<B, S::Error>
 where
     St: Store,
@@ -47,7 +49,7 @@ where
     };
     claims.number(&mut request);
 
-    let handling = AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind();
+    let handling = AssertUnwindSafe(async move { inner.call(*request).await }).catch_unwind();
     let handled = tokio::select! {
         // First, so that a run whose lease is lost does not win by being ready as well.
         biased;
@@ -146,19 +148,19 @@ impl<St: Store> Claims<St> {
         }
     }
 
-    fn forget(self) {
-        self.into_held().for_each(Held::forget);
+    fn forget(&mut self) {
+        self.held().for_each(Held::forget);
     }
 
-    async fn complete(self) -> Result<(), Answer> {
-        for held in self.into_held() {
+    async fn complete(&mut self) -> Result<(), Answer> {
+        for held in self.held() {
             held.complete().await?;
         }
         Ok(())
     }
 
-    async fn release(self) -> Result<(), Answer> {
-        for held in self.into_held() {
+    async fn release(&mut self) -> Result<(), Answer> {
+        for held in self.held() {
             held.release().await;
         }
         Ok(())
@@ -166,8 +168,8 @@ impl<St: Store> Claims<St> {
 
     /// The body comes first: a crash between the two leaves an event that was handled, and whose
     /// key is free; its next delivery then meets its own body.
-    fn into_held(self) -> impl Iterator<Item = Held<St>> {
-        self.body.into_iter().chain(self.key)
+    fn held(&mut self) -> impl Iterator<Item = &mut Held<St>> {
+        self.body.iter_mut().chain(&mut self.key)
     }
 }
 
@@ -251,12 +253,12 @@ impl<St: Store> Held<St> {
         }
     }
 
-    fn forget(mut self) {
+    fn forget(&mut self) {
         self.settled = true;
     }
 
     /// Records the success, and tries again for as long as the lease lasts.
-    async fn complete(mut self) -> Result<(), Answer> {
+    async fn complete(&mut self) -> Result<(), Answer> {
         let valid_until = match self.renewal.take() {
             Some(renewal) => renewal.stop(),
             None => Instant::now() + self.config.lease,
@@ -290,7 +292,7 @@ impl<St: Store> Held<St> {
         }
     }
 
-    async fn release(mut self) {
+    async fn release(&mut self) {
         self.settled = true;
         release(&self.config, &self.lease).await;
     }
