@@ -1,10 +1,11 @@
 //! A run: from the claim on a key to its settlement, whether or not the client is still there.
 
 use std::fmt;
-use std::future::{Future, pending};
+use std::future::{Future, pending, poll_fn};
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::thread;
 use std::time::Duration;
 
@@ -32,10 +33,12 @@ pub(super) enum Ended<B, E> {
 }
 
 /// Claims the delivery's key, calls the inner service, and settles the claim.
+///
+/// The request is boxed because this future would hold it several times over.
 pub(super) async fn run<St, S, B>(
     config: Arc<Config<St>>,
     mut inner: S,
-    mut request: Request<Verified>,
+    mut request: Box<Request<Verified>>,
 ) -> Ended<B, S::Error>
 where
     St: Store,
@@ -48,7 +51,7 @@ where
     };
     claims.number(&mut request);
 
-    let handling = AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind();
+    let handling = AssertUnwindSafe(async move { inner.call(*request).await }).catch_unwind();
     let handled = tokio::select! {
         // First, so that a run whose lease is lost does not win by being ready as well.
         biased;
@@ -147,19 +150,19 @@ impl<St: Store> Claims<St> {
         }
     }
 
-    fn forget(self) {
-        self.into_held().for_each(Held::forget);
+    fn forget(&mut self) {
+        self.held().for_each(Held::forget);
     }
 
-    async fn complete(self) -> Result<(), Answer> {
-        for held in self.into_held() {
+    async fn complete(&mut self) -> Result<(), Answer> {
+        for held in self.held() {
             held.complete().await?;
         }
         Ok(())
     }
 
-    async fn release(self) -> Result<(), Answer> {
-        for held in self.into_held() {
+    async fn release(&mut self) -> Result<(), Answer> {
+        for held in self.held() {
             held.release().await;
         }
         Ok(())
@@ -167,8 +170,8 @@ impl<St: Store> Claims<St> {
 
     /// The body comes first: a crash between the two leaves an event that was handled, and whose
     /// key is free; its next delivery then meets its own body.
-    fn into_held(self) -> impl Iterator<Item = Held<St>> {
-        self.body.into_iter().chain(self.key)
+    fn held(&mut self) -> impl Iterator<Item = &mut Held<St>> {
+        self.body.iter_mut().chain(&mut self.key)
     }
 }
 
@@ -252,12 +255,12 @@ impl<St: Store> Held<St> {
         }
     }
 
-    fn forget(mut self) {
+    fn forget(&mut self) {
         self.settled = true;
     }
 
     /// Records the success, and tries again for as long as the lease lasts.
-    async fn complete(mut self) -> Result<(), Answer> {
+    async fn complete(&mut self) -> Result<(), Answer> {
         let valid_until = match self.renewal.take() {
             Some(renewal) => renewal.stop(),
             None => Instant::now() + self.config.lease,
@@ -298,7 +301,7 @@ impl<St: Store> Held<St> {
         }
     }
 
-    async fn release(mut self) {
+    async fn release(&mut self) {
         release(&self.config, &self.lease).await;
         self.settled = true;
     }
@@ -470,6 +473,11 @@ impl<St: Store> Config<St> {
         &self,
         operation: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
+        let mut operation = pin!(operation);
+        // Memory answers at once, and needs no timer.
+        if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(operation.as_mut().poll(cx))).await {
+            return result;
+        }
         match timeout(self.store_timeout, operation).await {
             Ok(result) => result,
             Err(_) => Err(StoreError::timed_out().into()),

@@ -1,6 +1,6 @@
 //! What the headers of a request say, beside the signature.
 
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 
 use crate::answer::Answer;
 use crate::config::ConfigError;
@@ -62,17 +62,19 @@ impl Default for HeaderNames {
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer> {
-    let Some(value) = headers.get(http::header::CONTENT_LENGTH) else {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(value) = values.next() else {
         return Ok(None);
     };
-    match value.to_str() {
-        Ok(digits) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
-            Ok(Some(digits.parse().unwrap_or(u64::MAX)))
-        }
-        _ => Err(Answer::BodyBroken(
-            "its `Content-Length` is no number".into(),
-        )),
+    let is_number = !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_digit);
+    if !is_number || values.any(|other| other != value) {
+        return Err(Answer::BodyBroken(
+            "its `Content-Length` is not one number".into(),
+        ));
     }
+    // More digits than a `u64` holds are more bytes than any limit.
+    let length = value.to_str().ok().and_then(|digits| digits.parse().ok());
+    Ok(Some(length.unwrap_or(u64::MAX)))
 }
 
 /// Kind and key of an authentic request, or why it is none of this platform's deliveries.
