@@ -34,10 +34,6 @@ enum Operation {
         lease: u8,
     },
     Wait(Time),
-    /// So many claims that those which ended unsettled are swept.
-    Flood {
-        lease: Time,
-    },
 }
 
 /// Long, so that the real time which passes meanwhile does not count: moka collects its garbage
@@ -124,16 +120,13 @@ fuzz_target!(|operations: Vec<Operation>| {
                 leases: Vec::new(),
                 fences: HashSet::new(),
             };
-            // Seldom, because a flood takes as long as a thousand other operations.
-            let mut floods = usize::from(operations.len() % 32 == 31);
+            // Seldom, because a flood takes as long as thousands of operations.
+            let flood = operations.len() % 16 == 15;
             for operation in operations {
-                if let Operation::Flood { .. } = operation {
-                    let Some(left) = floods.checked_sub(1) else {
-                        continue;
-                    };
-                    floods = left;
-                }
                 world.step(operation).await;
+            }
+            if flood {
+                world.flood();
             }
             assert_eq!(world.store.evictions(), 0);
         });
@@ -155,11 +148,6 @@ impl World {
                     lease.into(),
                     retain.into(),
                 );
-            }
-            Operation::Flood { lease } => {
-                for key in 0..FLOOD {
-                    self.claim(key, 0, lease.into(), Duration::from_secs(10_000_000));
-                }
             }
             Operation::Peek { key } => self.peek(u64::from(key % KEYS)),
             Operation::Wait(time) => {
@@ -206,6 +194,14 @@ impl World {
                     key.state = State::Free;
                 }
             }
+        }
+    }
+
+    /// Makes so many claims that those which ended unsettled are swept, and then looks whether
+    /// their number is still known.
+    fn flood(&mut self) {
+        for key in (0..FLOOD).chain(0..FLOOD) {
+            self.claim(key, 0, Duration::ZERO, Duration::from_secs(10_000_000));
         }
     }
 

@@ -185,7 +185,7 @@ fn request(u: &mut Unstructured<'_>, config: &Config, signed: bool) -> Result<Re
     };
     Ok(Request {
         method: if odd(u)? {
-            *u.choose(&["GET", "PUT", "post", "HEAD"])?
+            u.choose(&["GET", "PUT", "post", "HEAD"])?
         } else {
             "POST"
         },
