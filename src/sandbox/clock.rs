@@ -44,7 +44,11 @@ impl Clock {
     /// When this clock will show `at`.
     pub(super) fn instant(&self, at: Duration) -> Instant {
         // Rounded up, so that it is not a moment too early.
-        let wait = at.saturating_sub(self.base) / self.speed + Duration::from_nanos(1);
+        let nanos = at
+            .saturating_sub(self.base)
+            .as_nanos()
+            .div_ceil(self.speed.into());
+        let wait = Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
         self.origin + wait
     }
 
