@@ -151,7 +151,7 @@ fn seeds() -> impl Iterator<Item = u64> {
     };
     match number("SEVEN_DAYS_SEED") {
         Some(seed) => seed..seed + 1,
-        None => 0..number("SEVEN_DAYS_SEEDS").unwrap_or(8),
+        None => 0..number("SEVEN_DAYS_SEEDS").unwrap_or(24),
     }
 }
 
