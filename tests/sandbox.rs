@@ -1057,6 +1057,43 @@ async fn a_report_is_a_table() {
     );
 }
 
+mod readme {
+    use super::*;
+    use tower::Layer;
+    use tower_webhook::event::ChatRated;
+    use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+
+    fn my_handlers() -> EventRouter {
+        EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()))
+    }
+
+    // What the README shows, which no doctest can run.
+    #[rustfmt::skip]
+#[tokio::test(start_paused = true)]
+async fn a_chat_is_handled() {
+    let secret = Secret::new("secret").unwrap();
+    let sandbox = Sandbox::in_process(WebhookLayer::new(secret.clone()).layer(my_handlers()));
+    sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
+    sandbox.inject(Fault::DropResponse);
+    let chat = sandbox.chat();
+    chat.assign();
+    chat.message("Where is my parcel?");
+    chat.close();
+    chat.rate(Rating::Good);
+    let report = sandbox.finish().await;
+    assert!(report.is_all_delivered(), "{report}");
+}
+
+    #[test]
+    fn it_is_shown_there_as_it_stands_here() {
+        let readme = include_str!("../README.md");
+        let (_, rest) = readme.split_once("```rust,ignore\n").unwrap();
+        let (shown, _) = rest.split_once("```").unwrap();
+        assert!(shown.lines().count() < 15);
+        assert!(include_str!("sandbox.rs").contains(shown));
+    }
+}
+
 mod admin_api {
     use super::*;
 

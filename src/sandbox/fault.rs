@@ -220,5 +220,8 @@ impl std::error::Error for InvalidFaults {}
 /// The source of all chance in one attempt: it depends on nothing but these numbers, so that a run
 /// with the same seed meets the same faults.
 pub(super) fn chance(seed: u64, event: u64, attempt: u64) -> Rng {
-    Rng::with_seed(Rng::with_seed(seed ^ (event << 32) ^ attempt).u64(..))
+    let mixed = [seed, event, attempt]
+        .into_iter()
+        .fold(0, |state, part| Rng::with_seed(state ^ part).u64(..));
+    Rng::with_seed(mixed)
 }

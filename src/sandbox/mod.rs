@@ -25,23 +25,19 @@
 //! #[tokio::test(start_paused = true)]
 //! # */
 //! # #[tokio::main(flavor = "current_thread", start_paused = true)]
-//! # async fn main() -> Result<(), Box<dyn std::error::Error>> { a_chat_is_handled().await }
-//! async fn a_chat_is_handled() -> Result<(), Box<dyn std::error::Error>> {
-//!     let secret = Secret::new("secret")?;
+//! # async fn main() { a_chat_is_handled().await }
+//! async fn a_chat_is_handled() {
+//!     let secret = Secret::new("secret").unwrap();
 //!     let sandbox = Sandbox::in_process(WebhookLayer::new(secret.clone()).layer(my_handlers()));
 //!     sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
-//!
-//!     let chat = sandbox.chat();
 //!     sandbox.inject(Fault::DropResponse);
+//!     let chat = sandbox.chat();
 //!     chat.assign();
-//!     chat.open();
 //!     chat.message("Where is my parcel?");
 //!     chat.close();
 //!     chat.rate(Rating::Good);
-//!
 //!     let report = sandbox.finish().await;
 //!     assert!(report.is_all_delivered(), "{report}");
-//!     Ok(())
 //! }
 //! ```
 //!
@@ -116,7 +112,7 @@ pub struct Settings {
     /// delays of faults go by the platform's clock.
     pub attempt_timeout: Duration,
     /// When a customer rates a chat that was closed or transferred and that no script rates: an
-    /// hour after the last change of its state unless set.
+    /// hour after the last that happened in it unless set.
     pub rate_after: Duration,
     /// What the platform's clock shows at the start: the time of day unless set. A run that is to
     /// repeat byte by byte needs one of its own.

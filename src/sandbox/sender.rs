@@ -599,7 +599,7 @@ fn request(
     if let Some(secret) = &send.secret {
         let mut signature = secret.sign(&body);
         if let Some((Fault::WrongSecret, _)) = fault {
-            // What another secret made: the tag of the tag is none of the body.
+            // It has the form of a signature, and is none of this body.
             signature = secret.sign(signature.as_bytes());
         }
         request = request.header(&names.signature, signature);
