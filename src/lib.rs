@@ -83,8 +83,10 @@
 //!
 //! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
 //! `tower::ServiceBuilder`; a wrong order does not compile. Any service of `Request<Verified>` can
-//! take the router's place, such as an axum `Router`: [`Verified`] is an [`http_body::Body`](https://docs.rs/http-body/1/http_body/trait.Body.html), and
-//! with the feature `axum`, [`Delivery`] is an extractor.
+//! take the router's place, such as an axum `Router`: [`Verified`] is an [HTTP body][body], and with
+//! the feature `axum`, [`Delivery`] is an extractor.
+//!
+//! [body]: https://docs.rs/http-body/1/http_body/trait.Body.html
 //!
 //! What is answered in which situation is one table: [`answers`].
 //!
@@ -113,9 +115,9 @@
 //!
 //! # Logs
 //!
-//! Through [`tracing`](https://docs.rs/tracing): one span `delivery` for each delivery with its kind, key, attempt, secret (by
-//! label or place), outcome and duration, and one event for each refusal with its reason. No secret
-//! and no payload is logged.
+//! Through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with its kind,
+//! key, attempt, secret (by label or place), outcome and duration, and one event for each refusal
+//! with its reason. No secret and no payload is logged.
 //!
 //! # Features
 //!

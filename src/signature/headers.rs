@@ -65,10 +65,14 @@ pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer
     let Some(value) = headers.get(http::header::CONTENT_LENGTH) else {
         return Ok(None);
     };
-    let length = value.to_str().ok().and_then(|length| length.parse().ok());
-    length.map(Some).ok_or(Answer::BodyBroken(
-        "its `Content-Length` is no number".into(),
-    ))
+    match value.to_str() {
+        Ok(digits) if !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Ok(Some(digits.parse().unwrap_or(u64::MAX)))
+        }
+        _ => Err(Answer::BodyBroken(
+            "its `Content-Length` is no number".into(),
+        )),
+    }
 }
 
 /// Kind and key of an authentic request, or why it is none of this platform's deliveries.
@@ -122,4 +126,49 @@ fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>,
         return Err(Answer::KeysDiffer);
     }
     Ok(IdempotencyKey::new(first.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_declared_length_is_a_number() {
+        let declared = |value: &str| {
+            let headers = [(http::header::CONTENT_LENGTH, value.parse().unwrap())];
+            declared_length(&HeaderMap::from_iter(headers))
+        };
+        assert!(matches!(declared_length(&HeaderMap::new()), Ok(None)));
+        assert!(matches!(declared("0"), Ok(Some(0))));
+        assert!(matches!(
+            declared("18446744073709551615"),
+            Ok(Some(u64::MAX))
+        ));
+        assert!(matches!(
+            declared("99999999999999999999"),
+            Ok(Some(u64::MAX))
+        ));
+        for wrong in ["", "-1", "+1", "1.0", "0x10", "1, 1", "ten"] {
+            assert!(
+                matches!(declared(wrong), Err(Answer::BodyBroken(_))),
+                "{wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_brand_stands_in_the_names() {
+        let names = HeaderNames::branded("Acme-Chat").unwrap();
+        assert_eq!(names.signature, "x-acme-chat-hmac-sha256");
+        assert_eq!(names.event, "x-acme-chat-event");
+        assert_eq!(names.key, "idempotency-key");
+        assert_eq!(
+            HeaderNames::branded("service").unwrap(),
+            HeaderNames::default()
+        );
+        for wrong in ["", "a b", "a:b", "ä", "a\n", &"x".repeat(70_000)] {
+            let error = HeaderNames::branded(wrong).unwrap_err();
+            assert!(matches!(error, ConfigError::HeaderPrefix(brand) if brand == wrong));
+        }
+    }
 }

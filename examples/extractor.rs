@@ -1,0 +1,90 @@
+//! Run with: cargo run --example extractor --features axum
+//!
+//! Ordinary axum handlers, one URL for each kind of event, all behind one layer.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use axum::http::StatusCode;
+use axum::routing::post;
+use clap::Parser;
+use tokio::net::TcpListener;
+use tower_webhook::event::{ChatRated, MessageCreated};
+use tower_webhook::{Delivery, RawDelivery, Secret, WebhookLayer};
+
+/// Receive the chat platform's webhooks with axum handlers, and print ratings and messages.
+#[derive(Parser)]
+#[command(name = "extractor")]
+struct Args {
+    /// Where to listen; port 0 is any free port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
+    listen: SocketAddr,
+
+    /// The secret that is set in the partner portal; a random one is made and printed without it
+    #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
+    secret: Option<Secret>,
+}
+
+async fn rated(chat: Delivery<ChatRated>) -> Result<(), StatusCode> {
+    // Any status but 2xx lets the platform send the event again.
+    let id = chat.payload.id.ok_or(StatusCode::UNPROCESSABLE_ENTITY)?;
+    println!("{id} was rated {:?}", chat.payload.rating);
+    Ok(())
+}
+
+async fn message(message: Delivery<MessageCreated>) {
+    println!("a message came: {:?}", message.payload.text);
+}
+
+/// Whatever its kind, and not decoded.
+async fn any(delivery: RawDelivery) {
+    println!("{}: {} bytes", delivery.kind(), delivery.body().len());
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
+
+    let listener = TcpListener::bind(args.listen)
+        .await
+        .with_context(|| format!("cannot listen on {}", args.listen))?;
+    let url = format!("http://{}/chat-rated", listener.local_addr()?);
+    eprintln!("listening on {url}, and on /message-created and /any");
+    let secret = match args.secret {
+        Some(secret) => secret,
+        None => random_secret(&url)?,
+    };
+
+    let webhooks = WebhookLayer::new(secret);
+    let runs = webhooks.runs();
+    let app = Router::new()
+        .route("/chat-rated", post(rated))
+        .route("/message-created", post(message))
+        .route("/any", post(any))
+        .layer(webhooks);
+
+    axum::serve(listener, app)
+        .with_graceful_shutdown(async {
+            let _ = tokio::signal::ctrl_c().await;
+        })
+        .await?;
+    // Runs whose client has left are not known to axum.
+    runs.drain(Duration::from_secs(30)).await?;
+    Ok(())
+}
+
+fn random_secret(url: &str) -> anyhow::Result<Secret> {
+    let mut bytes = [0; 20];
+    getrandom::fill(&mut bytes)?;
+    let secret = hex::encode(bytes);
+    eprintln!(
+        "send a first event with\n\n  \
+         cargo run --example send -- --url {url} --secret {secret}\n"
+    );
+    Ok(Secret::new(secret)?)
+}

@@ -1,0 +1,308 @@
+//! Run with: cargo run --example receiver
+//!
+//! A receiver that is ready to operate, without a line of Rust: it verifies and deduplicates what
+//! arrives, prints one line of JSON for each event, and can run a command for it. Logs go to
+//! standard error; `RUST_LOG=debug` says more.
+//!
+//! It speaks HTTP/1.1 without TLS, which is for a proxy in front of it to end. It is served by
+//! hyper, with a time limit of 30 seconds for a request's headers: `axum::serve` sets none. Unix
+//! only, because of its signals and process groups.
+
+mod forward;
+
+use std::env::VarError;
+use std::error::Error;
+use std::io::{self, IsTerminal};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use axum::Router;
+use axum::routing::get;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, value_parser};
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::service::TowerToHyperService;
+use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::sleep;
+use tower::Layer;
+use tower_webhook::{ConfigError, EventRouter, HeaderNames, Runs, Secret, Secrets, WebhookLayer};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::format::FmtSpan;
+
+use self::forward::Forward;
+
+/// Receive the chat platform's webhooks, and print one line of JSON for each event.
+///
+/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt where there is
+/// none. An event that could not be handled is answered with an error, so that the platform sends
+/// it again. GET /healthz is answered with 200.
+///
+/// SIGTERM and Ctrl-C stop the receiver when what is running has finished; SIGHUP makes it read the
+/// file of secrets again.
+#[derive(Parser)]
+#[command(name = "receiver")]
+struct Args {
+    /// Where to listen; port 0 is any free port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
+    listen: SocketAddr,
+
+    /// The path that webhooks are sent to
+    #[arg(long, value_name = "PATH", default_value = "/webhooks", value_parser = path)]
+    path: String,
+
+    /// The secret that is set in the partner portal; repeat it to accept several
+    ///
+    /// Everybody on this machine can read it in the list of processes: rather set the environment
+    /// variable WEBHOOK_SECRET, or use --secret-file. Without any of the three a random secret is
+    /// made, and the command to send a first event is printed.
+    #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
+    secret: Vec<Secret>,
+
+    /// A file of secrets, one a line; read again on SIGHUP
+    #[arg(long, value_name = "FILE", conflicts_with = "secret")]
+    secret_file: Option<PathBuf>,
+
+    /// A command to run for each event, by `sh -c`
+    ///
+    /// It gets the line of JSON on standard input. When it fails, so has the event: the line is not
+    /// printed, and the platform sends the event again. What it prints goes to standard error.
+    #[arg(long, value_name = "COMMAND")]
+    exec: Option<String>,
+
+    /// How long an event may take; a command is then killed with all that it started
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
+    handler_timeout: u64,
+
+    /// The largest body to accept, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..))]
+    max_body: u32,
+
+    /// The brand in the names of headers: `acme` reads X-Acme-Event instead of X-Service-Event
+    #[arg(long, value_name = "BRAND")]
+    header_prefix: Option<String>,
+
+    /// How long running events may take to finish when the receiver is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    grace: u64,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    tracing_subscriber::fmt()
+        .with_env_filter(
+            EnvFilter::builder()
+                .with_default_directive(LevelFilter::INFO.into())
+                .from_env_lossy(),
+        )
+        // A delivery is a span: the line of its end tells all about it.
+        .with_span_events(FmtSpan::CLOSE)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        // They would go to standard error, and panic if it is gone.
+        .log_internal_errors(false)
+        .init();
+
+    let result = Runtime::new()
+        .context("no threads to run on")
+        .and_then(|runtime| {
+            let result = runtime.block_on(run(args));
+            // What was given up is dropped here, and its commands are killed.
+            runtime.shutdown_timeout(Duration::from_secs(1));
+            result
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(args: Args) -> anyhow::Result<()> {
+    let (secrets, random) = secrets(&args)?;
+    let names = match &args.header_prefix {
+        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(&error)),
+        None => HeaderNames::default(),
+    };
+
+    let forward = Arc::new(Forward::new(args.exec));
+    let events = EventRouter::new().fallback(move |delivery| {
+        let forward = Arc::clone(&forward);
+        async move { forward.event(delivery).await }
+    });
+    let layer = WebhookLayer::new(secrets.clone())
+        .header_names(names)
+        .max_body(args.max_body as usize)
+        .max_buffered((64 << 20).max(args.max_body as usize))
+        .handler_timeout(Duration::from_secs(args.handler_timeout))?;
+    let runs = layer.runs();
+    let app = Router::new()
+        .route("/healthz", get(async || {}))
+        .route_service(&args.path, layer.layer(events));
+
+    let stop = Stop::new()?;
+    if let Some(file) = args.secret_file {
+        reread_on_hangup(secrets, file)?;
+    }
+    let listener = bind(args.listen).await?;
+    let url = format!("http://{}{}", listener.local_addr()?, args.path);
+    eprintln!("listening on {url}");
+    if let Some(secret) = random {
+        let brand = args
+            .header_prefix
+            .map(|brand| format!(" --header-prefix {brand}"));
+        eprintln!(
+            "no secret was given, so a random one was made; send a first event with\n\n  \
+             cargo run --example send -- --url {url} --secret {secret}{}\n",
+            brand.unwrap_or_default()
+        );
+    }
+    serve(listener, app, runs, stop, Duration::from_secs(args.grace)).await;
+    Ok(())
+}
+
+/// The secrets that were given, or a random one together with its text.
+fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
+    let mut random = None;
+    let secrets = match &args.secret_file {
+        Some(file) => Secrets::from_file(file),
+        None if !args.secret.is_empty() => Secrets::new(args.secret.iter().cloned()),
+        None => match Secret::from_env("WEBHOOK_SECRET") {
+            Err(ConfigError::Environment {
+                source: VarError::NotPresent,
+                ..
+            }) => {
+                let mut bytes = [0; 20];
+                getrandom::fill(&mut bytes).context("the system gives no random bytes")?;
+                Secret::new(random.insert(hex::encode(bytes)).as_str())
+            }
+            secret => secret,
+        }
+        .map(Secrets::from),
+    };
+    Ok((secrets.unwrap_or_else(|error| misused(&error)), random))
+}
+
+/// Ends the program as a wrong flag does.
+fn misused(error: &ConfigError) -> ! {
+    Args::command()
+        .error(ErrorKind::ValueValidation, chain(error))
+        .exit()
+}
+
+fn reread_on_hangup(secrets: Secrets, file: PathBuf) -> io::Result<()> {
+    let mut hangup = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            match secrets.replace_from_file(&file) {
+                Ok(()) => tracing::info!("the secrets were read again"),
+                Err(error) => {
+                    tracing::error!(reason = %chain(&error), "the secrets stay as they were");
+                }
+            }
+        }
+    });
+    Ok(())
+}
+
+async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address).await.map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => "; is another receiver running? Choose another port",
+            _ => "",
+        };
+        anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
+    })
+}
+
+/// Serves until it is to stop, then lets what is running finish.
+async fn serve(listener: TcpListener, app: Router, runs: Runs, mut stop: Stop, grace: Duration) {
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()); // Without one, headers have no time limit.
+    let connections = GracefulShutdown::new();
+    loop {
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(Duration::from_millis(100)).await; // Files may be closed until then.
+                    continue;
+                }
+            },
+            () = stop.asked_for() => break,
+        };
+        let service = TowerToHyperService::new(app.clone());
+        let connection = http.serve_connection(TokioIo::new(stream), service);
+        tokio::spawn(connections.watch(connection));
+    }
+    drop(listener);
+
+    tracing::info!("stopping when what is running has finished");
+    let finished = async {
+        connections.shutdown().await;
+        runs.drain(grace).await
+    };
+    tokio::select! {
+        Ok(()) = finished => tracing::info!("stopped"),
+        () = sleep(grace) => tracing::warn!("stopped at the deadline: the platform sends again what was running"),
+        () = stop.asked_for() => tracing::warn!("stopped at once: the platform sends again what was running"),
+    }
+}
+
+/// SIGTERM and Ctrl-C.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn asked_for(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.to_socket_addrs()
+        .ok()
+        .and_then(|mut addresses| addresses.next())
+        .ok_or_else(|| "give an address and a port, such as 127.0.0.1:3000".to_owned())
+}
+
+fn path(text: &str) -> Result<String, &'static str> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    match text {
+        "/healthz" => Err("this path is taken by the health check"),
+        _ if !text.starts_with('/') => Err("a path starts with `/`"),
+        _ if !text.bytes().all(is_plain) => Err("use letters, digits and `/-._~`"),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+/// An error with its causes, in one line.
+fn chain(error: &ConfigError) -> String {
+    match error.source() {
+        Some(cause) => format!("{error}: {cause}"),
+        None => error.to_string(),
+    }
+}

@@ -1,0 +1,329 @@
+//! Run with: cargo run --example send -- --secret SECRET
+//!
+//! Plays the platform: signs deliveries and sends them to a receiver.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{self, Read, Write};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use axum::body::Bytes;
+use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::http::{Request, StatusCode, Uri};
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, value_parser};
+use futures_util::{StreamExt, stream};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
+use indicatif::{ProgressBar, ProgressStyle};
+use tokio::time::timeout;
+use tower_webhook::event::sample;
+use tower_webhook::{EventKind, HeaderNames, Secret};
+
+/// Sign a sample event as the chat platform does, and send it to a receiver.
+///
+/// Prints status and time of each delivery. Exits with 0 when all were accepted, with 1 when one
+/// was refused or failed.
+#[derive(Parser)]
+#[command(name = "send")]
+struct Args {
+    /// Where to send to
+    #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
+    url: Uri,
+
+    /// The secret of the receiver
+    #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
+    secret: Secret,
+
+    /// The kind of event; those of the platform come with a full sample payload
+    #[arg(long, value_name = "KIND", default_value = "chat-rated")]
+    event: EventKind,
+
+    /// Send this file instead of a sample; `-` is standard input
+    #[arg(long, value_name = "FILE")]
+    body: Option<String>,
+
+    /// The idempotency key of all deliveries; without it each has a random one
+    #[arg(long, value_name = "KEY", value_parser = |text: &str| HeaderValue::from_bytes(text.as_bytes()))]
+    key: Option<HeaderValue>,
+
+    /// Send no idempotency key
+    #[arg(long, conflicts_with = "key")]
+    no_key: bool,
+
+    /// How many deliveries to send
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
+    count: u64,
+
+    /// How many deliveries to have under way at once
+    #[arg(long, value_name = "C", default_value_t = 1, value_parser = value_parser!(u16).range(1..))]
+    concurrency: u16,
+
+    /// Change the body after it was signed: the receiver must refuse it
+    #[arg(long)]
+    tamper: bool,
+
+    /// The brand in the names of headers: `acme` sends X-Acme-Event instead of X-Service-Event
+    #[arg(long, value_name = "BRAND", value_parser = HeaderNames::branded)]
+    header_prefix: Option<HeaderNames>,
+
+    /// How long an answer may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
+    timeout: u64,
+
+    /// Print a line for every delivery, however many there are
+    #[arg(short, long)]
+    verbose: bool,
+}
+
+/// How many deliveries have a line of their own unless asked for more.
+const LINES: u64 = 20;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match send(Args::parse()).await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Tells whether all deliveries were accepted.
+async fn send(args: Args) -> anyhow::Result<bool> {
+    let (count, all_lines) = (args.count, args.verbose);
+    let concurrency = args.concurrency.into();
+    let sender = Sender::new(args)?;
+    let bar = match count {
+        0..=LINES => ProgressBar::hidden(),
+        _ => ProgressBar::new(count), // Hidden as well when standard error is not a terminal.
+    };
+    bar.set_style(ProgressStyle::with_template(
+        "{wide_bar} {pos}/{len}, {eta} left",
+    )?);
+
+    let started = Instant::now();
+    let mut answers = stream::iter(1..=count)
+        .map(|number| sender.deliver(number))
+        .buffer_unordered(concurrency);
+    let mut summary = Summary::default();
+    while let Some(answer) = answers.next().await {
+        bar.inc(1);
+        if answer.number <= LINES || all_lines {
+            bar.suspend(|| writeln!(io::stdout(), "{answer}"))?;
+        }
+        summary.add(answer);
+    }
+    bar.finish_and_clear();
+    if count > 1 {
+        summary.print(&mut io::stdout().lock(), started.elapsed())?;
+    }
+    Ok(summary.refused == 0)
+}
+
+struct Sender {
+    client: Client<HttpConnector, Full<Bytes>>,
+    /// All but the key.
+    request: Request<Full<Bytes>>,
+    names: HeaderNames,
+    key: Key,
+    timeout: Duration,
+}
+
+enum Key {
+    None,
+    Same(HeaderValue),
+    /// This, and the number of the delivery.
+    Each(String),
+}
+
+impl Sender {
+    fn new(args: Args) -> anyhow::Result<Self> {
+        let mut body = match &args.body {
+            None => sample(&args.event)
+                .unwrap_or(r#"{"id":"sample"}"#)
+                .as_bytes()
+                .to_vec(),
+            Some(file) => read(file).unwrap_or_else(|error| {
+                let message = format!("the body `{file}` cannot be read: {error}");
+                Args::command()
+                    .error(ErrorKind::ValueValidation, message)
+                    .exit()
+            }),
+        };
+        let signature = args.secret.sign(&body);
+        if args.tamper {
+            body.push(b' ');
+        }
+
+        let key = match args.key {
+            _ if args.no_key => Key::None,
+            Some(key) => Key::Same(key),
+            None => {
+                let mut bytes = [0; 16];
+                getrandom::fill(&mut bytes).context("the system gives no random bytes")?;
+                Key::Each(hex::encode(bytes))
+            }
+        };
+        let names = args.header_prefix.unwrap_or_default();
+        let request = Request::post(args.url)
+            .header(CONTENT_TYPE, "application/json")
+            .header(&names.event, args.event.as_str())
+            .header(&names.signature, signature)
+            .body(Full::from(body))?;
+        Ok(Self {
+            client: Client::builder(TokioExecutor::new()).build_http(),
+            request,
+            names,
+            key,
+            timeout: Duration::from_secs(args.timeout),
+        })
+    }
+
+    async fn deliver(&self, number: u64) -> Answer {
+        let mut request = self.request.clone();
+        let key = match &self.key {
+            Key::None => None,
+            Key::Same(key) => Some(Ok(key.clone())),
+            Key::Each(start) => Some(HeaderValue::try_from(format!("{start}-{number}"))),
+        };
+        if let Some(Ok(key)) = key {
+            request.headers_mut().insert(&self.names.key, key);
+        }
+        let started = Instant::now();
+        let outcome = match timeout(self.timeout, self.exchange(request)).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(anyhow::anyhow!("no answer within {:?}", self.timeout)),
+        };
+        Answer {
+            number,
+            outcome: outcome.map_err(|error| format!("{error:#}")),
+            took: started.elapsed(),
+        }
+    }
+
+    /// Status and detail of the answer.
+    async fn exchange(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> anyhow::Result<(StatusCode, String)> {
+        let response = self.client.request(request).await?;
+        let status = response.status();
+        let is_replay = response.headers().contains_key("idempotent-replayed");
+        let body = Limited::new(response.into_body(), 64 * 1024)
+            .collect()
+            .await
+            .map_err(|error| anyhow::anyhow!("the answer broke off: {error}"))?
+            .to_bytes();
+        let problem: Option<Problem> = serde_json::from_slice(&body).ok();
+        let detail = match problem {
+            Some(problem) => problem.detail,
+            None if is_replay => "it had been handled before".to_owned(),
+            None => String::new(),
+        };
+        Ok((status, detail))
+    }
+}
+
+/// RFC 9457, as far as it is printed.
+#[derive(serde::Deserialize)]
+struct Problem {
+    detail: String,
+}
+
+struct Answer {
+    number: u64,
+    outcome: Result<(StatusCode, String), String>,
+    took: Duration,
+}
+
+impl Answer {
+    fn status(&self) -> String {
+        match &self.outcome {
+            Ok((status, _)) => status.to_string(),
+            Err(_) => "no answer".to_owned(),
+        }
+    }
+
+    fn detail(&self) -> &str {
+        match &self.outcome {
+            Ok((_, detail)) => detail,
+            Err(error) => error,
+        }
+    }
+}
+
+impl std::fmt::Display for Answer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let (number, status, took) = (self.number, self.status(), self.took);
+        write!(f, "#{number} {status} in {took:.1?}")?;
+        match self.detail() {
+            "" => Ok(()),
+            detail => write!(f, ": {detail}"),
+        }
+    }
+}
+
+#[derive(Default)]
+struct Summary {
+    /// How often each status and detail came.
+    counts: BTreeMap<(String, String), u64>,
+    times: Vec<Duration>,
+    refused: u64,
+}
+
+impl Summary {
+    fn add(&mut self, answer: Answer) {
+        let is_accepted = matches!(&answer.outcome, Ok((status, _)) if status.is_success());
+        self.refused += u64::from(!is_accepted);
+        self.times.push(answer.took);
+        let row = (answer.status(), answer.detail().to_owned());
+        *self.counts.entry(row).or_default() += 1;
+    }
+
+    fn print(&mut self, out: &mut impl Write, elapsed: Duration) -> io::Result<()> {
+        let count = self.times.len();
+        let rate = count as f64 / elapsed.as_secs_f64();
+        writeln!(
+            out,
+            "\n{count} deliveries in {elapsed:.1?}, {rate:.0} a second"
+        )?;
+        for ((status, detail), count) in &self.counts {
+            let colon = if detail.is_empty() { "" } else { ": " };
+            writeln!(out, "{count:>9} {status}{colon}{detail}")?;
+        }
+        self.times.sort_unstable();
+        let at = |part: f64| self.times[((count - 1) as f64 * part).ceil() as usize];
+        let (min, median, p99, max) = (at(0.0), at(0.5), at(0.99), at(1.0));
+        writeln!(
+            out,
+            "latency: min {min:.1?}, median {median:.1?}, p99 {p99:.1?}, max {max:.1?}"
+        )
+    }
+}
+
+fn read(file: &str) -> io::Result<Vec<u8>> {
+    match file {
+        "-" => {
+            let mut body = Vec::new();
+            io::stdin().read_to_end(&mut body)?;
+            Ok(body)
+        }
+        _ => fs::read(file),
+    }
+}
+
+fn url(text: &str) -> Result<Uri, String> {
+    let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
+    match (uri.scheme_str(), uri.host()) {
+        (Some("http"), Some(_)) => Ok(uri),
+        (Some("https"), _) => Err("TLS is not supported: send to a plain http:// URL".to_owned()),
+        _ => Err("give a whole URL, such as http://127.0.0.1:3000/webhooks".to_owned()),
+    }
+}

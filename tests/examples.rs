@@ -1,0 +1,777 @@
+//! The examples, as processes: what an operator sees of them.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tower_webhook::EventKind;
+use tower_webhook::event::sample;
+
+#[test]
+fn every_kind_arrives_as_one_line() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let archived = EventKind::from_static("chat-archived");
+    let mut expected = String::new();
+
+    for kind in EventKind::ALL.iter().chain([&archived]) {
+        let sent = receiver.send("s", &["--event", kind.as_str(), "--key", kind.as_str()]);
+
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert!(sent.out.starts_with("#1 200 OK in "), "{sent:?}");
+        let payload = sample(kind).unwrap_or(r#"{"id":"sample"}"#);
+        expected +=
+            &format!(r#"{{"event":"{kind}","key":"{kind}","attempt":1,"payload":{payload}}}"#);
+        expected += "\n";
+    }
+    assert_eq!(receiver.out(), expected);
+    let closed = r#"delivery{kind="chat-closed" key=chat-closed secret=0 attempt=1 outcome="handled" duration_ms="#;
+    until("the line of a delivery in the log", || {
+        receiver.err().contains(closed).then_some(())
+    });
+}
+
+#[test]
+fn the_printed_command_works_as_it_is() {
+    let receiver = Receiver::start(&["--header-prefix", "acme"]);
+
+    let printed = until("the command", || {
+        let err = receiver.err();
+        let (_, command) = err.split_once("cargo run --example send -- ")?;
+        command.split_once('\n').map(|(args, _)| args.to_owned())
+    });
+    let args: Vec<&str> = printed.split(' ').collect();
+    let sent = run("send", &args);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert_eq!(receiver.out().lines().count(), 1);
+    let secret = args[args.iter().position(|arg| *arg == "--secret").unwrap() + 1];
+    assert_eq!(secret.len(), 40);
+    let unbranded = receiver.send(secret, &[]);
+    assert_eq!(unbranded.code, 1, "{unbranded:?}");
+}
+
+/// Spec 6, rule 5: a test request by hand, which has no key.
+#[test]
+fn a_request_by_hand_is_printed_minified_and_unchanged() {
+    let receiver = Receiver::start(&["--secret", "one", "--secret", "the second"]);
+    let body = "{\r\n\t\"z\" : 1.50, \"a\":[1e2 , -0.0,\n12345678901234567890123],\
+                \"text\": \"\\\" two  spaces: \\\\\", \"emoji\":\"🧾 \\ud83e\\uddfe \\ud83d\" , \"a\":{ }} ";
+
+    assert_eq!(by_hand(&receiver.url, "one", body).0, 200);
+    assert_eq!(by_hand(&receiver.url, "the second", body).0, 200);
+
+    let line = "{\"event\":\"chat-rated\",\"payload\":{\"z\":1.50,\"a\":[1e2,-0.0,12345678901234567890123],\
+                \"text\":\"\\\" two  spaces: \\\\\",\"emoji\":\"🧾 \\ud83e\\uddfe \\ud83d\",\"a\":{}}}\n";
+    assert_eq!(receiver.out(), line.repeat(2));
+
+    let (status, problem) = by_hand(&receiver.url, "another", body);
+    assert_eq!(status, 401);
+    assert!(problem.contains(r#""title":"Unauthorized""#), "{problem}");
+    assert_eq!(by_hand(&receiver.url, "one", "[]").0, 422);
+    assert_eq!(receiver.out(), line.repeat(2));
+}
+
+#[test]
+fn a_body_comes_from_a_file_or_standard_input() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let file = receiver.file("body", r#"{"from" : "file"}"#);
+    let mut piped = example("send");
+    piped
+        .args([
+            "--url",
+            &receiver.url,
+            "--secret",
+            "s",
+            "--no-key",
+            "--body",
+            "-",
+        ])
+        .stdin(File::open(&file).unwrap());
+
+    let from_file = receiver.send("s", &["--no-key", "--body", &file]);
+    let from_stdin = Program::start(&mut piped).finish();
+
+    assert_eq!((from_file.code, from_stdin.code), (0, 0));
+    let line = "{\"event\":\"chat-rated\",\"payload\":{\"from\":\"file\"}}\n";
+    assert_eq!(receiver.out(), line.repeat(2));
+}
+
+#[test]
+fn duplicates_are_replayed() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+
+    let sent = receiver.send("s", &["--key", "k", "--count", "3"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("1 200 OK\n"), "{sent:?}");
+    assert!(
+        sent.out.contains("2 200 OK: it had been handled before\n"),
+        "{sent:?}"
+    );
+    assert_eq!(receiver.out().lines().count(), 1);
+}
+
+#[test]
+fn many_deliveries_have_keys_of_their_own_and_a_summary() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+
+    let sent = receiver.send("s", &["--count", "50", "--concurrency", "8"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("\n       50 200 OK\n"), "{sent:?}");
+    assert!(sent.out.contains("\nlatency: min "), "{sent:?}");
+    assert_eq!(sent.out.matches('#').count(), 20);
+    assert_eq!(receiver.out().lines().collect::<HashSet<_>>().len(), 50);
+
+    let verbose = receiver.send("s", &["--count", "50", "-v"]);
+    assert_eq!(verbose.out.matches('#').count(), 50);
+}
+
+#[test]
+fn what_is_refused_makes_send_fail() {
+    let receiver = Receiver::start(&["--secret", "s", "--max-body", "100"]);
+    let small = &receiver.file("body", "{}");
+
+    let tampered = receiver.send("s", &["--body", small, "--tamper"]);
+    let too_large = receiver.send("s", &[]);
+    let mixed = receiver.send("s", &["--body", small, "--count", "3", "--tamper"]);
+    let nobody = run("send", &["--secret", "s", "--url", "http://127.0.0.1:1/"]);
+
+    assert_eq!(tampered.code, 1, "{tampered:?}");
+    assert!(tampered.out.contains("401 Unauthorized"), "{tampered:?}");
+    assert!(tampered.out.contains("does not prove"), "{tampered:?}");
+    assert_eq!(too_large.code, 1, "{too_large:?}");
+    assert!(
+        too_large.out.contains("413 Payload Too Large"),
+        "{too_large:?}"
+    );
+    assert_eq!(mixed.code, 1, "{mixed:?}");
+    assert!(mixed.out.contains("3 401 Unauthorized: "), "{mixed:?}");
+    assert_eq!(nobody.code, 1, "{nobody:?}");
+    assert!(nobody.out.contains("Connection refused"), "{nobody:?}");
+    assert_eq!(receiver.out(), "");
+    assert_eq!(receiver.send("s", &["--body", small]).code, 0);
+}
+
+#[test]
+fn secrets_come_from_the_environment() {
+    let receiver = Receiver::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
+    let mut send = example("send");
+    send.args(["--url", &receiver.url])
+        .env("WEBHOOK_SECRET", "from env");
+
+    assert_eq!(Program::start(&mut send).finish().code, 0);
+    assert_eq!(receiver.send("another", &[]).code, 1);
+}
+
+#[test]
+fn a_hangup_rotates_the_secrets() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("secrets");
+    fs::write(&file, "old\n").unwrap();
+    let receiver = Receiver::start(&["--secret-file", file.to_str().unwrap()]);
+    let accepts = |secret| receiver.send(secret, &[]).code == 0;
+    assert!(accepts("old") && !accepts("new"));
+
+    fs::write(&file, "old\nnew\n").unwrap();
+    receiver.signal(Signal::SIGHUP);
+    until("the new secret", || accepts("new").then_some(()));
+    assert!(accepts("old"));
+
+    fs::write(&file, "new\n").unwrap();
+    receiver.signal(Signal::SIGHUP);
+    until("the end of the old secret", || {
+        (!accepts("old")).then_some(())
+    });
+    assert!(accepts("new"));
+
+    fs::remove_file(&file).unwrap();
+    receiver.signal(Signal::SIGHUP);
+    let err = until("the failure in the log", || {
+        let err = receiver.err();
+        err.contains("the secrets stay as they were").then_some(err)
+    });
+    assert!(err.contains("No such file"), "{err}");
+    assert!(accepts("new") && !accepts("old"));
+}
+
+#[test]
+fn a_command_gets_the_line_and_keeps_off_standard_output() {
+    let dir = TempDir::new().unwrap();
+    let got = dir.path().join("got");
+    let command = format!(
+        "cat > '{}'; echo noise; echo $WEBHOOK_SECRET.",
+        got.display()
+    );
+    let mut with_secret = example("receiver");
+    with_secret.env("WEBHOOK_SECRET", "s");
+    let receiver = Receiver::start_by(with_secret.args(["--exec", &command]));
+
+    let sent = receiver.send("s", &["--key", "k"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let out = receiver.out();
+    assert!(
+        out.starts_with(r#"{"event":"chat-rated","key":"k","attempt":1,"#),
+        "{out}"
+    );
+    assert!(!out.contains("noise"), "{out}");
+    assert_eq!(fs::read_to_string(got).unwrap(), out);
+    let err = receiver.err();
+    assert!(err.contains("noise\n.\n"), "{err}");
+}
+
+#[test]
+fn a_failed_command_is_a_failed_event() {
+    let dir = TempDir::new().unwrap();
+    let flag = dir.path().join("flag");
+    let command = format!("test -e '{}' || exit 7", flag.display());
+    let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+
+    let failed = receiver.send("s", &["--key", "k"]);
+    assert_eq!(failed.code, 1, "{failed:?}");
+    assert!(
+        failed.out.contains("500 Internal Server Error"),
+        "{failed:?}"
+    );
+    assert_eq!(receiver.out(), "");
+    assert!(
+        receiver.err().contains("exit status: 7"),
+        "{}",
+        receiver.err()
+    );
+
+    File::create(flag).unwrap();
+    let handled = receiver.send("s", &["--key", "k"]);
+    assert_eq!(handled.code, 0, "{handled:?}");
+    let out = receiver.out();
+    assert!(out.contains(r#""key":"k","attempt":2,"#), "{out}");
+}
+
+#[test]
+fn a_command_need_not_read() {
+    let receiver = Receiver::start(&["--secret", "s", "--exec", "exit 0"]);
+    // More than a pipe holds.
+    let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(500_000));
+    let body = receiver.file("body", &body);
+
+    let sent = receiver.send("s", &["--body", &body]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(receiver.out().len() > 500_000);
+}
+
+/// A command whose child would outlive it, and how to find that child.
+struct Lingering {
+    dir: TempDir,
+}
+
+impl Lingering {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        Self { dir }
+    }
+
+    fn command(&self) -> String {
+        let dir = self.dir.path().display();
+        format!("sleep 100 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
+    }
+
+    fn pid(&self) -> String {
+        let pid = until("the command's child", || {
+            fs::read_to_string(self.dir.path().join("pid")).ok()
+        });
+        pid.trim().to_owned()
+    }
+
+    /// Whether the process runs. One that nobody waits for stays as a zombie.
+    fn is_running(pid: &str) -> bool {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    }
+}
+
+#[test]
+fn a_slow_command_is_killed_with_its_children() {
+    let lingering = Lingering::new();
+    let command = lingering.command();
+    let receiver = Receiver::start(&[
+        "--secret",
+        "s",
+        "--handler-timeout",
+        "3",
+        "--exec",
+        &command,
+    ]);
+
+    let sending = receiver.start_send("s", &[]);
+    let pid = lingering.pid();
+    let sent = sending.finish();
+
+    assert_eq!(sent.code, 1, "{sent:?}");
+    assert!(sent.out.contains("503 Service Unavailable"), "{sent:?}");
+    until("the child's end", || {
+        (!Lingering::is_running(&pid)).then_some(())
+    });
+    assert_eq!(receiver.out(), "");
+}
+
+#[test]
+fn nothing_is_left_running_after_the_deadline() {
+    for stop in [&[Signal::SIGTERM][..], &[Signal::SIGINT, Signal::SIGINT]] {
+        let lingering = Lingering::new();
+        // The second signal does not wait for the deadline.
+        let grace = if stop.len() == 1 { "1" } else { "600" };
+        let command = lingering.command();
+        let receiver = Receiver::start(&["--secret", "s", "--grace", grace, "--exec", &command]);
+        let sending = receiver.start_send("s", &[]);
+        let pid = lingering.pid();
+
+        for signal in stop {
+            receiver.signal(*signal);
+            until("the end of listening", || {
+                receiver.connect().is_none().then_some(())
+            });
+        }
+        let ended = receiver.program.finish();
+
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert_eq!(ended.out, "");
+        assert_eq!(sending.finish().code, 1);
+        until("the child's end", || {
+            (!Lingering::is_running(&pid)).then_some(())
+        });
+    }
+}
+
+/// A receiver whose command has started, and goes on when [`go`](Self::go) is called.
+struct Paused {
+    receiver: Receiver,
+    sending: Program,
+    dir: TempDir,
+}
+
+impl Paused {
+    fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().display();
+        // It ends with its test as well.
+        let command = format!(
+            "touch '{path}/started'; while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done"
+        );
+        let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+        let sending = receiver.start_send("s", &["--key", "k"]);
+        until("the command", || {
+            dir.path().join("started").exists().then_some(())
+        });
+        Self {
+            receiver,
+            sending,
+            dir,
+        }
+    }
+
+    fn go(&self) {
+        File::create(self.dir.path().join("go")).unwrap();
+    }
+}
+
+#[test]
+fn what_runs_may_finish_when_the_receiver_stops() {
+    let paused = Paused::start();
+    assert!(paused.receiver.connect().is_some());
+
+    paused.receiver.signal(Signal::SIGTERM);
+    until("the end of listening", || {
+        paused.receiver.connect().is_none().then_some(())
+    });
+    paused.go();
+
+    let (sent, ended) = (paused.sending.finish(), paused.receiver.program.finish());
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.out.lines().count(), 1);
+}
+
+#[test]
+fn what_runs_may_finish_though_its_client_left() {
+    let mut paused = Paused::start();
+    paused.sending.child.kill().unwrap();
+    paused.sending.child.wait().unwrap();
+
+    paused.receiver.signal(Signal::SIGTERM);
+    until("the end of listening", || {
+        paused.receiver.connect().is_none().then_some(())
+    });
+    paused.go();
+
+    let ended = paused.receiver.program.finish();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.out.lines().count(), 1);
+}
+
+#[test]
+fn a_reader_that_is_gone_fails_the_event() {
+    let mut command = example("receiver");
+    command
+        .args(["--secret", "s", "--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped());
+    let mut program = Program::spawn(&mut command, TempDir::new().unwrap());
+    drop(program.child.stdout.take());
+    let receiver = Receiver::listening(program);
+
+    let sent = receiver.send("s", &[]);
+
+    assert_eq!(sent.code, 1, "{sent:?}");
+    assert!(sent.out.contains("500 Internal Server Error"), "{sent:?}");
+    assert!(receiver.err().contains("Broken pipe"), "{}", receiver.err());
+}
+
+/// A file that may not grow stands for a full disk. The log meets the same limit, which must not
+/// harm anything.
+#[test]
+fn a_torn_line_does_not_spoil_the_next() {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$0" "$@""#])
+        .arg(example("receiver").get_program())
+        .args(["--secret", "s"]);
+    let receiver = Receiver::start_by(&mut command);
+    let large = receiver.file("body", &format!(r#"{{"text":"{}"}}"#, "x".repeat(5000)));
+
+    let torn = receiver.send("s", &["--key", "k", "--body", &large]);
+    assert_eq!(torn.code, 1, "{torn:?}");
+    assert!(!receiver.out().is_empty() && !receiver.out().contains('\n'));
+
+    receiver.file("out", "");
+    let small = receiver.file("body", "{}");
+    let sent = receiver.send("s", &["--key", "k", "--body", &small]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let line = r#"{"event":"chat-rated","key":"k","attempt":2,"payload":{}}"#;
+    assert_eq!(receiver.out(), format!("\n{line}\n"));
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let address = receiver.address();
+
+    for name in ["receiver", "hyper", "extractor"] {
+        let second = run(name, &["--secret", "s", "--listen", address]);
+
+        assert_eq!(second.code, 1, "{second:?}");
+        assert!(
+            second.err.contains(&format!("cannot listen on {address}")),
+            "{second:?}"
+        );
+        assert!(second.err.contains("already in use"), "{second:?}");
+    }
+}
+
+#[test]
+fn the_health_check_answers() {
+    let receiver = Receiver::start(&["--path", "/a/b"]);
+    assert!(receiver.url.ends_with("/a/b"));
+
+    let health = format!("http://{}/healthz", receiver.address());
+    assert_eq!(tool("curl", &["-sS", "-w", "%{http_code}", &health]), "200");
+}
+
+#[test]
+fn wrong_flags_are_explained() {
+    #[rustfmt::skip]
+    let cases: &[(&[&str], &str)] = &[
+        (&["receiver", "--port", "3000"], "unexpected argument '--port'"),
+        (&["receiver", "--listen", "3000"], "such as 127.0.0.1:3000"),
+        (&["receiver", "--path", "webhooks"], "starts with `/`"),
+        (&["receiver", "--path", "/{id}"], "use letters"),
+        (&["receiver", "--path", "/healthz"], "health check"),
+        (&["receiver", "--secret", ""], "the secret is empty"),
+        (&["receiver", "--secret-file", "/nowhere/secrets"], "`/nowhere/secrets` cannot be read: No such file"),
+        (&["receiver", "--secret-file", "/dev/null"], "there is no secret"),
+        (&["receiver", "--secret-file", "f", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--header-prefix", "a b"], "prefix of a header"),
+        (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
+        (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
+        (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
+        (&["hyper", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
+        (&["hyper", "--secret", ""], "the secret is empty"),
+        (&["extractor", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
+        (&["extractor", "--secret", ""], "the secret is empty"),
+        (&["send"], "--secret <SECRET>"),
+        (&["send", "--secret", ""], "the secret is empty"),
+        (&["send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["send", "--secret", "s", "--event", "chat rated"], "token of HTTP"),
+        (&["send", "--secret", "s", "--body", "/nowhere/body"], "`/nowhere/body` cannot be read: No such file"),
+        (&["send", "--secret", "s", "--key", "k", "--no-key"], "cannot be used with"),
+        (&["send", "--secret", "s", "--count", "0"], "'--count <N>'"),
+        (&["send", "--secret", "s", "--concurrency", "0"], "'--concurrency <C>'"),
+        (&["send", "--secret", "s", "--header-prefix", "a b"], "prefix of a header"),
+    ];
+    for (command, reason) in cases {
+        let ended = run(command[0], &command[1..]);
+
+        assert_eq!(ended.code, 2, "{command:?}: {ended:?}");
+        assert!(ended.err.starts_with("error: "), "{command:?}: {ended:?}");
+        assert!(ended.err.contains(reason), "{command:?}: {ended:?}");
+        assert_eq!(ended.out, "", "{command:?}");
+    }
+
+    let empty = Program::start(example("receiver").env("WEBHOOK_SECRET", "")).finish();
+    assert_eq!(empty.code, 2, "{empty:?}");
+    assert!(empty.err.contains("the secret is empty"), "{empty:?}");
+}
+
+#[test]
+fn help_tells_of_every_flag_and_no_secret() {
+    #[rustfmt::skip]
+    let cases: &[(&str, &[&str])] = &[
+        ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
+            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz"]),
+        ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
+            "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
+        ("hyper", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+        ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+    ];
+    for (name, flags) in cases {
+        let help =
+            Program::start(example(name).arg("--help").env("WEBHOOK_SECRET", "hush")).finish();
+
+        assert_eq!(help.code, 0, "{help:?}");
+        assert!(help.out.contains(&format!("Usage: {name} ")), "{help:?}");
+        assert!(!help.out.contains("hush"), "{help:?}");
+        for flag in *flags {
+            assert!(help.out.contains(flag), "{name}: {flag}");
+        }
+    }
+}
+
+#[test]
+fn hyper_answers_signed_deliveries() {
+    let hyper = Receiver::start_by(example("hyper").args(["--secret", "s"]));
+
+    assert_eq!(hyper.send("s", &[]).code, 0);
+    assert_eq!(hyper.send("s", &["--event", "message-created"]).code, 0);
+    assert_eq!(hyper.send("another", &[]).code, 1);
+
+    let out = hyper.out();
+    assert!(out.contains("was rated Some(1.0)\n"), "{out}");
+    assert!(out.contains("Here is the receipt"), "{out}");
+    assert_eq!(out.lines().count(), 2);
+
+    hyper.signal(Signal::SIGINT);
+    assert_eq!(hyper.program.finish().code, 0);
+}
+
+#[test]
+fn the_extractor_answers_signed_deliveries() {
+    let mut command = example("extractor");
+    let extractor = Receiver::start_by(command.args(["--secret", "s"]));
+    let send = |path, secret, event| {
+        let url = format!("http://{}{path}", extractor.address());
+        run(
+            "send",
+            &["--url", &url, "--secret", secret, "--event", event],
+        )
+        .code
+    };
+
+    assert_eq!(send("/chat-rated", "s", "chat-rated"), 0);
+    assert_eq!(send("/message-created", "s", "message-created"), 0);
+    assert_eq!(send("/any", "s", "chat-opened"), 0);
+    assert_eq!(send("/chat-rated", "another", "chat-rated"), 1);
+    // Of another kind: acknowledged, and not handled.
+    assert_eq!(send("/chat-rated", "s", "chat-opened"), 0);
+
+    let out = extractor.out();
+    assert!(out.contains("was rated Some(1.0)\n"), "{out}");
+    assert!(out.contains("Here is the receipt"), "{out}");
+    assert!(out.contains("chat-opened: "), "{out}");
+    assert_eq!(out.lines().count(), 3);
+
+    extractor.signal(Signal::SIGINT);
+    assert_eq!(extractor.program.finish().code, 0);
+}
+
+/// A process that does not outlive its test.
+struct Program {
+    child: Child,
+    dir: TempDir,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+struct Ended {
+    code: i32,
+    out: String,
+    err: String,
+}
+
+impl Program {
+    fn start(command: &mut Command) -> Self {
+        let dir = TempDir::new().unwrap();
+        Self::spawn(command.stdout(append(&dir.path().join("out"))), dir)
+    }
+
+    /// Leaves standard output as the command says.
+    fn spawn(command: &mut Command, dir: TempDir) -> Self {
+        let child = command.stderr(append(&dir.path().join("err"))).spawn();
+        let child = child.unwrap_or_else(|error| {
+            panic!("{command:?}: {error}; run `cargo build --examples --all-features` first")
+        });
+        Self { child, dir }
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(name)).unwrap()
+    }
+
+    fn finish(mut self) -> Ended {
+        let status = until("the end of a program", || self.child.try_wait().unwrap());
+        Ended {
+            code: status.code().unwrap_or(-1),
+            out: self.read("out"),
+            err: self.read("err"),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// One of the examples that receive, listening on a port of its own.
+struct Receiver {
+    program: Program,
+    url: String,
+}
+
+impl Receiver {
+    fn start(args: &[&str]) -> Self {
+        Self::start_by(example("receiver").args(args))
+    }
+
+    fn start_by(command: &mut Command) -> Self {
+        Self::listening(Program::start(command.args(["--listen", "127.0.0.1:0"])))
+    }
+
+    fn listening(program: Program) -> Self {
+        let url = until("the address", || {
+            let err = program.read("err");
+            let (_, url) = err.split_once("listening on ")?;
+            let (url, _) = url.split_once([',', '\n'])?;
+            Some(url.to_owned())
+        });
+        Self { program, url }
+    }
+
+    fn out(&self) -> String {
+        self.program.read("out")
+    }
+
+    fn err(&self) -> String {
+        self.program.read("err")
+    }
+
+    fn address(&self) -> &str {
+        self.url.split('/').nth(2).unwrap()
+    }
+
+    fn connect(&self) -> Option<TcpStream> {
+        TcpStream::connect(self.address()).ok()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.program.child.id().cast_signed());
+        kill(pid, signal).unwrap();
+    }
+
+    fn start_send(&self, secret: &str, args: &[&str]) -> Program {
+        let to = ["--url", &self.url, "--secret", secret];
+        Program::start(example("send").args(to).args(args))
+    }
+
+    fn send(&self, secret: &str, args: &[&str]) -> Ended {
+        self.start_send(secret, args).finish()
+    }
+
+    /// A file that is there for as long as the receiver.
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.program.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+fn run(name: &str, args: &[&str]) -> Ended {
+    Program::start(example(name).args(args)).finish()
+}
+
+fn example(name: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let mut command = Command::new(target.join("examples").join(name));
+    command
+        .stdin(Stdio::null())
+        .env_remove("WEBHOOK_SECRET")
+        .env_remove("RUST_LOG");
+    command
+}
+
+fn append(path: &Path) -> File {
+    let mut options = File::options();
+    options.create(true).append(true).open(path).unwrap()
+}
+
+/// Signs with openssl and sends with curl. Tells the status and the body of the answer.
+fn by_hand(url: &str, secret: &str, body: &str) -> (u16, String) {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(body.as_bytes()).unwrap();
+    let file = file.path().to_str().unwrap();
+
+    let digest = tool("openssl", &["dgst", "-sha256", "-hmac", secret, file]);
+    let signature = digest.split_whitespace().last().unwrap();
+    #[rustfmt::skip]
+    let answer = tool("curl", &[
+        "-sS", "--max-time", "30", "-w", "\n%{http_code}", url,
+        "-H", "Content-Type: application/json",
+        "-H", "X-Service-Event: chat-rated",
+        "-H", &format!("X-Service-Hmac-Sha256: {signature}"),
+        "--data-binary", &format!("@{file}"),
+    ]);
+    let (body, status) = answer.rsplit_once('\n').unwrap();
+    (status.parse().unwrap(), body.to_owned())
+}
+
+fn tool(name: &str, args: &[&str]) -> String {
+    let output = Command::new(name)
+        .args(args)
+        .output()
+        .unwrap_or_else(|error| panic!("{name}: {error}; install the Debian package `{name}`"));
+    assert!(output.status.success(), "{name}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Asks again and again, but not for ever.
+fn until<T>(what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
