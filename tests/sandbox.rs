@@ -723,9 +723,12 @@ async fn hands_can_hurry_the_platform() {
     sandbox.idle().await;
     assert_eq!(live.try_recv().unwrap().event, event);
 
+    let event = event.to_string().parse().unwrap();
     assert!(sandbox.retry_now(event));
     sandbox.idle().await;
     assert_eq!(live.try_recv().unwrap().event, event);
+    assert_eq!(sandbox.event(event).unwrap().attempts.len(), 2);
+    assert!(sandbox.event("7".parse().unwrap()).is_none());
 
     let began = Instant::now();
     let (shown, retry) = (sandbox.now(), sandbox.latest(1)[0].next_retry.unwrap());
@@ -1140,6 +1143,15 @@ mod admin_api {
         let keys = sandbox.api_keys();
         assert_eq!(keys[0].description, "CRM");
         assert!(!format!("{keys:?}{sandbox:?}").contains(&key));
+    }
+
+    #[tokio::test]
+    async fn stands_in_an_axum_router() {
+        let sandbox = idle_sandbox();
+        let key = sandbox.create_api_key("CRM");
+        let app = axum::Router::new().route_service("/api/graphql", sandbox.graphql());
+        let request = request(&key).body(axum::body::Body::from(QUERY)).unwrap();
+        assert_eq!(app.oneshot(request).await.unwrap().status(), StatusCode::OK);
     }
 
     #[tokio::test]

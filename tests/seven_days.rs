@@ -46,7 +46,8 @@ fn no_seed_breaks_a_promise() {
 
 #[test]
 fn nor_does_one_with_an_unreliable_store_whose_leases_outlive_the_process() {
-    for seed in seeds().take(2) {
+    // A third of the seeds, but the one that was asked for in any case.
+    for seed in seeds().step_by(3) {
         expect_none(seed, &Week::live(seed, Receiver::UnreliableStore, 1_000));
     }
 }

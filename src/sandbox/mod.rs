@@ -140,7 +140,7 @@ impl Default for Settings {
 /// The platform. See the [module](self).
 ///
 /// Clones are handles to one platform, which stops when the last of them is dropped. A [`Chat`] and a
-/// [`Generator`] hold one each.
+/// [`Generator`] hold one each. It remembers every event for as long as it lives.
 #[derive(Clone)]
 pub struct Sandbox {
     shared: Arc<Shared>,
@@ -357,6 +357,12 @@ impl Sandbox {
         Report {
             events: self.lock().reports().collect(),
         }
+    }
+
+    /// What became of one event so far, if there is one of this number.
+    #[must_use]
+    pub fn event(&self, id: EventId) -> Option<EventReport> {
+        self.lock().report_of(id)
     }
 
     /// What became of the last `most` events so far, the last one first.

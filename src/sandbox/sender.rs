@@ -275,14 +275,20 @@ impl State {
     }
 
     pub(super) fn reports(&self) -> impl DoubleEndedIterator<Item = EventReport> {
-        self.events.iter().map(|event| {
-            let mut report = event.report.clone();
-            let retry_at = event.chat.and_then(|chat| self.chats[chat].retry_at);
-            report.next_retry = retry_at
-                .filter(|_| report.state == EventState::Waiting)
-                .map(|at| self.clock.timestamp(at));
-            report
-        })
+        self.events.iter().map(|event| self.report(event))
+    }
+
+    pub(super) fn report_of(&self, EventId(id): EventId) -> Option<EventReport> {
+        self.events.get(id).map(|event| self.report(event))
+    }
+
+    fn report(&self, event: &EventRecord) -> EventReport {
+        let mut report = event.report.clone();
+        let retry_at = event.chat.and_then(|chat| self.chats[chat].retry_at);
+        report.next_retry = retry_at
+            .filter(|_| report.state == EventState::Waiting)
+            .map(|at| self.clock.timestamp(at));
+        report
     }
 
     fn take_due(&mut self, settings: &Settings) -> Vec<Plan> {
@@ -575,7 +581,6 @@ async fn attempt(shared: &Shared, send: &Plan, body: Bytes) -> bool {
     let delivered = attempt.outcome.is_delivered();
     // Nobody has to listen.
     let _ = shared.attempts.send(attempt);
-    shared.change(|_| ());
     delivered
 }
 
