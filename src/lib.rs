@@ -126,6 +126,7 @@
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
+//! | `sandbox` | `sandbox`, the platform, simulated: for your own tests, and on your desk | no |
 //!
 //! Features only add API. None changes how anything behaves.
 
@@ -154,6 +155,10 @@ mod router;
 
 // The paved road.
 mod webhook;
+
+// The other side.
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
 
 pub use self::answer::{ResponseBody, Settle};
 pub use self::config::ConfigError;
