@@ -1,5 +1,7 @@
 //! What can be wrong with a configuration.
 
+use std::env::VarError;
+use std::ffi::OsString;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -19,7 +21,7 @@ pub enum ConfigError {
         /// The variable's name.
         name: String,
         /// Why it cannot be read.
-        source: std::env::VarError,
+        source: VarError,
     },
     /// The file that should hold secrets cannot be read.
     SecretFile {
@@ -107,5 +109,31 @@ impl std::error::Error for ConfigError {
             Self::SecretFile { source, .. } => Some(source),
             _ => None,
         }
+    }
+}
+
+/// Reads an environment variable whose value must not be shown, not even by an error.
+pub(crate) fn secret_variable(name: &str) -> Result<String, VarError> {
+    std::env::var(name).map_err(without_value)
+}
+
+/// An error that calls a value no Unicode holds and shows that value.
+fn without_value(error: VarError) -> VarError {
+    match error {
+        VarError::NotPresent => VarError::NotPresent,
+        VarError::NotUnicode(_) => VarError::NotUnicode(OsString::new()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_variable_that_is_not_unicode_is_not_shown() {
+        let error = without_value(VarError::NotUnicode(OsString::from("hunter2")));
+
+        assert!(matches!(error, VarError::NotUnicode(_)));
+        assert!(!format!("{error:?} {error}").contains("hunter2"));
     }
 }

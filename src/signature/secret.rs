@@ -11,7 +11,7 @@ use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use super::verify::{SignatureError, Tags, parse_tag};
-use crate::config::ConfigError;
+use crate::config::{ConfigError, secret_variable};
 
 /// A secret that is set both in the partner portal and here (Spec 5.2, rule 1).
 ///
@@ -47,7 +47,7 @@ impl Secret {
     /// [`ConfigError::Environment`] when the variable is not set or is not Unicode, and
     /// [`ConfigError::EmptySecret`].
     pub fn from_env(name: &str) -> Result<Self, ConfigError> {
-        match std::env::var(name) {
+        match secret_variable(name) {
             Ok(secret) => Self::new(secret),
             Err(source) => Err(ConfigError::Environment {
                 name: name.to_owned(),
