@@ -672,6 +672,23 @@ async fn an_answer_that_repeats_the_token_does_not_show_it() {
 }
 
 #[tokio::test]
+async fn an_answer_that_ends_within_the_token_shows_no_part_of_it() {
+    let text = format!("no {TOKEN}");
+    for length in 3..text.len() {
+        let error = stub(StatusCode::FORBIDDEN, &text)
+            .max_response(length)
+            .failure()
+            .await;
+        let display = "the Admin API answered 403 Forbidden: no";
+        assert_eq!(error.to_string(), display);
+
+        let head = "HTTP/1.1 403 Forbidden\r\ncontent-length: 999\r\n\r\n";
+        let server = raw(format!("{head}{}", &text[..length]).as_bytes(), false).await;
+        assert_eq!(client(server).failure().await.to_string(), display);
+    }
+}
+
+#[tokio::test]
 async fn a_service_that_repeats_the_token_does_not_show_it() {
     let stub = service_fn(async |request: Request<Full<Bytes>>| {
         let header = request.headers()[AUTHORIZATION].to_str().unwrap();
