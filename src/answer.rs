@@ -138,7 +138,8 @@ impl Answer {
                 retry_after: wait, ..
             }
             | Self::InFlight { remaining: wait } => {
-                let seconds = wait.as_secs() + u64::from(wait.subsec_nanos() > 0);
+                let part = u64::from(wait.subsec_nanos() > 0);
+                let seconds = wait.as_secs().saturating_add(part);
                 headers.insert(RETRY_AFTER, seconds.max(1).into());
             }
             Self::Replayed => {
@@ -224,11 +225,14 @@ fn refused(outcome: &'static str, reason: &dyn fmt::Display) {
 pub(crate) struct Outcome(&'static str);
 
 impl Outcome {
+    /// Of a run that ended with an error instead of a response.
+    pub(crate) const FAILED: &'static str = "failed";
+
     pub(crate) fn of<B>(response: &Response<B>) -> &'static str {
         match response.extensions().get::<Self>() {
             Some(Self(name)) => name,
             None if response.status().is_success() => "handled",
-            None => "failed",
+            None => Self::FAILED,
         }
     }
 }
@@ -336,5 +340,175 @@ impl<B: Body<Data: Buf + From<Bytes>>> Body for ResponseBody<B> {
             Inner::Answer { body } => body.size_hint(),
             Inner::Service { body } => body.size_hint(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashMap;
+
+    use http_body_util::BodyExt;
+
+    use super::*;
+    use crate::store::StoreErrorKind;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const SAID: &str = "what only the log may tell";
+
+    fn every_answer() -> Vec<Answer> {
+        let undecodable = |body: &'static str| {
+            let raw = crate::RawDelivery::new(crate::EventKind::CHAT_RATED, body);
+            Answer::Undecodable(raw.json().unwrap_err())
+        };
+        let store_error = || StoreError::new(StoreErrorKind::Unavailable, SAID);
+        vec![
+            Answer::MethodNotAllowed,
+            Answer::BodyTooLarge { limit: 1 },
+            Answer::BuffersFull {
+                retry_after: 600 * SECOND,
+            },
+            Answer::BodySlow { limit: SECOND },
+            Answer::BodyBroken(SAID.into()),
+            Answer::Unauthentic(SignatureError::Wrong),
+            Answer::NotJson,
+            Answer::KindUnclear,
+            Answer::KeysDiffer,
+            Answer::KeyMissing,
+            Answer::StoreUnavailable {
+                error: store_error(),
+                retry_after: 600 * SECOND,
+            },
+            Answer::Replayed,
+            Answer::InFlight {
+                remaining: 42 * SECOND,
+            },
+            Answer::BodyChanged,
+            Answer::BodyReplayed,
+            Answer::Ignored,
+            Answer::Unhandled,
+            undecodable("{what only the log may tell"),
+            Answer::Handled,
+            Answer::NotRecorded(SettleError::Store(store_error())),
+            Answer::Discarded(SAID.into()),
+            Answer::Failed(SAID.into()),
+            Answer::Panicked,
+            Answer::TimedOut { limit: SECOND },
+            Answer::LeaseLost,
+        ]
+    }
+
+    type Header = Option<(&'static str, &'static str)>;
+
+    /// The table as it is documented.
+    #[rustfmt::skip]
+    const TABLE: [(u16, &str, Header); 25] = [
+        (405, "method-not-allowed", Some(("allow", "POST"))),
+        (413, "body-too-large", None),
+        (503, "buffers-full", Some(("retry-after", "600"))),
+        (408, "body-slow", None),
+        (400, "body-broken", None),
+        (401, "unauthentic", None),
+        (415, "not-json", None),
+        (400, "kind-unclear", None),
+        (400, "keys-differ", None),
+        (400, "key-missing", None),
+        (503, "store-unavailable", Some(("retry-after", "600"))),
+        (200, "replayed", Some(("idempotent-replayed", "true"))),
+        (409, "in-flight", Some(("retry-after", "42"))),
+        (422, "body-changed", None),
+        (422, "body-replayed", None),
+        (200, "ignored", None),
+        (404, "unhandled", None),
+        (422, "undecodable", None),
+        (200, "handled", None),
+        (503, "not-recorded", None),
+        (200, "discarded", None),
+        (500, "failed", None),
+        (500, "panicked", None),
+        (503, "timed-out", None),
+        (503, "lease-lost", None),
+    ];
+
+    #[tokio::test]
+    async fn every_row_is_answered_as_the_table_says() {
+        for (answer, (status, name, header)) in every_answer().into_iter().zip(TABLE) {
+            let response = answer.respond();
+
+            assert_eq!(response.status(), status, "{name}");
+            assert_eq!(Outcome::of(&response), name);
+            let settle = response.extensions().get().copied();
+            assert_eq!(settle, (name == "ignored").then_some(Settle::Release));
+
+            let mut expected: HashMap<_, _> = header.into_iter().collect();
+            if status != 200 {
+                expected.insert("content-type", "application/problem+json");
+            }
+            let found = response.headers().iter();
+            let found: HashMap<_, _> = found
+                .map(|(name, value)| (name.as_str(), value.to_str().unwrap()))
+                .collect();
+            assert_eq!(found, expected, "{name}");
+
+            let body = response.into_body().collect().await.unwrap().to_bytes();
+            if status == 200 {
+                assert!(body.is_empty(), "{name}");
+                continue;
+            }
+            let text = str::from_utf8(&body).unwrap();
+            assert!(!text.contains(SAID), "{text}");
+            let problem: HashMap<String, serde_json::Value> = serde_json::from_str(text).unwrap();
+            assert_eq!(problem.len(), 4, "{text}");
+            assert_eq!(problem["status"], status);
+            assert!(
+                problem["type"]
+                    .as_str()
+                    .unwrap()
+                    .ends_with(&format!("#{name}"))
+            );
+            assert!(!problem["title"].as_str().unwrap().is_empty());
+            assert!(problem["detail"].as_str().unwrap().ends_with('.'));
+        }
+    }
+
+    #[test]
+    fn the_time_to_wait_is_rounded_up_to_a_second_at_least() {
+        for (remaining, expected) in [
+            (Duration::ZERO, "1"),
+            (Duration::from_nanos(1), "1"),
+            (SECOND, "1"),
+            (SECOND + Duration::from_nanos(1), "2"),
+            (Duration::MAX, "18446744073709551615"),
+        ] {
+            let response = Answer::InFlight { remaining }.respond();
+            assert_eq!(response.headers()[RETRY_AFTER], expected);
+        }
+    }
+
+    #[test]
+    fn a_response_that_tells_no_outcome_tells_it_by_its_status() {
+        for (status, outcome) in [
+            (200, "handled"),
+            (204, "handled"),
+            (302, "failed"),
+            (500, "failed"),
+        ] {
+            let response = Response::builder().status(status).body(()).unwrap();
+            assert_eq!(Outcome::of(&response), outcome);
+        }
+    }
+
+    #[test]
+    fn an_error_is_shown_with_its_causes() {
+        let inner = StoreError::new(StoreErrorKind::Unavailable, "connection refused");
+        let outer = StoreError::new(StoreErrorKind::Corrupt, inner);
+        let shown = Chain(&outer).to_string();
+        for part in [
+            "something that cannot be",
+            "unavailable",
+            "connection refused",
+        ] {
+            assert!(shown.contains(part), "{shown}");
+        }
+        assert!(!shown.contains('\n'));
     }
 }

@@ -67,8 +67,7 @@ impl fmt::Display for ConfigError {
                 "the secret is empty: set the secret that is configured in the partner portal",
             ),
             Self::NoSecrets => f.write_str(
-                "there is no secret: give at least one, or ask for a receiver that verifies nothing \
-                 with `dangerously_unsigned()`",
+                "there is no secret: give at least one, as it is configured in the partner portal",
             ),
             Self::Environment { name, .. } => write!(
                 f,
@@ -82,7 +81,10 @@ impl fmt::Display for ConfigError {
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
             ),
-            Self::RetentionTooShort { retention, retry_for } => write!(
+            Self::RetentionTooShort {
+                retention,
+                retry_for,
+            } => write!(
                 f,
                 "a retention of {retention:?} is too short: the sender retries for {retry_for:?}, \
                  and a forgotten key would be handled again; choose a longer one"

@@ -127,6 +127,7 @@
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
+//! | `sandbox` | `sandbox`, the platform, simulated: for your own tests, and on your desk | no |
 //!
 //! Features only add API. None changes how anything behaves.
 
@@ -159,6 +160,10 @@ mod webhook;
 // The other direction: what is asked of the platform.
 #[cfg(feature = "admin")]
 pub mod admin;
+
+// The other side.
+#[cfg(feature = "sandbox")]
+pub mod sandbox;
 
 pub use self::answer::{ResponseBody, Settle};
 pub use self::config::ConfigError;

@@ -33,7 +33,7 @@ impl DeliverySpan {
         }
     }
 
-    /// The span that [`new`](Self::new) made, for a run in it.
+    /// The span that [`new`](Self::new) made, for what happens in it from now on.
     pub(crate) fn current() -> Self {
         Self {
             span: Span::current(),
@@ -63,12 +63,13 @@ impl DeliverySpan {
         };
     }
 
-    pub(crate) fn finish<B>(&self, response: &Response<B>) {
+    pub(crate) fn finish<B, E>(&self, result: &Result<Response<B>, E>) {
         if self.span.is_disabled() {
             return;
         }
-        self.span.record("outcome", Outcome::of(response));
-        self.span
-            .record("duration_ms", self.started.elapsed().as_secs_f64() * 1e3);
+        let outcome = result.as_ref().map_or(Outcome::FAILED, Outcome::of);
+        self.span.record("outcome", outcome);
+        let duration = self.started.elapsed().as_micros() as f64;
+        self.span.record("duration_ms", duration / 1e3);
     }
 }

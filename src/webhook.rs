@@ -129,3 +129,163 @@ impl<S, St: Clone> Layer<S> for WebhookLayer<St> {
         self.signature.layer(self.idempotency.layer(inner))
     }
 }
+
+#[cfg(all(test, feature = "moka"))]
+mod tests {
+    use super::*;
+    use crate::signature::Secret;
+
+    const NANO: Duration = Duration::from_nanos(1);
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn layer() -> WebhookLayer<MokaStore> {
+        WebhookLayer::new(Secret::new("secret").unwrap())
+    }
+
+    fn refusal(result: Result<WebhookLayer<MokaStore>, ConfigError>) -> String {
+        result.map(drop).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_retention_must_be_longer_than_the_sender_retries() {
+        assert!(layer().retention(7 * DAY + NANO).is_ok());
+        assert!(layer().retention(Duration::MAX).is_ok());
+        for retention in [7 * DAY, DAY, Duration::ZERO] {
+            assert!(matches!(
+                layer().retention(retention),
+                Err(ConfigError::RetentionTooShort { retention: asked, retry_for })
+                    if asked == retention && retry_for == 7 * DAY
+            ));
+        }
+        assert_eq!(
+            refusal(layer().retention(7 * DAY)),
+            "a retention of 604800s is too short: the sender retries for 604800s, and a forgotten \
+             key would be handled again; choose a longer one"
+        );
+    }
+
+    #[test]
+    fn the_lease_must_be_shorter_than_the_time_between_two_retries() {
+        assert!(layer().lease(10 * MINUTE - NANO).is_ok());
+        for lease in [10 * MINUTE, Duration::MAX] {
+            assert!(matches!(
+                layer().lease(lease),
+                Err(ConfigError::LeaseTooLong { lease: asked, retry_every })
+                    if asked == lease && retry_every == 10 * MINUTE
+            ));
+        }
+        assert_eq!(
+            refusal(layer().lease(10 * MINUTE)),
+            "a lease of 600s is too long: the sender retries every 600s, and the first retry after \
+             a crash would find the key taken; choose a shorter one"
+        );
+    }
+
+    #[test]
+    fn the_wait_must_be_shorter_than_the_lease() {
+        assert!(layer().in_flight_wait(Duration::ZERO).is_ok());
+        assert!(layer().in_flight_wait(MINUTE - NANO).is_ok());
+        assert!(layer().lease(Duration::from_secs(5) + NANO).is_ok());
+        for refused in [
+            layer().in_flight_wait(MINUTE),
+            layer().lease(Duration::from_secs(5)),
+            layer()
+                .lease(3 * MINUTE)
+                .and_then(|it| it.in_flight_wait(3 * MINUTE)),
+        ] {
+            assert!(matches!(refused, Err(ConfigError::WaitTooLong { .. })));
+        }
+        assert_eq!(
+            refusal(layer().in_flight_wait(MINUTE)),
+            "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or a \
+             longer lease before it"
+        );
+    }
+
+    #[test]
+    fn no_time_limit_is_zero() {
+        for (refused, limit) in [
+            (layer().lease(Duration::ZERO), "lease"),
+            (layer().store_timeout(Duration::ZERO), "store_timeout"),
+            (layer().handler_timeout(Duration::ZERO), "handler_timeout"),
+        ] {
+            assert!(matches!(&refused, Err(ConfigError::Zero(name)) if *name == limit));
+            assert_eq!(
+                refusal(refused),
+                format!("`{limit}` must be more than zero")
+            );
+        }
+        assert!(layer().store_timeout(NANO).is_ok());
+        assert!(layer().handler_timeout(Duration::MAX).is_ok());
+    }
+
+    #[test]
+    fn another_sender_brings_limits_of_its_own() {
+        let policy = SenderPolicy {
+            retry_every: MINUTE,
+            retry_for: 30 * DAY,
+            ..SenderPolicy::default()
+        };
+        let layer = || layer().sender_policy(policy);
+        assert!(layer().is_ok());
+        let retention = layer().and_then(|it| it.retention(30 * DAY));
+        assert!(matches!(
+            retention,
+            Err(ConfigError::RetentionTooShort { .. })
+        ));
+        let lease = layer().and_then(|it| it.lease(MINUTE));
+        assert!(matches!(lease, Err(ConfigError::LeaseTooLong { .. })));
+
+        // Its leases of 5 seconds do not leave room for a wait of 5 seconds.
+        let hasty = SenderPolicy {
+            retry_every: Duration::from_secs(50),
+            ..policy
+        };
+        let refused = self::layer().sender_policy(hasty);
+        assert!(matches!(refused, Err(ConfigError::WaitTooLong { .. })));
+        let patient = self::layer().in_flight_wait(Duration::from_secs(4));
+        assert!(patient.and_then(|it| it.sender_policy(hasty)).is_ok());
+        let never = SenderPolicy {
+            retry_for: Duration::MAX,
+            ..policy
+        };
+        let refused = self::layer().sender_policy(never);
+        assert!(matches!(
+            refused,
+            Err(ConfigError::RetentionTooShort { .. })
+        ));
+    }
+
+    #[test]
+    fn what_is_wrong_with_secrets_and_names_is_said() {
+        use std::error::Error as _;
+
+        let text = |error: ConfigError| error.to_string();
+        assert_eq!(
+            text(Secret::new("").unwrap_err()),
+            "the secret is empty: set the secret that is configured in the partner portal"
+        );
+        assert_eq!(
+            text(Secrets::new([]).unwrap_err()),
+            "there is no secret: give at least one, as it is configured in the partner portal"
+        );
+        let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
+        assert!(missing.source().is_some());
+        assert_eq!(
+            text(missing),
+            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the secret \
+             that is configured in the partner portal"
+        );
+        let unreadable = Secrets::from_file("/nonexistent/secrets").unwrap_err();
+        assert!(unreadable.source().is_some());
+        assert_eq!(
+            text(unreadable),
+            "the secrets in `/nonexistent/secrets` cannot be read"
+        );
+        assert_eq!(
+            text(HeaderNames::branded("a b").unwrap_err()),
+            "`a b` cannot be the prefix of a header: use letters, digits and hyphens"
+        );
+    }
+}

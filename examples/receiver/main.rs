@@ -82,9 +82,8 @@ struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
     handler_timeout: u64,
 
-    /// The largest body to accept, in bytes: up to 32 MiB
-    // While a body arrives it may take twice its size, of the 64 MiB for all bodies together.
-    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..=32 << 20))]
+    /// The largest body to accept, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..))]
     max_body: u32,
 
     /// The brand in the names of headers: `acme` reads X-Acme-Event instead of X-Service-Event
@@ -144,6 +143,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let layer = WebhookLayer::new(secrets.clone())
         .header_names(names)
         .max_body(args.max_body as usize)
+        .max_buffered((64 << 20).max(args.max_body as usize))
         .handler_timeout(Duration::from_secs(args.handler_timeout))?;
     let runs = layer.runs();
     let app = Router::new()

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use http::Response;
-use tracing::Span;
 
 use super::layer::Config;
 use super::run::{Ended, Runs};
 use crate::answer::{Answer, ResponseBody};
 use crate::store::Store;
+use crate::trace::DeliverySpan;
 
 /// The response of [`Idempotency`](super::Idempotency). Dropped while the event is handled, it
 /// leaves the run to go on by itself.
@@ -20,7 +20,7 @@ pub struct ResponseFuture<B: 'static, E: 'static, St> {
     state: State<B, E>,
     config: Arc<Config<St>>,
     runs: Runs,
-    span: Span,
+    span: DeliverySpan,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -40,7 +40,7 @@ impl<B, E, St> ResponseFuture<B, E, St> {
             state: State::New(run),
             config,
             runs,
-            span: Span::current(),
+            span: DeliverySpan::current(),
         }
     }
 }

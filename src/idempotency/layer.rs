@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use tower_layer::Layer;
@@ -33,6 +33,8 @@ pub(super) struct Config<St> {
     pub(super) handle_without_store: bool,
     pub(super) reject_changed_bodies: bool,
     pub(super) replay_guard: bool,
+    /// Whether the thread runs that lives as long as this and keeps renewals in time.
+    pub(super) clock: Arc<Once>,
 }
 
 impl<St: Store> IdempotencyLayer<St> {
@@ -52,6 +54,7 @@ impl<St: Store> IdempotencyLayer<St> {
                 handle_without_store: false,
                 reject_changed_bodies: false,
                 replay_guard: false,
+                clock: Arc::new(Once::new()),
             },
             runs: Runs::new(1024),
         }
@@ -89,7 +92,8 @@ impl<St: Store> IdempotencyLayer<St> {
     }
 
     /// Claims a key for this long at a time: 60 seconds unless set. A lease is renewed while the
-    /// handler runs, so this is how long a key stays taken after its process died.
+    /// handler runs, so this is how long a key stays taken after its process died. A handler that
+    /// blocks its thread is covered as long as the runtime has another worker that is free.
     ///
     /// # Errors
     ///

@@ -1,15 +1,17 @@
 //! A run: from the claim on a key to its settlement, whether or not the client is still there.
 
 use std::fmt;
-use std::future::{Future, pending};
+use std::future::{Future, pending, poll_fn};
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
+use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{Request, Response};
-use tokio::runtime::Handle;
+use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
@@ -31,10 +33,12 @@ pub(super) enum Ended<B, E> {
 }
 
 /// Claims the delivery's key, calls the inner service, and settles the claim.
+///
+/// The request is boxed because this future would hold it several times over.
 pub(super) async fn run<St, S, B>(
     config: Arc<Config<St>>,
     mut inner: S,
-    mut request: Request<Verified>,
+    mut request: Box<Request<Verified>>,
 ) -> Ended<B, S::Error>
 where
     St: Store,
@@ -47,7 +51,7 @@ where
     };
     claims.number(&mut request);
 
-    let handling = AssertUnwindSafe(async move { inner.call(request).await }).catch_unwind();
+    let handling = AssertUnwindSafe(async move { inner.call(*request).await }).catch_unwind();
     let handled = tokio::select! {
         // First, so that a run whose lease is lost does not win by being ready as well.
         biased;
@@ -146,19 +150,19 @@ impl<St: Store> Claims<St> {
         }
     }
 
-    fn forget(self) {
-        self.into_held().for_each(Held::forget);
+    fn forget(&mut self) {
+        self.held().for_each(Held::forget);
     }
 
-    async fn complete(self) -> Result<(), Answer> {
-        for held in self.into_held() {
+    async fn complete(&mut self) -> Result<(), Answer> {
+        for held in self.held() {
             held.complete().await?;
         }
         Ok(())
     }
 
-    async fn release(self) -> Result<(), Answer> {
-        for held in self.into_held() {
+    async fn release(&mut self) -> Result<(), Answer> {
+        for held in self.held() {
             held.release().await;
         }
         Ok(())
@@ -166,8 +170,8 @@ impl<St: Store> Claims<St> {
 
     /// The body comes first: a crash between the two leaves an event that was handled, and whose
     /// key is free; its next delivery then meets its own body.
-    fn into_held(self) -> impl Iterator<Item = Held<St>> {
-        self.body.into_iter().chain(self.key)
+    fn held(&mut self) -> impl Iterator<Item = &mut Held<St>> {
+        self.body.iter_mut().chain(&mut self.key)
     }
 }
 
@@ -200,17 +204,17 @@ impl<St: Store> Held<St> {
             .await;
         match claim {
             Ok(Claim::Acquired(lease)) => {
-                let renewal = match St::LEASES_OUTLIVE_PROCESS {
-                    true => Some(Renewal::start(config, lease.clone(), asked).await),
-                    false => None,
-                };
-                let config = Arc::clone(config);
-                Ok(Some(Self {
+                let mut held = Self {
                     lease,
-                    config,
-                    renewal,
+                    config: Arc::clone(config),
+                    renewal: None,
                     settled: false,
-                }))
+                };
+                if St::LEASES_OUTLIVE_PROCESS {
+                    let renewal = Renewal::start(config, held.lease.clone(), asked);
+                    held.renewal = Some(renewal.await);
+                }
+                Ok(Some(held))
             }
             Ok(Claim::InFlight {
                 remaining,
@@ -251,17 +255,18 @@ impl<St: Store> Held<St> {
         }
     }
 
-    fn forget(mut self) {
+    fn forget(&mut self) {
         self.settled = true;
     }
 
     /// Records the success, and tries again for as long as the lease lasts.
-    async fn complete(mut self) -> Result<(), Answer> {
+    async fn complete(&mut self) -> Result<(), Answer> {
         let valid_until = match self.renewal.take() {
             Some(renewal) => renewal.stop(),
             None => Instant::now() + self.config.lease,
         };
         let mut pause = Duration::from_millis(50);
+        let mut retried = false;
         loop {
             let config = &self.config;
             let completion = config.store.complete(&self.lease, config.retention);
@@ -272,10 +277,16 @@ impl<St: Store> Held<St> {
                 }
                 Err(SettleError::Superseded) => {
                     self.settled = true;
-                    return Err(Answer::NotRecorded(SettleError::Superseded));
+                    // A try whose answer was lost may have ended the lease itself.
+                    let state = config.within_limit(config.store.peek(self.lease.id()));
+                    return match retried && matches!(state.await, Ok(KeyState::Done)) {
+                        true => Ok(()),
+                        false => Err(Answer::NotRecorded(SettleError::Superseded)),
+                    };
                 }
                 Err(error) => error,
             };
+            retried = true;
             if Instant::now() + pause >= valid_until {
                 // A lease that no crash would end has to be given up.
                 self.settled = St::LEASES_OUTLIVE_PROCESS;
@@ -290,9 +301,9 @@ impl<St: Store> Held<St> {
         }
     }
 
-    async fn release(mut self) {
-        self.settled = true;
+    async fn release(&mut self) {
         release(&self.config, &self.lease).await;
+        self.settled = true;
     }
 }
 
@@ -335,11 +346,14 @@ impl Renewal {
     /// Returns when the task runs: should it still wait for its first turn when the handler is
     /// polled, it could wait behind it.
     async fn start<St: Store>(config: &Arc<Config<St>>, lease: Lease, claimed: Instant) -> Self {
-        let (renewed, mut valid_until) = watch::channel(claimed + config.lease);
+        keep_clock_running(config);
+        let (renewed, valid_until) = watch::channel(claimed + config.lease);
         let renewals = renew(Arc::clone(config), lease, renewed).in_current_span();
         let task = tokio::spawn(renewals).abort_handle();
-        let _ = valid_until.changed().await;
-        Self { task, valid_until }
+        // Made before it is waited for, so that dropping this future ends the task.
+        let mut renewal = Self { task, valid_until };
+        let _ = renewal.valid_until.changed().await;
+        renewal
     }
 
     async fn lost(&mut self) {
@@ -357,6 +371,35 @@ impl Drop for Renewal {
     }
 }
 
+/// Sees to it that renewals are not late because a handler blocks its thread.
+///
+/// A worker that was waiting for timers and sockets runs what became ready without waking another
+/// one to wait for them in its place: should that block, they stand still although other workers
+/// are free (tokio-rs/tokio#4730). A task from outside the runtime wakes one of these.
+fn keep_clock_running<St>(config: &Config<St>) {
+    let runtime = Handle::current();
+    if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
+        return;
+    }
+    config.clock.call_once(|| {
+        let clock = Arc::downgrade(&config.clock);
+        let every = (config.lease / 10).max(Duration::from_millis(10));
+        let thread = thread::Builder::new().name("webhook-clock".to_owned());
+        let started = thread.spawn(move || {
+            while clock.strong_count() > 0 {
+                runtime.spawn(async {});
+                thread::sleep(every);
+            }
+        });
+        if let Err(error) = started {
+            tracing::warn!(
+                reason = %error,
+                "a handler that blocks its thread may lose its lease: no thread could be started"
+            );
+        }
+    });
+}
+
 /// Ends, and so closes the channel, when the lease is lost.
 async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch::Sender<Instant>) {
     let every = config.lease / 3;
@@ -372,11 +415,11 @@ async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch:
                 valid_until = asked + config.lease;
                 next = asked + every;
             }
-            Ok(Err(SettleError::Store(error))) => {
+            Ok(Err(SettleError::Store(error))) if Instant::now() < valid_until => {
                 tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
                 next = valid_until.min(Instant::now() + every / 10);
             }
-            Ok(Err(SettleError::Superseded)) | Err(_) => return,
+            Ok(Err(_)) | Err(_) => return,
         }
     }
 }
@@ -430,6 +473,11 @@ impl<St: Store> Config<St> {
         &self,
         operation: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
+        let mut operation = pin!(operation);
+        // Memory answers at once, and needs no timer.
+        if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(operation.as_mut().poll(cx))).await {
+            return result;
+        }
         match timeout(self.store_timeout, operation).await {
             Ok(result) => result,
             Err(_) => Err(StoreError::timed_out().into()),
@@ -512,7 +560,7 @@ impl Runs {
     pub(super) fn adopt<B: 'static, E: 'static>(
         &self,
         run: Pin<Box<dyn Future<Output = Ended<B, E>> + Send>>,
-        span: &Span,
+        span: &DeliverySpan,
     ) {
         let _entered = span.enter();
         let Ok(runtime) = Handle::try_current() else {
@@ -527,10 +575,11 @@ impl Runs {
             return;
         };
         tracing::debug!("the client left; the run goes on");
+        let span = span.clone();
         runtime.spawn(
             async move {
-                if let Ended::Answered(Ok(response)) = run.await {
-                    DeliverySpan::current().finish(&response);
+                if let Ended::Answered(result) = run.await {
+                    span.finish(&result);
                 }
                 drop(place);
             }

@@ -50,7 +50,7 @@ where
         // The clone is left for the next call: this one must use the service that was polled ready.
         let clone = self.inner.clone();
         let ready = mem::replace(&mut self.inner, clone);
-        let run = Box::pin(run(Arc::clone(&self.config), ready, request));
+        let run = Box::pin(run(Arc::clone(&self.config), ready, Box::new(request)));
         ResponseFuture::new(run, Arc::clone(&self.config), self.runs.clone())
     }
 }

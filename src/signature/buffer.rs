@@ -217,24 +217,22 @@ impl Content {
                 "it is longer than its `Content-Length`".into(),
             ));
         }
+        if self.bytes.is_empty() {
+            self.share.grow(length)?;
+            self.bytes = Joined::Frame(frame);
+            return Ok(());
+        }
         match &mut self.bytes {
-            Joined::Frame(first) if first.is_empty() => {
-                self.share.grow(length)?;
-                self.bytes = Joined::Frame(frame);
-            }
-            Joined::Frame(first) => {
-                self.share.grow(2 * length)?;
-                let mut frames = BytesMut::with_capacity(2 * length);
-                frames.extend_from_slice(first);
+            Joined::Frames(frames) if length <= frames.capacity() => {
                 frames.extend_from_slice(&frame);
-                self.bytes = Joined::Frames(frames);
             }
-            Joined::Frames(frames) => {
-                if length > frames.capacity() {
-                    self.share.grow(2 * length)?;
-                    frames.reserve(2 * length - frames.len());
-                }
+            full => {
+                let room = (2 * length).min(self.max_body);
+                self.share.grow(room)?;
+                let mut frames = BytesMut::with_capacity(room);
+                frames.extend_from_slice(full);
                 frames.extend_from_slice(&frame);
+                *full = Joined::Frames(frames);
             }
         }
         Ok(())
@@ -260,5 +258,283 @@ impl Content {
             )),
             _ => Ok((bytes, self.hashing)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Wake, Waker};
+
+    use futures_util::FutureExt;
+    use http_body::{Frame, SizeHint};
+    use http_body_util::Full;
+    use tokio::time::{Instant, Interval, interval};
+
+    use super::super::Secret;
+    use super::super::verify::Authentication;
+    use super::*;
+
+    fn bounds(max_body: usize, budget: usize) -> Bounds {
+        Bounds {
+            max_body,
+            timeout: Duration::from_secs(10),
+            budget: Budget::new(budget, Duration::from_secs(600)),
+        }
+    }
+
+    fn receive<B: Body<Error: Into<BoxError>>>(
+        body: B,
+        declared: Option<u64>,
+        bounds: &Bounds,
+    ) -> Result<Receive<B>, Answer> {
+        let secret = Secret::new("secret").unwrap();
+        let hashing = Hashing::new(&Authentication::Signed(secret.into()));
+        Receive::new(body, declared, bounds, hashing)
+    }
+
+    impl Bounds {
+        fn used(&self) -> usize {
+            self.budget.used.load(Ordering::Relaxed)
+        }
+    }
+
+    async fn complete<B: Body<Error: Into<BoxError>>>(
+        body: B,
+        declared: Option<u64>,
+        bounds: &Bounds,
+    ) -> Result<Bytes, Answer> {
+        receive(body, declared, bounds)?.await.map(|(body, _)| body)
+    }
+
+    /// These frames, and then an end, an error or nothing.
+    struct Frames {
+        frames: VecDeque<Bytes>,
+        end: Poll<Option<&'static str>>,
+    }
+
+    fn frames(
+        frames: impl IntoIterator<Item = &'static [u8]>,
+        end: Poll<Option<&'static str>>,
+    ) -> Frames {
+        let frames = frames.into_iter().map(Bytes::from_static).collect();
+        Frames { frames, end }
+    }
+
+    impl Body for Frames {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            match self.frames.pop_front() {
+                Some(frame) => Poll::Ready(Some(Ok(Frame::data(frame)))),
+                None => self.end.map(|error| error.map(|error| Err(error.into()))),
+            }
+        }
+    }
+
+    const END: Poll<Option<&str>> = Poll::Ready(None);
+
+    struct Untouchable(SizeHint);
+
+    impl Body for Untouchable {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            panic!("a body that is too large must not be read")
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            self.0
+        }
+    }
+
+    #[test]
+    fn a_length_that_is_too_large_is_refused_without_reading() {
+        let bounds = bounds(1024, 1024);
+        let huge = 10 << 30;
+        for (declared, hint) in [
+            (Some(huge), SizeHint::default()),
+            (Some(u64::MAX), SizeHint::default()),
+            (Some(1025), SizeHint::default()),
+            (Some(1), SizeHint::with_exact(huge)),
+            (None, SizeHint::with_exact(1025)),
+        ] {
+            let refused = receive(Untouchable(hint), declared, &bounds).map(drop);
+            assert!(matches!(refused, Err(Answer::BodyTooLarge { limit: 1024 })));
+        }
+        assert_eq!(bounds.used(), 0);
+        let fits = receive(Untouchable(SizeHint::with_exact(1024)), Some(1024), &bounds);
+        assert!(fits.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_grows_too_large_is_not_read_on() {
+        let bounds = bounds(6, 1024);
+        let fits = frames([&b"abc"[..], b"", b"def"], END);
+        assert_eq!(complete(fits, None, &bounds).await.unwrap(), "abcdef");
+
+        let mut large = frames([&b"abc"[..], b"def", b"g", b"never read"], END);
+        let refused = receive(&mut large, None, &bounds).unwrap().await.map(drop);
+        assert!(matches!(refused, Err(Answer::BodyTooLarge { limit: 6 })));
+        assert_eq!(large.frames, ["never read"]);
+        assert_eq!(bounds.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_body_of_another_length_than_declared_is_broken() {
+        let bounds = bounds(1024, 1024);
+        for (declared, text) in [
+            (7, "it is shorter than its `Content-Length`"),
+            (5, "it is longer than its `Content-Length`"),
+            (0, "it is longer than its `Content-Length`"),
+        ] {
+            let body = frames([&b"abc"[..], b"def"], END);
+            match complete(body, Some(declared), &bounds).await {
+                Err(Answer::BodyBroken(error)) => assert_eq!(error.to_string(), text),
+                other => panic!("{other:?}"),
+            }
+        }
+        let body = frames([&b"abc"[..], b"def"], END);
+        assert!(complete(body, Some(6), &bounds).await.is_ok());
+        assert!(complete(frames([], END), Some(0), &bounds).await.is_ok());
+        assert_eq!(bounds.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_broken() {
+        let bounds = bounds(1024, 1024);
+        let body = frames([&b"abc"[..]], Poll::Ready(Some("connection reset")));
+        match complete(body, None, &bounds).await {
+            Err(Answer::BodyBroken(error)) => assert_eq!(error.to_string(), "connection reset"),
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(bounds.used(), 0);
+    }
+
+    /// One byte each second, so many times.
+    struct Drip(Interval, usize);
+
+    impl Body for Drip {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            if self.1 == 0 {
+                return Poll::Ready(None);
+            }
+            std::task::ready!(self.0.poll_tick(cx));
+            self.1 -= 1;
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(b"x")))))
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_must_be_complete_in_time_however_steadily_it_drips() {
+        let bounds = bounds(1024, 1024);
+        let drip = |bytes| Drip(interval(Duration::from_secs(1)), bytes);
+        assert_eq!(complete(drip(10), None, &bounds).await.unwrap().len(), 10);
+
+        let start = Instant::now();
+        let refused = complete(drip(1000), None, &bounds).await;
+        assert!(matches!(refused, Err(Answer::BodySlow { limit }) if limit == bounds.timeout));
+        let elapsed = start.elapsed();
+        assert!(elapsed >= bounds.timeout && elapsed < bounds.timeout + Duration::from_secs(1));
+        assert_eq!(bounds.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_body_takes_is_given_back_whatever_becomes_of_it() {
+        let bounds = bounds(100, 64);
+        let stays = |part| frames([part], Poll::Pending);
+
+        let mut held = Box::pin(receive(stays(&[0; 40]), None, &bounds).unwrap());
+        assert!((&mut held).now_or_never().is_none());
+        assert_eq!(bounds.used(), 40);
+        // Clones share the budget.
+        let full = complete(stays(&[0; 25]), None, &bounds.clone()).await;
+        assert!(
+            matches!(full, Err(Answer::BuffersFull { retry_after }) if retry_after.as_secs() == 600)
+        );
+        assert_eq!(bounds.used(), 40);
+        assert!(
+            complete(frames([&[0; 24][..]], END), None, &bounds)
+                .await
+                .is_ok()
+        );
+        assert_eq!(bounds.used(), 40);
+        drop(held);
+        assert_eq!(bounds.used(), 0);
+
+        assert!(
+            complete(stays(&[0; 64]), None, &bounds).await.is_err(),
+            "slow"
+        );
+        assert_eq!(bounds.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_body_in_frames_pays_for_the_room_that_it_grows_into() {
+        let bounds = bounds(1 << 20, 1 << 20);
+        let part: &[u8] = &[7; 1000];
+        let mut body = Box::pin(receive(frames([part; 50], Poll::Pending), None, &bounds).unwrap());
+        assert!((&mut body).now_or_never().is_none());
+        let content = body.content.as_ref().unwrap();
+        let Joined::Frames(buffer) = &content.bytes else {
+            panic!("there were several frames");
+        };
+        assert_eq!(buffer.len(), 50_000);
+        assert!(buffer.capacity() <= bounds.used(), "{}", buffer.capacity());
+        assert!(bounds.used() < 4 * buffer.len(), "{}", bounds.used());
+    }
+
+    #[derive(Default)]
+    struct CountWakes(AtomicUsize);
+
+    impl Wake for CountWakes {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How often a body that is there already must be polled.
+    fn polls<B: Body<Error: Into<BoxError>>>(body: B) -> usize {
+        let bounds = bounds(1 << 30, 1 << 30);
+        let mut receive = std::pin::pin!(receive(body, None, &bounds).unwrap());
+        let wakes = Arc::new(CountWakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let mut cx = Context::from_waker(&waker);
+        for polls in 1.. {
+            match receive.as_mut().poll(&mut cx) {
+                Poll::Ready(result) => {
+                    result.map(drop).unwrap();
+                    return polls;
+                }
+                Poll::Pending => assert_eq!(wakes.0.load(Ordering::Relaxed), polls),
+            }
+        }
+        unreachable!()
+    }
+
+    #[tokio::test]
+    async fn large_bodies_let_other_tasks_have_their_turn() {
+        assert_eq!(polls(Full::new(Bytes::from_static(b"{}"))), 1);
+        let large = Bytes::from(vec![0; 16 * SLICE]);
+        assert!((16..=18).contains(&polls(Full::new(large))));
+        let tiny: &[u8] = b"x";
+        let expected = 10_000 * FRAME_COST / SLICE;
+        assert!(polls(frames([tiny; 10_000], END)) >= expected);
+        assert!(polls(frames([&[][..]; 10_000], END)) >= expected);
     }
 }

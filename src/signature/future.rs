@@ -122,17 +122,17 @@ where
                     }
                 }
                 StateProj::Inner { future } => {
-                    let response = ready!(future.poll(cx))?;
-                    span.finish(&response);
-                    return Poll::Ready(Ok(response.map(ResponseBody::service)));
+                    let result = ready!(future.poll(cx));
+                    span.finish(&result);
+                    return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
                 StateProj::Refused { answer } => {
                     let Some(answer) = answer.take() else {
                         return Poll::Pending;
                     };
-                    let response = ResponseBody::answer(answer);
-                    span.finish(&response);
-                    return Poll::Ready(Ok(response));
+                    let result = Ok(ResponseBody::answer(answer));
+                    span.finish(&result);
+                    return Poll::Ready(result);
                 }
             }
         }

@@ -1,6 +1,6 @@
 //! What the headers of a request say, beside the signature.
 
-use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 
 use crate::answer::Answer;
 use crate::config::ConfigError;
@@ -62,13 +62,19 @@ impl Default for HeaderNames {
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer> {
-    let Some(value) = headers.get(http::header::CONTENT_LENGTH) else {
+    let mut values = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(value) = values.next() else {
         return Ok(None);
     };
-    let length = value.to_str().ok().and_then(|length| length.parse().ok());
-    length.map(Some).ok_or(Answer::BodyBroken(
-        "its `Content-Length` is no number".into(),
-    ))
+    let is_number = !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_digit);
+    if !is_number || values.any(|other| other != value) {
+        return Err(Answer::BodyBroken(
+            "its `Content-Length` is not one number".into(),
+        ));
+    }
+    // More digits than a `u64` holds are more bytes than any limit.
+    let length = value.to_str().ok().and_then(|digits| digits.parse().ok());
+    Ok(Some(length.unwrap_or(u64::MAX)))
 }
 
 /// Kind and key of an authentic request, or why it is none of this platform's deliveries.
@@ -122,4 +128,49 @@ fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>,
         return Err(Answer::KeysDiffer);
     }
     Ok(IdempotencyKey::new(first.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_declared_length_is_a_number() {
+        let declared = |value: &str| {
+            let headers = [(http::header::CONTENT_LENGTH, value.parse().unwrap())];
+            declared_length(&HeaderMap::from_iter(headers))
+        };
+        assert!(matches!(declared_length(&HeaderMap::new()), Ok(None)));
+        assert!(matches!(declared("0"), Ok(Some(0))));
+        assert!(matches!(
+            declared("18446744073709551615"),
+            Ok(Some(u64::MAX))
+        ));
+        assert!(matches!(
+            declared("99999999999999999999"),
+            Ok(Some(u64::MAX))
+        ));
+        for wrong in ["", "-1", "+1", "1.0", "0x10", "1, 1", "ten"] {
+            assert!(
+                matches!(declared(wrong), Err(Answer::BodyBroken(_))),
+                "{wrong:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_brand_stands_in_the_names() {
+        let names = HeaderNames::branded("Acme-Chat").unwrap();
+        assert_eq!(names.signature, "x-acme-chat-hmac-sha256");
+        assert_eq!(names.event, "x-acme-chat-event");
+        assert_eq!(names.key, "idempotency-key");
+        assert_eq!(
+            HeaderNames::branded("service").unwrap(),
+            HeaderNames::default()
+        );
+        for wrong in ["", "a b", "a:b", "ä", "a\n", &"x".repeat(70_000)] {
+            let error = HeaderNames::branded(wrong).unwrap_err();
+            assert!(matches!(error, ConfigError::HeaderPrefix(brand) if brand == wrong));
+        }
+    }
 }

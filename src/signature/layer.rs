@@ -68,7 +68,8 @@ impl SignatureLayer {
 
     /// Spends at most this many bytes of memory on all the bodies that are being received at one
     /// time, over all clones of this layer: 64 MiB unless set. What a body takes is given back when
-    /// it is complete.
+    /// it is complete. A body that is larger than this is never accepted, whatever
+    /// [`max_body`](Self::max_body) says.
     pub fn max_buffered(mut self, bytes: usize) -> Self {
         self.config.bounds.budget.limit = bytes;
         self

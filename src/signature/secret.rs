@@ -217,3 +217,93 @@ impl fmt::Debug for Secrets {
         f.debug_list().entries(self.current().iter()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    fn accepts(secrets: &Secrets, secret: &str) -> bool {
+        let tag = Secret::new(secret).unwrap().sign(b"body");
+        secrets.verify(b"body", tag.as_bytes()).is_ok()
+    }
+
+    fn file(content: &[u8]) -> tempfile::NamedTempFile {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(content).unwrap();
+        file
+    }
+
+    #[test]
+    fn any_bytes_but_none_are_a_secret() {
+        for secret in [&b" "[..], b"\0", b"\xff", &[7; 1000], "🔑".as_bytes()] {
+            assert!(Secret::new(secret).is_ok());
+        }
+        assert!(matches!(Secret::new(""), Err(ConfigError::EmptySecret)));
+        // It is not decoded.
+        let (digits, decoded) = (Secret::new("6b6579").unwrap(), Secret::new("key").unwrap());
+        assert_ne!(digits.sign(b"body"), decoded.sign(b"body"));
+    }
+
+    #[test]
+    fn a_secret_comes_from_the_environment() {
+        // A variable that Cargo sets for tests.
+        let name = "CARGO_MANIFEST_DIR";
+        let expected = Secret::new(std::env::var(name).unwrap()).unwrap();
+        assert_eq!(
+            Secret::from_env(name).unwrap().sign(b"body"),
+            expected.sign(b"body")
+        );
+        assert!(matches!(
+            Secret::from_env("NO_SUCH_VARIABLE"),
+            Err(ConfigError::Environment { name, .. }) if name == "NO_SUCH_VARIABLE"
+        ));
+    }
+
+    #[test]
+    fn a_file_holds_a_secret_a_line() {
+        let file = file(b"\none\r\n two \n\n\nthree");
+        let secrets = Secrets::from_file(file.path()).unwrap();
+        assert_eq!(secrets.current().len(), 3);
+        for (secret, accepted) in [
+            ("one", true),
+            (" two ", true),
+            ("three", true),
+            ("two", false),
+        ] {
+            assert_eq!(accepts(&secrets, secret), accepted, "{secret:?}");
+        }
+    }
+
+    #[test]
+    fn a_set_stays_when_it_cannot_be_replaced() {
+        let secrets = Secrets::from(Secret::new("old").unwrap());
+        assert!(matches!(secrets.replace([]), Err(ConfigError::NoSecrets)));
+
+        let nowhere = Path::new("/nonexistent/secrets");
+        assert!(matches!(
+            secrets.replace_from_file(nowhere),
+            Err(ConfigError::SecretFile { path, .. }) if path == nowhere
+        ));
+        let replaced = secrets.replace_from_file(file(b"\n\r\n\n").path());
+        assert!(matches!(replaced, Err(ConfigError::NoSecrets)));
+        let replaced = secrets.replace_from_file(file(b"one\n\xff\n").path());
+        assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
+        assert!(accepts(&secrets, "old"));
+
+        secrets.replace_from_file(file(b"new\n").path()).unwrap();
+        assert_eq!(
+            (accepts(&secrets, "old"), accepts(&secrets, "new")),
+            (false, true)
+        );
+    }
+
+    #[test]
+    fn clones_share_one_set() {
+        let secrets = Secrets::from(Secret::new("old").unwrap());
+        let clone = secrets.clone();
+        secrets.replace([Secret::new("new").unwrap()]).unwrap();
+        assert!(accepts(&clone, "new"));
+    }
+}

@@ -178,3 +178,82 @@ pub(super) struct Authentic {
     pub(super) body_digest: [u8; 32],
     pub(super) secret: Option<Matched>,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: HeaderName = HeaderName::from_static("x-service-hmac-sha256");
+
+    fn headers(values: &[&str]) -> HeaderMap {
+        let values = values.iter().map(|value| (NAME, value.parse().unwrap()));
+        HeaderMap::from_iter(values)
+    }
+
+    fn secrets(secrets: &[&'static str]) -> Secrets {
+        Secrets::new(secrets.iter().map(|&secret| Secret::new(secret).unwrap())).unwrap()
+    }
+
+    #[test]
+    fn the_log_tells_what_is_wrong_with_a_signature() {
+        let zeros = "0".repeat(64);
+        for (values, error) in [
+            (&[][..], SignatureError::Missing),
+            (&[zeros.as_str(), &zeros], SignatureError::Doubled),
+            (&["", ""], SignatureError::Doubled),
+            (&[""], SignatureError::Malformed),
+            (&[&zeros[1..]], SignatureError::Malformed),
+            (&[&zeros.replace('0', "A")], SignatureError::Malformed),
+            (&[&zeros.replace('0', "g")], SignatureError::Malformed),
+        ] {
+            assert_eq!(claimed_tag(&headers(values), &NAME), Err(error));
+        }
+        assert_eq!(claimed_tag(&headers(&[&zeros]), &NAME), Ok([0; 32]));
+    }
+
+    #[test]
+    fn every_secret_of_a_set_is_tried_and_the_first_match_named() {
+        let set = secrets(&["a", "b", "c", "b"]);
+        for (secret, expected) in [
+            ("a", Ok(0)),
+            ("b", Ok(1)),
+            ("c", Ok(2)),
+            ("d", Err(SignatureError::Wrong)),
+        ] {
+            let tag = Secret::new(secret).unwrap().sign(b"body");
+            assert_eq!(set.verify(b"body", tag.as_bytes()), expected);
+        }
+    }
+
+    #[test]
+    fn a_set_that_is_replaced_while_a_body_arrives_decides() {
+        let set = secrets(&["old", "both"]);
+        let verify = |signer: &'static str| {
+            let mut tags = Tags::new(&set);
+            tags.update(b"bo");
+            set.replace(secrets(&["both", "new"]).current().to_vec())
+                .unwrap();
+            tags.update(b"dy");
+            let tag = Secret::new(signer).unwrap().sign(b"body");
+            let verified = tags.verify(b"body", &parse_tag(tag.as_bytes()).unwrap());
+            set.replace(secrets(&["old", "both"]).current().to_vec())
+                .unwrap();
+            verified.map(|matched| matched.index)
+        };
+        assert_eq!(verify("old"), Err(SignatureError::Wrong));
+        assert_eq!(verify("both"), Ok(0));
+        assert_eq!(verify("new"), Ok(1));
+    }
+
+    #[test]
+    fn an_unsigned_body_is_told_by_its_digest() {
+        let mut hashing = Hashing::new(&Authentication::Unsigned);
+        hashing.update(b"ab");
+        hashing.update(b"c");
+        let authentic = hashing.verify(b"abc", &HeaderMap::new(), &NAME);
+        let digest = authentic.map(|authentic| hex::encode(authentic.body_digest));
+        // FIPS 180-2, appendix B.1.
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(digest.as_deref(), Ok(expected));
+    }
+}

@@ -53,7 +53,8 @@ pub trait Store: Send + Sync + 'static {
     /// Whether a claim stays when the process that holds it dies.
     ///
     /// Where it does, leases are kept short and renewed while the run lasts. Where it does not, as
-    /// in memory, a lease is taken once for as long as it may ever be needed.
+    /// in memory, a lease is taken once for as long as it may ever be needed. So there a claim whose
+    /// future was dropped must not have taken effect: nobody would wait for its lease to end.
     const LEASES_OUTLIVE_PROCESS: bool;
 
     /// Takes the key, in one atomic step, if it is neither in flight nor done.
@@ -355,5 +356,19 @@ impl std::error::Error for SettleError {
 impl From<StoreError> for SettleError {
     fn from(error: StoreError) -> Self {
         Self::Store(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_texts_are_parted_by_their_namespace() {
+        let key = |namespace, key: &[u8]| DeliveryId::new(namespace, key, b"").key();
+        assert_ne!(key("a", b"bc"), key("ab", b"c"));
+        assert_ne!(key("", b"abc"), key("abc", b""));
+        assert_ne!(key("a", b"bc"), key("", b"abc"));
+        assert_eq!(key("a", b"bc"), key("a", b"bc"));
     }
 }

@@ -293,9 +293,11 @@ impl InFlight {
     }
 }
 
-/// Lets moka drop what is out of date. What counts is compared in [`MokaStore::settled`]: moka's own
-/// clock cannot be paused.
+/// Lets moka drop what is out of date, and some time later than that. What counts is compared in
+/// [`MokaStore::settled`]: moka's own clock goes on while ours is paused.
 struct CollectGarbage;
+
+const GRACE: Duration = Duration::from_secs(60);
 
 impl Expiry<u128, Settled> for CollectGarbage {
     fn expire_after_create(
@@ -304,7 +306,7 @@ impl Expiry<u128, Settled> for CollectGarbage {
         settled: &Settled,
         _: std::time::Instant,
     ) -> Option<Duration> {
-        Some(settled.until.saturating_duration_since(Instant::now()))
+        Some(settled.until.saturating_duration_since(Instant::now()) + GRACE)
     }
 
     fn expire_after_update(
@@ -334,5 +336,102 @@ fn warn_of_eviction(evictions: u64, capacity: u64) {
              delivery of that event will be handled again; give the store more capacity, or use a \
              durable one"
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+    fn id(key: u64) -> DeliveryId {
+        DeliveryId::new("", &key.to_be_bytes(), b"{}")
+    }
+
+    async fn claim(store: &MokaStore, key: u64, lease: Duration) -> Lease {
+        match store.claim(&id(key), lease, WEEK).await.unwrap() {
+            Claim::Acquired(lease) => lease,
+            claim => panic!("key {key} cannot be claimed: {claim:?}"),
+        }
+    }
+
+    /// How many runs are in memory, be they in flight or dead.
+    fn runs(store: &MokaStore) -> usize {
+        let part = |part: &Mutex<InFlight>| part.lock().unwrap().runs.len();
+        store.shared.in_flight.iter().map(part).sum()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn claims_that_are_never_settled_do_not_pile_up() {
+        const AT_ONCE: u64 = 1_000;
+        let store = MokaStore::new();
+        let mut most = 0;
+        for round in 0..100 {
+            for key in 0..AT_ONCE {
+                claim(&store, round * AT_ONCE + key, SECOND).await;
+            }
+            most = most.max(runs(&store));
+            tokio::time::advance(2 * SECOND).await;
+        }
+        // Each part is swept when it has twice as many runs as were alive after the last sweep, or
+        // 64. A part's share is 16 on average.
+        assert!(most <= 64 * PARTS, "{most} runs were in memory");
+
+        // Those that were swept are still counted.
+        assert_eq!(claim(&store, 0, SECOND).await.attempt().get(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn runs_in_flight_survive_any_number_of_others() {
+        let store = MokaStore::with_capacity(10);
+        let mut leases = Vec::new();
+        for key in 0..10_000 {
+            leases.push(claim(&store, key, 60 * SECOND).await);
+        }
+        tokio::time::advance(30 * SECOND).await;
+        assert_eq!(runs(&store), 10_000);
+        for lease in &leases {
+            store.renew(lease, 60 * SECOND).await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_store_knows_the_newest_keys_and_counts_what_it_forgot() {
+        const CAPACITY: u64 = 1_000;
+        let store = MokaStore::with_capacity(CAPACITY);
+        let in_flight = claim(&store, u64::MAX, WEEK).await;
+        for key in 0..3 * CAPACITY {
+            let lease = claim(&store, key, SECOND).await;
+            store.complete(&lease, WEEK).await.unwrap();
+        }
+        store.shared.settled.run_pending_tasks();
+
+        for key in 0..3 * CAPACITY {
+            let expected = match key < 2 * CAPACITY {
+                true => KeyState::Free,
+                false => KeyState::Done,
+            };
+            assert_eq!(store.peek(&id(key)).await.unwrap(), expected, "key {key}");
+        }
+        assert_eq!(store.evictions(), 2 * CAPACITY);
+        store.complete(&in_flight, WEEK).await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_out_of_date_is_not_counted_as_forgotten() {
+        let store = MokaStore::with_capacity(100);
+        for key in 0..100 {
+            let lease = claim(&store, key, SECOND).await;
+            store.complete(&lease, SECOND).await.unwrap();
+        }
+        tokio::time::advance(2 * SECOND).await;
+        for key in 100..200 {
+            let lease = claim(&store, key, SECOND).await;
+            store.complete(&lease, WEEK).await.unwrap();
+        }
+        store.shared.settled.run_pending_tasks();
+        assert_eq!(store.evictions(), 0);
     }
 }

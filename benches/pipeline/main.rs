@@ -1,0 +1,161 @@
+//! What a delivery costs within this process, beside what people write by hand.
+//!
+//! Run with: cargo bench
+
+mod by_hand;
+mod contest;
+
+use std::convert::Infallible;
+use std::hint::black_box;
+
+use axum::Router;
+use axum::routing::post;
+use bytes::Bytes;
+use hmac::Mac;
+use http::{Request, Response, StatusCode};
+use http_body_util::{BodyExt, Full};
+use tower::{Layer, Service, service_fn};
+use tower_webhook::event::{ChatClosed, EventKind, sample};
+use tower_webhook::store::MokaStore;
+use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer, Verified, WebhookLayer};
+
+use self::contest::{Contest, Effort};
+
+const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
+const STORE_CAPACITY: u64 = 1_000_000;
+
+fn main() {
+    // Without `--bench` it is `cargo test` that asks, and only whether this works.
+    let arguments: Vec<String> = std::env::args().collect();
+    let has = |name: &str| arguments.iter().any(|argument| argument == name);
+    if has("--list") {
+        return;
+    }
+    let effort = if has("--bench") {
+        Effort::FULL
+    } else {
+        Effort::SMOKE
+    };
+
+    let chat = Bytes::from(sample(&EventKind::CHAT_CLOSED).unwrap_or_default());
+    let delivery = Deliveries::of(&chat);
+    let replay = Deliveries {
+        unique: false,
+        ..delivery.clone()
+    };
+    let tampered = Deliveries {
+        body: chat.slice(1..),
+        status: StatusCode::UNAUTHORIZED,
+        ..delivery.clone()
+    };
+
+    let mut contest = Contest::new("One delivery", chat.len(), effort.requests);
+    contest.enter("axum, bytes only", bare_axum(), &delivery);
+    contest.enter("axum, by hand", by_hand::router(), &delivery);
+    contest.enter("axum, pipeline", on_axum(pipeline()), &delivery);
+    contest.enter("pipeline", pipeline(), &delivery);
+    contest.enter("pipeline, replay", pipeline(), &replay);
+    contest.enter("pipeline, wrong signature", pipeline(), &tampered);
+    contest.run(effort.rounds, &["axum, bytes only", "axum, by hand"]);
+
+    let large = Bytes::from(vec![b' '; 1024 * 1024]);
+    for (body, requests) in [(chat, effort.requests), (large, effort.large_requests)] {
+        let delivery = Deliveries::of(&body);
+        let mut contest = Contest::new("Verification alone", body.len(), requests);
+        contest.enter("HMAC and nothing else", plain_hmac(), &delivery);
+        contest.enter("SignatureLayer", verification(), &delivery);
+        contest.run(effort.rounds, &["HMAC and nothing else"]);
+    }
+}
+
+/// The requests that a contestant gets, and how it must answer them.
+#[derive(Clone)]
+struct Deliveries {
+    body: Bytes,
+    signature: String,
+    unique: bool,
+    status: StatusCode,
+}
+
+impl Deliveries {
+    fn of(body: &Bytes) -> Self {
+        Self {
+            body: body.clone(),
+            signature: secret().sign(body),
+            unique: true,
+            status: StatusCode::OK,
+        }
+    }
+
+    fn request(&self, number: u64) -> Request<Full<Bytes>> {
+        let key = if self.unique { number } else { 0 };
+        Request::post("/webhooks")
+            .header("content-type", "application/json")
+            .header("content-length", self.body.len())
+            .header("x-service-event", "chat-closed")
+            .header("idempotency-key", format!("evt-{key:032x}"))
+            .header("x-service-hmac-sha256", &self.signature)
+            .body(self.body.clone().into())
+            .expect("the parts of a request")
+    }
+}
+
+fn secret() -> Secret {
+    Secret::new(SECRET).expect("it is not empty")
+}
+
+/// The floor: a route that receives the body and does nothing with it.
+fn bare_axum() -> Router {
+    Router::new().route("/webhooks", post(async |body: Bytes| drop(black_box(body))))
+}
+
+/// What this crate is for.
+fn pipeline() -> Pipeline {
+    let events = EventRouter::new().on::<ChatClosed>(async |chat: Delivery<ChatClosed>| {
+        black_box(chat);
+        Ok(())
+    });
+    let store = MokaStore::with_capacity(STORE_CAPACITY);
+    WebhookLayer::with_store(secret(), store).layer(events)
+}
+
+type Pipeline = <WebhookLayer<MokaStore> as Layer<EventRouter>>::Service;
+
+fn on_axum(pipeline: Pipeline) -> Router {
+    Router::new().route_service("/webhooks", pipeline)
+}
+
+/// The layer around a service that does nothing.
+fn verification()
+-> impl Service<Request<Full<Bytes>>, Response = Response<impl Sized>, Error = Infallible> + Clone {
+    let nothing = service_fn(async |verified: Request<Verified>| {
+        black_box(verified);
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    SignatureLayer::new(secret()).layer(nothing)
+}
+
+/// What no verification can do without.
+fn plain_hmac()
+-> impl Service<Request<Full<Bytes>>, Response = Response<impl Sized>, Error = Infallible> + Clone {
+    let keyed = by_hand::keyed();
+    service_fn(move |request: Request<Full<Bytes>>| {
+        let mac = keyed.clone();
+        async move {
+            let (parts, body) = request.into_parts();
+            let Ok(body) = body.collect().await;
+            let mut tag = [0; 32];
+            let signature = &parts.headers["x-service-hmac-sha256"];
+            let authentic = hex::decode_to_slice(signature, &mut tag).is_ok()
+                && mac.chain_update(body.to_bytes()).verify_slice(&tag).is_ok();
+            let status = if authentic {
+                StatusCode::OK
+            } else {
+                StatusCode::UNAUTHORIZED
+            };
+            let mut response = Response::new(());
+            *response.status_mut() = status;
+            Ok(response)
+        }
+    })
+}

@@ -1,0 +1,210 @@
+//! The Admin API's endpoint (Spec 4.1), as far as the spec shows its schema.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use async_graphql::{EmptyMutation, EmptySubscription, Object, Schema, SimpleObject};
+use bytes::Bytes;
+use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::request::Parts;
+use http::{Method, Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use serde::Deserialize;
+use tower_service::Service;
+
+use super::sender::Shared;
+
+const MAX_BODY: usize = 1024 * 1024;
+
+/// The GraphQL endpoint of a [`Sandbox`](super::Sandbox), as a service for any path that ends in
+/// `/graphql`.
+///
+/// It wants what the spec says and nothing else: `POST`, `application/json`, a bearer token that is
+/// one of the portal's API keys, and an object with the one string `query`. It answers with
+/// GraphQL's envelope, an error too.
+#[derive(Clone)]
+pub struct GraphQl {
+    shared: Arc<Shared>,
+    schema: Schema<Query, EmptyMutation, EmptySubscription>,
+}
+
+impl GraphQl {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let query = Query(Arc::clone(&shared));
+        Self {
+            shared,
+            schema: Schema::new(query, EmptyMutation, EmptySubscription),
+        }
+    }
+
+    fn check(&self, request: &Parts) -> Result<(), Refusal> {
+        if !request.uri.path().ends_with("/graphql") {
+            return Err(Refusal(
+                StatusCode::NOT_FOUND,
+                "The only endpoint is /graphql.",
+            ));
+        }
+        if request.method != Method::POST {
+            return Err(Refusal(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "Queries are sent with POST.",
+            ));
+        }
+        let authorized = bearer_token(&request.headers)
+            .is_some_and(|token| self.shared.lock().portal.knows_api_key(token));
+        if !authorized {
+            return Err(Refusal(
+                StatusCode::UNAUTHORIZED,
+                "The Authorization header must be `Bearer` and an API key.",
+            ));
+        }
+        if !is_json(&request.headers) {
+            return Err(Refusal(
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "A query is `application/json`.",
+            ));
+        }
+        Ok(())
+    }
+
+    async fn answer<B>(self, request: Request<B>) -> Result<Bytes, Refusal>
+    where
+        B: Body<Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+    {
+        let (parts, body) = request.into_parts();
+        self.check(&parts)?;
+        let body = match Limited::new(body, MAX_BODY).collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) if error.is::<LengthLimitError>() => {
+                return Err(Refusal(
+                    StatusCode::PAYLOAD_TOO_LARGE,
+                    "The query is too large.",
+                ));
+            }
+            Err(_) => return Err(Refusal(StatusCode::BAD_REQUEST, "The body broke off.")),
+        };
+        let Ok(QueryBody { query }) = serde_json::from_slice(&body) else {
+            return Err(Refusal(
+                StatusCode::BAD_REQUEST,
+                "The body must be a JSON object with exactly one field: the string `query`.",
+            ));
+        };
+        let response = self.schema.execute(query).await;
+        serde_json::to_vec(&response).map(Bytes::from).map_err(|_| {
+            Refusal(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                "The response cannot be encoded.",
+            )
+        })
+    }
+}
+
+fn bearer_token(headers: &HeaderMap) -> Option<&str> {
+    let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    let (scheme, token) = value.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then_some(token)
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let content_type = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    content_type
+        .and_then(|value| value.split(';').next())
+        .is_some_and(|value| value.trim().eq_ignore_ascii_case("application/json"))
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct QueryBody {
+    query: String,
+}
+
+struct Refusal(StatusCode, &'static str);
+
+impl Refusal {
+    fn respond(self) -> Response<Full<Bytes>> {
+        let Self(status, message) = self;
+        let body = serde_json::json!({ "errors": [{ "message": message }] });
+        let mut response = Response::new(Full::from(body.to_string()));
+        *response.status_mut() = status;
+        let headers = response.headers_mut();
+        match status {
+            StatusCode::METHOD_NOT_ALLOWED => {
+                headers.insert(ALLOW, HeaderValue::from_static("POST"));
+            }
+            StatusCode::UNAUTHORIZED => {
+                headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            }
+            _ => {}
+        }
+        response
+    }
+}
+
+impl<B> Service<Request<B>> for GraphQl
+where
+    B: Body<Data: Send, Error: Into<Box<dyn std::error::Error + Send + Sync>>> + Send + 'static,
+{
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let this = self.clone();
+        Box::pin(async move {
+            let mut response = match this.answer(request).await {
+                Ok(body) => Response::new(Full::from(body)),
+                Err(refusal) => refusal.respond(),
+            };
+            response
+                .headers_mut()
+                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+            Ok(response)
+        })
+    }
+}
+
+impl fmt::Debug for GraphQl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GraphQl").finish_non_exhaustive()
+    }
+}
+
+struct Query(Arc<Shared>);
+
+#[Object]
+impl Query {
+    async fn partner(&self) -> Partner {
+        let is_available = self.0.lock().portal.available;
+        Partner {
+            state: PartnerState {
+                chat: ChatState { is_available },
+            },
+        }
+    }
+}
+
+#[derive(SimpleObject)]
+struct Partner {
+    state: PartnerState,
+}
+
+#[derive(SimpleObject)]
+struct PartnerState {
+    chat: ChatState,
+}
+
+#[derive(SimpleObject)]
+struct ChatState {
+    is_available: bool,
+}

@@ -1,0 +1,10 @@
+use tower_webhook::{EventKind, RawDelivery, Verified};
+
+fn main() {
+    let raw = RawDelivery::new(EventKind::CHAT_RATED, "{}");
+    let _ = Verified {
+        raw,
+        body_digest: [0; 32],
+        read: false,
+    };
+}

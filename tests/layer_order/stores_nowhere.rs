@@ -1,0 +1,5 @@
+use tower_webhook::IdempotencyLayer;
+
+fn main() {
+    let _ = IdempotencyLayer::new(());
+}

@@ -1,0 +1,707 @@
+//! Runs and their leases: what becomes of a key when the store, the handler or the clock fails.
+
+#![cfg(feature = "moka")]
+
+mod support;
+
+use std::sync::Arc;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::{Instant, sleep, timeout};
+use tower::Layer;
+use tower_webhook::event::ChatRated;
+use tower_webhook::idempotency::Idempotency;
+use tower_webhook::signature::Signature;
+use tower_webhook::store::KeyState;
+use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+
+use support::net::Counted;
+use support::*;
+
+/// The default: a tenth of the sender's 600 seconds.
+const LEASE: Duration = seconds(60);
+
+const fn seconds(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+/// What a handler does in one attempt.
+#[derive(Clone, Copy)]
+struct Task {
+    takes: Duration,
+    fails: bool,
+}
+
+fn succeeds(takes: Duration) -> Task {
+    let fails = false;
+    Task { takes, fails }
+}
+
+fn fails(takes: Duration) -> Task {
+    let fails = true;
+    Task { takes, fails }
+}
+
+/// A handler, and what became of its runs.
+#[derive(Clone)]
+struct Work {
+    task: Arc<dyn Fn(u32) -> Task + Send + Sync>,
+    attempts: Arc<Mutex<Vec<Option<u32>>>>,
+    running: Arc<AtomicUsize>,
+    finished: Arc<AtomicUsize>,
+}
+
+impl Work {
+    /// Does for each attempt what `task` says. An attempt without a number is number 0.
+    fn new(task: impl Fn(u32) -> Task + Send + Sync + 'static) -> Self {
+        Self {
+            task: Arc::new(task),
+            attempts: Arc::default(),
+            running: Arc::default(),
+            finished: Arc::default(),
+        }
+    }
+
+    /// The numbers of the attempts that were begun.
+    fn attempts(&self) -> Vec<Option<u32>> {
+        self.attempts.lock().unwrap().clone()
+    }
+
+    /// How many runs are neither at their end nor dropped.
+    fn running(&self) -> usize {
+        self.running.load(Ordering::SeqCst)
+    }
+
+    /// How many runs came to their end.
+    fn finished(&self) -> usize {
+        self.finished.load(Ordering::SeqCst)
+    }
+
+    fn router(&self) -> EventRouter {
+        let work = self.clone();
+        EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
+            let work = work.clone();
+            async move {
+                let attempt = delivery.attempt().map(u32::from);
+                work.attempts.lock().unwrap().push(attempt);
+                let _running = Counted::new(&work.running);
+                let task = (work.task)(attempt.unwrap_or(0));
+                sleep(task.takes).await;
+                work.finished.fetch_add(1, Ordering::SeqCst);
+                match task.fails {
+                    true => Err("the handler fails".into()),
+                    false => Ok(()),
+                }
+            }
+        })
+    }
+}
+
+/// Over this store, with time for long handlers.
+fn layer<const OUTLIVE: bool>(store: &Scripted<OUTLIVE>) -> WebhookLayer<Scripted<OUTLIVE>> {
+    WebhookLayer::with_store(secret(), store.clone())
+        .handler_timeout(seconds(100_000))
+        .unwrap()
+}
+
+type Receiver<const OUTLIVE: bool> = Signature<Idempotency<EventRouter, Scripted<OUTLIVE>>>;
+
+fn receiver<const OUTLIVE: bool>(store: &Scripted<OUTLIVE>, work: &Work) -> Receiver<OUTLIVE> {
+    layer(store).layer(work.router())
+}
+
+/// When the calls came, in milliseconds after `start`.
+fn times(calls: &[Call], start: Instant) -> Vec<u128> {
+    let since = |call: &Call| (call.at - start).as_millis();
+    calls.iter().map(since).collect()
+}
+
+// The lease.
+
+#[tokio::test(start_paused = true)]
+async fn renews_at_a_third_of_the_lease_until_the_run_is_settled() {
+    for task in [succeeds(seconds(70)), fails(seconds(70))] {
+        let store = Scripted::new(|_| Fault::None);
+        let service = receiver(&store, &Work::new(move |_| task));
+        let start = Instant::now();
+        deliver(&service, "k").await;
+
+        let renewals = times(&store.calls(Op::Renew), start);
+        assert_eq!(renewals, [20_000, 40_000, 60_000]);
+        sleep(10 * LEASE).await;
+        assert_eq!(
+            store.calls(Op::Renew).len(),
+            3,
+            "it was renewed once settled"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_dies_with_the_process_is_taken_once_for_as_long_as_needed() {
+    let store = Scripted::<false>::with(|_| Fault::None, None);
+    let service = receiver(&store, &Work::new(|_| succeeds(seconds(10_000))));
+    assert_handled(&deliver(&service, "k").await);
+    assert!(store.calls(Op::Renew).is_empty());
+    assert_replayed(&deliver(&service, "k").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewals_that_fail_are_tried_again_while_the_lease_is_valid() {
+    let store = Scripted::new(|call| match call {
+        Call {
+            op: Op::Renew,
+            nth: 1..=3,
+            ..
+        } => Fault::Error,
+        Call {
+            op: Op::Renew,
+            nth: 4,
+            ..
+        } => Fault::Hang,
+        _ => Fault::None,
+    });
+    let service = receiver(&store, &Work::new(|_| succeeds(seconds(90))));
+    let start = Instant::now();
+    assert_handled(&deliver(&service, "k").await);
+
+    // A tenth of the interval after each failure, the last of which took the store's time limit.
+    let renewals = times(&store.calls(Op::Renew), start);
+    assert_eq!(
+        renewals,
+        [20_000, 22_000, 24_000, 26_000, 30_000, 50_000, 70_000]
+    );
+    assert_replayed(&deliver(&service, "k").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_is_cancelled_when_its_lease_cannot_be_renewed() {
+    for fault in [Fault::Error, Fault::Hang] {
+        let logs = Logs::capture();
+        let store = Scripted::new(move |call| match call.op {
+            Op::Renew => fault,
+            _ => Fault::None,
+        });
+        let work = Work::new(|attempt| match attempt {
+            1 => succeeds(10 * LEASE),
+            _ => succeeds(Duration::ZERO),
+        });
+        let service = receiver(&store, &work);
+
+        let start = Instant::now();
+        let cancelled = deliver(&service, "k").await;
+        assert_eq!(cancelled.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(start.elapsed().as_secs(), LEASE.as_secs());
+        assert_eq!((work.running(), work.finished()), (0, 0));
+        assert_eq!(logs.count("ERROR", "the claim on the key was lost"), 1);
+
+        assert_handled(&deliver(&service, "k").await);
+        assert_replayed(&deliver(&service, "k").await);
+        assert_eq!(work.attempts(), [Some(1), Some(2)]);
+        sleep(20 * LEASE).await;
+        assert_eq!(work.finished(), 1, "the cancelled run went on");
+        assert_eq!(store.state("k").await, KeyState::Done);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_is_cancelled_when_another_has_taken_over() {
+    let store = Scripted::with_real_lease(seconds(10));
+    let work = Work::new(|attempt| match attempt {
+        1 => succeeds(seconds(1_000)),
+        _ => succeeds(seconds(5)),
+    });
+    let service = receiver(&store, &work);
+
+    let start = Instant::now();
+    let (cancelled, successor) = tokio::join!(
+        async {
+            let answered = deliver(&service, "k").await;
+            assert_eq!(
+                start.elapsed().as_secs(),
+                20,
+                "when the first renewal is due"
+            );
+            answered
+        },
+        async {
+            sleep(seconds(12)).await;
+            deliver(&service, "k").await
+        }
+    );
+    assert_eq!(cancelled.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_handled(&successor);
+    assert_eq!((work.running(), work.finished()), (0, 1));
+    assert_eq!(work.attempts(), [Some(1), Some(2)]);
+    assert_replayed(&deliver(&service, "k").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_finisher_changes_nothing_and_is_not_acknowledged() {
+    for (late, status) in [
+        (succeeds(seconds(15)), StatusCode::SERVICE_UNAVAILABLE),
+        (fails(seconds(15)), StatusCode::INTERNAL_SERVER_ERROR),
+    ] {
+        // It ends before its first renewal is due, so it cannot know that its lease has ended.
+        let store = Scripted::with_real_lease(seconds(10));
+        let work = Work::new(move |attempt| match attempt {
+            1 => late,
+            _ => succeeds(seconds(6)),
+        });
+        let service = receiver(&store, &work);
+
+        let (late, successor) = tokio::join!(deliver(&service, "k"), async {
+            sleep(seconds(12)).await;
+            deliver(&service, "k").await
+        });
+        assert_eq!(late.status, status);
+        assert_handled(&successor);
+        assert_eq!(work.finished(), 2);
+        assert_replayed(&deliver(&service, "k").await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_late_finisher_without_a_successor_is_not_acknowledged_either() {
+    let logs = Logs::capture();
+    let store = Scripted::with_real_lease(seconds(10));
+    let work = Work::new(|attempt| match attempt {
+        1 => succeeds(seconds(15)),
+        _ => succeeds(Duration::ZERO),
+    });
+    let service = receiver(&store, &work);
+
+    let late = deliver(&service, "k").await;
+    assert_eq!(late.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(logs.count("ERROR", "could not be recorded"), 1);
+    assert_handled(&deliver(&service, "k").await);
+    assert_eq!(work.attempts(), [Some(1), Some(2)]);
+    assert_replayed(&deliver(&service, "k").await);
+}
+
+/// How a handler comes to block its thread.
+#[derive(Clone, Copy, Debug)]
+enum Blocks {
+    /// In its first poll.
+    AtOnce,
+    /// When a timer woke it, and with it the worker that drives all timers.
+    AfterWaiting,
+}
+
+/// Blocks one of a runtime's two workers for longer than a lease.
+fn block_beyond_lease(blocks: Blocks) {
+    const LEASE: Duration = Duration::from_millis(600);
+
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    let store = Scripted::new(|_| Fault::None);
+    let router = EventRouter::new().on::<ChatRated>(move |_: Delivery<ChatRated>| async move {
+        if let Blocks::AfterWaiting = blocks {
+            sleep(Duration::from_millis(20)).await;
+        }
+        thread::sleep(LEASE * 3);
+        Ok(())
+    });
+    let service = WebhookLayer::with_store(secret(), store.clone())
+        .in_flight_wait(Duration::ZERO)
+        .and_then(|layer| layer.lease(LEASE))
+        .unwrap()
+        .layer(router);
+
+    let (answer, answered) = mpsc::channel();
+    runtime.spawn(async move {
+        // A delivery begins when the driver of timers and sockets wakes a worker.
+        sleep(Duration::from_millis(20)).await;
+        let first = deliver(&service, "k").await;
+        let second = deliver(&service, "k").await;
+        answer.send((first, second)).unwrap();
+    });
+    let (first, second) = answered.recv_timeout(Duration::from_secs(20)).unwrap();
+
+    assert_handled(&first);
+    assert_replayed(&second);
+    assert!(store.calls(Op::Renew).len() >= 3);
+}
+
+#[test]
+fn a_handler_that_blocks_its_thread_keeps_its_lease() {
+    for _ in 0..2 {
+        let runs: Vec<_> = [Blocks::AtOnce, Blocks::AfterWaiting]
+            .into_iter()
+            .cycle()
+            .take(24)
+            .map(|blocks| (blocks, thread::spawn(move || block_beyond_lease(blocks))))
+            .collect();
+        let lost: Vec<_> = runs
+            .into_iter()
+            .filter_map(|(blocks, run)| run.join().is_err().then_some(blocks))
+            .collect();
+        assert!(
+            lost.is_empty(),
+            "{} of 24 lost their lease: {lost:?}",
+            lost.len()
+        );
+    }
+}
+
+// Settlement.
+
+#[tokio::test(start_paused = true)]
+async fn a_success_that_cannot_be_recorded_is_no_success() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let is_broken = Arc::clone(&broken);
+    let store = Scripted::new(move |call| match call.op {
+        Op::Complete if is_broken.load(Ordering::SeqCst) => Fault::Error,
+        _ => Fault::None,
+    });
+    let work = Work::new(|_| succeeds(Duration::ZERO));
+    let service = receiver(&store, &work);
+    let logs = Logs::capture();
+
+    let start = Instant::now();
+    let answered = deliver(&service, "k").await;
+    assert_eq!(answered.status, StatusCode::SERVICE_UNAVAILABLE);
+    let took = start.elapsed();
+    assert!(
+        took > LEASE / 2 && took <= LEASE,
+        "it was retried for {took:?}"
+    );
+    assert!(store.calls(Op::Complete).len() > 5);
+    assert_eq!(logs.count("ERROR", "could not be recorded"), 1);
+    assert_eq!(
+        logs.count("WARN", "could not be recorded yet") + 1,
+        store.calls(Op::Complete).len()
+    );
+
+    // The key stays taken for the rest of the lease, although nobody works on it.
+    assert!(matches!(store.state("k").await, KeyState::InFlight { .. }));
+    assert!(store.calls(Op::Release).is_empty());
+    sleep(LEASE - start.elapsed()).await;
+    assert_eq!(store.state("k").await, KeyState::Free);
+
+    broken.store(false, Ordering::SeqCst);
+    assert_handled(&deliver(&service, "k").await);
+    assert_replayed(&deliver(&service, "k").await);
+    assert_eq!(work.attempts(), [Some(1), Some(2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_no_crash_would_end_is_given_up_when_nothing_can_be_recorded() {
+    let broken = Arc::new(AtomicBool::new(true));
+    let is_broken = Arc::clone(&broken);
+    let script = move |call: Call| match call.op {
+        Op::Complete if is_broken.load(Ordering::SeqCst) => Fault::Error,
+        _ => Fault::None,
+    };
+    let store = Scripted::<false>::with(script, None);
+    let work = Work::new(|_| succeeds(Duration::ZERO));
+    let service = receiver(&store, &work);
+
+    let answered = deliver(&service, "k").await;
+    assert_eq!(answered.status, StatusCode::SERVICE_UNAVAILABLE);
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(store.state("k").await, KeyState::Free);
+
+    broken.store(false, Ordering::SeqCst);
+    assert_handled(&deliver(&service, "k").await);
+    assert_eq!(work.attempts(), [Some(1), Some(2)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_is_recorded_as_soon_as_the_store_works_again() {
+    for fault in [Fault::Error, Fault::Hang] {
+        let store = Scripted::new(move |call| match call {
+            Call {
+                op: Op::Complete,
+                nth: 1..=2,
+                ..
+            } => fault,
+            _ => Fault::None,
+        });
+        let work = Work::new(|_| succeeds(Duration::ZERO));
+        let service = receiver(&store, &work);
+
+        assert_handled(&deliver(&service, "k").await);
+        assert_eq!(store.calls(Op::Complete).len(), 3);
+        assert_replayed(&deliver(&service, "k").await);
+        assert_eq!(work.attempts(), [Some(1)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_success_whose_record_was_not_confirmed_is_one() {
+    let store = Scripted::new(|call| match call {
+        Call {
+            op: Op::Complete,
+            nth: 1,
+            ..
+        } => Fault::LostAnswer,
+        _ => Fault::None,
+    });
+    let work = Work::new(|_| succeeds(Duration::ZERO));
+    let service = receiver(&store, &work);
+
+    assert_handled(&deliver(&service, "k").await);
+    assert_eq!(store.calls(Op::Complete).len(), 2);
+    assert_replayed(&deliver(&service, "k").await);
+    assert_eq!(work.attempts(), [Some(1)]);
+}
+
+// A store that does not work.
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_handled_when_the_key_cannot_be_claimed() {
+    for (fault, after) in [(Fault::Error, 0), (Fault::Hang, 2)] {
+        let store = Scripted::new(move |call| match call.op {
+            Op::Claim => fault,
+            _ => Fault::None,
+        });
+        let work = Work::new(|_| succeeds(Duration::ZERO));
+        let service = receiver(&store, &work);
+
+        let start = Instant::now();
+        let answered = deliver(&service, "k").await;
+        assert_eq!(answered.status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(answered.retry_after(), Some(600));
+        assert_eq!(start.elapsed().as_secs(), after);
+        assert!(work.attempts().is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_event_is_handled_without_the_store_when_that_was_asked_for() {
+    for fault in [Fault::Error, Fault::Hang] {
+        let logs = Logs::capture();
+        let store = Scripted::new(move |_| fault);
+        let work = Work::new(|_| succeeds(Duration::ZERO));
+        let service = layer(&store)
+            .dangerously_handle_without_store()
+            .layer(work.router());
+
+        assert_handled(&deliver(&service, "k").await);
+        assert_handled(&deliver(&service, "k").await);
+        assert_eq!(work.attempts(), [None, None]);
+        assert_eq!(logs.count("WARN", "without deduplication"), 2);
+        assert!(store.calls(Op::Complete).is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_released_is_free_when_its_lease_ends() {
+    for (fault, after) in [(Fault::Error, 0), (Fault::Hang, 2)] {
+        let store = Scripted::new(move |call| match call.op {
+            Op::Release => fault,
+            _ => Fault::None,
+        });
+        let work = Work::new(|attempt| match attempt {
+            1 => fails(Duration::ZERO),
+            _ => succeeds(Duration::ZERO),
+        });
+        let service = receiver(&store, &work);
+
+        let start = Instant::now();
+        let failed = deliver(&service, "k").await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(start.elapsed().as_secs(), after);
+        assert!(matches!(store.state("k").await, KeyState::InFlight { .. }));
+
+        sleep(LEASE - start.elapsed()).await;
+        assert_handled(&deliver(&service, "k").await);
+        assert_eq!(work.attempts(), [Some(1), Some(2)]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_for_an_outcome_that_the_store_does_not_tell_comes_to_an_end() {
+    for fault in [Fault::Error, Fault::Hang] {
+        let store = Scripted::new(move |call| match call.op {
+            Op::Peek => fault,
+            _ => Fault::None,
+        });
+        let work = Work::new(|_| succeeds(seconds(30)));
+        let service = receiver(&store, &work);
+
+        let (first, second) = tokio::join!(deliver(&service, "k"), async {
+            sleep(seconds(1)).await;
+            let start = Instant::now();
+            let answered = deliver(&service, "k").await;
+            // The wait, and the time limit of the last operation.
+            assert!((seconds(5)..=seconds(7)).contains(&start.elapsed()));
+            answered
+        });
+        assert_handled(&first);
+        assert_eq!(second.status, StatusCode::CONFLICT);
+        assert_eq!(work.attempts(), [Some(1)]);
+    }
+}
+
+// Two deliveries at one time.
+
+/// The answers to two deliveries of a key, the second of them a second after the first; and how
+/// long the second one waited, in milliseconds.
+async fn second_after<const OUTLIVE: bool>(
+    service: &Receiver<OUTLIVE>,
+) -> (Answered, Answered, u128) {
+    let (first, (second, waited)) = tokio::join!(deliver(service, "k"), async {
+        sleep(seconds(1)).await;
+        let start = Instant::now();
+        let answered = deliver(service, "k").await;
+        (answered, start.elapsed().as_millis())
+    });
+    (first, second, waited)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delivery_waits_for_the_success_of_the_run_in_flight() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(4)));
+    let (first, second, waited) = second_after(&receiver(&store, &work)).await;
+    assert_handled(&first);
+    assert_replayed(&second);
+    assert!((3_000..=3_250).contains(&waited), "it waited {waited} ms");
+    assert_eq!(work.attempts(), [Some(1)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delivery_is_sent_back_when_the_run_in_flight_fails() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| fails(seconds(4)));
+    let (first, second, waited) = second_after(&receiver(&store, &work)).await;
+    assert_eq!(first.status, StatusCode::INTERNAL_SERVER_ERROR);
+    assert_eq!(second.status, StatusCode::CONFLICT);
+    assert_eq!(second.retry_after(), Some(1), "the key is free");
+    assert!((3_000..=3_250).contains(&waited), "it waited {waited} ms");
+    assert_eq!(
+        work.attempts(),
+        [Some(1)],
+        "a waiting delivery is not handled"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delivery_is_sent_back_when_the_run_in_flight_takes_long() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(15)));
+    let (first, second, waited) = second_after(&receiver(&store, &work)).await;
+    assert_handled(&first);
+    assert_eq!(second.status, StatusCode::CONFLICT);
+    assert_eq!(waited, 5_000);
+    assert_eq!(
+        second.retry_after(),
+        Some(54),
+        "what remains of 60 s after 6 s"
+    );
+
+    // In memory a key is claimed for days, which is not how long the sender should stay away.
+    let store = Scripted::<false>::with(|_| Fault::None, None);
+    let work = Work::new(|_| succeeds(seconds(15)));
+    let (_, second, _) = second_after(&receiver(&store, &work)).await;
+    assert_eq!(second.retry_after(), Some(60));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delivery_is_sent_back_at_once_when_it_is_not_to_wait() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(4)));
+    let service = layer(&store)
+        .in_flight_wait(Duration::ZERO)
+        .unwrap()
+        .layer(work.router());
+    let (first, second, waited) = second_after(&service).await;
+    assert_handled(&first);
+    assert_eq!(second.status, StatusCode::CONFLICT);
+    assert_eq!(second.retry_after(), Some(59));
+    assert_eq!(waited, 0);
+    assert!(store.calls(Op::Peek).is_empty());
+}
+
+// Runs without a client.
+
+/// Delivers, and goes away after a second.
+async fn leave<const OUTLIVE: bool>(service: &Receiver<OUTLIVE>, key: &str) {
+    let left = timeout(seconds(1), deliver(service, key)).await;
+    assert!(left.is_err(), "it was answered before");
+}
+
+#[tokio::test(start_paused = true)]
+async fn draining_waits_for_runs_whose_client_has_left() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(30)));
+    let layer = layer(&store);
+    let (service, runs) = (layer.layer(work.router()), layer.runs());
+    assert_eq!(runs.drain(Duration::ZERO).await, Ok(()), "there are none");
+
+    leave(&service, "a").await;
+    leave(&service, "b").await;
+    assert_eq!(runs.detached(), 2);
+
+    let start = Instant::now();
+    let error = runs.drain(seconds(5)).await.unwrap_err();
+    assert_eq!((error.count(), start.elapsed()), (2, seconds(5)));
+    assert_eq!(work.running(), 2, "draining ended a run");
+
+    assert_eq!(runs.drain(seconds(60)).await, Ok(()));
+    assert_eq!(start.elapsed().as_secs(), 29, "when the second run ends");
+    assert_eq!(runs.detached(), 0);
+    for key in ["a", "b"] {
+        assert_replayed(&deliver(&service, key).await);
+    }
+    assert_eq!(work.finished(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_run_that_lost_its_client_keeps_its_lease_and_loses_it() {
+    let broken = Arc::new(AtomicBool::new(false));
+    let is_broken = Arc::clone(&broken);
+    let store = Scripted::new(move |call| match call.op {
+        Op::Renew if is_broken.load(Ordering::SeqCst) => Fault::Error,
+        _ => Fault::None,
+    });
+    let work = Work::new(|_| succeeds(10 * LEASE));
+    let layer = layer(&store);
+    let (service, runs) = (layer.layer(work.router()), layer.runs());
+
+    leave(&service, "k").await;
+    sleep(5 * LEASE).await;
+    assert!(matches!(store.state("k").await, KeyState::InFlight { .. }));
+    broken.store(true, Ordering::SeqCst);
+    assert_eq!(runs.drain(LEASE).await, Ok(()));
+    assert_eq!((work.running(), work.finished()), (0, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_run_too_many_is_dropped_and_its_key_released() {
+    let logs = Logs::capture();
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(30)));
+    let layer = layer(&store).max_detached(2);
+    let (service, runs) = (layer.layer(work.router()), layer.runs());
+
+    for key in ["a", "b", "c"] {
+        leave(&service, key).await;
+    }
+    let start = Instant::now();
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!((runs.detached(), work.running()), (2, 2));
+    assert_eq!(store.state("c").await, KeyState::Free);
+    assert_eq!(logs.count("ERROR", "this one was dropped"), 1);
+
+    assert_handled(&deliver(&service, "c").await);
+    assert_eq!(work.attempts(), [1, 1, 1, 2].map(Some));
+    assert_eq!(runs.drain(seconds(60)).await, Ok(()));
+    assert!(
+        start.elapsed() < seconds(31),
+        "the runs that went on took longer"
+    );
+    for key in ["a", "b", "c"] {
+        assert_replayed(&deliver(&service, key).await);
+    }
+}

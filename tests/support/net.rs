@@ -1,0 +1,248 @@
+//! Real sockets: the two servers, and a client that writes its requests byte by byte.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper_util::rt::TokioIo;
+use hyper_util::service::TowerToHyperService;
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tower::Service;
+use tower_webhook::Secret;
+
+use super::{Answered, secret};
+
+/// What the receiver is mounted on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Server {
+    Axum,
+    Hyper,
+}
+
+pub(crate) const SERVERS: [Server; 2] = [Server::Axum, Server::Hyper];
+
+impl Server {
+    /// Serves on a port of its own, until the runtime ends.
+    pub(crate) async fn serve<S, B>(self, service: S) -> SocketAddr
+    where
+        S: Service<
+                Request<axum::body::Body>,
+                Response = Response<B>,
+                Error = Infallible,
+                Future: Send,
+            > + Service<Request<Incoming>, Response = Response<B>, Error = Infallible, Future: Send>
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        B: http_body::Body<Data = Bytes, Error: Error + Send + Sync> + Send + 'static,
+    {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        match self {
+            Self::Axum => {
+                let app = axum::Router::new().route_service("/webhooks", service);
+                tokio::spawn(async { axum::serve(listener, app).await });
+            }
+            Self::Hyper => {
+                tokio::spawn(async move {
+                    while let Ok((stream, _)) = listener.accept().await {
+                        let service = TowerToHyperService::new(service.clone());
+                        tokio::spawn(
+                            http1::Builder::new().serve_connection(TokioIo::new(stream), service),
+                        );
+                    }
+                });
+            }
+        }
+        address
+    }
+}
+
+/// Lets so many files be open, of which each connection takes two.
+pub(crate) fn allow_files(count: u64) {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+    if soft < count {
+        assert!(
+            hard >= count,
+            "allow {count} open files: `ulimit -n {count}`"
+        );
+        setrlimit(Resource::RLIMIT_NOFILE, count, hard).unwrap();
+    }
+}
+
+/// Counts the requests that a service is at work on.
+#[derive(Clone)]
+pub(crate) struct Watched<S> {
+    inner: S,
+    live: Arc<AtomicUsize>,
+}
+
+impl<S> Watched<S> {
+    pub(crate) fn new(inner: S) -> Self {
+        let live = Arc::default();
+        Self { inner, live }
+    }
+
+    /// The number, whenever it is asked for.
+    pub(crate) fn live(&self) -> impl Fn() -> usize + Clone + use<S> {
+        let live = Arc::clone(&self.live);
+        move || live.load(Ordering::SeqCst)
+    }
+}
+
+impl<S, R> Service<R> for Watched<S>
+where
+    S: Service<R, Future: Send + 'static>,
+{
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<S::Response, S::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: R) -> Self::Future {
+        let response = self.inner.call(request);
+        let counted = Counted::new(&self.live);
+        Box::pin(async move {
+            let response = response.await;
+            drop(counted);
+            response
+        })
+    }
+}
+
+/// Counts as one while it lives.
+pub(crate) struct Counted(Arc<AtomicUsize>);
+
+impl Counted {
+    pub(crate) fn new(count: &Arc<AtomicUsize>) -> Self {
+        count.fetch_add(1, Ordering::SeqCst);
+        Self(Arc::clone(count))
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+/// The head of a delivery, signed for `body`. `length` is the header that frames it.
+pub(crate) fn head(key: &str, body: &[u8], length: &str) -> String {
+    head_with(&secret(), key, body, length)
+}
+
+fn head_with(secret: &Secret, key: &str, body: &[u8], length: &str) -> String {
+    format!(
+        "POST /webhooks HTTP/1.1\r\n\
+         Host: localhost\r\n\
+         Content-Type: application/json\r\n\
+         X-Service-Event: chat-rated\r\n\
+         X-Service-Hmac-Sha256: {}\r\n\
+         Idempotency-Key: {key}\r\n\
+         {length}\r\n\r\n",
+        secret.sign(body)
+    )
+}
+
+pub(crate) const CHUNKED: &str = "Transfer-Encoding: chunked";
+
+pub(crate) fn content_length(length: impl std::fmt::Display) -> String {
+    format!("Content-Length: {length}")
+}
+
+/// A whole delivery.
+pub(crate) fn whole(key: &str, body: &str) -> Vec<u8> {
+    whole_with(&secret(), key, body)
+}
+
+/// A whole delivery, signed with another secret.
+pub(crate) fn whole_with(secret: &Secret, key: &str, body: &str) -> Vec<u8> {
+    let head = head_with(secret, key, body.as_bytes(), &content_length(body.len()));
+    (head + body).into_bytes()
+}
+
+/// A connection on which a test decides about every byte.
+pub(crate) struct Client {
+    stream: TcpStream,
+    read: Vec<u8>,
+}
+
+impl Client {
+    pub(crate) async fn connect(address: SocketAddr) -> Self {
+        let stream = TcpStream::connect(address).await.unwrap();
+        stream.set_nodelay(true).unwrap();
+        let read = Vec::new();
+        Self { stream, read }
+    }
+
+    /// Sends bytes, in a packet of their own so far as that can be arranged.
+    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+        self.stream.write_all(bytes.as_ref()).await
+    }
+
+    /// Says that nothing more will be sent.
+    pub(crate) async fn finish(&mut self) {
+        self.stream.shutdown().await.unwrap();
+    }
+
+    /// The next answer; an error when the connection ends before.
+    pub(crate) async fn answer(&mut self) -> io::Result<Answered> {
+        let (answered, end) = loop {
+            if let Some(end) = self.read.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+                break (parse(&self.read[..end]), end + 4);
+            }
+            self.more().await?;
+        };
+        let length = answered.headers.get("content-length");
+        let length: usize = length.map_or(0, |value| value.to_str().unwrap().parse().unwrap());
+        while self.read.len() < end + length {
+            self.more().await?;
+        }
+        self.read.drain(..end + length);
+        Ok(answered)
+    }
+
+    async fn more(&mut self) -> io::Result<()> {
+        match self.stream.read_buf(&mut self.read).await? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn parse(head: &[u8]) -> Answered {
+    let mut lines = str::from_utf8(head).unwrap().split("\r\n");
+    let status = lines.next().unwrap().split(' ').nth(1).unwrap();
+    let headers: HeaderMap = lines
+        .map(|line| line.split_once(": ").unwrap())
+        .map(|(name, value)| {
+            let name: HeaderName = name.parse().unwrap();
+            (name, HeaderValue::try_from(value).unwrap())
+        })
+        .collect();
+    let status = StatusCode::from_bytes(status.as_bytes()).unwrap();
+    Answered { status, headers }
+}
+
+/// Delivers on a connection of its own.
+pub(crate) async fn post(address: SocketAddr, request: impl AsRef<[u8]>) -> io::Result<Answered> {
+    let mut client = Client::connect(address).await;
+    client.send(request).await?;
+    client.answer().await
+}
