@@ -750,6 +750,69 @@ fn nothing_that_holds_the_token_shows_it() {
     assert_hidden(&shown, "");
 }
 
+#[cfg(feature = "sandbox")]
+mod against_the_sandbox {
+    use tower_webhook::sandbox::{Sandbox, Settings};
+
+    use super::*;
+
+    /// A client in process, and one over a real socket.
+    async fn clients(sandbox: &Sandbox, token: &AccessToken) -> [AdminClient; 2] {
+        let app = Router::new().route_service("/v1/graphql", sandbox.graphql());
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        tokio::spawn(async { axum::serve(listener, app).await });
+        [
+            AdminClient::with_service(BASE_URL, token.clone(), sandbox.graphql()).unwrap(),
+            AdminClient::new(url, token.clone()).unwrap(),
+        ]
+    }
+
+    #[tokio::test]
+    async fn availability_can_be_switched() {
+        let sandbox = Sandbox::over_http(Settings::default());
+        let key = AccessToken::new(sandbox.create_api_key("CRM")).unwrap();
+        for admin in clients(&sandbox, &key).await {
+            for available in [true, false, true] {
+                sandbox.set_available(available);
+                assert_eq!(admin.chat_is_available().await.unwrap(), available);
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn another_key_is_refused() {
+        let sandbox = Sandbox::over_http(Settings::default());
+        for admin in clients(&sandbox, &token()).await {
+            let error = admin.failure().await;
+            assert!(
+                matches!(error.kind(), AdminErrorKind::Status { status, .. }
+                    if *status == StatusCode::UNAUTHORIZED),
+                "{error:?}"
+            );
+            assert_eq!(error.graphql_errors().len(), 1);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_wrong_query_says_where() {
+        let sandbox = Sandbox::over_http(Settings::default());
+        let key = AccessToken::new(sandbox.create_api_key("CRM")).unwrap();
+        for admin in clients(&sandbox, &key).await {
+            let error = admin
+                .query::<serde_json::Value>("{\n  partner { nonsense } }")
+                .await
+                .unwrap_err();
+            let [error] = error.graphql_errors() else {
+                panic!("{error:?}")
+            };
+            assert!(error.message.contains("nonsense"), "{error}");
+            let (line, column) = (2, 13);
+            assert_eq!(error.locations, [Location { line, column }]);
+        }
+    }
+}
+
 // Helpers.
 
 fn token() -> AccessToken {
