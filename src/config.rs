@@ -39,6 +39,11 @@ pub enum ConfigError {
         /// How long the sender retries; retention must be longer.
         retry_for: Duration,
     },
+    /// The lease would end before it could be renewed.
+    LeaseTooShort {
+        /// What was asked for.
+        lease: Duration,
+    },
     /// The retry after a crash would meet the claim of the crashed run.
     LeaseTooLong {
         /// What was asked for.
@@ -88,6 +93,10 @@ impl fmt::Display for ConfigError {
                 f,
                 "a retention of {retention:?} is too short: the sender retries for {retry_for:?}, \
                  and a forgotten key would be handled again; choose a longer one"
+            ),
+            Self::LeaseTooShort { lease } => write!(
+                f,
+                "a lease of {lease:?} is too short to be renewed in time: choose at least 100 ms"
             ),
             Self::LeaseTooLong { lease, retry_every } => write!(
                 f,

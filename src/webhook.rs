@@ -115,7 +115,7 @@ forward! {
         in_flight_wait(wait: Duration) -> fallible;
         store_timeout(timeout: Duration) -> fallible;
         handler_timeout(timeout: Duration) -> fallible;
-        max_detached(runs: u32);
+        max_detached(runs: usize);
         dangerously_handle_without_store();
         reject_changed_bodies();
         replay_guard();
@@ -206,7 +206,6 @@ mod tests {
     #[test]
     fn no_time_limit_is_zero() {
         for (refused, limit) in [
-            (layer().lease(Duration::ZERO), "lease"),
             (layer().store_timeout(Duration::ZERO), "store_timeout"),
             (layer().handler_timeout(Duration::ZERO), "handler_timeout"),
         ] {
@@ -218,6 +217,25 @@ mod tests {
         }
         assert!(layer().store_timeout(NANO).is_ok());
         assert!(layer().handler_timeout(Duration::MAX).is_ok());
+    }
+
+    #[test]
+    fn a_lease_can_be_renewed_in_time() {
+        let wait_none = || layer().in_flight_wait(Duration::ZERO);
+        for short in [Duration::ZERO, NANO, Duration::from_millis(100) - NANO] {
+            let refused = wait_none().and_then(|layer| layer.lease(short));
+            assert!(matches!(refused, Err(ConfigError::LeaseTooShort { lease }) if lease == short));
+        }
+        let shortest = Duration::from_millis(100);
+        assert!(wait_none().and_then(|layer| layer.lease(shortest)).is_ok());
+
+        // However slow the sender is, a lease can be added to any time.
+        let policy = SenderPolicy {
+            retry_every: Duration::MAX,
+            ..SenderPolicy::default()
+        };
+        let refused = layer().sender_policy(policy);
+        assert!(matches!(refused, Err(ConfigError::LeaseTooLong { .. })));
     }
 
     #[test]

@@ -658,6 +658,100 @@ async fn draining_waits_for_runs_whose_client_has_left() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_may_leave_while_others_are_waited_for() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(30)));
+    let layer = layer(&store);
+    let runs = layer.runs();
+    // The handle that was taken first knows the runs of the layer that came of it.
+    let service = layer.max_detached(8).layer(work.router());
+
+    leave(&service, "a").await;
+    let draining = tokio::spawn({
+        let runs = runs.clone();
+        async move { runs.drain(seconds(60)).await }
+    });
+    sleep(seconds(1)).await;
+    assert_eq!(runs.detached(), 1);
+    leave(&service, "b").await;
+    assert_eq!(runs.detached(), 2);
+
+    assert_eq!(draining.await.unwrap(), Ok(()));
+    assert_eq!(work.finished(), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_lease_that_no_crash_would_end_is_released_when_the_store_works_again() {
+    for fault in [Fault::Error, Fault::Hang] {
+        let store = Scripted::<false>::with(
+            move |call| match call {
+                Call {
+                    op: Op::Release,
+                    nth: 1..=2,
+                    ..
+                } => fault,
+                _ => Fault::None,
+            },
+            None,
+        );
+        let work = Work::new(|attempt| match attempt {
+            1 => fails(Duration::ZERO),
+            _ => succeeds(Duration::ZERO),
+        });
+        let service = receiver(&store, &work);
+
+        let failed = deliver(&service, "k").await;
+        assert_eq!(failed.status, StatusCode::INTERNAL_SERVER_ERROR);
+        sleep(LEASE).await;
+        assert_handled(&deliver(&service, "k").await);
+    }
+}
+
+#[test]
+fn a_run_that_ends_with_its_runtime_leaves_the_key_free() {
+    let store = Scripted::<false>::with(|_| Fault::None, None);
+    let work = Work::new(|_| succeeds(seconds(30)));
+    for flavor in [
+        tokio::runtime::Builder::new_current_thread,
+        tokio::runtime::Builder::new_multi_thread,
+    ] {
+        let runtime = flavor().enable_all().build().unwrap();
+        let service = receiver(&store, &work);
+        runtime.block_on(leave(&service, "k"));
+        assert_eq!(work.running(), 1);
+        runtime.shutdown_timeout(seconds(1));
+        assert_eq!(work.running(), 0);
+
+        let runtime = flavor().enable_all().build().unwrap();
+        assert_eq!(runtime.block_on(store.state("k")), KeyState::Free);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_what_was_claimed_takes_a_place_in_the_inner_service() {
+    let work = Work::new(|_| succeeds(seconds(10)));
+    let inner = tower::limit::ConcurrencyLimit::new(work.router(), 1);
+    let service = layer(&Scripted::new(|_| Fault::None)).layer(inner);
+
+    // A body that never comes holds nothing up, nor does a delivery that was only made ready.
+    let (_body, endless) = http_body_util::channel::Channel::<bytes::Bytes>::new(1);
+    let request = delivery("endless").map(|_| endless);
+    let pending = tokio::spawn(tower::ServiceExt::oneshot(service.clone(), request));
+    let mut ready = service.clone();
+    let made_ready =
+        tower::ServiceExt::<http::Request<http_body_util::Full<bytes::Bytes>>>::ready(&mut ready);
+    made_ready.await.unwrap();
+
+    let start = Instant::now();
+    let (first, second) = tokio::join!(deliver(&service, "a"), deliver(&service, "b"));
+    assert_handled(&first);
+    assert_handled(&second);
+    assert_eq!(start.elapsed(), seconds(20), "one after the other");
+    let refused = pending.await.unwrap().unwrap();
+    assert_eq!(refused.status(), StatusCode::REQUEST_TIMEOUT);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_run_that_lost_its_client_keeps_its_lease_and_loses_it() {
     let broken = Arc::new(AtomicBool::new(false));
     let is_broken = Arc::clone(&broken);

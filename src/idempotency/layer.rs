@@ -37,6 +37,12 @@ pub(super) struct Config<St> {
     pub(super) clock: Arc<Once>,
 }
 
+/// What a renewal at a third of the lease can keep up with.
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+
+/// What can be added to any time without an overflow.
+const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
 impl<St: Store> IdempotencyLayer<St> {
     /// Remembers keys in `store`, for as long as [`SenderPolicy::default`] asks for.
     pub fn new(store: St) -> Self {
@@ -69,7 +75,8 @@ impl<St: Store> IdempotencyLayer<St> {
         self
     }
 
-    /// Derives retention, lease and `Retry-After` from another sender's limits.
+    /// Derives retention, lease and `Retry-After` from another sender's limits. Call it before you
+    /// set any of them.
     ///
     /// # Errors
     ///
@@ -97,8 +104,8 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// # Errors
     ///
-    /// When it is zero, not shorter than the sender's 600 seconds between two attempts, or not
-    /// longer than the wait for an outcome.
+    /// When it is less than 100 milliseconds, not shorter than the sender's 600 seconds between two
+    /// attempts, or not longer than the wait for an outcome.
     pub fn lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
         self.config.lease = lease;
         self.checked()
@@ -138,8 +145,8 @@ impl<St: Store> IdempotencyLayer<St> {
 
     /// Lets at most this many runs go on whose client has left: 1,024 unless set. One more is
     /// dropped, and its event handled again when the sender retries.
-    pub fn max_detached(mut self, runs: u32) -> Self {
-        self.runs = Runs::new(runs.min(Runs::MOST));
+    pub fn max_detached(self, runs: usize) -> Self {
+        self.runs.set_limit(runs);
         self
     }
 
@@ -187,9 +194,6 @@ impl<St: Store> IdempotencyLayer<St> {
             ref policy,
             ..
         } = self.config;
-        if lease.is_zero() {
-            return Err(ConfigError::Zero("lease"));
-        }
         if self.config.store_timeout.is_zero() {
             return Err(ConfigError::Zero("store_timeout"));
         }
@@ -202,7 +206,10 @@ impl<St: Store> IdempotencyLayer<St> {
                 retry_for: policy.retry_for,
             });
         }
-        if lease >= policy.retry_every {
+        if lease < SHORTEST_LEASE {
+            return Err(ConfigError::LeaseTooShort { lease });
+        }
+        if lease >= policy.retry_every.min(LONGEST_LEASE) {
             return Err(ConfigError::LeaseTooLong {
                 lease,
                 retry_every: policy.retry_every,

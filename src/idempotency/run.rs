@@ -5,6 +5,7 @@ use std::future::{Future, pending, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 use std::thread;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use http::{Request, Response};
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tower_service::Service;
@@ -51,7 +52,11 @@ where
     };
     claims.number(&mut request);
 
-    let handling = AssertUnwindSafe(async move { inner.call(*request).await }).catch_unwind();
+    let handling = AssertUnwindSafe(async move {
+        poll_fn(|cx| inner.poll_ready(cx)).await?;
+        inner.call(*request).await
+    })
+    .catch_unwind();
     let handled = tokio::select! {
         // First, so that a run whose lease is lost does not win by being ready as well.
         biased;
@@ -170,10 +175,11 @@ impl<St: Store> Claims<St> {
     }
 
     async fn complete(&mut self) -> Result<(), Answer> {
+        let mut result = Ok(());
         for held in self.held() {
-            held.complete().await?;
+            result = result.and(held.complete().await);
         }
-        Ok(())
+        result
     }
 
     async fn release(&mut self) -> Result<(), Answer> {
@@ -317,8 +323,9 @@ impl<St: Store> Held<St> {
     }
 
     async fn release(&mut self) {
-        release(&self.config, &self.lease).await;
-        self.settled = true;
+        let released = release(&self.config, &self.lease).await;
+        // Where no crash would end the lease, only another try does.
+        self.settled = released || St::LEASES_OUTLIVE_PROCESS;
     }
 }
 
@@ -327,10 +334,17 @@ impl<St: Store> Drop for Held<St> {
         if self.settled {
             return;
         }
+        if !St::LEASES_OUTLIVE_PROCESS {
+            // Memory does it at once, even when the runtime is about to end.
+            let released = self.config.store.release(&self.lease).now_or_never();
+            if let Some(Ok(()) | Err(SettleError::Superseded)) = released {
+                return;
+            }
+        }
         let (config, lease) = (Arc::clone(&self.config), self.lease.clone());
         match Handle::try_current() {
             Ok(runtime) => {
-                runtime.spawn(async move { release(&config, &lease).await }.in_current_span());
+                runtime.spawn(release_later(config, lease).in_current_span());
             }
             Err(_) => {
                 tracing::error!("a run was dropped outside a runtime: its lease has to expire")
@@ -339,14 +353,34 @@ impl<St: Store> Drop for Held<St> {
     }
 }
 
-async fn release<St: Store>(config: &Config<St>, lease: &Lease) {
+/// Releases a lease that nobody waits for. One that no crash would end is tried for a while.
+async fn release_later<St: Store>(config: Arc<Config<St>>, lease: Lease) {
+    let give_up = Instant::now() + config.lease;
+    let mut pause = Duration::from_millis(50);
+    while !release(&config, &lease).await
+        && !St::LEASES_OUTLIVE_PROCESS
+        && Instant::now() + pause < give_up
+    {
+        sleep(pause).await;
+        pause = (2 * pause).min(Duration::from_secs(5));
+    }
+}
+
+/// Whether the lease has ended.
+async fn release<St: Store>(config: &Config<St>, lease: &Lease) -> bool {
     match config.within_limit(config.store.release(lease)).await {
-        Ok(()) => {}
-        Err(SettleError::Superseded) => tracing::debug!("the lease had ended before its release"),
-        Err(error) => tracing::warn!(
-            reason = %Chain(&error),
-            "the key could not be released: it stays claimed until its lease ends"
-        ),
+        Ok(()) => true,
+        Err(SettleError::Superseded) => {
+            tracing::debug!("the lease had ended before its release");
+            true
+        }
+        Err(error) => {
+            tracing::warn!(
+                reason = %Chain(&error),
+                "the key could not be released: it stays claimed until its lease ends"
+            );
+            false
+        }
     }
 }
 
@@ -537,25 +571,26 @@ impl<St: Store> Config<St> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Runs {
-    places: Arc<Semaphore>,
-    limit: u32,
+    detached: Arc<watch::Sender<usize>>,
+    limit: Arc<AtomicUsize>,
 }
 
 impl Runs {
-    /// What `acquire_many` and a semaphore on any platform can count.
-    pub(super) const MOST: u32 = 1 << 28;
-
-    pub(super) fn new(limit: u32) -> Self {
+    pub(super) fn new(limit: usize) -> Self {
         Self {
-            places: Arc::new(Semaphore::new(limit as usize)),
-            limit,
+            detached: Arc::new(watch::Sender::new(0)),
+            limit: Arc::new(AtomicUsize::new(limit)),
         }
+    }
+
+    pub(super) fn set_limit(&self, limit: usize) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// How many runs go on without their client now.
     #[must_use]
     pub fn detached(&self) -> usize {
-        self.limit as usize - self.places.available_permits()
+        *self.detached.borrow()
     }
 
     /// Waits until all of them have settled their claims, or for `deadline`.
@@ -565,7 +600,8 @@ impl Runs {
     /// When the deadline passed before that. Those that remain end with the process: their events
     /// are handled again when the sender retries.
     pub async fn drain(&self, deadline: Duration) -> Result<(), StillRunning> {
-        match timeout(deadline, self.places.acquire_many(self.limit)).await {
+        let mut detached = self.detached.subscribe();
+        match timeout(deadline, detached.wait_for(|&runs| runs == 0)).await {
             Ok(_) => Ok(()),
             Err(_) => Err(StillRunning(self.detached())),
         }
@@ -581,9 +617,9 @@ impl Runs {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+        let Some(place) = Place::take(self) else {
             tracing::error!(
-                limit = self.limit,
+                limit = self.limit.load(Ordering::Relaxed),
                 "the client left, and too many runs go on without theirs: this one was dropped; \
                  the event is handled again when the sender retries"
             );
@@ -600,6 +636,27 @@ impl Runs {
             }
             .in_current_span(),
         );
+    }
+}
+
+/// One of the runs that go on without their client, until it is dropped.
+struct Place(Arc<watch::Sender<usize>>);
+
+impl Place {
+    fn take(runs: &Runs) -> Option<Self> {
+        let limit = runs.limit.load(Ordering::Relaxed);
+        let taken = runs.detached.send_if_modified(|detached| {
+            let is_free = *detached < limit;
+            *detached += usize::from(is_free);
+            is_free
+        });
+        taken.then(|| Self(Arc::clone(&runs.detached)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.send_modify(|detached| *detached -= 1);
     }
 }
 

@@ -1,5 +1,4 @@
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -42,15 +41,14 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<ResBody, S::Error, St>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    /// Always ready: the inner service is waited for by those runs that claimed their key.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<Verified>) -> Self::Future {
-        // The clone is left for the next call: this one must use the service that was polled ready.
-        let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-        let run = Box::pin(run(Arc::clone(&self.config), ready, Box::new(request)));
+        let inner = self.inner.clone();
+        let run = Box::pin(run(Arc::clone(&self.config), inner, Box::new(request)));
         ResponseFuture::new(run, Arc::clone(&self.config), self.runs.clone())
     }
 }

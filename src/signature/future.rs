@@ -49,6 +49,11 @@ pin_project! {
             rest: Option<(Parts, S)>,
             config: Arc<Config>,
         },
+        // For the inner service to be ready.
+        Verified {
+            inner: S,
+            request: Option<Request<Verified>>,
+        },
         Inner {
             #[pin]
             future: S::Future,
@@ -103,7 +108,7 @@ where
                     config,
                 } => {
                     let received = ready!(receive.poll(cx));
-                    let Some((mut parts, mut inner)) = rest.take() else {
+                    let Some((mut parts, inner)) = rest.take() else {
                         return Poll::Pending;
                     };
                     let verified = received.and_then(|(body, hashing)| {
@@ -113,13 +118,25 @@ where
                         Ok(verified) => {
                             // For extractors, behind services that box the body.
                             parts.extensions.insert(verified.clone());
-                            let future = inner.call(Request::from_parts(parts, verified));
-                            this.state.set(State::Inner { future });
+                            let request = Some(Request::from_parts(parts, verified));
+                            this.state.set(State::Verified { inner, request });
                         }
                         Err(answer) => this.state.set(State::Refused {
                             answer: Some(answer),
                         }),
                     }
+                }
+                StateProj::Verified { inner, request } => {
+                    if let Err(error) = ready!(inner.poll_ready(cx)) {
+                        let result = Err(error);
+                        span.finish(&result);
+                        return Poll::Ready(result);
+                    }
+                    let Some(request) = request.take() else {
+                        return Poll::Pending;
+                    };
+                    let future = inner.call(request);
+                    this.state.set(State::Inner { future });
                 }
                 StateProj::Inner { future } => {
                     let result = ready!(future.poll(cx));

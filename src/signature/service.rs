@@ -1,5 +1,4 @@
 use std::fmt;
-use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -37,15 +36,12 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, B>;
 
-    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
-        self.inner.poll_ready(cx)
+    /// Always ready: only an authentic delivery waits for the inner service, and takes a place there.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
-        // The clone is left for the next call: this one must use the service that was polled ready.
-        let clone = self.inner.clone();
-        let ready = mem::replace(&mut self.inner, clone);
-
         let (parts, body) = request.into_parts();
         let receive = if parts.method == Method::POST {
             declared_length(&parts.headers).and_then(|declared| {
@@ -56,7 +52,12 @@ where
             Err(Answer::MethodNotAllowed)
         };
         match receive {
-            Ok(receive) => ResponseFuture::receive(receive, parts, ready, Arc::clone(&self.config)),
+            Ok(receive) => ResponseFuture::receive(
+                receive,
+                parts,
+                self.inner.clone(),
+                Arc::clone(&self.config),
+            ),
             Err(answer) => ResponseFuture::refuse(answer),
         }
     }

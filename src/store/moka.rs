@@ -26,7 +26,8 @@ use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, Store
 /// **Capacity.** A million keys unless set, which is 8 days at 1.4 events a second. When it is
 /// full, the keys that were used least recently are forgotten, even before the end of their
 /// retention: that is counted in [`evictions`](Self::evictions) and warned about in the log. Keys in
-/// flight are never forgotten, nor do they count.
+/// flight are never forgotten, nor do they count. Keys of events that failed or that no handler wants
+/// do count: how often they were tried is remembered too.
 ///
 /// **Time** is `tokio::time`, so that tests can pause it.
 ///
@@ -93,8 +94,17 @@ impl MokaStore {
     }
 
     /// Remembers `capacity` keys, besides those in flight.
+    ///
+    /// # Panics
+    ///
+    /// When `capacity` is zero: nothing would be deduplicated.
     #[must_use]
+    #[track_caller]
     pub fn with_capacity(capacity: u64) -> Self {
+        assert!(
+            capacity > 0,
+            "a memory store needs room for at least one key"
+        );
         let evictions = Arc::new(AtomicU64::new(0));
         let counter = Arc::clone(&evictions);
         let settled = Cache::builder()
@@ -381,6 +391,12 @@ mod tests {
 
         // Those that were swept are still counted.
         assert_eq!(claim(&store, 0, SECOND).await.attempt().get(), 2);
+    }
+
+    #[test]
+    #[should_panic = "room for at least one key"]
+    fn a_store_without_room_is_refused() {
+        let _ = MokaStore::with_capacity(0);
     }
 
     #[tokio::test(start_paused = true)]
