@@ -316,10 +316,22 @@ impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
 
 /// The body of an authentic delivery is not what it should be.
 ///
-/// `Display` says what is wrong and where, without a byte of the body. The cause, which may quote
-/// the body, is the `source`.
+/// `Display` says what is wrong and where, and neither it nor a `source` tells a byte of the body:
+/// a handler may return this error, and the log shows it with its sources. `Debug` may quote the
+/// body.
 #[derive(Debug)]
 pub struct DecodeError(Cause);
+
+impl DecodeError {
+    /// What serde_json says, when that is why. It may quote the body: mind where it is written.
+    #[must_use]
+    pub fn json_error(&self) -> Option<&serde_json::Error> {
+        match &self.0 {
+            Cause::Json(error) => Some(error),
+            Cause::NotUtf8(_) | Cause::NotAnObject => None,
+        }
+    }
+}
 
 #[derive(Debug)]
 enum Cause {
@@ -360,8 +372,7 @@ impl std::error::Error for DecodeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match &self.0 {
             Cause::NotUtf8(error) => Some(error),
-            Cause::NotAnObject => None,
-            Cause::Json(error) => Some(error),
+            Cause::NotAnObject | Cause::Json(_) => None,
         }
     }
 }

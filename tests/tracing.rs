@@ -14,7 +14,7 @@ use common::{
 use http::{Method, Request};
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::{EventRouter, WebhookLayer};
+use tower_webhook::{EventKind, EventRouter, RawDelivery, WebhookLayer};
 use tracing::Level;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -227,6 +227,33 @@ async fn the_log_tells_no_secret_no_signature_and_nothing_of_a_payload() {
             .find(|digits| digits.len() >= 32);
         assert_eq!(digest, None, "{outcome}: {text}");
     }
+}
+
+#[tokio::test]
+async fn a_handler_that_cannot_decode_tells_nothing_of_the_payload() {
+    #[derive(Debug, serde::Deserialize)]
+    struct Mine {
+        #[serde(rename = "id")]
+        _id: u64,
+    }
+
+    let (log, _guard) = Log::capture(Level::INFO);
+    let router = EventRouter::new().fallback(async |raw: RawDelivery| {
+        let _: Mine = raw.decode()?;
+        Ok(())
+    });
+    let service = WebhookLayer::new(secret()).layer(router);
+    send(&service, delivery(MARKED).key("a")).await;
+
+    let text = log.text();
+    let reason = "the payload's type does not accept the body: line 1, column 29";
+    assert_eq!(log.events()[0]["reason"], reason);
+    assert!(!text.contains(MARKER), "{text}");
+
+    // It is there for those who ask.
+    let raw = RawDelivery::new(EventKind::CHAT_RATED, MARKED);
+    let error = raw.decode::<Mine>().unwrap_err();
+    assert!(error.json_error().unwrap().to_string().contains(MARKER));
 }
 
 #[tokio::test(start_paused = true)]
