@@ -1,7 +1,7 @@
 //! What is answered, and when: the one table of all answers.
 
 use std::error::Error as StdError;
-use std::fmt;
+use std::fmt::{self, Write};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -270,13 +270,25 @@ pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'a));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}", self.0)?;
+        write!(OneLine(f), "{}", self.0)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            write!(f, ": {error}")?;
+            write!(OneLine(f), ": {error}")?;
             cause = error.source();
         }
         Ok(())
+    }
+}
+
+/// Escapes what would begin a line of its own in a log, or steer a terminal.
+struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
+
+impl fmt::Write for OneLine<'_, '_> {
+    fn write_str(&mut self, text: &str) -> fmt::Result {
+        text.chars().try_for_each(|char| match char.is_control() {
+            true => write!(self.0, "{}", char.escape_default()),
+            false => self.0.write_char(char),
+        })
     }
 }
 
@@ -499,6 +511,13 @@ mod tests {
             let response = Response::builder().status(status).body(()).unwrap();
             assert_eq!(Outcome::of(&response), outcome);
         }
+    }
+
+    #[test]
+    fn an_error_cannot_forge_a_line_of_the_log() {
+        let forged = BoxError::from("bad\n2026-01-01 ERROR forged\u{1b}[2J");
+        let shown = Chain(forged.as_ref()).to_string();
+        assert_eq!(shown, r"bad\n2026-01-01 ERROR forged\u{1b}[2J");
     }
 
     #[test]

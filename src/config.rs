@@ -7,6 +7,8 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use http::HeaderName;
+
 /// A configuration that was refused when it was made, because it would break a promise of the
 /// [guarantees](crate::guarantees).
 #[derive(Debug)]
@@ -32,6 +34,8 @@ pub enum ConfigError {
     },
     /// The prefix does not make names of headers.
     HeaderPrefix(String),
+    /// Two of the names of headers are the same.
+    SameHeader(HeaderName),
     /// A completed key would be forgotten while the sender still retries its event.
     RetentionTooShort {
         /// What was asked for.
@@ -85,6 +89,10 @@ impl fmt::Display for ConfigError {
             Self::HeaderPrefix(prefix) => write!(
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
+            ),
+            Self::SameHeader(name) => write!(
+                f,
+                "the header `{name}` cannot carry two things: give each of the headers its own name"
             ),
             Self::RetentionTooShort {
                 retention,

@@ -116,7 +116,7 @@
 //! use tower_webhook::{HeaderNames, Secret, WebhookLayer};
 //!
 //! let layer = WebhookLayer::new(Secret::new("8c1f…")?)
-//!     .header_names(HeaderNames::branded("acme")?)
+//!     .header_names(HeaderNames::branded("acme")?)?
 //!     .max_body(256 * 1024)
 //!     .handler_timeout(Duration::from_secs(10))?;
 //! # Ok(())

@@ -102,7 +102,7 @@ macro_rules! forward {
 
 forward! {
     signature: SignatureLayer {
-        header_names(names: HeaderNames);
+        header_names(names: HeaderNames) -> fallible;
         max_body(bytes: usize);
         max_buffered(bytes: usize);
         body_timeout(timeout: Duration);
@@ -217,6 +217,31 @@ mod tests {
         }
         assert!(layer().store_timeout(NANO).is_ok());
         assert!(layer().handler_timeout(Duration::MAX).is_ok());
+    }
+
+    #[test]
+    fn each_header_has_a_name_of_its_own() {
+        let same = http::HeaderName::from_static("x-acme-event");
+        let branded = || HeaderNames::branded("acme").unwrap();
+        for names in [
+            HeaderNames {
+                key: same.clone(),
+                ..branded()
+            },
+            HeaderNames {
+                signature: same.clone(),
+                ..branded()
+            },
+            HeaderNames {
+                key: same.clone(),
+                signature: same.clone(),
+                ..HeaderNames::default()
+            },
+        ] {
+            let refused = layer().header_names(names);
+            assert!(matches!(refused, Err(ConfigError::SameHeader(name)) if name == same));
+        }
+        assert!(layer().header_names(branded()).is_ok());
     }
 
     #[test]

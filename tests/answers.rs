@@ -418,6 +418,7 @@ async fn headers_may_carry_a_brand() {
     let names = HeaderNames::branded("acme").unwrap();
     let service = layer(&MokaStore::new())
         .header_names(names)
+        .unwrap()
         .layer(router(&crm));
     let branded = || {
         delivery(BODY)

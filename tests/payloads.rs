@@ -285,13 +285,23 @@ fn collections_drop_what_is_no_string() {
     assert_eq!(
         warnings,
         [
-            Warning::new("requestedExperts[2]", "string", "number"),
-            Warning::new("requestedExperts[4]", "string", "array"),
-            Warning::new("requestedExperts[5]", "string", "object"),
-            Warning::new("customMeta", "string", "number"),
-            Warning::new("customMeta", "string", "object"),
+            Warning::dropped("requestedExperts", 3),
+            Warning::dropped("customMeta", 2),
         ]
     );
+}
+
+#[test]
+fn however_much_is_dropped_one_warning_tells() {
+    let json = format!(
+        r#"{{"customMeta": {{{} "a": "1"}}}}"#,
+        r#""":0,"#.repeat(10_000)
+    );
+
+    let (chat, warnings) = warnings_of(|| decode::<Chat>(&json));
+
+    assert_eq!(chat.custom_meta.len(), 1);
+    assert_eq!(warnings, [Warning::dropped("customMeta", 10_000)]);
 }
 
 #[test]
@@ -616,6 +626,19 @@ impl Warning {
             ("found", found),
         ];
         Self(fields.map(|(name, value)| (name, value.to_owned())).into())
+    }
+}
+
+impl Warning {
+    fn dropped(field: &str, dropped: usize) -> Self {
+        let message = "parts of a field that are of an unexpected shape were dropped";
+        let fields = [
+            ("message", message.to_owned()),
+            ("field", field.to_owned()),
+            ("expected", "string".to_owned()),
+            ("dropped", dropped.to_string()),
+        ];
+        Self(fields.into())
     }
 }
 

@@ -141,7 +141,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         async move { forward.event(delivery).await }
     });
     let layer = WebhookLayer::new(secrets.clone())
-        .header_names(names)
+        .header_names(names)?
         .max_body(args.max_body as usize)
         .max_buffered((64 << 20).max(args.max_body as usize))
         .handler_timeout(Duration::from_secs(args.handler_timeout))?;

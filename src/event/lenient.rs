@@ -6,6 +6,7 @@
 //! one counts. Values are decoded while they are read; nothing is buffered.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
@@ -193,18 +194,17 @@ impl Shape for Vec<String> {
         seq: &mut A,
         path: &Path<'_>,
     ) -> Result<Option<Self>, A::Error> {
+        let dropped = Cell::new(0);
         let mut strings = Self::new();
-        let mut index = 0;
-        while let Some(element) = seq.next_element_seed(Reader::new(Path::Element(path, index)))? {
+        while let Some(element) = seq.next_element_seed(Reader::new(Path::Part(&dropped)))? {
             strings.extend::<Option<String>>(element);
-            index += 1;
         }
+        warn_of_dropped(path, &dropped);
         Ok(Some(strings))
     }
 }
 
-/// Drops the entries whose value is no string. Their keys are payload, so a warning does not name
-/// them.
+/// Drops the entries whose value is no string.
 impl Shape for BTreeMap<String, String> {
     const EXPECTED: &'static str = "object";
 
@@ -212,32 +212,46 @@ impl Shape for BTreeMap<String, String> {
         map: &mut A,
         path: &Path<'_>,
     ) -> Result<Option<Self>, A::Error> {
+        let dropped = Cell::new(0);
         let mut strings = Self::new();
         while let Some(key) = map.next_key()? {
-            match read(map, *path)? {
+            match read(map, Path::Part(&dropped))? {
                 Some(value) => strings.insert(key, value),
                 None => strings.remove(&key),
             };
         }
+        warn_of_dropped(path, &dropped);
         Ok(Some(strings))
     }
 }
 
-/// Where a field stands in its payload, as in `user.locale` or `requestedExperts[2]`.
+/// One warning for a whole collection, however much of it was dropped.
+fn warn_of_dropped(path: &Path<'_>, dropped: &Cell<usize>) {
+    if dropped.get() > 0 {
+        tracing::warn!(
+            field = %path,
+            expected = String::EXPECTED,
+            dropped = dropped.get(),
+            "parts of a field that are of an unexpected shape were dropped"
+        );
+    }
+}
+
+/// Where a field stands in its payload, as in `user.locale`.
 #[derive(Clone, Copy)]
 pub(super) enum Path<'a> {
     Root,
     Field(&'a Path<'a>, &'static str),
-    Element(&'a Path<'a>, usize),
+    /// A part of a collection, which counts those that are dropped.
+    Part(&'a Cell<usize>),
 }
 
 impl fmt::Display for Path<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Path::Root => Ok(()),
+            Path::Root | Path::Part(_) => Ok(()),
             Path::Field(Path::Root, name) => f.write_str(name),
             Path::Field(parent, name) => write!(f, "{parent}.{name}"),
-            Path::Element(parent, index) => write!(f, "{parent}[{index}]"),
         }
     }
 }
@@ -293,7 +307,9 @@ impl<'a, T: Shape> Reader<'a, T> {
     }
 
     fn warn_if_none(&self, value: Option<T>, found: &str) -> Option<T> {
-        if value.is_none() {
+        if let (None, Path::Part(dropped)) = (&value, self.path) {
+            dropped.set(dropped.get() + 1);
+        } else if value.is_none() {
             tracing::warn!(
                 field = %self.path,
                 expected = T::EXPECTED,

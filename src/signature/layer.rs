@@ -8,6 +8,7 @@ use super::headers::HeaderNames;
 use super::secret::Secrets;
 use super::service::Signature;
 use super::verify::Authentication;
+use crate::config::ConfigError;
 use crate::sender::SenderPolicy;
 
 /// Lets authentic deliveries through, as `Request<Verified>`, and answers all others.
@@ -55,9 +56,24 @@ impl SignatureLayer {
     }
 
     /// Reads other headers than `X-Service-*`.
-    pub fn header_names(mut self, names: HeaderNames) -> Self {
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::SameHeader`] when two of the names are the same.
+    pub fn header_names(mut self, names: HeaderNames) -> Result<Self, ConfigError> {
+        let HeaderNames {
+            signature,
+            event,
+            key,
+        } = &names;
+        if event == key || event == signature {
+            return Err(ConfigError::SameHeader(event.clone()));
+        }
+        if key == signature {
+            return Err(ConfigError::SameHeader(key.clone()));
+        }
         self.config.names = names;
-        self
+        Ok(self)
     }
 
     /// Accepts bodies of up to this many bytes: 1 MiB unless set.

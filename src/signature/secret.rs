@@ -136,6 +136,8 @@ impl Secrets {
     /// Reads a set from a file: one secret a line, used exactly as it stands there, spaces included;
     /// empty lines are skipped, and there are no comments.
     ///
+    /// A line of nothing but white space is refused, since it is hardly meant.
+    ///
     /// # Errors
     ///
     /// [`ConfigError::SecretFile`] when the file cannot be read, is not UTF-8, or holds none.
@@ -187,16 +189,18 @@ impl Secrets {
         let text = fs::read_to_string(path)
             .map(Zeroizing::new)
             .map_err(failed)?;
-        let lines = text.trim_start_matches('\u{feff}').lines();
-        let secrets: Vec<_> = lines
-            .filter(|line| !line.is_empty())
-            .map(Secret::new)
-            .collect::<Result<_, _>>()?;
+        let invalid = |what: &str| failed(io::Error::new(ErrorKind::InvalidData, what));
+        let mut secrets = Vec::new();
+        for line in text.trim_start_matches('\u{feff}').lines() {
+            if !line.is_empty() && line.trim().is_empty() {
+                return Err(invalid("a line of it is only white space"));
+            }
+            if !line.is_empty() {
+                secrets.push(Secret::new(line)?);
+            }
+        }
         if secrets.is_empty() {
-            return Err(failed(io::Error::new(
-                ErrorKind::InvalidData,
-                "there is no secret in it",
-            )));
+            return Err(invalid("there is no secret in it"));
         }
         Ok(secrets)
     }
@@ -295,6 +299,8 @@ mod tests {
             Err(ConfigError::SecretFile { path, .. }) if path == nowhere
         ));
         let replaced = secrets.replace_from_file(file(b"\n\r\n\n").path());
+        assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
+        let replaced = secrets.replace_from_file(file(b"one\n   \n").path());
         assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
         let replaced = secrets.replace_from_file(file(b"one\n\xff\n").path());
         assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
