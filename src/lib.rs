@@ -125,6 +125,7 @@
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
+//! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //! | `sandbox` | `sandbox`, the platform, simulated: for your own tests, and on your desk | no |
 //!
@@ -155,6 +156,10 @@ mod router;
 
 // The paved road.
 mod webhook;
+
+// The other direction: what is asked of the platform.
+#[cfg(feature = "admin")]
+pub mod admin;
 
 // The other side.
 #[cfg(feature = "sandbox")]

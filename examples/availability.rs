@@ -1,0 +1,87 @@
+//! Run with: ADMIN_TOKEN=KEY cargo run --features admin --example availability -- --base-url URL
+//!
+//! Asks the platform's Admin API whether chat is available.
+
+use std::io::{self, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser};
+use tower_webhook::admin::{AccessToken, AdminClient, AdminConfigError, BaseUrl};
+
+/// Ask the chat platform whether chat is available, and print `available` or `unavailable`.
+///
+/// Exits with 0 when there was an answer, whichever it is; with 1 when there was none; and with 2
+/// when it was called in a wrong way.
+///
+/// The access token is the API key from the partner portal: set it in the environment variable
+/// ADMIN_TOKEN, or use --token-file. There is no flag for it, because everybody on this machine can
+/// read the flags of a program.
+#[derive(Parser)]
+#[command(name = "availability")]
+struct Args {
+    /// Where the Admin API is, without `/graphql`
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "ADMIN_BASE_URL",
+        hide_env_values = true
+    )]
+    base_url: String,
+
+    /// A file that holds the access token
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+
+    /// Send the access token over plain http, which everybody on the way can read
+    #[arg(long)]
+    dangerously_allow_http: bool,
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    match print(&Args::parse()).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn print(args: &Args) -> anyhow::Result<()> {
+    let admin = match client(args) {
+        Err(error) if !matches!(error, AdminConfigError::Tls(_)) => {
+            let message = format!("{:#}", anyhow::Error::new(error));
+            Args::command()
+                .error(ErrorKind::ValueValidation, message)
+                .exit()
+        }
+        admin => admin?,
+    };
+    let is_available = admin
+        .chat_is_available()
+        .await
+        .with_context(|| format!("asking {}", admin.endpoint()))?;
+    let word = if is_available {
+        "available"
+    } else {
+        "unavailable"
+    };
+    writeln!(io::stdout(), "{word}")?;
+    Ok(())
+}
+
+fn client(args: &Args) -> Result<AdminClient, AdminConfigError> {
+    let base_url: BaseUrl = match args.dangerously_allow_http {
+        true => BaseUrl::dangerously_allow_http(&args.base_url)?,
+        false => args.base_url.parse()?,
+    };
+    let token = match &args.token_file {
+        Some(file) => AccessToken::from_file(file)?,
+        None => AccessToken::from_env("ADMIN_TOKEN")?,
+    };
+    AdminClient::new(base_url, token)
+}

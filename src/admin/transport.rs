@@ -1,0 +1,165 @@
+//! From requests to responses: over the network, or any other way.
+
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
+use reqwest::redirect::Policy;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_platform_verifier::BuilderVerifierExt;
+use tower_service::Service;
+
+use super::base_url::BaseUrl;
+use super::config::AdminConfigError;
+use crate::answer::BoxError;
+
+/// A body of a response, whatever service it came from.
+pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
+
+type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Any service that a client can use, with its types erased.
+pub(super) type Exchange = dyn Fn(Request<Full<Bytes>>) -> BoxFuture<Result<Response<ResponseBody>, BoxError>>
+    + Send
+    + Sync;
+
+pub(super) fn exchange<S, B>(service: S) -> Arc<Exchange>
+where
+    S: Service<Request<Full<Bytes>>, Response = Response<B>> + Clone + Send + Sync + 'static,
+    S::Error: Into<BoxError>,
+    S::Future: Send,
+    B: Body<Data = Bytes, Error: Into<BoxError>> + Send + 'static,
+{
+    Arc::new(move |request| {
+        let mut service = service.clone();
+        Box::pin(async move {
+            poll_fn(|cx| service.poll_ready(cx))
+                .await
+                .map_err(Into::into)?;
+            let response = service.call(request).await.map_err(Into::into)?;
+            Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+        })
+    })
+}
+
+/// Sends requests over the network: what [`AdminClient::new`](super::AdminClient::new) uses, for
+/// layers of your own around it.
+///
+/// HTTP/1.1, and TLS with the certificates of the operating system. Connections are kept and shared
+/// by clones. No redirect is followed.
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{HeaderValue, Request, header::USER_AGENT};
+/// use http_body_util::Full;
+/// use tower::ServiceBuilder;
+/// use tower_webhook::admin::{AccessToken, AdminClient, BaseUrl, Transport};
+///
+/// # fn main() -> Result<(), tower_webhook::admin::AdminConfigError> {
+/// let base_url: BaseUrl = "https://api.example.com".parse()?;
+/// let service = ServiceBuilder::new()
+///     .map_request(|mut request: Request<Full<Bytes>>| {
+///         let name = HeaderValue::from_static("crm/1.0");
+///         request.headers_mut().insert(USER_AGENT, name);
+///         request
+///     })
+///     .service(Transport::new(&base_url)?);
+/// let admin = AdminClient::with_service(base_url, AccessToken::new("key")?, service)?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct Transport {
+    client: reqwest::Client,
+}
+
+impl Transport {
+    /// A transport for requests to `base_url`.
+    ///
+    /// # Errors
+    ///
+    /// [`AdminConfigError::Tls`].
+    pub fn new(base_url: &BaseUrl) -> Result<Self, AdminConfigError> {
+        let is_secure = base_url.endpoint().scheme_str() == Some("https");
+        let tls = tls(is_secure).map_err(|error| AdminConfigError::Tls(error.into()))?;
+        let mut builder = reqwest::Client::builder()
+            .tls_backend_preconfigured(tls)
+            .redirect(Policy::none());
+        if base_url.is_local() {
+            // Neither a proxy nor a name server may turn this machine into another one.
+            let addresses = [
+                SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+                SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
+            ];
+            builder = builder.no_proxy().resolve_to_addrs("localhost", &addresses);
+        }
+        let client = builder
+            .build()
+            .map_err(|error| AdminConfigError::Tls(error.into()))?;
+        Ok(Self { client })
+    }
+}
+
+/// Plain http must not fail for the lack of certificates that it does not use.
+fn tls(is_secure: bool) -> Result<ClientConfig, rustls::Error> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder =
+        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
+    let builder = if is_secure {
+        builder.with_platform_verifier()?
+    } else {
+        builder.with_root_certificates(RootCertStore::empty())
+    };
+    Ok(builder.with_no_client_auth())
+}
+
+impl Service<Request<Full<Bytes>>> for Transport {
+    type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
+    type Error = BoxError;
+    type Future = TransportFuture;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.client.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: Request<Full<Bytes>>) -> TransportFuture {
+        let response = reqwest::Request::try_from(request.map(reqwest::Body::wrap))
+            .map(|request| self.client.call(request));
+        TransportFuture(Box::pin(async move {
+            let response = Response::from(response?.await?);
+            Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
+        }))
+    }
+}
+
+impl fmt::Debug for Transport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Transport").finish_non_exhaustive()
+    }
+}
+
+/// The response to come from a [`Transport`].
+#[must_use = "futures do nothing unless polled"]
+pub struct TransportFuture(BoxFuture<Result<Response<ResponseBody>, BoxError>>);
+
+impl Future for TransportFuture {
+    type Output = Result<Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        self.0.as_mut().poll(cx)
+    }
+}
+
+impl fmt::Debug for TransportFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TransportFuture").finish_non_exhaustive()
+    }
+}
