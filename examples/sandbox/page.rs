@@ -337,8 +337,10 @@ fn row(attempt: &Attempt, event: &EventReport) -> Markup {
 
 fn became(event: &EventReport) -> Markup {
     html! {
-        (event.state)
-        @if let Some(at) = event.next_retry { ", next retry " (time(at)) }
+        span {
+            (event.state)
+            @if let Some(at) = event.next_retry { ", next retry " (time(at)) }
+        }
     }
 }
 
