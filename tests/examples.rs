@@ -514,7 +514,7 @@ fn wrong_flags_are_explained() {
         (&["sandbox", "--secret", ""], "the secret is empty"),
         (&["sandbox", "--demo", "--secret", "s"], "cannot be used with"),
         (&["sandbox", "--faults", "gremlins"], "names no faults"),
-        (&["sandbox", "--rate", "-1"], "'--rate"),
+        (&["sandbox", "--rate", "60001"], "'--rate <EVENTS>'"),
         (&["sandbox", "--speed", "0"], "'--speed <FACTOR>'"),
         (&["send"], "--secret <SECRET>"),
         (&["send", "--secret", ""], "the secret is empty"),
