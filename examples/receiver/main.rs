@@ -8,6 +8,8 @@
 //! hyper, with a time limit of 30 seconds for a request's headers: `axum::serve` sets none. Unix
 //! only, because of its signals and process groups.
 
+#[path = "../shared/demo.rs"]
+mod demo;
 mod forward;
 
 use std::env::VarError;
@@ -70,6 +72,10 @@ struct Args {
     /// A file of secrets, one a line, used exactly as they stand; read again on SIGHUP
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     secret_file: Option<PathBuf>,
+
+    /// Use the secret that `sandbox --demo` uses, which is public: for demonstrations only
+    #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
+    demo: bool,
 
     /// A command to run for each event, by `sh -c`
     ///
@@ -174,6 +180,7 @@ fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
     let mut random = None;
     let secrets = match &args.secret_file {
         Some(file) => Secrets::from_file(file),
+        None if args.demo => Secret::new(demo::SECRET).map(Secrets::from),
         None if !args.secret.is_empty() => Secrets::new(args.secret.iter().cloned()),
         None => match Secret::from_env("WEBHOOK_SECRET") {
             Err(ConfigError::Environment {

@@ -1,0 +1,136 @@
+//! What the page shows and steers, besides the sandbox itself.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::broadcast::error::RecvError;
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use tower_webhook::sandbox::{Attempt, Sandbox};
+
+/// Events per minute.
+pub(crate) const MAX_RATE: u32 = 60_000;
+/// The clock is put forward in steps of one round of retries, so that none is left out.
+pub(crate) const STEP: Duration = Duration::from_secs(600);
+
+const MAX_STEPS: u32 = 30 * 144;
+const MAX_ATTEMPTS: usize = 50;
+
+#[derive(Clone)]
+pub(crate) struct Desk(Arc<Shared>);
+
+struct Shared {
+    sandbox: Sandbox,
+    /// The last of them, the last one first.
+    attempts: Mutex<VecDeque<Attempt>>,
+    notice: Mutex<Option<Notice>>,
+    rate: watch::Sender<u32>,
+    /// How many steps the clock is still to be put forward.
+    steps: watch::Sender<u32>,
+}
+
+/// What the next page says once.
+pub(crate) enum Notice {
+    Done(String),
+    Refused(String),
+    NewKey(String),
+}
+
+impl Desk {
+    pub(crate) fn new(sandbox: Sandbox, rate: u32) -> Self {
+        let desk = Self(Arc::new(Shared {
+            sandbox,
+            attempts: Mutex::default(),
+            notice: Mutex::default(),
+            rate: watch::Sender::new(rate),
+            steps: watch::Sender::new(0),
+        }));
+        tokio::spawn(desk.clone().watch());
+        tokio::spawn(desk.clone().generate());
+        tokio::spawn(desk.clone().go_forward());
+        desk
+    }
+
+    pub(crate) fn sandbox(&self) -> &Sandbox {
+        &self.0.sandbox
+    }
+
+    pub(crate) fn attempts(&self) -> Vec<Attempt> {
+        lock(&self.0.attempts).iter().cloned().collect()
+    }
+
+    pub(crate) fn say(&self, notice: Notice) {
+        *lock(&self.0.notice) = Some(notice);
+    }
+
+    pub(crate) fn take_notice(&self) -> Option<Notice> {
+        lock(&self.0.notice).take()
+    }
+
+    pub(crate) fn rate(&self) -> u32 {
+        *self.0.rate.borrow()
+    }
+
+    pub(crate) fn set_rate(&self, rate: u32) {
+        self.0.rate.send_replace(rate.min(MAX_RATE));
+    }
+
+    pub(crate) fn steps_ahead(&self) -> u32 {
+        *self.0.steps.borrow()
+    }
+
+    pub(crate) fn forward(&self, by: u32) {
+        let add = |steps: &mut u32| *steps = steps.saturating_add(by).min(MAX_STEPS);
+        self.0.steps.send_modify(add);
+    }
+
+    async fn watch(self) {
+        let mut ended = self.sandbox().attempts();
+        loop {
+            match ended.recv().await {
+                Ok(attempt) => {
+                    let mut attempts = lock(&self.0.attempts);
+                    attempts.push_front(attempt);
+                    attempts.truncate(MAX_ATTEMPTS);
+                }
+                Err(RecvError::Lagged(_)) => {}
+                Err(RecvError::Closed) => return,
+            }
+        }
+    }
+
+    async fn generate(self) {
+        let mut generator = self.sandbox().generator();
+        let mut rate = self.0.rate.subscribe();
+        loop {
+            let per_minute = *rate.borrow_and_update();
+            let next = async {
+                match per_minute {
+                    0 => std::future::pending().await,
+                    _ => sleep(Duration::from_secs(60) / per_minute).await,
+                }
+            };
+            tokio::select! {
+                () = next => {
+                    generator.step();
+                }
+                _ = rate.changed() => {}
+            }
+        }
+    }
+
+    async fn go_forward(self) {
+        let mut steps = self.0.steps.subscribe();
+        while steps.wait_for(|steps| *steps > 0).await.is_ok() {
+            self.sandbox().skip(STEP);
+            // Longer than an attempt may take: under a high rate it never gets idle.
+            let _ = timeout(Duration::from_secs(11), self.sandbox().idle()).await;
+            self.0.steps.send_modify(|steps| *steps -= 1);
+        }
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,242 @@
+//! What the page's links and buttons lead to.
+
+use axum::extract::{Path, Request, State};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use axum::http::uri::Authority;
+use axum::http::{Method, StatusCode, Uri};
+use axum::middleware::{Next, from_fn};
+use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::routing::{get, post};
+use axum::{Form, Router};
+use serde::Deserialize;
+use tower_webhook::sandbox::{EventId, Webhook};
+use tower_webhook::{EventKind, Secret};
+
+use crate::desk::{Desk, Notice};
+use crate::page;
+
+pub(crate) fn app(desk: Desk) -> Router {
+    let graphql = desk.sandbox().graphql();
+    let page = Router::new()
+        .route("/", get(index))
+        .route("/live", get(live))
+        .route("/events/{id}", get(event))
+        .route("/events/{id}/retry", post(retry))
+        .route("/keys", post(create_key))
+        .route("/webhooks/{kind}", post(configure))
+        .route("/webhooks/{kind}/enable", post(enable))
+        .route("/webhooks/{kind}/test", post(send_test))
+        .route("/chats", post(start_chat))
+        .route("/rate", post(set_rate))
+        .route("/forward", post(forward))
+        .route("/availability", post(set_availability))
+        .route(
+            "/page.css",
+            get(([(CONTENT_TYPE, "text/css")], include_str!("page.css"))),
+        )
+        .route(
+            "/page.js",
+            get(([(CONTENT_TYPE, "text/javascript")], include_str!("page.js"))),
+        )
+        .route("/favicon.ico", get(StatusCode::NO_CONTENT))
+        .with_state(desk)
+        .layer(from_fn(guard));
+    // A token protects it, and whoever asks may call it by any name.
+    page.route_service("/graphql", graphql)
+}
+
+/// The page belongs to who sits at this desk. Other sites that they visit must not use it: neither
+/// by posting its forms, nor by a name of theirs that leads to this address.
+async fn guard(request: Request, next: Next) -> Response {
+    if let Err(reason) = is_own(request.method(), request.headers()) {
+        return (StatusCode::FORBIDDEN, reason).into_response();
+    }
+    let policy = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+                  img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
+    let headers: [(HeaderName, &str); 4] = [
+        (CONTENT_SECURITY_POLICY, policy),
+        (X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        // `no-referrer` would take the origin away from the forms.
+        (REFERRER_POLICY, "same-origin"),
+        (CACHE_CONTROL, "no-store"),
+    ];
+    (headers, next.run(request).await).into_response()
+}
+
+fn is_own(method: &Method, headers: &HeaderMap) -> Result<(), &'static str> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
+    let host = text(HOST).ok_or("The request names no host.")?;
+    let name = host.parse::<Authority>();
+    let name = name.as_ref().map_or("", |authority| authority.host());
+    let address = name.trim_start_matches('[').trim_end_matches(']');
+    if name != "localhost" && address.parse::<std::net::IpAddr>().is_err() {
+        return Err("Open this page by its IP address, or as localhost.");
+    }
+    let origin = text(ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
+    if !method.is_safe() && origin != Some(host) {
+        return Err("This did not come from the sandbox's own page.");
+    }
+    Ok(())
+}
+
+async fn index(State(desk): State<Desk>) -> Html<String> {
+    let notice = desk.take_notice();
+    Html(page::index(&desk, notice.as_ref()).into_string())
+}
+
+/// The same for the script, which does not show what is said once.
+async fn live(State(desk): State<Desk>) -> Html<String> {
+    Html(page::index(&desk, None).into_string())
+}
+
+async fn event(
+    State(desk): State<Desk>,
+    Path(id): Path<String>,
+) -> Result<Html<String>, StatusCode> {
+    let id: EventId = id.parse().map_err(|_| StatusCode::NOT_FOUND)?;
+    let event = desk.sandbox().event(id).ok_or(StatusCode::NOT_FOUND)?;
+    Ok(Html(page::event(&event).into_string()))
+}
+
+async fn retry(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Redirect, StatusCode> {
+    let id: EventId = id.parse().map_err(|_| StatusCode::NOT_FOUND)?;
+    desk.say(match desk.sandbox().retry_now(id) {
+        true => Notice::Done(format!("Event {id} is tried again.")),
+        false => Notice::Refused(format!(
+            "Event {id} cannot be tried now: it is not waiting, or its webhook does not deliver."
+        )),
+    });
+    Ok(Redirect::to("/"))
+}
+
+#[derive(Deserialize)]
+struct NewKey {
+    description: String,
+}
+
+async fn create_key(State(desk): State<Desk>, Form(form): Form<NewKey>) -> Redirect {
+    let description = form.description.trim();
+    desk.say(match description {
+        "" => Notice::Refused("Say what the API key is for.".to_owned()),
+        _ => Notice::NewKey(desk.sandbox().create_api_key(description)),
+    });
+    Redirect::to("/")
+}
+
+#[derive(Deserialize)]
+struct WebhookForm {
+    url: String,
+    secret: String,
+    active: Option<String>,
+}
+
+async fn configure(
+    State(desk): State<Desk>,
+    Path(kind): Path<String>,
+    Form(form): Form<WebhookForm>,
+) -> Result<Redirect, StatusCode> {
+    let kind = known(&kind)?;
+    desk.say(match webhook(&desk, &kind, form) {
+        Ok(webhook) => {
+            desk.sandbox().configure(kind.clone(), webhook);
+            Notice::Done(format!("The webhook {kind} is saved."))
+        }
+        Err(reason) => Notice::Refused(format!("The webhook {kind} is not saved: {reason}.")),
+    });
+    Ok(Redirect::to("/"))
+}
+
+fn webhook(desk: &Desk, kind: &EventKind, form: WebhookForm) -> Result<Webhook, String> {
+    let url = form.url.trim();
+    if !url.is_empty() {
+        let _: Uri = crate::url(url)?;
+    }
+    let secret = if form.secret.is_empty() {
+        let webhooks = desk.sandbox().webhooks();
+        let before = webhooks.into_iter().find(|webhook| webhook.kind == *kind);
+        before.and_then(|before| before.webhook.secret)
+    } else {
+        Some(Secret::new(form.secret).map_err(|error| error.to_string())?)
+    };
+    let mut webhook = Webhook::new(url);
+    webhook.secret = secret;
+    webhook.active = form.active.is_some();
+    Ok(webhook)
+}
+
+async fn enable(
+    State(desk): State<Desk>,
+    Path(kind): Path<String>,
+) -> Result<Redirect, StatusCode> {
+    let kind = known(&kind)?;
+    desk.sandbox().enable(&kind);
+    desk.say(Notice::Done(format!("The webhook {kind} is enabled.")));
+    Ok(Redirect::to("/"))
+}
+
+async fn send_test(
+    State(desk): State<Desk>,
+    Path(kind): Path<String>,
+) -> Result<Redirect, StatusCode> {
+    let kind = known(&kind)?;
+    desk.sandbox().send_test(kind.clone());
+    desk.say(Notice::Done(format!("A test event {kind} is on its way.")));
+    Ok(Redirect::to("/"))
+}
+
+fn known(kind: &str) -> Result<EventKind, StatusCode> {
+    let known = EventKind::ALL
+        .into_iter()
+        .find(|known| known.as_str() == kind);
+    known.ok_or(StatusCode::NOT_FOUND)
+}
+
+#[derive(Deserialize)]
+struct NewChat {
+    text: String,
+}
+
+async fn start_chat(State(desk): State<Desk>, Form(form): Form<NewChat>) -> Redirect {
+    let chat = desk.sandbox().chat();
+    chat.assign();
+    if !form.text.is_empty() {
+        chat.message(form.text);
+    }
+    desk.say(Notice::Done(format!("Chat {} is started.", chat.id())));
+    Redirect::to("/")
+}
+
+#[derive(Deserialize)]
+struct Rate {
+    rate: u32,
+}
+
+async fn set_rate(State(desk): State<Desk>, Form(form): Form<Rate>) -> Redirect {
+    desk.set_rate(form.rate);
+    let text = format!("Chats cause {} events per minute.", desk.rate());
+    desk.say(Notice::Done(text));
+    Redirect::to("/")
+}
+
+#[derive(Deserialize)]
+struct Forward {
+    steps: u32,
+}
+
+async fn forward(State(desk): State<Desk>, Form(form): Form<Forward>) -> Redirect {
+    desk.forward(form.steps);
+    Redirect::to("/")
+}
+
+#[derive(Deserialize)]
+struct Availability {
+    available: bool,
+}
+
+async fn set_availability(State(desk): State<Desk>, Form(form): Form<Availability>) -> Redirect {
+    desk.sandbox().set_available(form.available);
+    Redirect::to("/")
+}
