@@ -11,6 +11,8 @@ use axum::http::StatusCode;
 use axum::routing::post;
 use clap::Parser;
 use tokio::net::TcpListener;
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
 use tower_webhook::event::{ChatRated, MessageCreated};
 use tower_webhook::{Delivery, RawDelivery, Secret, WebhookLayer};
 
@@ -68,9 +70,13 @@ async fn main() -> anyhow::Result<()> {
         .route("/any", post(any))
         .layer(webhooks);
 
+    let mut terminate = signal(SignalKind::terminate())?;
     axum::serve(listener, app)
-        .with_graceful_shutdown(async {
-            let _ = tokio::signal::ctrl_c().await;
+        .with_graceful_shutdown(async move {
+            tokio::select! {
+                _ = ctrl_c() => {}
+                _ = terminate.recv() => {}
+            }
         })
         .await?;
     // Runs whose client has left are not known to axum.

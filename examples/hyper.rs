@@ -12,6 +12,8 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::signal::ctrl_c;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tower::Layer;
 use tower_webhook::event::{ChatRated, MessageCreated};
@@ -84,9 +86,11 @@ async fn main() -> anyhow::Result<()> {
             tokio::spawn(connections.watch(connection));
         }
     };
+    let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         () = accept => {}
-        stop = tokio::signal::ctrl_c() => stop?,
+        stop = ctrl_c() => stop?,
+        _ = terminate.recv() => {}
     }
     drop(listener);
 

@@ -24,6 +24,9 @@ use tokio::time::timeout;
 use tower_webhook::event::sample;
 use tower_webhook::{EventKind, HeaderNames, Secret};
 
+/// What is sent for a kind that the platform does not have.
+const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
+
 /// Sign a sample event as the chat platform does, and send it to a receiver.
 ///
 /// Prints status and time of each delivery. Exits with 0 when all were accepted, with 1 when one
@@ -147,7 +150,13 @@ impl Sender {
     fn new(args: Args) -> anyhow::Result<Self> {
         let mut body = match &args.body {
             None => sample(&args.event)
-                .unwrap_or(r#"{"id":"sample"}"#)
+                .unwrap_or_else(|| {
+                    eprintln!(
+                        "`{}` is none of the platform's kinds: sending {OTHER_SAMPLE}",
+                        args.event
+                    );
+                    OTHER_SAMPLE
+                })
                 .as_bytes()
                 .to_vec(),
             Some(file) => read(file).unwrap_or_else(|error| {

@@ -228,6 +228,10 @@ impl Outcome {
     /// Of a run that ended with an error instead of a response.
     pub(crate) const FAILED: &'static str = "failed";
 
+    pub(crate) fn is_told<B>(response: &Response<B>) -> bool {
+        response.extensions().get::<Self>().is_some()
+    }
+
     pub(crate) fn of<B>(response: &Response<B>) -> &'static str {
         match response.extensions().get::<Self>() {
             Some(Self(name)) => name,

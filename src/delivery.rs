@@ -249,7 +249,8 @@ impl Body for Verified {
 
 /// A delivery as a handler sees it: the decoded payload, and the delivery that it came in.
 ///
-/// With the feature `axum` it is also an extractor for handlers behind the layers.
+/// With the feature `axum` it is also an extractor for ordinary axum handlers behind the layers;
+/// without the feature, axum refuses such a handler.
 pub struct Delivery<E: Event> {
     /// The decoded body.
     pub payload: E::Payload,

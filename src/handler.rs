@@ -45,6 +45,7 @@ use crate::event::Event;
 ///
 /// - A closure that uses what it captured does so in a future of its own, so it clones that first:
 ///   `move |delivery| { let db = db.clone(); async move { … } }`.
+/// - A closure names the type of its argument: `|delivery: Delivery<ChatRated>|`.
 /// - The future must be [`Send`]: nothing that is not, such as an `Rc` or the guard of a
 ///   `std::sync::Mutex`, may live across an `.await`.
 /// - `.on::<E>(..)` names the event, and the handler must take exactly `Delivery<E>`.

@@ -2,10 +2,11 @@
 //! authentic, handled once, and typed.
 //!
 //! - **Authentic.** Nothing reaches a handler whose signature was not verified over the raw bytes.
-//! - **Once.** Deliveries of one event are told apart from new ones by their key, in a store of your
-//!   choice. An event is handled by one run at a time, and never again after its success.
-//! - **Nothing is lost.** 2xx is answered only after a handler succeeded. A run that failed,
-//!   panicked, took too long or died with its process is repeated when the sender retries.
+//! - **Once.** Deliveries of one event are recognised by their key, in a store of your choice. An
+//!   event is handled by one run at a time, and not again after its success was recorded.
+//! - **Nothing is lost.** 2xx is answered only after a handler succeeded or gave the event up, or
+//!   when none wants its kind. A run that failed, panicked, took too long or died with its process
+//!   is repeated when the sender retries.
 //! - **Typed.** A handler is a struct or a closure that gets its event decoded, and no event is
 //!   refused for a detail of its payload.
 //! - **Bounded.** Bodies, time, memory and runs have limits, and settings that would break a promise
@@ -34,6 +35,7 @@
 //!
 //! #[tokio::main]
 //! async fn main() -> anyhow::Result<()> {
+//!     tracing_subscriber::fmt::init(); // says why an event failed
 //!     let events = EventRouter::new()
 //!         .on::<ChatRated>(Crm)
 //!         .on::<MessageCreated>(async |message: Delivery<MessageCreated>| {
@@ -49,22 +51,30 @@
 //! }
 //! ```
 //!
-//! It needs `cargo add tower-webhook axum tower anyhow` and `cargo add tokio --features full`. Start
-//! it with the secret that is set in the partner portal, and send it an event by hand (Spec 6,
-//! rule 5):
+//! It needs the crates `axum`, `tower`, `anyhow`, `tracing-subscriber` and `tokio` with its feature
+//! `full`. Start it with the secret that is set in the partner portal:
 //!
 //! ```sh
-//! WEBHOOK_SECRET=my-secret cargo run &
-//!
-//! BODY='{"id":"chat-1","rating":1}'
-//! SIGNATURE=$(printf %s "$BODY" | openssl dgst -sha256 -hmac my-secret | sed 's/^.* //')
-//! curl -i http://127.0.0.1:3000/webhooks -d "$BODY" \
-//!   -H 'Content-Type: application/json' -H 'X-Service-Event: chat-rated' \
-//!   -H "X-Service-Hmac-Sha256: $SIGNATURE"
+//! WEBHOOK_SECRET=my-secret cargo run
 //! ```
 //!
-//! In the repository, `cargo run --example receiver` is a receiver that needs no program at all, and
+//! Then send it an event by hand from a second terminal, as the spec's section 6, rule 5 describes;
+//! send it twice, and the second is answered with `Idempotent-Replayed: true`:
+//!
+//! ```sh
+//! BODY='{"id":"chat-1","rating":1}'
+//! SIGNATURE=$(printf %s "$BODY" |
+//!   openssl dgst -sha256 -hmac my-secret | sed 's/^.* //')
+//! curl -i http://127.0.0.1:3000/webhooks -d "$BODY" \
+//!   -H 'Content-Type: application/json' -H 'X-Service-Event: chat-rated' \
+//!   -H 'Idempotency-Key: event-1' -H "X-Service-Hmac-Sha256: $SIGNATURE"
+//! ```
+//!
+//! In the repository, `cargo run --example receiver` is a receiver that needs no code of yours, and
 //! `cargo run --example send` sends it signed events of every kind.
+//!
+//! "Spec" in this documentation is the platform's own description of its webhooks and Admin API, by
+//! section and rule.
 //!
 //! # The way of a delivery
 //!
@@ -82,13 +92,18 @@
 //! ```
 //!
 //! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
-//! `tower::ServiceBuilder`; a wrong order does not compile. Any service of `Request<Verified>` can
+//! `tower::ServiceBuilder`; a wrong order does not compile ("expected `Verified`"). Any service of `Request<Verified>` can
 //! take the router's place, such as an axum `Router`: [`Verified`] is an [HTTP body][body], and with
 //! the feature `axum`, [`Delivery`] is an extractor.
 //!
 //! [body]: https://docs.rs/http-body/1/http_body/trait.Body.html
 //!
 //! What is answered in which situation is one table: [`answers`].
+//!
+//! # Rotating the secret
+//!
+//! [`Secrets`] is a handle to the set of secrets that are accepted now. Accept the new one beside the
+//! old, change the partner portal, and drop the old one: see [`Secrets::replace`].
 //!
 //! # Settings
 //!
@@ -111,13 +126,23 @@
 //! # Shutdown
 //!
 //! A client that leaves does not cancel the handler that works on its delivery. Servers do not know
-//! of such runs, so wait for them with [`WebhookLayer::runs`] and [`Runs::drain`].
+//! of such runs: after a graceful shutdown, which the program above leaves out, wait for them with
+//! [`WebhookLayer::runs`] and [`Runs::drain`].
 //!
 //! # Logs
 //!
 //! Through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with its kind,
-//! key, attempt, secret (by label or place), outcome and duration, and one event for each refusal
-//! with its reason. No secret and no payload is logged.
+//! key, attempt, secret (by label or place), outcome and duration, and one event for each refusal or
+//! failure with its reason, at `WARN` or `ERROR`. Successes are told by the span alone, and by events
+//! at `DEBUG`; to see the span's end, let the subscriber write it:
+//!
+//! ```
+//! use tracing_subscriber::fmt::format::FmtSpan;
+//!
+//! tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).init();
+//! ```
+//!
+//! No secret and no payload is logged.
 //!
 //! # Features
 //!

@@ -100,6 +100,22 @@ impl EventRouter {
 
     /// Handles the events `E` with `handler`.
     ///
+    /// A closure that uses what it captured clones it for each event:
+    ///
+    /// ```
+    /// # use std::sync::{Arc, Mutex};
+    /// # use tower_webhook::event::ChatRated;
+    /// # use tower_webhook::{Delivery, EventRouter};
+    /// let ratings = Arc::new(Mutex::new(Vec::new()));
+    /// let router = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
+    ///     let ratings = Arc::clone(&ratings);
+    ///     async move {
+    ///         ratings.lock().map_err(|_| "poisoned")?.push(delivery.payload.rating);
+    ///         Ok(())
+    ///     }
+    /// });
+    /// ```
+    ///
     /// # Panics
     ///
     /// When `E`'s kind has a handler already.

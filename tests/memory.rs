@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use http::StatusCode;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
@@ -46,15 +46,19 @@ async fn half_a_body(
     key: usize,
     refused: Arc<AtomicUsize>,
     tried: Arc<AtomicUsize>,
+    turn: Arc<Semaphore>,
     mut go: watch::Receiver<bool>,
 ) {
     static HALF: [u8; MIB / 2] = [b' '; MIB / 2];
+    // Where the system's queue is short, they must not all stand in it at once.
+    let turn = turn.acquire().await.unwrap();
     let mut client = Client::connect(address).await;
     let head = head(&format!("half {key}"), b"", &content_length(MIB));
     // A refusal may come before all is sent, and end the connection.
     let _ = client.send(head).await;
     let _ = client.send(&HALF).await;
     tried.fetch_add(1, Ordering::SeqCst);
+    drop(turn);
     tokio::select! {
         answered = client.answer() => {
             if let Ok(answered) = answered {
@@ -86,11 +90,18 @@ async fn two_thousand_halves(server: Server, before: usize) {
     assert_handled(&post(address, whole("warm-up", BODY)).await.unwrap());
 
     let (refused, tried) = (Arc::default(), Arc::new(AtomicUsize::new(0)));
+    let turn = Arc::new(Semaphore::new(100));
     let (leave, go) = watch::channel(false);
     let clients: Vec<_> = (0..CONNECTIONS)
         .map(|key| {
-            let (refused, tried) = (Arc::clone(&refused), Arc::clone(&tried));
-            tokio::spawn(half_a_body(address, key, refused, tried, go.clone()))
+            tokio::spawn(half_a_body(
+                address,
+                key,
+                Arc::clone(&refused),
+                Arc::clone(&tried),
+                Arc::clone(&turn),
+                go.clone(),
+            ))
         })
         .collect();
 

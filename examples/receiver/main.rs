@@ -46,8 +46,8 @@ use self::forward::Forward;
 /// none. An event that could not be handled is answered with an error, so that the platform sends
 /// it again. GET /healthz is answered with 200.
 ///
-/// SIGTERM and Ctrl-C stop the receiver when what is running has finished; SIGHUP makes it read the
-/// file of secrets again.
+/// SIGTERM and Ctrl-C stop the receiver when what is running has finished, and a second one at once;
+/// SIGHUP makes it read the file of secrets again.
 #[derive(Parser)]
 #[command(name = "receiver")]
 struct Args {
@@ -67,7 +67,7 @@ struct Args {
     #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
     secret: Vec<Secret>,
 
-    /// A file of secrets, one a line; read again on SIGHUP
+    /// A file of secrets, one a line, used exactly as they stand; read again on SIGHUP
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     secret_file: Option<PathBuf>,
 
@@ -151,9 +151,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
         .route_service(&args.path, layer.layer(events));
 
     let stop = Stop::new()?;
-    if let Some(file) = args.secret_file {
-        reread_on_hangup(secrets, file)?;
-    }
+    reread_on_hangup(secrets, args.secret_file)?;
     let listener = bind(args.listen).await?;
     let url = format!("http://{}{}", listener.local_addr()?, args.path);
     eprintln!("listening on {url}");
@@ -200,11 +198,15 @@ fn misused(error: &ConfigError) -> ! {
         .exit()
 }
 
-fn reread_on_hangup(secrets: Secrets, file: PathBuf) -> io::Result<()> {
+fn reread_on_hangup(secrets: Secrets, file: Option<PathBuf>) -> io::Result<()> {
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
-            match secrets.replace_from_file(&file) {
+            let Some(file) = &file else {
+                tracing::warn!("there is no `--secret-file` to read again");
+                continue;
+            };
+            match secrets.replace_from_file(file) {
                 Ok(()) => tracing::info!("the secrets were read again"),
                 Err(error) => {
                     tracing::error!(reason = %chain(&error), "the secrets stay as they were");
@@ -218,7 +220,7 @@ fn reread_on_hangup(secrets: Secrets, file: PathBuf) -> io::Result<()> {
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "; is another receiver running? Choose another port",
+            io::ErrorKind::AddrInUse => "; is another receiver running? Choose another port, as with --listen 127.0.0.1:3001",
             _ => "",
         };
         anyhow::anyhow!("cannot listen on {address}: {error}{hint}")

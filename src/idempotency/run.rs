@@ -19,7 +19,7 @@ use tower_service::Service;
 use tracing::{Instrument, Span};
 
 use super::layer::Config;
-use crate::answer::{Answer, Chain, ResponseBody, Settle};
+use crate::answer::{Answer, Chain, Outcome, ResponseBody, Settle};
 use crate::delivery::Verified;
 use crate::store::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 use crate::trace::DeliverySpan;
@@ -66,8 +66,13 @@ where
         },
     };
 
-    let completes =
-        matches!(&handled, Ok(Ok(response)) if settlement(response) == Settle::Complete);
+    let completes = match &handled {
+        Ok(Ok(response)) => {
+            warn_of_failure(response);
+            settlement(response) == Settle::Complete
+        }
+        _ => false,
+    };
     let settled = if completes {
         claims.complete().await
     } else {
@@ -77,6 +82,16 @@ where
         Ok(result) => result.map(|response| response.map(ResponseBody::service)),
         Err(answer) => Ok(ResponseBody::answer(answer)),
     })
+}
+
+/// A service that is not of this crate leaves no word in the log.
+fn warn_of_failure<B>(response: &Response<B>) {
+    if !response.status().is_success() && !Outcome::is_told(response) {
+        tracing::warn!(
+            status = response.status().as_u16(),
+            "the service refused the event; it is handled again when the sender retries"
+        );
+    }
 }
 
 fn settlement<B>(response: &Response<B>) -> Settle {

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::fs;
+use std::io::{self, ErrorKind};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -132,13 +133,12 @@ impl Secrets {
         Ok(Self(Arc::new(ArcSwap::from(Self::set(secrets)?))))
     }
 
-    /// Reads a set from a file: one secret a line, used as it stands there, spaces included; empty
-    /// lines are skipped.
+    /// Reads a set from a file: one secret a line, used exactly as it stands there, spaces included;
+    /// empty lines are skipped, and there are no comments.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::SecretFile`] when the file cannot be read or is not UTF-8, and
-    /// [`ConfigError::NoSecrets`] when it holds none.
+    /// [`ConfigError::SecretFile`] when the file cannot be read, is not UTF-8, or holds none.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         Self::new(Self::read(path.as_ref())?)
     }
@@ -180,17 +180,25 @@ impl Secrets {
     }
 
     fn read(path: &Path) -> Result<Vec<Secret>, ConfigError> {
+        let failed = |source| ConfigError::SecretFile {
+            path: path.to_owned(),
+            source,
+        };
         let text = fs::read_to_string(path)
             .map(Zeroizing::new)
-            .map_err(|source| ConfigError::SecretFile {
-                path: path.to_owned(),
-                source,
-            })?;
-        text.trim_start_matches('\u{feff}')
-            .lines()
+            .map_err(failed)?;
+        let lines = text.trim_start_matches('\u{feff}').lines();
+        let secrets: Vec<_> = lines
             .filter(|line| !line.is_empty())
             .map(Secret::new)
-            .collect()
+            .collect::<Result<_, _>>()?;
+        if secrets.is_empty() {
+            return Err(failed(io::Error::new(
+                ErrorKind::InvalidData,
+                "there is no secret in it",
+            )));
+        }
+        Ok(secrets)
     }
 
     fn set(secrets: impl IntoIterator<Item = Secret>) -> Result<Arc<Vec<Secret>>, ConfigError> {
@@ -287,7 +295,7 @@ mod tests {
             Err(ConfigError::SecretFile { path, .. }) if path == nowhere
         ));
         let replaced = secrets.replace_from_file(file(b"\n\r\n\n").path());
-        assert!(matches!(replaced, Err(ConfigError::NoSecrets)));
+        assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
         let replaced = secrets.replace_from_file(file(b"one\n\xff\n").path());
         assert!(matches!(replaced, Err(ConfigError::SecretFile { .. })));
         assert!(accepts(&secrets, "old"));

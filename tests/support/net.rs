@@ -18,11 +18,19 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tower::Service;
 use tower_webhook::Secret;
 
 use super::{Answered, secret};
+
+/// A listener on a free port, with room for all connections of a test: one too many would not be
+/// refused, but tried again by the system after seconds that double.
+fn listen() -> TcpListener {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    socket.listen(4096).unwrap()
+}
 
 /// What the receiver is mounted on.
 #[derive(Clone, Copy, Debug)]
@@ -49,7 +57,7 @@ impl Server {
             + 'static,
         B: http_body::Body<Data = Bytes, Error: Error + Send + Sync> + Send + 'static,
     {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let listener = listen();
         let address = listener.local_addr().unwrap();
         match self {
             Self::Axum => {
