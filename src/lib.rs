@@ -133,8 +133,11 @@
 //!
 //! Through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with its kind,
 //! key, attempt, secret (by label or place), outcome and duration, and one event for each refusal or
-//! failure with its reason, at `WARN` or `ERROR`. Successes are told by the span alone, and by events
-//! at `DEBUG`; to see the span's end, let the subscriber write it:
+//! failure with its reason, at `WARN` or `ERROR`.
+//!
+//! The span is at `INFO`, and it is what tells which delivery an event is about: a filter should let
+//! it pass, as `RUST_LOG=warn,tower_webhook=info` does. Successes are told by the span alone, and by
+//! events at `DEBUG`; to see its end, let the subscriber write it:
 //!
 //! ```
 //! use tracing_subscriber::fmt::format::FmtSpan;

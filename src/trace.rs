@@ -4,7 +4,7 @@ use http::Response;
 use tokio::time::Instant;
 use tracing::field::{Empty, display};
 use tracing::span::Entered;
-use tracing::{Span, error_span};
+use tracing::{Span, info_span};
 
 use crate::answer::Outcome;
 use crate::delivery::RawDelivery;
@@ -18,8 +18,7 @@ pub(crate) struct DeliverySpan {
 
 impl DeliverySpan {
     pub(crate) fn new() -> Self {
-        // At the level of the worst event in it: where that is shown, so is what it is about.
-        let span = error_span!(
+        let span = info_span!(
             "delivery",
             kind = Empty,
             key = Empty,
