@@ -168,9 +168,10 @@ impl<St: Store> IdempotencyLayer<St> {
         self
     }
 
-    /// Answers a body that was handled already, and comes again with another key or without one,
+    /// Answers a body that was handled with a key, and comes again with another one or without one,
     /// with 422. The key is not signed, so without this guard whoever captured a delivery can have
-    /// it handled again under another key.
+    /// it handled again under another key. A body that has no key either time is answered as a
+    /// replay.
     ///
     /// Off unless called, because two events may legitimately share a body. It costs a second claim
     /// for each delivery. Like [`reject_changed_bodies`](Self::reject_changed_bodies) it tells

@@ -60,7 +60,7 @@ pub trait Store: Send + Sync + 'static {
     /// Takes the key, in one atomic step, if it is neither in flight nor done.
     ///
     /// The claim ends by itself after `lease`, unless it is renewed. How often the key was claimed
-    /// stays known for `retain`, whatever becomes of the claim.
+    /// stays known for `retain`, unless the key is completed: its record then takes the place.
     ///
     /// # Errors
     ///
