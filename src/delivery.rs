@@ -6,6 +6,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::str::Utf8Error;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -61,30 +62,38 @@ impl fmt::Debug for IdempotencyKey {
 /// It proves nothing: anybody can make one, for instance to feed a stored delivery to
 /// [`EventRouter::dispatch`](crate::EventRouter::dispatch). The proof is [`Verified`].
 ///
-/// `Debug` shows the body's length, not the body.
+/// `Debug` shows the body's length, not the body. Clones are cheap.
 #[derive(Clone)]
 pub struct RawDelivery {
+    content: Arc<Content>,
+    attempt: Option<NonZeroU32>,
+}
+
+#[derive(Clone)]
+struct Content {
     kind: EventKind,
     key: Option<IdempotencyKey>,
-    attempt: Option<NonZeroU32>,
     body: Bytes,
 }
 
 impl RawDelivery {
     /// A delivery of `kind` with the given body, without a key.
     pub fn new(kind: EventKind, body: impl Into<Bytes>) -> Self {
-        Self {
+        let content = Content {
             kind,
             key: None,
-            attempt: None,
             body: body.into(),
+        };
+        Self {
+            content: Arc::new(content),
+            attempt: None,
         }
     }
 
     /// The same with a key.
     #[must_use]
     pub fn with_key(mut self, key: impl Into<Option<IdempotencyKey>>) -> Self {
-        self.key = key.into();
+        Arc::make_mut(&mut self.content).key = key.into();
         self
     }
 
@@ -98,13 +107,13 @@ impl RawDelivery {
     /// The value of the event header. It is not signed.
     #[must_use]
     pub fn kind(&self) -> &EventKind {
-        &self.kind
+        &self.content.kind
     }
 
     /// The idempotency key, where the delivery has one. It is not signed.
     #[must_use]
     pub fn key(&self) -> Option<&IdempotencyKey> {
-        self.key.as_ref()
+        self.content.key.as_ref()
     }
 
     /// Which run of this event's handler this is, counted from 1 across failed runs for as long as
@@ -117,7 +126,7 @@ impl RawDelivery {
     /// The body as it was received: what was signed, byte by byte.
     #[must_use]
     pub fn body(&self) -> &Bytes {
-        &self.body
+        &self.content.body
     }
 
     /// Decodes the body into a type of your choice.
@@ -153,7 +162,7 @@ impl RawDelivery {
 
     fn text(&self) -> Result<&str, DecodeError> {
         let text =
-            str::from_utf8(&self.body).map_err(|error| DecodeError(Cause::NotUtf8(error)))?;
+            str::from_utf8(self.body()).map_err(|error| DecodeError(Cause::NotUtf8(error)))?;
         if text.trim_ascii_start().starts_with('{') {
             Ok(text)
         } else {
@@ -165,10 +174,10 @@ impl RawDelivery {
 impl fmt::Debug for RawDelivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RawDelivery")
-            .field("kind", &self.kind)
-            .field("key", &self.key)
+            .field("kind", self.kind())
+            .field("key", &self.key())
             .field("attempt", &self.attempt)
-            .field("body", &format_args!("{} bytes", self.body.len()))
+            .field("body", &format_args!("{} bytes", self.body().len()))
             .finish()
     }
 }
@@ -234,15 +243,15 @@ impl Body for Verified {
             return Poll::Ready(None);
         }
         self.read = true;
-        Poll::Ready(Some(Ok(Frame::data(self.raw.body.clone()))))
+        Poll::Ready(Some(Ok(Frame::data(self.raw.body().clone()))))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.read || self.raw.body.is_empty()
+        self.read || self.raw.body().is_empty()
     }
 
     fn size_hint(&self) -> SizeHint {
-        let left = if self.read { 0 } else { self.raw.body.len() };
+        let left = if self.read { 0 } else { self.raw.body().len() };
         SizeHint::with_exact(left as u64)
     }
 }

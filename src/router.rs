@@ -268,18 +268,27 @@ struct Typed<E, H> {
     event: PhantomData<fn() -> E>,
 }
 
+impl<E: Event, H: Handler<E>> Typed<E, H> {
+    /// Not an `async fn`, whose future would keep room for what was decoded beside the handler's.
+    fn handle(
+        &self,
+        delivery: RawDelivery,
+        undecodable: Option<Arc<dyn OnUndecodable>>,
+    ) -> impl Future<Output = Dispatch> + Send {
+        match Delivery::decode(delivery) {
+            Ok(delivery) => self.handler.handle(delivery).map_into().left_future(),
+            Err((delivery, error)) => give_up(undecodable, delivery, error).right_future(),
+        }
+    }
+}
+
 impl<E: Event, H: Handler<E>> Route for Typed<E, H> {
     fn run(
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
     ) -> BoxFuture<Dispatch> {
-        catch_panic(async move {
-            match Delivery::decode(delivery) {
-                Ok(delivery) => self.handler.handle(delivery).await.into(),
-                Err((delivery, error)) => give_up(undecodable, delivery, error).await,
-            }
-        })
+        catch_panic(async move { self.handle(delivery, undecodable).await })
     }
 }
 

@@ -307,9 +307,17 @@ impl<'a, T: Shape> Reader<'a, T> {
     }
 
     fn warn_if_none(&self, value: Option<T>, found: &str) -> Option<T> {
-        if let (None, Path::Part(dropped)) = (&value, self.path) {
+        if value.is_none() {
+            self.warn(found);
+        }
+        value
+    }
+
+    #[cold]
+    fn warn(&self, found: &str) {
+        if let Path::Part(dropped) = self.path {
             dropped.set(dropped.get() + 1);
-        } else if value.is_none() {
+        } else {
             tracing::warn!(
                 field = %self.path,
                 expected = T::EXPECTED,
@@ -317,7 +325,6 @@ impl<'a, T: Shape> Reader<'a, T> {
                 "a field of an unexpected shape reads as omitted"
             );
         }
-        value
     }
 }
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use http::Response;
 
 use super::layer::Config;
-use super::run::{Ended, Runs};
+use super::run::Ended;
 use crate::answer::{Answer, ResponseBody};
 use crate::store::Store;
 use crate::trace::DeliverySpan;
@@ -19,7 +19,6 @@ use crate::trace::DeliverySpan;
 pub struct ResponseFuture<B: 'static, E: 'static, St> {
     state: State<B, E>,
     config: Arc<Config<St>>,
-    runs: Runs,
     span: DeliverySpan,
 }
 
@@ -35,11 +34,10 @@ enum State<B, E> {
 }
 
 impl<B, E, St> ResponseFuture<B, E, St> {
-    pub(super) fn new(run: BoxFuture<Ended<B, E>>, config: Arc<Config<St>>, runs: Runs) -> Self {
+    pub(super) fn new(run: BoxFuture<Ended<B, E>>, config: Arc<Config<St>>) -> Self {
         Self {
             state: State::New(run),
             config,
-            runs,
             span: DeliverySpan::current(),
         }
     }
@@ -81,7 +79,7 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
 impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
     fn drop(&mut self) {
         if let State::Running(run) = mem::replace(&mut self.state, State::Ended) {
-            self.runs.adopt(run, &self.span);
+            self.config.runs.adopt(run, &self.span);
         }
     }
 }

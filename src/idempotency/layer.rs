@@ -17,7 +17,6 @@ use crate::store::Store;
 #[must_use]
 pub struct IdempotencyLayer<St> {
     config: Config<St>,
-    runs: Runs,
 }
 
 #[derive(Clone, Debug)]
@@ -35,6 +34,7 @@ pub(super) struct Config<St> {
     pub(super) replay_guard: bool,
     /// Whether the thread runs that lives as long as this and keeps renewals in time.
     pub(super) clock: Arc<Once>,
+    pub(super) runs: Runs,
 }
 
 /// What a renewal at a third of the lease can keep up with.
@@ -61,8 +61,8 @@ impl<St: Store> IdempotencyLayer<St> {
                 reject_changed_bodies: false,
                 replay_guard: false,
                 clock: Arc::new(Once::new()),
+                runs: Runs::new(1024),
             },
-            runs: Runs::new(1024),
         }
     }
 
@@ -146,7 +146,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// Lets at most this many runs go on whose client has left: 1,024 unless set. One more is
     /// dropped, and its event handled again when the sender retries.
     pub fn max_detached(self, runs: usize) -> Self {
-        self.runs.set_limit(runs);
+        self.config.runs.set_limit(runs);
         self
     }
 
@@ -184,7 +184,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// A handle to the runs that go on after their client left, to wait for them at shutdown.
     #[must_use]
     pub fn runs(&self) -> Runs {
-        self.runs.clone()
+        self.config.runs.clone()
     }
 
     fn checked(self) -> Result<Self, ConfigError> {
@@ -227,6 +227,6 @@ impl<S, St: Clone> Layer<S> for IdempotencyLayer<St> {
     type Service = Idempotency<S, St>;
 
     fn layer(&self, inner: S) -> Idempotency<S, St> {
-        Idempotency::new(inner, Arc::new(self.config.clone()), self.runs.clone())
+        Idempotency::new(inner, Arc::new(self.config.clone()))
     }
 }

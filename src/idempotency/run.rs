@@ -1,12 +1,12 @@
 //! A run: from the claim on a key to its settlement, whether or not the client is still there.
 
 use std::fmt;
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::Poll;
+use std::task::{Context, Poll};
 use std::thread;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 use http::{Request, Response};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
-use tokio::task::AbortHandle;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 use tower_service::Service;
 use tracing::{Instrument, Span};
@@ -111,7 +111,7 @@ fn settlement<B>(response: &Response<B>) -> Settle {
 /// What one run has claimed: the event's key and, with `replay_guard`, its body.
 struct Claims<St: Store> {
     key: Option<Held<St>>,
-    body: Option<Held<St>>,
+    body: Option<Box<Held<St>>>,
 }
 
 enum NotTaken {
@@ -129,7 +129,7 @@ impl<St: Store> Claims<St> {
             body: None,
         };
         if let Some(key) = key {
-            let id = DeliveryId::new(&config.namespace, key, body);
+            let id = DeliveryId::with_body_digest(&config.namespace, key, body);
             claims.key = Held::take(config, id, Identity::Key).await?;
         }
         if config.replay_guard {
@@ -137,7 +137,7 @@ impl<St: Store> Claims<St> {
             let namespace = format!("{} bodies", config.namespace);
             let id = DeliveryId::new(&namespace, body, key.unwrap_or_default());
             match Held::take(config, id, Identity::Body).await {
-                Ok(held) => claims.body = held,
+                Ok(held) => claims.body = held.map(Box::new),
                 Err(not_taken) => {
                     let _ = claims.release().await;
                     return Err(not_taken);
@@ -159,15 +159,11 @@ impl<St: Store> Claims<St> {
     }
 
     /// Ends when a lease is lost, which is never for a store whose leases die with the process.
-    async fn lost(&mut self) {
-        let lost = async |held: &mut Option<Held<St>>| match held {
-            Some(held) => held.lost().await,
-            None => pending().await,
-        };
-        tokio::select! {
-            () = lost(&mut self.key) => {}
-            () = lost(&mut self.body) => {}
-        }
+    fn lost(&mut self) -> impl Future<Output = ()> {
+        poll_fn(|cx| {
+            let lost = self.held().any(|held| held.poll_lost(cx).is_ready());
+            if lost { Poll::Ready(()) } else { Poll::Pending }
+        })
     }
 
     fn forget(&mut self) {
@@ -192,7 +188,7 @@ impl<St: Store> Claims<St> {
     /// The body comes first: a crash between the two leaves an event that was handled, and whose
     /// key is free; its next delivery then meets its own body.
     fn held(&mut self) -> impl Iterator<Item = &mut Held<St>> {
-        self.body.iter_mut().chain(&mut self.key)
+        self.body.as_deref_mut().into_iter().chain(&mut self.key)
     }
 }
 
@@ -232,7 +228,8 @@ impl<St: Store> Held<St> {
                     settled: false,
                 };
                 if St::LEASES_OUTLIVE_PROCESS {
-                    let renewal = Renewal::start(config, held.lease.clone(), asked);
+                    // In a box, since it would make every run larger.
+                    let renewal = Box::pin(Renewal::start(config, held.lease.clone(), asked));
                     held.renewal = Some(renewal.await);
                 }
                 Ok(Some(held))
@@ -269,10 +266,10 @@ impl<St: Store> Held<St> {
         }
     }
 
-    async fn lost(&mut self) {
+    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         match &mut self.renewal {
-            Some(renewal) => renewal.lost().await,
-            None => pending().await,
+            Some(renewal) => renewal.task.poll_unpin(cx).map(drop),
+            None => Poll::Pending,
         }
     }
 
@@ -282,10 +279,7 @@ impl<St: Store> Held<St> {
 
     /// Records the success, and tries again for as long as the lease lasts.
     async fn complete(&mut self) -> Result<(), Answer> {
-        let valid_until = match self.renewal.take() {
-            Some(renewal) => renewal.stop(),
-            None => Instant::now() + self.config.lease,
-        };
+        let mut valid_until = self.renewal.take().map(Renewal::stop);
         let mut pause = Duration::from_millis(50);
         let mut retried = false;
         loop {
@@ -308,7 +302,8 @@ impl<St: Store> Held<St> {
                 Err(error) => error,
             };
             retried = true;
-            if Instant::now() + pause >= valid_until {
+            let now = Instant::now();
+            if now + pause >= *valid_until.get_or_insert(now + self.config.lease) {
                 // A lease that no crash would end has to be given up.
                 self.settled = St::LEASES_OUTLIVE_PROCESS;
                 return Err(Answer::NotRecorded(error));
@@ -386,8 +381,9 @@ async fn release<St: Store>(config: &Config<St>, lease: &Lease) -> bool {
 
 /// A task that renews a lease, which a handler that blocks its thread cannot starve.
 struct Renewal {
-    task: AbortHandle,
-    /// Until when the lease is valid by this process's clock. Closed when it is lost.
+    /// Ends when the lease is lost.
+    task: JoinHandle<()>,
+    /// Until when the lease is valid by this process's clock.
     valid_until: watch::Receiver<Instant>,
 }
 
@@ -398,15 +394,11 @@ impl Renewal {
         keep_clock_running(config);
         let (renewed, valid_until) = watch::channel(claimed + config.lease);
         let renewals = renew(Arc::clone(config), lease, renewed).in_current_span();
-        let task = tokio::spawn(renewals).abort_handle();
+        let task = tokio::spawn(renewals);
         // Made before it is waited for, so that dropping this future ends the task.
         let mut renewal = Self { task, valid_until };
         let _ = renewal.valid_until.changed().await;
         renewal
-    }
-
-    async fn lost(&mut self) {
-        while self.valid_until.changed().await.is_ok() {}
     }
 
     fn stop(self) -> Instant {
@@ -449,7 +441,7 @@ fn keep_clock_running<St>(config: &Config<St>) {
     });
 }
 
-/// Ends, and so closes the channel, when the lease is lost.
+/// Ends when the lease is lost.
 async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch::Sender<Instant>) {
     let every = config.lease / 3;
     let mut valid_until = *renewed.borrow();
@@ -527,7 +519,8 @@ impl<St: Store> Config<St> {
         if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(operation.as_mut().poll(cx))).await {
             return result;
         }
-        match timeout(self.store_timeout, operation).await {
+        // In a box, since it would make every run larger.
+        match Box::pin(timeout(self.store_timeout, operation)).await {
             Ok(result) => result,
             Err(_) => Err(StoreError::timed_out().into()),
         }

@@ -7,7 +7,7 @@ use tower_service::Service;
 
 use super::future::ResponseFuture;
 use super::layer::Config;
-use super::run::{Runs, run};
+use super::run::run;
 use crate::answer::ResponseBody;
 use crate::delivery::Verified;
 use crate::store::Store;
@@ -16,16 +16,11 @@ use crate::store::Store;
 pub struct Idempotency<S, St> {
     inner: S,
     config: Arc<Config<St>>,
-    runs: Runs,
 }
 
 impl<S, St> Idempotency<S, St> {
-    pub(super) fn new(inner: S, config: Arc<Config<St>>, runs: Runs) -> Self {
-        Self {
-            inner,
-            config,
-            runs,
-        }
+    pub(super) fn new(inner: S, config: Arc<Config<St>>) -> Self {
+        Self { inner, config }
     }
 }
 
@@ -49,7 +44,7 @@ where
     fn call(&mut self, request: Request<Verified>) -> Self::Future {
         let inner = self.inner.clone();
         let run = Box::pin(run(Arc::clone(&self.config), inner, Box::new(request)));
-        ResponseFuture::new(run, Arc::clone(&self.config), self.runs.clone())
+        ResponseFuture::new(run, Arc::clone(&self.config))
     }
 }
 
@@ -58,7 +53,6 @@ impl<S: Clone, St> Clone for Idempotency<S, St> {
         Self {
             inner: self.inner.clone(),
             config: Arc::clone(&self.config),
-            runs: self.runs.clone(),
         }
     }
 }
@@ -68,6 +62,6 @@ impl<S: fmt::Debug, St: fmt::Debug> fmt::Debug for Idempotency<S, St> {
         f.debug_struct("Idempotency")
             .field("inner", &self.inner)
             .field("config", &self.config)
-            .finish_non_exhaustive()
+            .finish()
     }
 }

@@ -163,13 +163,18 @@ impl DeliveryId {
     /// SHA-256 digest, which is the same in every process and release.
     #[must_use]
     pub fn new(namespace: &str, key: &[u8], body: &[u8]) -> Self {
+        Self::with_body_digest(namespace, key, &Sha256::digest(body).into())
+    }
+
+    /// The same, for a body of which only a digest is known.
+    pub(crate) fn with_body_digest(namespace: &str, key: &[u8], body: &[u8; 32]) -> Self {
         let key = Sha256::new()
             .chain_update((namespace.len() as u64).to_be_bytes())
             .chain_update(namespace)
             .chain_update(key);
         Self {
-            key: first_half(key),
-            body: first_half(Sha256::new().chain_update(body)),
+            key: first_half(&key.finalize().into()),
+            body: first_half(body),
         }
     }
 
@@ -186,8 +191,7 @@ impl DeliveryId {
     }
 }
 
-fn first_half(digest: Sha256) -> u128 {
-    let digest = digest.finalize();
+fn first_half(digest: &[u8; 32]) -> u128 {
     u128::from_be_bytes(std::array::from_fn(|at| digest[at]))
 }
 

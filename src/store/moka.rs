@@ -1,16 +1,15 @@
 //! The memory store, on moka.
 
 use std::collections::HashMap;
-use std::collections::hash_map::RandomState;
 use std::fmt;
 use std::hash::BuildHasher;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
+use foldhash::quality::RandomState;
 use moka::Expiry;
-use moka::notification::RemovalCause;
 use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::time::Instant;
@@ -51,8 +50,8 @@ struct Shared {
     /// Picks the part under a random key of its own, so that nobody can aim at one of them.
     hasher: RandomState,
     /// Keys that are done or have failed.
-    settled: Cache<u128, Settled>,
-    evictions: Arc<AtomicU64>,
+    settled: Cache<u128, Arc<Settled>, RandomState>,
+    evictions: Arc<Evictions>,
     next_fence: AtomicU64,
 }
 
@@ -60,7 +59,7 @@ const PARTS: usize = 64;
 
 #[derive(Default)]
 struct InFlight {
-    runs: HashMap<u128, Run>,
+    runs: HashMap<u128, Run, RandomState>,
     /// Leases that ended without being settled are swept when there are this many runs.
     sweep_at: usize,
 }
@@ -74,10 +73,43 @@ struct Run {
     forget: Instant,
 }
 
-#[derive(Clone, Copy)]
+/// Counts itself when it is dropped before its time. Moka's eviction listener would do so too, but
+/// makes every insertion take a lock of its own.
 struct Settled {
     outcome: Outcome,
     until: Instant,
+    /// Gone when the store is.
+    evictions: Weak<Evictions>,
+}
+
+struct Evictions {
+    count: AtomicU64,
+    capacity: u64,
+}
+
+impl Drop for Settled {
+    fn drop(&mut self) {
+        let forgotten = matches!(self.outcome, Outcome::Done { .. }) && self.until > Instant::now();
+        if forgotten && let Some(evictions) = self.evictions.upgrade() {
+            evictions.add_one();
+        }
+    }
+}
+
+impl Evictions {
+    /// Says so the first time, and whenever the number has doubled.
+    fn add_one(&self) {
+        let evictions = self.count.fetch_add(1, Ordering::Relaxed) + 1;
+        if evictions.is_power_of_two() {
+            tracing::warn!(
+                evictions,
+                capacity = self.capacity,
+                "the memory store is full and forgot a key before the end of its retention: a later \
+                 delivery of that event will be handled again; give the store more capacity, or use \
+                 a durable one"
+            );
+        }
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -105,28 +137,22 @@ impl MokaStore {
             capacity > 0,
             "a memory store needs room for at least one key"
         );
-        let evictions = Arc::new(AtomicU64::new(0));
-        let counter = Arc::clone(&evictions);
+        let hasher = RandomState::default();
         let settled = Cache::builder()
             .max_capacity(capacity)
             // TinyLFU, the default, would turn away new keys in favour of old ones.
             .eviction_policy(EvictionPolicy::lru())
             .expire_after(CollectGarbage)
-            .eviction_listener(move |_, settled: Settled, cause| {
-                let forgotten = matches!(settled.outcome, Outcome::Done { .. })
-                    && cause == RemovalCause::Size
-                    && settled.until > Instant::now();
-                if forgotten {
-                    warn_of_eviction(counter.fetch_add(1, Ordering::Relaxed) + 1, capacity);
-                }
-            })
-            .build();
+            .build_with_hasher(hasher.clone());
         Self {
             shared: Arc::new(Shared {
                 in_flight: (0..PARTS).map(|_| Mutex::default()).collect(),
-                hasher: RandomState::new(),
+                hasher,
                 settled,
-                evictions,
+                evictions: Arc::new(Evictions {
+                    count: AtomicU64::new(0),
+                    capacity,
+                }),
                 next_fence: AtomicU64::new(0),
             }),
         }
@@ -138,7 +164,7 @@ impl MokaStore {
     /// forgotten is handled again if the sender delivers it again.
     #[must_use]
     pub fn evictions(&self) -> u64 {
-        self.shared.evictions.load(Ordering::Relaxed)
+        self.shared.evictions.count.load(Ordering::Relaxed)
     }
 
     fn lock(&self, key: u128) -> MutexGuard<'_, InFlight> {
@@ -158,7 +184,13 @@ impl MokaStore {
     }
 
     fn settle(&self, key: u128, outcome: Outcome, until: Instant) {
-        self.shared.settled.insert(key, Settled { outcome, until });
+        let evictions = Arc::downgrade(&self.shared.evictions);
+        let settled = Settled {
+            outcome,
+            until,
+            evictions,
+        };
+        self.shared.settled.insert(key, Arc::new(settled));
     }
 }
 
@@ -309,11 +341,11 @@ struct CollectGarbage;
 
 const GRACE: Duration = Duration::from_secs(60);
 
-impl Expiry<u128, Settled> for CollectGarbage {
+impl Expiry<u128, Arc<Settled>> for CollectGarbage {
     fn expire_after_create(
         &self,
         _: &u128,
-        settled: &Settled,
+        settled: &Arc<Settled>,
         _: std::time::Instant,
     ) -> Option<Duration> {
         Some(settled.until.saturating_duration_since(Instant::now()) + GRACE)
@@ -322,7 +354,7 @@ impl Expiry<u128, Settled> for CollectGarbage {
     fn expire_after_update(
         &self,
         key: &u128,
-        settled: &Settled,
+        settled: &Arc<Settled>,
         now: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
@@ -334,19 +366,6 @@ impl Expiry<u128, Settled> for CollectGarbage {
 fn after(now: Instant, duration: Duration) -> Instant {
     const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
     now + duration.min(YEARS_30)
-}
-
-/// Says so the first time, and whenever the number has doubled.
-fn warn_of_eviction(evictions: u64, capacity: u64) {
-    if evictions.is_power_of_two() {
-        tracing::warn!(
-            evictions,
-            capacity,
-            "the memory store is full and forgot a key before the end of its retention: a later \
-             delivery of that event will be handled again; give the store more capacity, or use a \
-             durable one"
-        );
-    }
 }
 
 #[cfg(test)]
