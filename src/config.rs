@@ -34,6 +34,9 @@ pub enum ConfigError {
     },
     /// The prefix does not make names of headers.
     HeaderPrefix(String),
+    /// The prefix does not make names of keys in Redis.
+    #[cfg(feature = "redis")]
+    RedisPrefix(String),
     /// Two of the names of headers are the same.
     SameHeader(HeaderName),
     /// A completed key would be forgotten while the sender still retries its event.
@@ -89,6 +92,12 @@ impl fmt::Display for ConfigError {
             Self::HeaderPrefix(prefix) => write!(
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
+            ),
+            #[cfg(feature = "redis")]
+            Self::RedisPrefix(prefix) => write!(
+                f,
+                "{prefix:?} cannot be the prefix of keys in Redis: use 1 to 64 printable ASCII \
+                 characters, without spaces and braces"
             ),
             Self::SameHeader(name) => write!(
                 f,
