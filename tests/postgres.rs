@@ -1,0 +1,33 @@
+//! The Postgres store, against real servers.
+
+#[path = "servers/postgres.rs"]
+mod server;
+
+use sqlx::postgres::PgPoolOptions;
+
+use self::server::{PostgresServer, Stop};
+
+#[tokio::test]
+async fn servers_keep_their_data_and_their_port() {
+    let mut server = PostgresServer::start();
+    let url = server.url();
+    for stop in [Stop::Fast, Stop::Immediate] {
+        let pool = PgPoolOptions::new().connect(&url).await.unwrap();
+        sqlx::query("CREATE TABLE IF NOT EXISTS t (c integer)")
+            .execute(&pool)
+            .await
+            .unwrap();
+        sqlx::query("INSERT INTO t VALUES (1)")
+            .execute(&pool)
+            .await
+            .unwrap();
+        server.stop(stop);
+        server.restart();
+    }
+    let pool = PgPoolOptions::new().connect(&url).await.unwrap();
+    let rows: i64 = sqlx::query_scalar("SELECT count(*) FROM t")
+        .fetch_one(&pool)
+        .await
+        .unwrap();
+    assert_eq!(rows, 2);
+}
