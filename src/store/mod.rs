@@ -24,6 +24,8 @@
 pub mod conformance;
 #[cfg(feature = "moka")]
 mod moka;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 
 use std::fmt;
 use std::future::Future;
@@ -35,6 +37,8 @@ use sha2::{Digest, Sha256};
 
 #[cfg(feature = "moka")]
 pub use self::moka::MokaStore;
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresStore;
 
 /// Remembers which keys are in flight and which are done.
 ///
