@@ -4,6 +4,8 @@
 mod server;
 
 use sqlx::postgres::PgPoolOptions;
+use tower_webhook::store::PostgresStore;
+use tower_webhook::store::conformance::{self, Harness};
 
 use self::server::{PostgresServer, Stop};
 
@@ -30,4 +32,26 @@ async fn servers_keep_their_data_and_their_port() {
         .await
         .unwrap();
     assert_eq!(rows, 2);
+}
+
+struct Shared(PostgresServer);
+
+impl Harness for Shared {
+    type Store = PostgresStore;
+
+    async fn open(&self) -> PostgresStore {
+        let pool = PgPoolOptions::new()
+            .max_connections(4)
+            .connect(&self.0.url())
+            .await
+            .unwrap();
+        let store = PostgresStore::new(pool);
+        store.migrate().await.unwrap();
+        store
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keeps_every_rule() {
+    conformance::run(&Shared(PostgresServer::start())).await;
 }
