@@ -9,7 +9,6 @@ use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -26,11 +25,12 @@ use tower_webhook::store::{
 
 use servers::RedisServer;
 use support::Logs;
+use support::process::Process;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// In which a process becomes another one: the address of its server.
+/// In the environment of a process that helps a test: where the server is.
 const SERVER: &str = "TOWER_WEBHOOK_TEST_SERVER";
 
 impl Harness for RedisServer {
@@ -122,59 +122,25 @@ async fn until(server: &RedisServer, command: &[&str], text: &str) {
     }
 }
 
-/// This test in another process, whose output is ours to read. It ends when it is dropped.
-struct Process(Child);
-
-impl Process {
-    fn start(test: &str, server: &RedisServer) -> Self {
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args([test, "--exact", "--nocapture", "--test-threads=1"])
-            .env(SERVER, server.url())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn();
-        Self(child.unwrap())
-    }
-
-    fn lines(&mut self) -> impl Iterator<Item = String> + use<> {
-        let stdout = self.0.stdout.take().unwrap();
-        BufReader::new(stdout).lines().map(Result::unwrap)
-    }
-
-    /// Lets go on what waits for a line.
-    fn go(&mut self) {
-        let stdin = self.0.stdin.as_mut().unwrap();
-        stdin.write_all(b"go\n").unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn of_64_claims_from_4_processes_one_wins() {
-    const TEST: &str = "of_64_claims_from_4_processes_one_wins";
     const ROUNDS: usize = 20;
     if let Ok(url) = std::env::var(SERVER) {
         return claim_with_others(&url, ROUNDS).await;
     }
 
     let server = RedisServer::start();
-    let mut processes: Vec<_> = (0..4).map(|_| Process::start(TEST, &server)).collect();
-    let mut outputs: Vec<_> = processes.iter_mut().map(Process::lines).collect();
-    let mut all_say = |word: &str| -> Vec<usize> {
-        let number = |line: String| line.strip_prefix(word)?.trim().parse().ok();
-        let found = outputs.iter_mut().map(|lines| lines.find_map(number));
-        found.map(|number| number.unwrap()).collect()
-    };
+    let url = server.url();
+    let mut processes: Vec<_> = (0..4)
+        .map(|_| Process::start([(SERVER, url.as_str())]))
+        .collect();
     for round in 0..ROUNDS {
-        assert_eq!(all_say("ready"), [round; 4]);
+        for process in &mut processes {
+            assert_eq!(process.says("ready"), round.to_string());
+        }
         processes.iter_mut().for_each(Process::go);
-        let won: usize = all_say("won").iter().sum();
+        let won = processes.iter_mut().map(|process| process.says("won"));
+        let won: usize = won.map(|won| won.parse::<usize>().unwrap()).sum();
         assert_eq!(won, 1, "this many claims were acquired");
     }
 }
