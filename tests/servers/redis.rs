@@ -6,6 +6,7 @@ use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -62,6 +63,11 @@ impl RedisServer {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://{}/", self.address())
+    }
+
+    /// Where its data is.
+    pub(crate) fn directory(&self) -> &Path {
+        self.dir.path()
     }
 
     /// Ends it as an operator does (SIGTERM).
@@ -163,7 +169,9 @@ impl Drop for RedisServer {
 fn free_port() -> u16 {
     loop {
         let port = 20_000 + (RandomState::new().hash_one(0) % 10_000) as u16;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        // The second is where it would talk to other members of a cluster.
+        let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        if is_free(port) && is_free(port + 10_000) {
             return port;
         }
     }
