@@ -1,10 +1,9 @@
 //! The Postgres store, on sqlx.
 
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
 use std::num::NonZeroU32;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use sqlx::encode::IsNull;
@@ -16,6 +15,7 @@ use sqlx::postgres::{
 };
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 use tokio::runtime::Handle;
+use tokio::sync::Mutex;
 use tracing::Instrument;
 
 use super::{
@@ -36,9 +36,8 @@ struct Shared {
     statements: Statements,
     /// How many keys were claimed here.
     claims: AtomicU64,
-    /// Where in the table the next step of purging begins.
-    page: AtomicU64,
-    is_purging: AtomicBool,
+    /// Where in the table the next step of purging begins. Locked by the one under way.
+    page: Mutex<i64>,
 }
 
 impl PostgresStore {
@@ -68,9 +67,7 @@ impl PostgresStore {
                 statements: Statements::new(&schema),
                 schema,
                 claims: AtomicU64::new(0),
-                // Several instances begin at different places.
-                page: AtomicU64::new(RandomState::new().hash_one(0) >> 32),
-                is_purging: AtomicBool::new(false),
+                page: Mutex::new(ANYWHERE),
             }),
         }
     }
@@ -104,26 +101,27 @@ impl PostgresStore {
         loop {
             let step = self.purge_step(page).await?;
             purged += step.purged;
-            page += PAGES_PER_STEP;
-            if page >= step.pages {
+            if step.is_last {
                 return Ok(purged);
             }
+            page = step.next;
         }
     }
 
-    /// Deletes the expired rows of a few pages, from `page` on, modulo as many as there are.
-    async fn purge_step(&self, page: u64) -> Result<Purged, StoreError> {
-        let sql = &self.shared.statements.purge;
-        let schema = &self.shared.schema;
+    /// Deletes the expired rows of a few pages from `page` on: [`ANYWHERE`], or where the step before
+    /// ended.
+    async fn purge_step(&self, page: i64) -> Result<Purged, StoreError> {
         let values = [
-            Value::Text(schema.table("keys")),
-            Value::Number(i64::try_from(page).unwrap_or(0)),
+            Value::Text(self.shared.schema.table("keys")),
+            Value::Number(page),
+            Value::Number(PAGES_PER_STEP),
         ];
-        let row = self.fetch(sql, &values).await?;
+        let row = self.fetch(&self.shared.statements.purge, &values).await?;
         let row = row.ok_or_else(|| corrupt("no row"))?;
         Ok(Purged {
             purged: column::<i64>(&row, 0)?.unsigned_abs(),
-            pages: column::<i64>(&row, 1)?.unsigned_abs(),
+            next: column(&row, 1)?,
+            is_last: column(&row, 2)?,
         })
     }
 
@@ -136,18 +134,18 @@ impl PostgresStore {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        if self.shared.is_purging.swap(true, Ordering::Relaxed) {
-            return;
-        }
         let store = self.clone();
         let purge = async move {
-            let purging = Purging(&store.shared.is_purging);
-            let page = &store.shared.page;
-            let page = page.fetch_add(PAGES_PER_STEP, Ordering::Relaxed);
-            if let Err(error) = store.purge_step(page).await {
-                tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
+            // A step that is still under way does for this one too.
+            let Ok(mut page) = store.shared.page.try_lock() else {
+                return;
+            };
+            match store.purge_step(*page).await {
+                Ok(step) => *page = step.next,
+                Err(error) => {
+                    tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
+                }
             }
-            drop(purging);
         };
         runtime.spawn(purge.in_current_span());
     }
@@ -422,7 +420,10 @@ impl Default for Schema {
 }
 
 /// A step of purging looks at so many pages, which have room for some 100 rows each.
-const PAGES_PER_STEP: u64 = 32;
+const PAGES_PER_STEP: i64 = 32;
+
+/// The page that the first step begins with: several instances take different ones.
+const ANYWHERE: i64 = -1;
 
 /// A step of purging is done with every so-manieth claim. A page then is looked at four times as
 /// often as one is filled: a table of n rows is walked through within n / 20 claims.
@@ -512,24 +513,30 @@ impl Statements {
                 RETURNING true
             "),
             // The rows are found by where they lie, which takes no index. Those that somebody else is
-            // at work on are left alone.
+            // at work on are left alone. What lies behind the last page is its first one.
             purge: sql("
-                WITH pages AS MATERIALIZED (
-                    SELECT greatest(
-                        1,
-                        pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint
-                    ) AS pages
+                WITH size AS MATERIALIZED (
+                    SELECT pg_relation_size($1::text::regclass)
+                        / current_setting('block_size')::bigint AS pages
+                ), step AS MATERIALIZED (
+                    SELECT CASE
+                        WHEN $2 < 0 THEN floor(random() * pages)::bigint
+                        WHEN $2 < pages THEN $2
+                        ELSE 0
+                    END AS page
+                    FROM size
                 ), purged AS (
                     DELETE FROM {schema}.keys WHERE ctid = ANY (ARRAY(
                         SELECT ctid FROM {schema}.keys
-                        WHERE ctid >= format('(%s,0)', (SELECT $2 % pages FROM pages))::tid
-                            AND ctid < format('(%s,0)', (SELECT $2 % pages + 32 FROM pages))::tid
+                        WHERE ctid >= format('(%s,0)', (SELECT page FROM step))::tid
+                            AND ctid < format('(%s,0)', (SELECT page + $3 FROM step))::tid
                             AND greatest(done_until, lease_until, known_until) <= clock_timestamp()
                         FOR UPDATE SKIP LOCKED
                     ))
                     RETURNING true
                 )
-                SELECT (SELECT count(*) FROM purged), pages FROM pages
+                SELECT (SELECT count(*) FROM purged), page + $3, page + $3 >= pages
+                FROM size, step
             "),
         }
     }
@@ -545,17 +552,9 @@ enum Value {
 /// What a step of purging did.
 struct Purged {
     purged: u64,
-    /// Of how many pages the table is.
-    pages: u64,
-}
-
-/// That a step of purging is under way, until it is dropped.
-struct Purging<'a>(&'a AtomicBool);
-
-impl Drop for Purging<'_> {
-    fn drop(&mut self) {
-        self.0.store(false, Ordering::Relaxed);
-    }
+    /// Where the next one begins.
+    next: i64,
+    is_last: bool,
 }
 
 /// A connection with a statement under way. Dropped, it is closed: a statement that nobody waits for
