@@ -3,6 +3,7 @@
 //! | store | feature | survives a restart | shared by machines | how it claims |
 //! |---|---|---|---|---|
 //! | [`MokaStore`] | `moka` (default) | no | no | a lock on one of many parts of a map |
+//! | `RedisStore` | `redis` | as the server does | yes | one script, by the server's clock |
 //!
 //! # The life of a key
 //!
