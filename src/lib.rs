@@ -152,6 +152,7 @@
 //! | feature | adds | default |
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
+//! | `redis` | `store::RedisStore`, on a Redis or Valkey server | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |

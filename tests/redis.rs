@@ -4,13 +4,12 @@
 mod servers;
 mod support;
 
-use std::collections::HashSet;
 use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -539,18 +538,6 @@ async fn a_server_that_cannot_save_is_unavailable() {
 }
 
 #[tokio::test]
-async fn a_server_that_becomes_a_replica_is_unavailable() {
-    let (server, primary) = (RedisServer::start(), RedisServer::start());
-    let store = connect(&server).await;
-    let port = primary.port().to_string();
-    server.command(&["REPLICAOF", "127.0.0.1", &port]);
-    let error = store.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();
-    assert_unavailable(&error, "ReadOnly");
-    server.command(&["REPLICAOF", "NO", "ONE"]);
-    acquired(&store, &id("a"), MINUTE).await;
-}
-
-#[tokio::test]
 async fn what_somebody_else_wrote_is_corrupt() {
     let server = RedisServer::start();
     let store = connect(&server).await;
@@ -622,63 +609,129 @@ async fn connecting_is_tried_again_also_when_the_server_refused() {
     acquired(&store, &id("a"), MINUTE).await;
 }
 
-/// Passes on what both sides say, and cuts the connection instead of passing on an answer whenever
-/// it is told to.
-async fn proxy(server: &RedisServer, cut: Arc<AtomicBool>) -> SocketAddr {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = server.address();
-    tokio::spawn(async move {
-        while let Ok((ours, _)) = listener.accept().await {
-            let theirs = tokio::net::TcpStream::connect(&server).await.unwrap();
-            let cut = Arc::clone(&cut);
-            tokio::spawn(async move {
-                let (mut requests, mut answered) = ours.into_split();
-                let (mut answers, mut asked) = theirs.into_split();
-                let asking = tokio::io::copy(&mut requests, &mut asked);
-                let answering = async {
-                    let mut buffer = [0; 4096];
-                    while let Ok(length @ 1..) = answers.read(&mut buffer).await {
-                        if cut.swap(false, Ordering::SeqCst)
-                            || answered.write_all(&buffer[..length]).await.is_err()
-                        {
-                            break;
-                        }
-                    }
-                };
-                tokio::select! {
-                    _ = asking => {}
-                    () = answering => {}
+/// Stands between a store and its server.
+#[derive(Clone)]
+struct Proxy {
+    address: SocketAddr,
+    /// Where new connections go.
+    server: Arc<Mutex<String>>,
+    /// Whether the next answer is to be lost, with its connection.
+    cut: Arc<AtomicBool>,
+    /// How many of the first connections get no answers any more.
+    silenced: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    async fn before(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self {
+            address: listener.local_addr().unwrap(),
+            server: Arc::new(Mutex::new(server.address())),
+            cut: Arc::default(),
+            silenced: Arc::default(),
+        };
+        let accepting = proxy.clone();
+        tokio::spawn(async move {
+            for number in 0.. {
+                let (ours, _) = listener.accept().await.unwrap();
+                tokio::spawn(accepting.clone().pass_on(number, ours));
+            }
+        });
+        proxy
+    }
+
+    async fn connect(&self) -> RedisStore {
+        let url = format!("redis://{}/", self.address);
+        RedisStore::connect(&url).await.unwrap()
+    }
+
+    fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+    }
+
+    async fn pass_on(self, number: usize, ours: tokio::net::TcpStream) {
+        let server = self.server.lock().unwrap().clone();
+        let theirs = tokio::net::TcpStream::connect(server).await.unwrap();
+        let (mut requests, mut answered) = ours.into_split();
+        let (mut answers, mut asked) = theirs.into_split();
+        let asking = tokio::io::copy(&mut requests, &mut asked);
+        let answering = async {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = answers.read(&mut buffer).await {
+                if number < self.silenced.load(Ordering::SeqCst) {
+                    continue;
                 }
-            });
+                if self.cut.swap(false, Ordering::SeqCst)
+                    || answered.write_all(&buffer[..length]).await.is_err()
+                {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            _ = asking => {}
+            () = answering => {}
         }
-    });
-    address
+    }
 }
 
 #[tokio::test]
 async fn a_claim_whose_answer_was_lost_is_made_once_more_and_is_one() {
     let server = RedisServer::start();
-    let cut = Arc::new(AtomicBool::new(false));
-    let address = proxy(&server, Arc::clone(&cut)).await;
-    let url = format!("redis://{address}/");
-    let store = RedisStore::connect(&url).await.unwrap();
-
-    let mut fences = HashSet::new();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
     for attempt in 1..=3 {
-        cut.store(true, Ordering::SeqCst);
+        proxy.cut();
         let lease = acquired(&store, &id("a"), MINUTE).await;
-        assert!(!cut.load(Ordering::SeqCst), "nothing was cut");
+        assert!(!proxy.cut.load(Ordering::SeqCst), "nothing was cut");
         assert_eq!(lease.attempt().get(), attempt);
-        assert!(fences.insert(lease.fence()));
         store.release(&lease).await.unwrap();
     }
 
     // What was settled twice would look like somebody else's: the caller is told, and looks.
     let lease = acquired(&store, &id("a"), MINUTE).await;
-    cut.store(true, Ordering::SeqCst);
+    proxy.cut();
     let lost = store.complete(&lease, WEEK).await;
     assert!(matches!(lost, Err(SettleError::Store(_))), "{lost:?}");
     assert!(is_superseded(store.complete(&lease, WEEK).await));
+    assert_eq!(state(&store, &id("a")).await, KeyState::Done);
+}
+
+/// As when a machine has vanished, or a firewall has forgotten the connection: TCP would wait for a
+/// quarter of an hour.
+#[tokio::test]
+async fn a_connection_without_answers_is_replaced() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
+    acquired(&store, &id("a"), MINUTE).await;
+
+    proxy.silenced.store(1, Ordering::SeqCst);
+    let asked = Instant::now();
+    let error = store.claim(&id("b"), MINUTE, WEEK).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    acquired(&store, &id("c"), MINUTE).await;
+}
+
+/// As behind an address that always leads to the primary.
+#[tokio::test]
+async fn the_new_primary_is_found_after_a_failover() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::before(&old).await;
+    let store = proxy.connect().await;
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
+
+    new.command(&["REPLICAOF", "127.0.0.1", &old.port().to_string()]);
+    until(&new, &["INFO", "replication"], "master_link_status:up").await;
+    new.command(&["REPLICAOF", "NO", "ONE"]);
+    *proxy.server.lock().unwrap() = new.address();
+    // Of a server that is not there, so that it loads nothing now.
+    old.command(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = store.claim(&id("b"), MINUTE, WEEK).await.unwrap_err();
+    assert_unavailable(&error, "ReadOnly");
+    acquired(&store, &id("b"), MINUTE).await;
     assert_eq!(state(&store, &id("a")).await, KeyState::Done);
 }

@@ -20,7 +20,85 @@ use super::{
 };
 use crate::config::ConfigError;
 
-/// Remembers keys on a Redis server that several machines share.
+/// Remembers keys on a Redis or Valkey server: for receivers on several machines.
+///
+/// **When to choose it.** There are several receivers, and such a server is there already, whose
+/// persistence and memory are yours to set.
+///
+/// **What it guarantees.** Among all that use the server with the same prefix, one run at a time has a
+/// key, and none after a success, for as long as the server has the record. How long that is, is the
+/// server's affair:
+///
+/// | the server persists | a success that was acknowledged is forgotten |
+/// |---|---|
+/// | nothing (`save ""`, `appendonly no`) | by every restart |
+/// | snapshots (`save`), as it does unless set | by a crash, back to the last snapshot: up to an hour in quiet times. A clean stop saves |
+/// | a log, `appendfsync everysec` | by a crash of the machine, for about a second; by none of the process |
+/// | a log, `appendfsync always` | never by this server |
+/// | whatever, with a failover to a replica | for as long as the replica was behind, which nothing bounds: replication is asynchronous, and neither `WAIT` nor `min-replicas-to-write` would change that |
+///
+/// So the promise "never again after its success was recorded" holds to the letter with `appendonly
+/// yes` and `appendfsync always` on a server without failover. With less, an event whose record was
+/// forgotten is handled again if the sender delivers it again. It has a reason to only when it did
+/// not receive the 200, so this is rare; whether it does harm is for your handlers to say. Claims that
+/// are forgotten are found out by the next renewal, at a third of the lease: until then a second
+/// delivery can be handled beside the first, which is then cancelled.
+///
+/// **How it claims.** Every operation is one script, and so one atomic step, that goes by the server's
+/// clock: no clock of a receiver matters. A jump of the server's own clock, or of one machine's against
+/// its replica's, moves the ends of leases and retentions by as much. A lease's fence is 128 random bits
+/// of the receiver's, unique even when the server has lost its data. There is no Redlock: the record of
+/// what is done has to be in one place, and the lock is best where the record is.
+///
+/// **What a crash costs.** A receiver's: its keys stay taken until their leases end, 60 seconds unless
+/// set, and the sender's next attempt finds them free. The server's: deliveries are answered with 503
+/// until it is back, and the first one after that connects again. Runs that end meanwhile record their
+/// success when it is back, if their leases last so long.
+///
+/// **Sizing.** A key that is done takes about 130 bytes of the server's memory (Redis 7.0, the prefix
+/// as it is; `MEMORY USAGE` tells 72 of them), and as many when it failed or nobody wanted it; one in
+/// flight takes about 100 more. At 10 events a second, 8 days are 7 million keys or 900 MB. The server's
+/// `maxmemory-policy` has to be `noeviction`: any other throws records away before their time, and is
+/// refused. When the memory is full, events that are new are answered with 503, while those in flight
+/// can still be recorded.
+///
+/// **Purge.** The server drops what is out of date by itself.
+///
+/// **What the server has to be.** Redis 7.0 or later, or Valkey; the primary, and the only one: of a
+/// cluster that divides its keys, it takes a proxy that passes commands on to the right one. An event
+/// is one key, `webhook:` and 16 bytes, so that it is in one slot. Where users have rights, this one needs
+/// `~webhook:* +evalsha +script|load +time +get +set +del +info`. Memory policy, version and role are
+/// looked at only when the store connects.
+///
+/// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
+/// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that gains
+/// nothing. All operations share one connection. Leases and retentions end after 30 years.
+///
+/// # TLS
+///
+/// `rediss://` takes a feature of the `redis` crate, which you add beside this one:
+///
+/// ```toml
+/// redis = { version = "1.8", default-features = false, features = ["tokio-rustls-comp"] }
+/// rustls = { version = "0.23", default-features = false, features = ["ring", "std", "tls12"] }
+/// ```
+///
+/// The second line chooses the cryptography, and is left out with `tokio-native-tls-comp`.
+///
+/// # Example
+///
+/// ```no_run
+/// use tower_webhook::store::RedisStore;
+/// use tower_webhook::{Secret, WebhookLayer};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://localhost:6379").await?.with_prefix("crm:")?;
+/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clones share their connection.
 #[derive(Clone)]
 pub struct RedisStore {
     shared: Arc<Shared>,
@@ -37,7 +115,7 @@ impl RedisStore {
     ///
     /// A URL is `redis://HOST:PORT/DATABASE`, with `USER:PASSWORD@` before the host where the server
     /// asks for it, or `unix:PATH`; `valkey://` is the same as `redis://`. TLS (`rediss://`) takes a
-    /// feature of the `redis` crate, see [above](Self#tls).
+    /// feature of the `redis` crate: see [above](Self#tls).
     ///
     /// Afterwards the store connects again by itself whenever it has to.
     ///
@@ -566,12 +644,14 @@ impl fmt::Display for RedisConnectError {
             ),
             Self::NoTls { .. } => f.write_str(
                 "the URL asks for TLS, which is not compiled in: add the `redis` crate with its \
-                 feature `tokio-native-tls-comp` or `tokio-rustls-comp` to your dependencies",
+                 feature `tokio-rustls-comp` or `tokio-native-tls-comp` to your dependencies, as the \
+                 documentation of `RedisStore` shows",
             ),
             Self::Unreachable { address, .. } => {
                 write!(
                     f,
-                    "the Redis server at {address} cannot be reached: is it running?"
+                    "cannot connect to the Redis server at {address}: is it running, and can it be \
+                     reached from here?"
                 )
             }
             Self::Unauthenticated { address, .. } => write!(
@@ -616,5 +696,51 @@ impl std::error::Error for RedisConnectError {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_whole_microseconds_of_which_there_is_one_at_least() {
+        assert_eq!(micros(Duration::ZERO), 1);
+        assert_eq!(micros(Duration::from_nanos(1)), 1);
+        assert_eq!(micros(Duration::from_nanos(1_001)), 2);
+        assert_eq!(micros(Duration::from_millis(2)), 2_000);
+        // With the time of this century it stays below what Lua's numbers tell apart.
+        assert!(micros(Duration::MAX) + 4_102_444_800_000_000 < 1 << 53);
+    }
+
+    #[test]
+    fn servers_are_judged_by_what_they_tell() {
+        let check = |info: &str| Info::parse(info).check();
+        let redis = "# Server\r\nredis_version:7.0.15\r\n# Replication\r\nrole:master\r\n\
+                     # Memory\r\nmaxmemory_policy:noeviction\r\n";
+        let valkey = "redis_version:7.2.4\r\nserver_name:valkey\r\nvalkey_version:8.1.3\r\n\
+                      role:master\r\nmaxmemory_policy:noeviction\r\n";
+        let little = "redis_version:255.255.255\r\n";
+        for info in [redis, valkey, little, ""] {
+            assert!(check(info).is_ok(), "{info}");
+        }
+
+        for version in ["6.2.14", "5.0.14", "2.8"] {
+            let error = check(&redis.replace("7.0.15", version)).unwrap_err();
+            assert!(matches!(error, RedisConnectError::TooOld { .. }));
+            assert!(error.to_string().contains(version), "{error}");
+        }
+        let error = check(&redis.replace("master", "slave")).unwrap_err();
+        assert!(matches!(error, RedisConnectError::Replica));
+        let error = check(&valkey.replace("noeviction", "allkeys-lru")).unwrap_err();
+        assert!(matches!(error, RedisConnectError::Evicts { .. }));
+    }
+
+    #[test]
+    fn answers_that_cannot_be_are_corrupt() {
+        for attempt in [0, 1 << 32, u64::MAX] {
+            assert_eq!(nth(attempt).unwrap_err().kind(), StoreErrorKind::Corrupt);
+        }
+        assert_eq!(nth(1).unwrap(), NonZeroU32::MIN);
     }
 }

@@ -11,7 +11,7 @@ if value then
     end
     return {IN_FLIGHT, run.ends - now, run.body == body and 1 or 0}
   elseif run then
-    attempts = run.known > now and run.attempt or 0
+    attempts = run.attempt
   elseif string.match(value, '^%-%d+$') then
     attempts = -tonumber(value)
   elseif string.match(value, '^%d+$') then
