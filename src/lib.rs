@@ -154,6 +154,7 @@
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
+//! | `postgres` | `store::PostgresStore`, on PostgreSQL (needs Rust 1.94) | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //! | `sandbox` | `sandbox`, the platform, simulated: for your own tests, and on your desk | no |
 //!

@@ -3,6 +3,7 @@
 //! | store | feature | survives a restart | shared by machines | how it claims |
 //! |---|---|---|---|---|
 //! | [`MokaStore`] | `moka` (default) | no | no | a lock on one of many parts of a map |
+//! | `PostgresStore` | `postgres` | yes | yes | one `INSERT … ON CONFLICT DO UPDATE` |
 //!
 //! # The life of a key
 //!
