@@ -155,6 +155,7 @@
 //! | `redis` | `store::RedisStore`, on a Redis or Valkey server | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
+//! | `postgres` | `store::PostgresStore`, on PostgreSQL (needs Rust 1.94) | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //! | `sandbox` | `sandbox`, the platform, simulated: for your own tests, and on your desk | no |
 //!
