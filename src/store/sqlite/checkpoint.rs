@@ -15,7 +15,7 @@ use super::file;
 use crate::answer::Chain;
 
 /// After how many pages of 4 KiB the log is moved.
-const EVERY: i32 = 8192;
+pub(super) const EVERY: i32 = 8192;
 
 /// The log grows while it is moved. Once it has grown by so few pages only, they are moved while
 /// nothing can be written, so that the log can begin anew.
@@ -30,9 +30,9 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(super) fn start(path: &Arc<Path>, db: Connection) -> io::Result<Self> {
+    pub(super) fn start(path: &Arc<Path>, db: Connection, every: i32) -> io::Result<Self> {
         let path = Arc::clone(path);
-        let due = Arc::new(AtomicI32::new(EVERY));
+        let due = Arc::new(AtomicI32::new(every));
         let (wake, woken) = mpsc::sync_channel(1);
         let next = Arc::clone(&due);
         let thread = thread::Builder::new()
@@ -43,7 +43,7 @@ impl Checkpoints {
                     let result = checkpoint(&db);
                     // A log that somebody still reads is left alone until it has grown again.
                     let left = result.as_ref().map_or(0, |left| *left);
-                    next.store(left.saturating_add(EVERY), Ordering::Relaxed);
+                    next.store(left.saturating_add(every), Ordering::Relaxed);
                     let fails = result.is_err();
                     if let Err(error) = result
                         && !failed

@@ -21,6 +21,8 @@ pub(super) enum Reason {
     Sqlite(rusqlite::Error),
     /// The file cannot be created.
     Create(io::Error),
+    /// This user may only read it.
+    ReadOnly,
     /// It is another program's database.
     Foreign,
     /// A later release has changed the schema.
@@ -71,6 +73,7 @@ impl fmt::Display for Refused {
                 "cannot be created: its directory must exist, and this user must be allowed to write \
                  there",
             ),
+            Reason::ReadOnly => f.write_str(READ_ONLY),
             Reason::Foreign => f.write_str(
                 "is the database of another program, and was left as it is: choose another path",
             ),
@@ -90,14 +93,15 @@ impl fmt::Display for Refused {
     }
 }
 
+const READ_ONLY: &str =
+    "may not be written: this user must be allowed to write it and its directory";
+
 fn explain(error: &rusqlite::Error) -> &'static str {
     match error.sqlite_error_code() {
         Some(ErrorCode::DiskFull) => {
             "has no room on its disk: work goes on by itself as soon as there is"
         }
-        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => {
-            "may not be written: this user must be allowed to write it and its directory"
-        }
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied) => READ_ONLY,
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked) => {
             "is locked by another process, and was not let go in time"
         }
@@ -117,7 +121,7 @@ impl Error for Refused {
         match &*self.reason {
             Reason::Sqlite(error) => Some(error),
             Reason::Create(error) | Reason::Thread(error) => Some(error),
-            Reason::Foreign | Reason::Newer { .. } | Reason::NoWal { .. } | Reason::Ended => None,
+            _ => None,
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, ErrorCode, OpenFlags, Transaction, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags, Transaction, TransactionBehavior};
 
 use super::error::Reason;
 use super::keys;
@@ -50,7 +50,10 @@ pub(super) fn open(path: &Path) -> Result<Connection, Reason> {
 
 /// Opens the file once more, for what must not keep others waiting.
 pub(super) fn connect_aside(path: &Path) -> Result<Connection, Reason> {
-    connect(path, PATIENCE_ASIDE)
+    let db = connect(path, PATIENCE_ASIDE)?;
+    // A connection knows of the write-ahead log once it has read something.
+    is_new(&db)?;
+    Ok(db)
 }
 
 fn connect(path: &Path, patience: Duration) -> Result<Connection, Reason> {
@@ -91,6 +94,10 @@ fn create(path: &Path) -> io::Result<()> {
 fn own(mut db: Connection) -> Result<Connection, Reason> {
     // Before anything is changed.
     is_new(&db)?;
+    // SQLite is content with reading, until something is written.
+    if db.is_readonly(MAIN_DB)? {
+        return Err(Reason::ReadOnly);
+    }
 
     let journal: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     if journal != "wal" {

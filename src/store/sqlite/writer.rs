@@ -209,7 +209,10 @@ impl Batches {
             seen.store(pages, Ordering::Relaxed);
             Ok(())
         }))?;
-        db.execute_batch("PRAGMA cache_size = -16384")?;
+        db.execute_batch(
+            "PRAGMA cache_size = -16384; -- KiB
+             PRAGMA journal_size_limit = 67108864;",
+        )?;
         db.set_prepared_statement_cache_capacity(32);
         let fences = db.query_row("SELECT randomblob(16)", [], |row| row.get(0))?;
         Ok(Self {
