@@ -659,7 +659,7 @@ fn a_store_that_cannot_be_used_is_explained() {
     let cases = [
         ("sqlite:/nowhere/webhooks.db".to_owned(), "its directory must exist"),
         ("sqlite:/dev".to_owned(), "the SQLite file `/dev` "),
-        ("redis://:hush@127.0.0.1:1".to_owned(), "the Redis server at 127.0.0.1:1 cannot be reached: is it running?"),
+        ("redis://:hush@127.0.0.1:1".to_owned(), "the Redis server at 127.0.0.1:1: is it running"),
         (redis.url(), "set it to `noeviction`"),
         (locked.url().replace("://", "://:hush@"), "wants another user or password"),
         ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the store at 127.0.0.1:1 cannot be used; does the server run"),

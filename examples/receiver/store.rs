@@ -60,7 +60,7 @@ fn redis_at(url: &str) -> Result<Place, String> {
         // The crate tells this only by its text.
         Err(error) if error.to_string().contains("TLS") => Err(
             "this receiver was built without TLS to a store: run it with \
-             `cargo run --features redis,redis/tokio-rustls-comp --example receiver -- …`"
+             `cargo run --features redis,redis/tokio-rustls-comp,rustls/ring --example receiver -- …`"
                 .to_owned(),
         ),
         Err(error) => Err(format!(
