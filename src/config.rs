@@ -34,6 +34,9 @@ pub enum ConfigError {
     },
     /// The prefix does not make names of headers.
     HeaderPrefix(String),
+    /// The prefix does not make names of keys in Redis.
+    #[cfg(feature = "redis")]
+    RedisPrefix(String),
     /// Two of the names of headers are the same.
     SameHeader(HeaderName),
     /// A completed key would be forgotten while the sender still retries its event.
@@ -62,6 +65,8 @@ pub enum ConfigError {
         /// The lease; the wait must be shorter.
         lease: Duration,
     },
+    /// The name is none that PostgreSQL takes for a schema.
+    SchemaName(String),
     /// A limit is zero, and nothing could pass it.
     Zero(
         /// The limit's name.
@@ -90,6 +95,12 @@ impl fmt::Display for ConfigError {
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
             ),
+            #[cfg(feature = "redis")]
+            Self::RedisPrefix(prefix) => write!(
+                f,
+                "{prefix:?} cannot be the prefix of keys in Redis: use 1 to 64 printable ASCII \
+                 characters, without spaces and braces"
+            ),
             Self::SameHeader(name) => write!(
                 f,
                 "the header `{name}` cannot carry two things: give each of the headers its own name"
@@ -115,6 +126,12 @@ impl fmt::Display for ConfigError {
                 f,
                 "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: choose a \
                  shorter wait, or a longer lease before it"
+            ),
+            Self::SchemaName(name) => write!(
+                f,
+                "`{}` cannot be the name of a schema: use 1 to 63 bytes without a NUL, and none that \
+                 begin with `pg_`",
+                name.escape_debug()
             ),
             Self::Zero(limit) => write!(f, "`{limit}` must be more than zero"),
         }

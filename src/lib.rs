@@ -152,6 +152,9 @@
 //! | feature | adds | default |
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
+//! | `sqlite` | `store::SqliteStore`, in a file of SQLite | no |
+//! | `redis` | `store::RedisStore`, on a Redis or Valkey server | no |
+//! | `postgres` | `store::PostgresStore`, on PostgreSQL (needs Rust 1.94) | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
@@ -211,6 +214,9 @@ pub mod answers {}
 
 #[doc = include_str!("docs/guarantees.md")]
 pub mod guarantees {}
+
+#[doc = include_str!("docs/operations.md")]
+pub mod operations {}
 
 #[doc = include_str!("docs/threat_model.md")]
 pub mod threat_model {}

@@ -1,5 +1,10 @@
 //! The examples, as processes: what an operator sees of them.
 
+#[path = "servers/postgres.rs"]
+mod postgres_server;
+#[path = "servers/redis.rs"]
+mod redis_server;
+
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,6 +19,9 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 use tower_webhook::EventKind;
 use tower_webhook::event::sample;
+
+use postgres_server::PostgresServer;
+use redis_server::RedisServer;
 
 #[test]
 fn every_kind_arrives_as_one_line() {
@@ -208,11 +216,13 @@ fn a_command_gets_the_line_and_keeps_off_standard_output() {
     let dir = TempDir::new().unwrap();
     let got = dir.path().join("got");
     let command = format!(
-        "cat > '{}'; echo noise; echo $WEBHOOK_SECRET.",
+        "cat > '{}'; echo noise; echo $WEBHOOK_SECRET$WEBHOOK_STORE.",
         got.display()
     );
     let mut with_secret = example("receiver");
-    with_secret.env("WEBHOOK_SECRET", "s");
+    with_secret
+        .env("WEBHOOK_SECRET", "s")
+        .env("WEBHOOK_STORE", "memory");
     let receiver = Receiver::start_by(with_secret.args(["--exec", &command]));
 
     let sent = receiver.send("s", &["--key", "k"]);
@@ -504,6 +514,17 @@ fn wrong_flags_are_explained() {
         (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
         (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
         (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
+        (&["receiver", "--lease", "0"], "'--lease <SECONDS>'"),
+        (&["receiver", "--lease", "600"], "'--lease <SECONDS>'"),
+        (&["receiver", "--store", ""], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "memory:"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "webhooks.db"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "mysql://root@127.0.0.1/db"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "sqlite:"], "such as `sqlite:webhooks.db`"),
+        (&["receiver", "--store", "sqlite::memory:"], "is called `memory`"),
+        (&["receiver", "--store", "redis://127.0.0.1:port"], "such as `redis://USER:PASSWORD@HOST:6379`"),
+        (&["receiver", "--store", "rediss://127.0.0.1"], "`cargo run --features redis,redis/tokio-rustls-comp"),
+        (&["receiver", "--store", "postgres://127.0.0.1:port/db"], "such as `postgres://USER@HOST/DATABASE`"),
         (&["hyper", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
         (&["hyper", "--secret", ""], "the secret is empty"),
         (&["extractor", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
@@ -542,11 +563,144 @@ fn wrong_flags_are_explained() {
 }
 
 #[test]
+fn memory_forgets_when_the_receiver_ends() {
+    let args = ["--secret", "s", "--store", "memory"];
+    for _ in 0..2 {
+        let receiver = Receiver::start(&args);
+        let sent = receiver.send("s", &["--key", "k"]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert_eq!(receiver.out().lines().count(), 1);
+    }
+}
+
+#[test]
+fn sqlite_remembers_when_the_receiver_was_killed() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("webhooks.db");
+    remembers(&format!("sqlite:{}", file.display()));
+    remembers(&format!("sqlite://{}", file.display()));
+    assert!(file.exists());
+}
+
+#[test]
+fn redis_remembers_when_the_receiver_was_killed() {
+    remembers(&RedisServer::start().url());
+}
+
+#[test]
+fn postgres_remembers_when_the_receiver_was_killed() {
+    let server = PostgresServer::start();
+    remembers(&server.url());
+    remembers(&server.url().replace("postgres://", "postgresql://"));
+}
+
+/// Asserts that an event is handled once by two receivers, the first of which is killed.
+fn remembers(store: &str) {
+    let key = hex::encode(getrandom::u64().unwrap().to_be_bytes());
+    let start = || {
+        Receiver::start_by(
+            example("receiver")
+                .args(["--secret", "s"])
+                .env("WEBHOOK_STORE", store),
+        )
+    };
+
+    let first = start();
+    let sent = first.send("s", &["--key", &key]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(!sent.out.contains("handled before"), "{sent:?}");
+    assert_eq!(first.out().lines().count(), 1);
+    drop(first);
+
+    let second = start();
+    let sent = second.send("s", &["--key", &key]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("it had been handled before"), "{sent:?}");
+    assert_eq!(second.out(), "");
+    assert!(!second.err().contains(store), "{}", second.err());
+}
+
+#[test]
+fn a_key_is_free_when_the_lease_of_a_dead_receiver_ends() {
+    let dir = TempDir::new().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let args = ["--secret", "s", "--store", &store, "--lease", "2"];
+    let started = dir.path().join("started");
+    // It ends with its test as well.
+    let hangs = format!(
+        "touch '{}'; while test -d '{}'; do sleep 0.02; done",
+        started.display(),
+        dir.path().display()
+    );
+    let first = Receiver::start(&[&args[..], &["--exec", &hangs]].concat());
+    let sending = first.start_send("s", &["--key", "k"]);
+    until("the command", || started.exists().then_some(()));
+    drop(first);
+    let died = Instant::now();
+    assert_eq!(sending.finish().code, 1);
+
+    let second = Receiver::start(&args);
+    until("the end of the lease", || {
+        let sent = second.send("s", &["--key", "k"]);
+        let refused = sent.out.contains("409 Conflict");
+        assert!(refused || sent.code == 0, "{sent:?}");
+        (!refused).then_some(())
+    });
+    assert!(died.elapsed() < Duration::from_secs(10));
+    assert!(second.out().contains(r#""attempt":2,"#), "{}", second.out());
+}
+
+#[test]
+fn a_store_that_cannot_be_used_is_explained() {
+    let redis = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let locked = RedisServer::start_with(&["--requirepass", "sesame"]);
+    let postgres = PostgresServer::start();
+    #[rustfmt::skip]
+    let cases = [
+        ("sqlite:/nowhere/webhooks.db".to_owned(), "its directory must exist"),
+        ("sqlite:/dev".to_owned(), "the SQLite file `/dev` "),
+        ("redis://:hush@127.0.0.1:1".to_owned(), "the Redis server at 127.0.0.1:1: is it running"),
+        (redis.url(), "set it to `noeviction`"),
+        (locked.url().replace("://", "://:hush@"), "wants another user or password"),
+        ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the store at 127.0.0.1:1 cannot be used; does the server run"),
+        (postgres.url_of("absent"), r#"database "absent" does not exist"#),
+        (postgres.url().replace("postgres@", "nobody:hush@"), r#"role "nobody" does not exist"#),
+    ];
+    for (store, reason) in cases {
+        let ended = Program::start(example("receiver").env("WEBHOOK_STORE", &store)).finish();
+
+        assert_eq!(ended.code, 1, "{store}: {ended:?}");
+        assert!(ended.err.starts_with("error: "), "{store}: {ended:?}");
+        assert!(ended.err.contains(reason), "{store}: {ended:?}");
+        assert!(!ended.err.contains("hush"), "{store}: {ended:?}");
+        assert_eq!(ended.out, "", "{store}");
+    }
+}
+
+#[test]
+fn a_wrong_store_shows_no_password() {
+    for store in [
+        "mysql://root:hush@127.0.0.1/db",
+        "redis://:hush@127.0.0.1:port",
+        "rediss://:hush@127.0.0.1",
+        "postgres://u:hush@127.0.0.1:port/db",
+        "postgres://u:hush@127.0.0.1/db?sslmode=no",
+        "hush",
+    ] {
+        let ended = Program::start(example("receiver").env("WEBHOOK_STORE", store)).finish();
+
+        assert_eq!(ended.code, 2, "{store}: {ended:?}");
+        assert!(!ended.err.contains("hush"), "{store}: {ended:?}");
+    }
+}
+
+#[test]
 fn help_tells_of_every_flag_and_no_secret() {
     #[rustfmt::skip]
     let cases: &[(&str, &[&str])] = &[
         ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
-            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo"]),
+            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
+            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
@@ -554,8 +708,13 @@ fn help_tells_of_every_flag_and_no_secret() {
         ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
     ];
     for (name, flags) in cases {
-        let help =
-            Program::start(example(name).arg("--help").env("WEBHOOK_SECRET", "hush")).finish();
+        let help = Program::start(
+            example(name)
+                .arg("--help")
+                .env("WEBHOOK_SECRET", "hush")
+                .env("WEBHOOK_STORE", "hush"),
+        )
+        .finish();
 
         assert_eq!(help.code, 0, "{help:?}");
         assert!(help.out.contains(&format!("Usage: {name} ")), "{help:?}");
@@ -737,6 +896,7 @@ fn example(name: &str) -> Command {
     command
         .stdin(Stdio::null())
         .env_remove("WEBHOOK_SECRET")
+        .env_remove("WEBHOOK_STORE")
         .env_remove("RUST_LOG");
     command
 }

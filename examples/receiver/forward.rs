@@ -109,6 +109,7 @@ async fn run(command: &str, line: &[u8]) -> anyhow::Result<()> {
         .stdin(Stdio::piped())
         .stdout(io::stderr()) // Ours is for lines of JSON.
         .env_remove("WEBHOOK_SECRET")
+        .env_remove("WEBHOOK_STORE")
         .process_group(0)
         .spawn()?;
     let mut group = Group(child.id());

@@ -11,9 +11,11 @@
 #[path = "../shared/demo.rs"]
 mod demo;
 mod forward;
+mod store;
 
 use std::env::VarError;
 use std::error::Error;
+use std::fmt;
 use std::io::{self, IsTerminal};
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
@@ -35,12 +37,14 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 use tower::Layer;
+use tower_webhook::store::{MokaStore, Store};
 use tower_webhook::{ConfigError, EventRouter, HeaderNames, Runs, Secret, Secrets, WebhookLayer};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use self::forward::Forward;
+use self::store::Place;
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
@@ -76,6 +80,30 @@ struct Args {
     /// Use the secret that `sandbox --demo` uses, which is public: for demonstrations only
     #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
     demo: bool,
+
+    /// Where keys are remembered, so that an event is handled once: `memory`, `sqlite:PATH`,
+    /// `redis://HOST` or `postgres://HOST/DATABASE`
+    ///
+    /// `memory` forgets when the receiver stops, and what the platform then sends again is handled
+    /// again. `sqlite:webhooks.db` is the choice for one machine: a file, which survives a crash.
+    /// Redis and Postgres are for several receivers that share their work. Everybody on this machine
+    /// can read a password here in the list of processes: rather put the URL into the environment
+    /// variable WEBHOOK_STORE. All but `memory` need the feature of their name, as in
+    /// `cargo run --features sqlite --example receiver`.
+    #[arg(
+        long,
+        value_name = "STORE",
+        env = "WEBHOOK_STORE",
+        hide_env_values = true,
+        default_value = "memory"
+    )]
+    store: String,
+
+    /// How long a key stays taken when its receiver has died; at most 599
+    ///
+    /// The key of a running event is renewed, however long it takes. Of no use with `memory`.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..600))]
+    lease: u64,
 
     /// A command to run for each event, by `sh -c`
     ///
@@ -136,25 +164,15 @@ fn main() -> ExitCode {
 
 async fn run(args: Args) -> anyhow::Result<()> {
     let (secrets, random) = secrets(&args)?;
-    let names = match &args.header_prefix {
-        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(&error)),
-        None => HeaderNames::default(),
+    let (app, runs) = match Place::parse(&args.store).unwrap_or_else(|error| misused(error)) {
+        Place::Memory => app(&args, &secrets, MokaStore::new())?,
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) => app(&args, &secrets, store::sqlite(path)?)?,
+        #[cfg(feature = "redis")]
+        Place::Redis(server) => app(&args, &secrets, store::redis(server).await?)?,
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) => app(&args, &secrets, store::postgres(server).await?)?,
     };
-
-    let forward = Arc::new(Forward::new(args.exec));
-    let events = EventRouter::new().fallback(move |delivery| {
-        let forward = Arc::clone(&forward);
-        async move { forward.event(delivery).await }
-    });
-    let layer = WebhookLayer::new(secrets.clone())
-        .header_names(names)?
-        .max_body(args.max_body as usize)
-        .max_buffered((64 << 20).max(args.max_body as usize))
-        .handler_timeout(Duration::from_secs(args.handler_timeout))?;
-    let runs = layer.runs();
-    let app = Router::new()
-        .route("/healthz", get(async || {}))
-        .route_service(&args.path, layer.layer(events));
 
     let stop = Stop::new()?;
     reread_on_hangup(secrets, args.secret_file)?;
@@ -173,6 +191,36 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     serve(listener, app, runs, stop, Duration::from_secs(args.grace)).await;
     Ok(())
+}
+
+/// What is served, and the runs to wait for at the end.
+fn app<St>(args: &Args, secrets: &Secrets, store: St) -> anyhow::Result<(Router, Runs)>
+where
+    St: Store + Clone,
+{
+    let names = match &args.header_prefix {
+        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
+        None => HeaderNames::default(),
+    };
+    let lease = Duration::from_secs(args.lease);
+
+    let forward = Arc::new(Forward::new(args.exec.clone()));
+    let events = EventRouter::new().fallback(move |delivery| {
+        let forward = Arc::clone(&forward);
+        async move { forward.event(delivery).await }
+    });
+    let layer = WebhookLayer::with_store(secrets.clone(), store)
+        .header_names(names)?
+        .max_body(args.max_body as usize)
+        .max_buffered((64 << 20).max(args.max_body as usize))
+        .handler_timeout(Duration::from_secs(args.handler_timeout))?
+        .in_flight_wait(Duration::from_secs(5).min(lease / 2))?
+        .lease(lease)?;
+    let runs = layer.runs();
+    let app = Router::new()
+        .route("/healthz", get(async || {}))
+        .route_service(&args.path, layer.layer(events));
+    Ok((app, runs))
 }
 
 /// The secrets that were given, or a random one together with its text.
@@ -195,13 +243,16 @@ fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
         }
         .map(Secrets::from),
     };
-    Ok((secrets.unwrap_or_else(|error| misused(&error)), random))
+    Ok((
+        secrets.unwrap_or_else(|error| misused(chain(&error))),
+        random,
+    ))
 }
 
 /// Ends the program as a wrong flag does.
-fn misused(error: &ConfigError) -> ! {
+fn misused(error: impl fmt::Display) -> ! {
     Args::command()
-        .error(ErrorKind::ValueValidation, chain(error))
+        .error(ErrorKind::ValueValidation, error)
         .exit()
 }
 

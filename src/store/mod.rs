@@ -3,6 +3,9 @@
 //! | store | feature | survives a restart | shared by machines | how it claims |
 //! |---|---|---|---|---|
 //! | [`MokaStore`] | `moka` (default) | no | no | a lock on one of many parts of a map |
+//! | [`SqliteStore`] | `sqlite` | yes | no | a transaction, which many claims share |
+//! | `RedisStore` | `redis` | as the server does | yes | one script, by the server's clock |
+//! | `PostgresStore` | `postgres` | yes | yes | one `INSERT … ON CONFLICT DO UPDATE` |
 //!
 //! # The life of a key
 //!
@@ -24,6 +27,12 @@
 pub mod conformance;
 #[cfg(feature = "moka")]
 mod moka;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::fmt;
 use std::future::Future;
@@ -35,6 +44,12 @@ use sha2::{Digest, Sha256};
 
 #[cfg(feature = "moka")]
 pub use self::moka::MokaStore;
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresStore;
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisConnectError, RedisStore};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteStore;
 
 /// Remembers which keys are in flight and which are done.
 ///

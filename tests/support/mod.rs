@@ -3,6 +3,7 @@
 #![allow(dead_code)] // Every test crate uses a part of it.
 
 pub(crate) mod net;
+pub(crate) mod process;
 
 use std::fmt;
 use std::future::pending;

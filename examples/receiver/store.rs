@@ -1,0 +1,144 @@
+//! Where keys are remembered, as `--store` says.
+
+#[cfg(feature = "sqlite")]
+use std::path::PathBuf;
+
+#[cfg(feature = "postgres")]
+use anyhow::Context;
+#[cfg(feature = "postgres")]
+use sqlx::Connection;
+#[cfg(feature = "postgres")]
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
+#[cfg(feature = "postgres")]
+use tokio::time::{Duration, timeout};
+#[cfg(feature = "postgres")]
+use tower_webhook::store::PostgresStore;
+#[cfg(feature = "redis")]
+use tower_webhook::store::RedisStore;
+#[cfg(feature = "sqlite")]
+use tower_webhook::store::SqliteStore;
+
+pub(crate) enum Place {
+    Memory,
+    #[cfg(feature = "sqlite")]
+    Sqlite(PathBuf),
+    #[cfg(feature = "redis")]
+    Redis(String),
+    #[cfg(feature = "postgres")]
+    Postgres(Box<PgConnectOptions>),
+}
+
+impl Place {
+    /// Errors do not repeat the text, which may hold a password.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some(("sqlite", path)) => sqlite_at(path.strip_prefix("//").unwrap_or(path)),
+            Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => redis_at(text),
+            Some(("postgres" | "postgresql", _)) => postgres_at(text),
+            _ => Err(
+                "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`"
+                    .to_owned(),
+            ),
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_at(path: &str) -> Result<Place, String> {
+    match path {
+        "" => Err("the store needs a file: give one such as `sqlite:webhooks.db`".to_owned()),
+        ":memory:" => Err("the store in memory is called `memory`".to_owned()),
+        _ => Ok(Place::Sqlite(path.into())),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn redis_at(url: &str) -> Result<Place, String> {
+    match redis::Client::open(url) {
+        Ok(_) => Ok(Place::Redis(url.to_owned())),
+        // The crate tells this only by its text.
+        Err(error) if error.to_string().contains("TLS") => Err(
+            "this receiver was built without TLS to a store: run it with \
+             `cargo run --features redis,redis/tokio-rustls-comp,rustls/ring --example receiver -- …`"
+                .to_owned(),
+        ),
+        Err(error) => Err(format!(
+            "the store's URL cannot be used: {error}; give one such as \
+             `redis://USER:PASSWORD@HOST:6379`, and percent-encode what is special in a password"
+        )),
+    }
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_at(url: &str) -> Result<Place, String> {
+    match url.parse::<PgConnectOptions>() {
+        Ok(options) => Ok(Place::Postgres(Box::new(options))),
+        Err(error) => Err(format!(
+            "the store's URL cannot be used: {error}; give one such as \
+             `postgres://USER@HOST/DATABASE`, and percent-encode what is special in a password"
+        )),
+    }
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn sqlite_at(_: &str) -> Result<Place, String> {
+    Err(not_built_in("sqlite"))
+}
+
+#[cfg(not(feature = "redis"))]
+fn redis_at(_: &str) -> Result<Place, String> {
+    Err(not_built_in("redis"))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn postgres_at(_: &str) -> Result<Place, String> {
+    Err(not_built_in("postgres"))
+}
+
+#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "postgres")))]
+fn not_built_in(feature: &str) -> String {
+    format!(
+        "this receiver was built without that store: run it with \
+         `cargo run --features {feature} --example receiver -- …`"
+    )
+}
+
+#[cfg(feature = "sqlite")]
+pub(crate) fn sqlite(path: PathBuf) -> anyhow::Result<SqliteStore> {
+    Ok(SqliteStore::open(path)?)
+}
+
+#[cfg(feature = "redis")]
+pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
+    Ok(RedisStore::connect(&url).await?)
+}
+
+#[cfg(feature = "postgres")]
+pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
+    /// How long the server may take to let us in.
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    let address = format!("{}:{}", options.get_host(), options.get_port());
+    let open = async {
+        // A pool would try for a while, and then not say why.
+        PgConnection::connect_with(&options).await?.close().await?;
+        let pool = PgPoolOptions::new()
+            .max_connections(16)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_lazy_with(*options);
+        let store = PostgresStore::new(pool);
+        store.migrate().await?;
+        anyhow::Ok(store)
+    };
+    match timeout(PATIENCE, open).await {
+        Ok(opened) => opened,
+        Err(_) => Err(anyhow::anyhow!("no answer within {PATIENCE:?}")),
+    }
+    .with_context(|| {
+        format!(
+            "the store at {address} cannot be used; does the server run, do user, password and \
+             database exist, and may the user create tables?"
+        )
+    })
+}

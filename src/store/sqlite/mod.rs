@@ -1,0 +1,403 @@
+mod checkpoint;
+mod clock;
+mod error;
+mod file;
+mod keys;
+mod writer;
+
+use std::fmt;
+use std::path::{self, Path};
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::checkpoint::Checkpoints;
+use self::clock::{Clock, Machine};
+use self::error::{Reason, Refused};
+use self::keys::Settle;
+use self::writer::{Batches, Need, Writer};
+use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
+
+/// Remembers keys in a file of SQLite: the durable choice for one machine.
+#[derive(Clone)]
+pub struct SqliteStore {
+    path: Arc<Path>,
+    writer: Arc<Writer>,
+}
+
+impl SqliteStore {
+    /// Opens the file, and creates it when there is none. Blocks its thread meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be created, read or written, is no database, another program's, or of a later
+    /// release. The error's source says what to do.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
+        Self::open_by(path.as_ref(), clock::machine(), checkpoint::EVERY)
+    }
+
+    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, StoreError> {
+        // SQLite would give other meanings to some relative paths, such as `:memory:`.
+        let path: Arc<Path> = match path::absolute(path) {
+            Ok(path) => path.into(),
+            Err(error) => return Err(Refused::new(&path.into(), Reason::Create(error)).into()),
+        };
+        let open = || {
+            let db = file::open(&path)?;
+            let batches = Batches::new(db, Clock::start(machine))?;
+            let aside = file::connect_aside(&path)?;
+            let checkpoints =
+                Checkpoints::start(&path, aside, checkpoint_every).map_err(Reason::Thread)?;
+            Writer::start(&path, batches, checkpoints).map_err(Reason::Thread)
+        };
+        match open() {
+            Ok(writer) => Ok(Self {
+                path: Arc::clone(&path),
+                writer: Arc::new(writer),
+            }),
+            Err(reason) => Err(Refused::new(&path, reason).into()),
+        }
+    }
+
+    async fn settle(&self, need: Need, lease: &Lease, how: Settle) -> Result<(), SettleError> {
+        let (key, fence) = (lease.id().key(), lease.fence());
+        let settled = self
+            .writer
+            .run(need, move |turn| keys::settle(turn, key, fence, how));
+        match settled.await? {
+            true => Ok(()),
+            false => Err(SettleError::Superseded),
+        }
+    }
+}
+
+impl fmt::Debug for SqliteStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteStore")
+            .field("path", &self.path)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for SqliteStore {
+    const LEASES_OUTLIVE_PROCESS: bool = true;
+
+    async fn claim(
+        &self,
+        id: &DeliveryId,
+        lease: Duration,
+        retain: Duration,
+    ) -> Result<Claim, StoreError> {
+        let id = *id;
+        self.writer
+            .run(Need::Write, move |turn| {
+                keys::claim(turn, id, lease, retain)
+            })
+            .await
+    }
+
+    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+        let key = id.key();
+        self.writer
+            .run(Need::Read, move |turn| keys::peek(turn, key))
+            .await
+    }
+
+    async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
+        self.settle(Need::Write, lease, Settle::Renew(extend)).await
+    }
+
+    async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
+        self.settle(Need::Durable, lease, Settle::Complete(retain))
+            .await
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
+        self.settle(Need::Write, lease, Settle::Release).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::io::Read;
+    use std::sync::Mutex;
+    use std::time::{Instant, SystemTime};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::answer::Chain;
+    use crate::store::StoreErrorKind;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+    fn id(key: u64) -> DeliveryId {
+        DeliveryId::new("", &key.to_be_bytes(), b"{}")
+    }
+
+    /// A machine whose clocks are set by hand, and its disk.
+    struct Desk {
+        directory: TempDir,
+        clocks: Arc<Mutex<(SystemTime, Instant)>>,
+    }
+
+    impl Desk {
+        fn new() -> Self {
+            Self {
+                directory: tempfile::tempdir().unwrap(),
+                clocks: Arc::new(Mutex::new((SystemTime::now(), Instant::now()))),
+            }
+        }
+
+        fn open(&self) -> SqliteStore {
+            let clocks = Arc::clone(&self.clocks);
+            let machine = Box::new(move || *clocks.lock().unwrap());
+            SqliteStore::open_by(
+                &self.directory.path().join("webhooks.db"),
+                machine,
+                checkpoint::EVERY,
+            )
+            .unwrap()
+        }
+
+        fn wait(&self, time: Duration) {
+            let mut clocks = self.clocks.lock().unwrap();
+            clocks.0 += time;
+            clocks.1 += time;
+        }
+
+        fn jump_forward(&self, time: Duration) {
+            self.clocks.lock().unwrap().0 += time;
+        }
+
+        fn jump_back(&self, time: Duration) {
+            self.clocks.lock().unwrap().0 -= time;
+        }
+    }
+
+    impl SqliteStore {
+        async fn acquire(&self, key: u64, lease: Duration) -> Lease {
+            match self.claim(&id(key), lease, 8 * DAY).await.unwrap() {
+                Claim::Acquired(lease) => lease,
+                claim => panic!("key {key} cannot be claimed: {claim:?}"),
+            }
+        }
+
+        async fn finish(&self, key: u64, retain: Duration) {
+            let lease = self.acquire(key, 30 * SECOND).await;
+            self.complete(&lease, retain).await.unwrap();
+        }
+
+        async fn state(&self, key: u64) -> KeyState {
+            self.peek(&id(key)).await.unwrap()
+        }
+
+        async fn sql(&self, sql: &'static str) -> i64 {
+            let row =
+                move |turn: &mut writer::Turn<'_>| turn.db.query_row(sql, [], |row| row.get(0));
+            self.writer.run(Need::Write, row).await.unwrap()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_jumps_back_extends_no_lease() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let lease = store.acquire(1, 30 * SECOND).await;
+        desk.jump_back(DAY);
+        desk.wait(29 * SECOND);
+        store.renew(&lease, 30 * SECOND).await.unwrap();
+        desk.wait(31 * SECOND);
+        assert_eq!(store.state(1).await, KeyState::Free);
+        assert!(matches!(
+            store.complete(&lease, DAY).await,
+            Err(SettleError::Superseded)
+        ));
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_jumped_back_between_two_runs_goes_on_where_it_was() {
+        let desk = Desk::new();
+        let store = desk.open();
+        store.finish(1, DAY).await;
+        store.acquire(2, 30 * SECOND).await;
+        drop(store);
+
+        desk.jump_back(8 * DAY);
+        let store = desk.open();
+        assert_eq!(store.state(1).await, KeyState::Done);
+        desk.wait(31 * SECOND);
+        assert_eq!(store.state(2).await, KeyState::Free);
+        assert_eq!(store.acquire(2, 30 * SECOND).await.attempt().get(), 2);
+        desk.wait(DAY);
+        assert_eq!(store.state(1).await, KeyState::Free);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_jumps_forward_ends_leases_at_the_next_start() {
+        let desk = Desk::new();
+        let store = desk.open();
+        store.finish(1, 8 * DAY).await;
+        let lease = store.acquire(2, 30 * SECOND).await;
+        desk.jump_forward(DAY);
+        store.renew(&lease, 30 * SECOND).await.unwrap();
+
+        // Another process, which starts now. Both must agree on the time from its first claim on.
+        let other = desk.open();
+        let theirs = other.acquire(2, 30 * SECOND).await;
+        assert_eq!(theirs.attempt().get(), 2);
+        assert!(matches!(
+            store.complete(&lease, DAY).await,
+            Err(SettleError::Superseded)
+        ));
+        assert_eq!(
+            store.state(2).await,
+            KeyState::InFlight {
+                remaining: 30 * SECOND
+            }
+        );
+        assert_eq!(store.state(1).await, KeyState::Done);
+        desk.wait(7 * DAY + SECOND);
+        assert_eq!(store.state(1).await, KeyState::Free);
+    }
+
+    #[tokio::test]
+    async fn a_lease_lasts_to_its_last_millisecond() {
+        let desk = Desk::new();
+        let store = desk.open();
+        store.acquire(1, 30 * SECOND).await;
+        desk.wait(30 * SECOND);
+        assert!(
+            matches!(store.state(1).await, KeyState::InFlight { remaining } if !remaining.is_zero())
+        );
+        desk.wait(Duration::from_millis(1));
+        assert_eq!(store.state(1).await, KeyState::Free);
+    }
+
+    #[tokio::test]
+    async fn expired_rows_are_dropped_a_few_at_a_time() {
+        const ROWS: &str = "SELECT count(*) FROM keys";
+        const KEYS: u64 = 500;
+        let desk = Desk::new();
+        let store = desk.open();
+        // What is kept for longer, or still in flight, does not stand in the way of what is not.
+        store.finish(u64::MAX, 80 * DAY).await;
+        let lease = store.acquire(u64::MAX - 1, 80 * DAY).await;
+        for key in 0..KEYS {
+            store.finish(key, 8 * DAY).await;
+        }
+        desk.wait(9 * DAY);
+
+        let mut before = store.sql(ROWS).await;
+        assert_eq!(before, 502);
+        for call in 0.. {
+            assert!(call < KEYS, "{before} rows are left after {call} calls");
+            store.renew(&lease, 80 * DAY).await.unwrap();
+            let after = store.sql(ROWS).await;
+            // That counting is a call, too.
+            assert!(before - after <= 4, "{before} rows, then {after}");
+            before = after;
+            if after == 2 {
+                break;
+            }
+        }
+        assert_eq!(store.state(u64::MAX).await, KeyState::Done);
+        store.release(&lease).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn expired_rows_do_not_pile_up() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let mut most = 0;
+        for key in 0..600 {
+            store.finish(key, 100 * SECOND).await;
+            desk.wait(SECOND);
+            if key % 10 == 0 {
+                most = most.max(store.sql("SELECT count(*) FROM keys").await);
+            }
+        }
+        // 101 are remembered at any time, and all rows are looked at once while a quarter as many
+        // keys come in.
+        assert!(most <= 101 + 101 / 3, "{most} rows");
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_refuses_what_it_cannot_record_and_recovers() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let held = store.acquire(0, 30 * SECOND).await;
+        store.sql("PRAGMA max_page_count = 1").await;
+        let mut key = 1;
+        let error = loop {
+            match store.claim(&id(key), 30 * SECOND, DAY).await {
+                Ok(Claim::Acquired(_)) => key += 1,
+                Ok(claim) => panic!("key {key}: {claim:?}"),
+                Err(error) => break error,
+            }
+            assert!(key < 10_000, "the disk is never full");
+        };
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        let told = Chain(&error).to_string();
+        assert!(told.contains("no room on its disk"), "{told}");
+
+        // Nothing of that was half done, and what needs no room goes on.
+        assert_eq!(store.state(key).await, KeyState::Free);
+        store.complete(&held, DAY).await.unwrap();
+
+        store.sql("PRAGMA max_page_count = 1000000").await;
+        store.acquire(key, 30 * SECOND).await;
+    }
+
+    #[tokio::test]
+    async fn calls_fail_when_the_thread_is_dead() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let dies = store.writer.run(Need::Write, |_| -> rusqlite::Result<()> {
+            panic!("a fault")
+        });
+        for error in [
+            dies.await.unwrap_err(),
+            store.peek(&id(1)).await.unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+            let told = Chain(&error).to_string();
+            assert!(told.contains("its thread has ended"), "{told}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_row_that_cannot_be_is_told_as_such() {
+        let desk = Desk::new();
+        let store = desk.open();
+        store.acquire(1, 30 * SECOND).await;
+        store.sql("UPDATE keys SET body = x'00' RETURNING 1").await;
+        let error = store.peek(&id(1)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+        assert!(error.source().unwrap().source().is_some(), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn the_log_begins_anew_under_load() {
+        let desk = Desk::new();
+        let path = desk.directory.path().join("webhooks.db");
+        let store = SqliteStore::open_by(&path, clock::machine(), 64).unwrap();
+        let log = desk.directory.path().join("webhooks.db-wal");
+        let begun_anew = || {
+            // Of the log's header, the checkpoints' count.
+            let mut header = [0; 16];
+            let mut log = std::fs::File::open(&log).unwrap();
+            log.read_exact(&mut header).unwrap();
+            u32::from_be_bytes(header[12..].try_into().unwrap())
+        };
+
+        let mut key = 0;
+        while begun_anew() < 5 {
+            assert!(key < 100_000, "the log grew to {key} commits");
+            let claims = (0..100).map(|at| store.acquire(key + at, 30 * SECOND));
+            futures_util::future::join_all(claims).await;
+            key += 100;
+        }
+    }
+}

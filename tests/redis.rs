@@ -1,0 +1,737 @@
+//! The Redis store, against real servers.
+
+#[path = "servers/redis.rs"]
+mod servers;
+mod support;
+
+use std::error::Error;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, sleep};
+use tower_webhook::ConfigError;
+use tower_webhook::store::conformance::{self, Harness};
+use tower_webhook::store::{
+    Claim, DeliveryId, KeyState, Lease, RedisConnectError, RedisStore, SettleError, Store,
+    StoreError, StoreErrorKind,
+};
+
+use servers::RedisServer;
+use support::Logs;
+use support::process::Process;
+
+const MINUTE: Duration = Duration::from_secs(60);
+const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
+/// In the environment of a process that helps a test: where the server is.
+const SERVER: &str = "TOWER_WEBHOOK_TEST_SERVER";
+
+impl Harness for RedisServer {
+    type Store = RedisStore;
+
+    async fn open(&self) -> RedisStore {
+        connect(self).await
+    }
+}
+
+async fn connect(server: &RedisServer) -> RedisStore {
+    RedisStore::connect(&server.url()).await.unwrap()
+}
+
+async fn refused(url: &str) -> RedisConnectError {
+    RedisStore::connect(url).await.unwrap_err()
+}
+
+fn id(key: &str) -> DeliveryId {
+    DeliveryId::new("", key.as_bytes(), b"{}")
+}
+
+async fn acquired(store: &RedisStore, id: &DeliveryId, lease: Duration) -> Lease {
+    match store.claim(id, lease, WEEK).await.unwrap() {
+        Claim::Acquired(lease) => lease,
+        claim => panic!("{id:?} cannot be claimed: {claim:?}"),
+    }
+}
+
+async fn state(store: &RedisStore, id: &DeliveryId) -> KeyState {
+    store.peek(id).await.unwrap()
+}
+
+fn is_superseded(result: Result<(), SettleError>) -> bool {
+    matches!(result, Err(SettleError::Superseded))
+}
+
+/// An error with its causes, as a log has it.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text += &format!(": {error}");
+        cause = error.source();
+    }
+    text
+}
+
+#[track_caller]
+fn assert_unavailable(error: &StoreError, reason: &str) {
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable, "{error:?}");
+    assert!(chain(error).contains(reason), "{}", chain(error));
+}
+
+/// The key of `id` in Redis.
+fn redis_key(id: &DeliveryId) -> Vec<u8> {
+    [b"webhook:".as_slice(), &id.key().to_be_bytes()].concat()
+}
+
+fn client(server: &RedisServer) -> redis::Connection {
+    let client = redis::Client::open(server.url()).unwrap();
+    client.get_connection().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms() {
+    conformance::run(&RedisServer::start()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_when_every_write_is_on_disk() {
+    conformance::run(&RedisServer::durable()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_in_a_cluster() {
+    let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
+    server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until(&server, &["CLUSTER", "INFO"], "cluster_state:ok").await;
+    conformance::run(&server).await;
+}
+
+/// Waits until the answer contains a text.
+async fn until(server: &RedisServer, command: &[&str], text: &str) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !server.command(command).contains(text) {
+        assert!(Instant::now() < give_up, "never {text} after {command:?}");
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_64_claims_from_4_processes_one_wins() {
+    const ROUNDS: usize = 20;
+    if let Ok(url) = std::env::var(SERVER) {
+        return claim_with_others(&url, ROUNDS).await;
+    }
+
+    let server = RedisServer::start();
+    let url = server.url();
+    let mut processes: Vec<_> = (0..4)
+        .map(|_| Process::start([(SERVER, url.as_str())]))
+        .collect();
+    for round in 0..ROUNDS {
+        for process in &mut processes {
+            assert_eq!(process.says("ready"), round.to_string());
+        }
+        processes.iter_mut().for_each(Process::go);
+        let won = processes.iter_mut().map(|process| process.says("won"));
+        let won: usize = won.map(|won| won.parse::<usize>().unwrap()).sum();
+        assert_eq!(won, 1, "this many claims were acquired");
+    }
+}
+
+/// In each round 16 claims on one key, at the same time as in the other processes.
+async fn claim_with_others(url: &str, rounds: usize) {
+    let mut stores = Vec::new();
+    for _ in 0..4 {
+        stores.push(RedisStore::connect(url).await.unwrap());
+    }
+    let mut stdin = std::io::stdin().lines();
+    for round in 0..rounds {
+        let id = id(&round.to_string());
+        println!("\nready {round}");
+        stdin.next().unwrap().unwrap();
+        let claims = (0..16).map(|at| {
+            let store = stores[at % 4].clone();
+            tokio::spawn(async move { store.claim(&id, MINUTE, WEEK).await.unwrap() })
+        });
+        let mut won = 0;
+        for claim in claims.collect::<Vec<_>>() {
+            won += usize::from(matches!(claim.await.unwrap(), Claim::Acquired(_)));
+        }
+        println!("\nwon {won}");
+    }
+}
+
+#[tokio::test]
+async fn a_prefix_keeps_stores_apart() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let other = store.clone().with_prefix("crm/").unwrap();
+
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    acquired(&other, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
+    assert!(matches!(
+        state(&other, &id("a")).await,
+        KeyState::InFlight { .. }
+    ));
+
+    let mut keys: Vec<Vec<u8>> = redis::cmd("KEYS")
+        .arg("*")
+        .query(&mut client(&server))
+        .unwrap();
+    keys.sort();
+    let expected = [
+        [b"crm/".as_slice(), &id("a").key().to_be_bytes()].concat(),
+        redis_key(&id("a")),
+    ];
+    assert_eq!(keys, expected);
+
+    for prefix in ["", "a b", "{a}", "a}", "ä", "a\n", &"a".repeat(65)] {
+        let refused = store.clone().with_prefix(prefix).unwrap_err();
+        assert!(matches!(refused, ConfigError::RedisPrefix(_)));
+        let message = refused.to_string();
+        assert!(message.contains("printable ASCII"), "{message}");
+    }
+}
+
+#[tokio::test]
+async fn scripts_that_the_server_forgot_are_given_again() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let forget = || {
+        server.command(&["SCRIPT", "FLUSH"]);
+    };
+
+    forget();
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    forget();
+    store.renew(&lease, MINUTE).await.unwrap();
+    forget();
+    store.release(&lease).await.unwrap();
+    forget();
+    assert_eq!(state(&store, &id("a")).await, KeyState::Free);
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    forget();
+    store.complete(&lease, WEEK).await.unwrap();
+    forget();
+    assert_eq!(state(&store, &id("a")).await, KeyState::Done);
+}
+
+#[tokio::test]
+async fn a_lease_is_void_after_the_server_lost_its_data() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let before = acquired(&store, &id("a"), MINUTE).await;
+    server.command(&["FLUSHALL"]);
+
+    assert!(is_superseded(store.renew(&before, MINUTE).await));
+    assert!(is_superseded(store.complete(&before, WEEK).await));
+    assert!(is_superseded(store.release(&before).await));
+    assert_eq!(state(&store, &id("a")).await, KeyState::Free);
+
+    let after = acquired(&store, &id("a"), MINUTE).await;
+    assert_eq!(after.attempt(), before.attempt());
+    assert_ne!(after.fence(), before.fence());
+    assert!(is_superseded(store.complete(&before, WEEK).await));
+    store.complete(&after, WEEK).await.unwrap();
+}
+
+#[tokio::test]
+async fn redis_itself_drops_what_is_out_of_date() {
+    let short = Duration::from_millis(300);
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    for key in ["in flight", "failed", "done"] {
+        let Claim::Acquired(lease) = store.claim(&id(key), short, short).await.unwrap() else {
+            panic!("{key} cannot be claimed");
+        };
+        match key {
+            "failed" => store.release(&lease).await.unwrap(),
+            "done" => store.complete(&lease, short).await.unwrap(),
+            _ => {}
+        }
+    }
+    assert_eq!(server.command(&["DBSIZE"]).lines().next(), Some(":3"));
+    until(&server, &["DBSIZE"], ":0").await;
+}
+
+#[tokio::test]
+async fn what_is_kept_longest_takes_least_room() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    for key in ["done", "failed"] {
+        let lease = acquired(&store, &id(key), MINUTE).await;
+        match key {
+            "done" => store.complete(&lease, WEEK).await.unwrap(),
+            _ => store.release(&lease).await.unwrap(),
+        }
+        let mut client = client(&server);
+        let encoding: String = redis::cmd("OBJECT")
+            .arg("ENCODING")
+            .arg(redis_key(&id(key)))
+            .query(&mut client)
+            .unwrap();
+        assert_eq!(encoding, "int", "{key}");
+        let bytes: u64 = redis::cmd("MEMORY")
+            .arg("USAGE")
+            .arg(redis_key(&id(key)))
+            .query(&mut client)
+            .unwrap();
+        assert!(bytes <= 80, "{key}: {bytes} bytes");
+    }
+}
+
+/// All that the server learns of an operation is what the operation is about, for how long, and a
+/// fence. So the clock of this machine can stand wherever it will.
+#[tokio::test]
+async fn the_server_is_told_durations_and_no_times() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let mut monitor = TcpStream::connect(server.address()).unwrap();
+    monitor
+        .set_read_timeout(Some(Duration::from_secs(10)))
+        .unwrap();
+    monitor.write_all(b"MONITOR\r\n").unwrap();
+    monitor.read_exact(&mut [0; b"+OK\r\n".len()]).unwrap();
+
+    let first = acquired(&store, &id("a"), MINUTE).await;
+    store.renew(&first, 2 * MINUTE).await.unwrap();
+    store.release(&first).await.unwrap();
+    state(&store, &id("a")).await;
+    let second = acquired(&store, &id("a"), MINUTE).await;
+    store.complete(&second, WEEK).await.unwrap();
+
+    let calls: Vec<Vec<String>> = BufReader::new(monitor)
+        .lines()
+        .map(|line| words(&line.unwrap()))
+        .filter(|words| words[0] == "EVALSHA")
+        .take(6)
+        // The script, the number of keys and the key.
+        .map(|words| words[4..].to_vec())
+        .collect();
+    let fence = |lease: &Lease| format!("{:032x}", lease.fence().0);
+    let body = (id("a").body() >> 65).to_string();
+    let (first, second) = (&fence(&first), &fence(&second));
+    let (minute, week) = ("60000000", "604800000000");
+    let expected: [&[&str]; 6] = [
+        &[first, &body, minute, week],
+        &[first, "120000000"],
+        &[first],
+        &[],
+        &[second, &body, minute, week],
+        &[second, week],
+    ];
+    assert_eq!(calls, expected);
+}
+
+/// The words of a line such as `+1.5 [0 127.0.0.1:1] "EVALSHA" "abc"`.
+fn words(line: &str) -> Vec<String> {
+    let words = line.split_once("] ").map_or("", |(_, words)| words);
+    words
+        .split(' ')
+        .map(|word| word.trim_matches('"').to_owned())
+        .collect()
+}
+
+#[tokio::test]
+async fn a_lease_ends_by_the_clock_of_the_server() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    acquired(&store, &id("a"), MINUTE).await;
+    let time: (u64, u64) = redis::cmd("TIME").query(&mut client(&server)).unwrap();
+    let value: String = redis::cmd("GET")
+        .arg(redis_key(&id("a")))
+        .query(&mut client(&server))
+        .unwrap();
+    let ends: u64 = value.split(' ').next().unwrap().parse().unwrap();
+    let now = time.0 * 1_000_000 + time.1;
+    assert!((now + 30_000_000..=now + 60_000_000).contains(&ends));
+}
+
+#[tokio::test]
+async fn a_server_that_evicts_is_refused() {
+    let server = RedisServer::start();
+    for policy in [
+        "volatile-lru",
+        "volatile-lfu",
+        "volatile-random",
+        "volatile-ttl",
+        "allkeys-lru",
+        "allkeys-lfu",
+        "allkeys-random",
+    ] {
+        server.command(&["CONFIG", "SET", "maxmemory-policy", policy]);
+        let error = refused(&server.url()).await;
+        assert!(matches!(&error, RedisConnectError::Evicts { policy: named } if named == policy));
+        let message = error.to_string();
+        assert!(
+            message.contains(policy) && message.contains("noeviction"),
+            "{message}"
+        );
+    }
+    server.command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]);
+    connect(&server).await;
+}
+
+#[tokio::test]
+async fn a_server_that_does_not_tell_whether_it_evicts_is_warned_of() {
+    let server = RedisServer::start();
+    let acl = "ACL SETUSER webhooks on >hunter2 ~webhook:* -@all +evalsha +script|load +time +get +set +del";
+    let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
+    assert!(answer.starts_with("+OK"), "{answer}");
+    let logs = Logs::capture();
+    let url = format!("redis://webhooks:hunter2@{}/", server.address());
+    let store = RedisStore::connect(&url).await.unwrap();
+    assert_eq!(logs.count("WARN", "maxmemory-policy"), 1);
+
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    store.release(&lease).await.unwrap();
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
+
+    let elsewhere = store.with_prefix("elsewhere:").unwrap();
+    let error = elsewhere.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();
+    assert_unavailable(&error, "permission");
+}
+
+#[tokio::test]
+async fn a_password_is_asked_for_and_never_shown() {
+    let server = RedisServer::start_with(&["--requirepass", "hunter2"]);
+    let with = |user: &str| format!("redis://{user}{}/", server.address());
+    for wrong in [":hunter3@", "nobody:hunter3@", ""] {
+        let error = refused(&with(wrong)).await;
+        assert!(
+            matches!(error, RedisConnectError::Unauthenticated { .. }),
+            "{wrong:?}: {error:?}"
+        );
+        let shown = format!("{} {error:?}", chain(&error));
+        assert!(!shown.contains("hunter"), "{shown}");
+        assert!(shown.contains(&server.address()), "{shown}");
+    }
+    let store = RedisStore::connect(&with(":hunter2@")).await.unwrap();
+    assert!(!format!("{store:?}").contains("hunter"));
+    acquired(&store, &id("a"), MINUTE).await;
+}
+
+#[tokio::test]
+async fn a_wrong_url_is_told_from_a_server_that_is_away() {
+    for url in [
+        "",
+        "nonsense",
+        "http://:hunter2@localhost/",
+        "redis://",
+        "redis://:hunter2@localhost:99999/",
+        "redis://:hunter2@localhost/zero",
+    ] {
+        let error = refused(url).await;
+        assert!(
+            matches!(error, RedisConnectError::BadUrl { .. }),
+            "{url}: {error:?}"
+        );
+        let shown = format!("{} {error:?}", chain(&error));
+        assert!(!shown.contains("hunter"), "{shown}");
+    }
+
+    let mut server = RedisServer::start();
+    server.stop();
+    let url = format!("redis://:hunter2@{}/", server.address());
+    let error = refused(&url).await;
+    assert!(matches!(error, RedisConnectError::Unreachable { .. }));
+    let shown = format!("{} {error:?}", chain(&error));
+    assert!(
+        shown.contains(&server.address()) && shown.contains("refused"),
+        "{shown}"
+    );
+    assert!(!shown.contains("hunter"), "{shown}");
+
+    server.restart();
+    server.freeze();
+    let began = Instant::now();
+    let error = refused(&server.url()).await;
+    assert!(matches!(error, RedisConnectError::Unreachable { .. }));
+    assert!(began.elapsed() < Duration::from_secs(5));
+}
+
+#[tokio::test]
+async fn tls_is_missing_until_its_feature_is_there() {
+    let error = refused("rediss://:hunter2@localhost/").await;
+    assert!(
+        matches!(error, RedisConnectError::NoTls { .. }),
+        "{error:?}"
+    );
+    let shown = format!("{} {error:?}", chain(&error));
+    assert!(
+        shown.contains("-comp") && !shown.contains("hunter"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_replica_is_refused() {
+    let primary = RedisServer::start();
+    let port = primary.port().to_string();
+    let replica = RedisServer::start_with(&["--replicaof", "127.0.0.1", &port]);
+    let error = refused(&replica.url()).await;
+    assert!(matches!(error, RedisConnectError::Replica), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_share_of_a_cluster_is_refused() {
+    let servers: Vec<_> = [["0", "8191"], ["8192", "16383"]]
+        .iter()
+        .map(|[first, last]| {
+            let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
+            server.command(&["CLUSTER", "ADDSLOTSRANGE", first, last]);
+            server
+        })
+        .collect();
+    let port = servers[1].port().to_string();
+    servers[0].command(&["CLUSTER", "MEET", "127.0.0.1", &port]);
+    until(&servers[0], &["CLUSTER", "INFO"], "cluster_size:2").await;
+    let error = refused(&servers[0].url()).await;
+    assert!(matches!(&error, RedisConnectError::Sharded { size } if size == "2"));
+}
+
+#[tokio::test]
+async fn a_full_memory_refuses_claims_and_lets_runs_end() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let handled = acquired(&store, &id("handled"), MINUTE).await;
+    let failed = acquired(&store, &id("failed"), MINUTE).await;
+    server.command(&["CONFIG", "SET", "maxmemory", "1"]);
+
+    let error = store.claim(&id("new"), MINUTE, WEEK).await.unwrap_err();
+    assert_unavailable(&error, "OOM");
+    store.renew(&handled, MINUTE).await.unwrap();
+    store.complete(&handled, WEEK).await.unwrap();
+    store.release(&failed).await.unwrap();
+    assert_eq!(state(&store, &id("handled")).await, KeyState::Done);
+
+    server.command(&["CONFIG", "SET", "maxmemory", "0"]);
+    acquired(&store, &id("new"), MINUTE).await;
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_save_is_unavailable() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    fs::remove_dir_all(server.directory()).unwrap();
+    server.command(&["BGSAVE"]);
+    until(&server, &["INFO", "persistence"], "bgsave_status:err").await;
+
+    let error = store.claim(&id("b"), MINUTE, WEEK).await.unwrap_err();
+    assert_unavailable(&error, "MISCONF");
+    let Err(SettleError::Store(error)) = store.complete(&lease, WEEK).await else {
+        panic!("completed what cannot be saved");
+    };
+    assert_unavailable(&error, "MISCONF");
+
+    server.command(&["CONFIG", "SET", "stop-writes-on-bgsave-error", "no"]);
+    store.complete(&lease, WEEK).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_somebody_else_wrote_is_corrupt() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let key = redis_key(&id("a"));
+    let corrupt = |error: StoreError| {
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{}", chain(&error));
+    };
+    for value in ["", "nonsense", "1.5", "- 1", "1 2 3", "--1", "1 2 x 4 5"] {
+        let mut client = client(&server);
+        let set = redis::cmd("SET").arg(&key).arg(value).exec(&mut client);
+        set.unwrap();
+        corrupt(store.claim(&id("a"), MINUTE, WEEK).await.unwrap_err());
+        corrupt(store.peek(&id("a")).await.unwrap_err());
+    }
+    server.command(&["FLUSHALL"]);
+    let push = redis::cmd("LPUSH")
+        .arg(&key)
+        .arg("a")
+        .exec(&mut client(&server));
+    push.unwrap();
+    corrupt(store.claim(&id("a"), MINUTE, WEEK).await.unwrap_err());
+    corrupt(store.peek(&id("a")).await.unwrap_err());
+}
+
+#[tokio::test]
+async fn a_connection_that_was_closed_while_idle_is_not_noticed() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    let close = || {
+        let closed = server.command(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+        assert!(closed.starts_with(":1"), "{closed}");
+    };
+    close();
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    close();
+    store.renew(&lease, MINUTE).await.unwrap();
+    close();
+    assert!(matches!(
+        state(&store, &id("a")).await,
+        KeyState::InFlight { .. }
+    ));
+    store.complete(&lease, WEEK).await.unwrap();
+}
+
+#[tokio::test]
+async fn connecting_is_tried_again_also_when_the_server_refused() {
+    let server = RedisServer::start();
+    let store = connect(&server).await;
+    server.command(&["CONFIG", "SET", "requirepass", "hunter2"]);
+    let closed = redis::cmd("CLIENT")
+        .arg(&["KILL", "TYPE", "normal", "SKIPME", "yes"])
+        .exec(&mut {
+            let url = format!("redis://:hunter2@{}/", server.address());
+            let client = redis::Client::open(url).unwrap();
+            client.get_connection().unwrap()
+        });
+    closed.unwrap();
+    for _ in 0..20 {
+        store.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();
+        sleep(Duration::from_millis(10)).await;
+    }
+    let url = format!("redis://:hunter2@{}/", server.address());
+    let mut client = redis::Client::open(url).unwrap().get_connection().unwrap();
+    let open = redis::cmd("CONFIG")
+        .arg(&["SET", "requirepass", ""])
+        .exec(&mut client);
+    open.unwrap();
+    sleep(Duration::from_millis(200)).await;
+    acquired(&store, &id("a"), MINUTE).await;
+}
+
+/// Stands between a store and its server.
+#[derive(Clone)]
+struct Proxy {
+    address: SocketAddr,
+    /// Where new connections go.
+    server: Arc<Mutex<String>>,
+    /// Whether the next answer is to be lost, with its connection.
+    cut: Arc<AtomicBool>,
+    /// How many of the first connections get no answers any more.
+    silenced: Arc<AtomicUsize>,
+}
+
+impl Proxy {
+    async fn before(server: &RedisServer) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let proxy = Self {
+            address: listener.local_addr().unwrap(),
+            server: Arc::new(Mutex::new(server.address())),
+            cut: Arc::default(),
+            silenced: Arc::default(),
+        };
+        let accepting = proxy.clone();
+        tokio::spawn(async move {
+            for number in 0.. {
+                let (ours, _) = listener.accept().await.unwrap();
+                tokio::spawn(accepting.clone().pass_on(number, ours));
+            }
+        });
+        proxy
+    }
+
+    async fn connect(&self) -> RedisStore {
+        let url = format!("redis://{}/", self.address);
+        RedisStore::connect(&url).await.unwrap()
+    }
+
+    fn cut(&self) {
+        self.cut.store(true, Ordering::SeqCst);
+    }
+
+    async fn pass_on(self, number: usize, ours: tokio::net::TcpStream) {
+        let server = self.server.lock().unwrap().clone();
+        let theirs = tokio::net::TcpStream::connect(server).await.unwrap();
+        let (mut requests, mut answered) = ours.into_split();
+        let (mut answers, mut asked) = theirs.into_split();
+        let asking = tokio::io::copy(&mut requests, &mut asked);
+        let answering = async {
+            let mut buffer = [0; 4096];
+            while let Ok(length @ 1..) = answers.read(&mut buffer).await {
+                if number < self.silenced.load(Ordering::SeqCst) {
+                    continue;
+                }
+                if self.cut.swap(false, Ordering::SeqCst)
+                    || answered.write_all(&buffer[..length]).await.is_err()
+                {
+                    break;
+                }
+            }
+        };
+        tokio::select! {
+            _ = asking => {}
+            () = answering => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_claim_whose_answer_was_lost_is_made_once_more_and_is_one() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
+    for attempt in 1..=3 {
+        proxy.cut();
+        let lease = acquired(&store, &id("a"), MINUTE).await;
+        assert!(!proxy.cut.load(Ordering::SeqCst), "nothing was cut");
+        assert_eq!(lease.attempt().get(), attempt);
+        store.release(&lease).await.unwrap();
+    }
+
+    // What was settled twice would look like somebody else's: the caller is told, and looks.
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    proxy.cut();
+    let lost = store.complete(&lease, WEEK).await;
+    assert!(matches!(lost, Err(SettleError::Store(_))), "{lost:?}");
+    assert!(is_superseded(store.complete(&lease, WEEK).await));
+    assert_eq!(state(&store, &id("a")).await, KeyState::Done);
+}
+
+/// As when a machine has vanished, or a firewall has forgotten the connection: TCP would wait for a
+/// quarter of an hour.
+#[tokio::test]
+async fn a_connection_without_answers_is_replaced() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
+    acquired(&store, &id("a"), MINUTE).await;
+
+    proxy.silenced.store(1, Ordering::SeqCst);
+    let asked = Instant::now();
+    let error = store.claim(&id("b"), MINUTE, WEEK).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::TimedOut);
+    assert!(asked.elapsed() < Duration::from_secs(2));
+    acquired(&store, &id("c"), MINUTE).await;
+}
+
+/// As behind an address that always leads to the primary.
+#[tokio::test]
+async fn the_new_primary_is_found_after_a_failover() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::before(&old).await;
+    let store = proxy.connect().await;
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
+
+    new.command(&["REPLICAOF", "127.0.0.1", &old.port().to_string()]);
+    until(&new, &["INFO", "replication"], "master_link_status:up").await;
+    new.command(&["REPLICAOF", "NO", "ONE"]);
+    *proxy.server.lock().unwrap() = new.address();
+    // Of a server that is not there, so that it loads nothing now.
+    old.command(&["REPLICAOF", "127.0.0.1", "1"]);
+
+    let error = store.claim(&id("b"), MINUTE, WEEK).await.unwrap_err();
+    assert_unavailable(&error, "ReadOnly");
+    acquired(&store, &id("b"), MINUTE).await;
+    assert_eq!(state(&store, &id("a")).await, KeyState::Done);
+}

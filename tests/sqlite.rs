@@ -1,0 +1,640 @@
+//! The SQLite store: the conformance suite, and what only a file can go through.
+
+#![cfg(unix)]
+
+use std::collections::HashMap;
+use std::env;
+use std::fs::{self, Permissions};
+use std::future::{Future, poll_fn};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::task::Poll;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use rusqlite::Connection;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tower_webhook::store::conformance::{self, Harness};
+use tower_webhook::store::{
+    Claim, DeliveryId, KeyState, Lease, SettleError, SqliteStore, Store, StoreError, StoreErrorKind,
+};
+
+const LEASE: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+
+/// A file in a directory of its own.
+struct Scratch {
+    directory: TempDir,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("webhooks.db")
+    }
+
+    fn store(&self) -> SqliteStore {
+        SqliteStore::open(self.path()).unwrap()
+    }
+
+    /// Looks at the file, or changes it, without the store.
+    fn sql(&self) -> Connection {
+        Connection::open(self.path()).unwrap()
+    }
+
+    /// What opening says, which must be refused as unavailable.
+    fn refusal(&self) -> String {
+        let error = SqliteStore::open(self.path()).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        chain(&error)
+    }
+}
+
+impl Harness for Scratch {
+    type Store = SqliteStore;
+
+    async fn open(&self) -> SqliteStore {
+        self.store()
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", chain(source)),
+        None => error.to_string(),
+    }
+}
+
+fn id(key: impl ToString) -> DeliveryId {
+    DeliveryId::new("", key.to_string().as_bytes(), b"{}")
+}
+
+async fn acquire(store: &SqliteStore, key: impl ToString) -> Result<Lease, StoreError> {
+    let id = id(key);
+    match store.claim(&id, LEASE, RETENTION).await? {
+        Claim::Acquired(lease) => Ok(lease),
+        claim => panic!("a free key cannot be claimed: {claim:?}"),
+    }
+}
+
+/// Claims and completes.
+async fn handle(store: &SqliteStore, key: impl ToString) -> Result<(), SettleError> {
+    let lease = acquire(store, key).await?;
+    store.complete(&lease, RETENTION).await
+}
+
+async fn state(store: &SqliteStore, key: impl ToString) -> KeyState {
+    store.peek(&id(key)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms() {
+    conformance::run(&Scratch::new()).await;
+}
+
+#[tokio::test]
+async fn what_was_recorded_is_there_after_reopening() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    handle(&store, "done").await.unwrap();
+    let failed = acquire(&store, "failed").await.unwrap();
+    store.release(&failed).await.unwrap();
+    let running = acquire(&store, "running").await.unwrap();
+    drop(store);
+    // The last handle leaves one file, which holds everything.
+    let names: Vec<_> = fs::read_dir(scratch.directory.path()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+
+    let store = scratch.store();
+    assert_eq!(state(&store, "done").await, KeyState::Done);
+    assert_eq!(acquire(&store, "failed").await.unwrap().attempt().get(), 2);
+    let found = state(&store, "running").await;
+    assert!(matches!(found, KeyState::InFlight { .. }), "{found:?}");
+    store.complete(&running, RETENTION).await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_that_come_together_share_a_commit() {
+    const CALLS: usize = 64;
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let mut leases = Vec::new();
+    for key in 0..CALLS {
+        leases.push(acquire(&store, key).await.unwrap());
+    }
+    let before = commits(&scratch);
+
+    // Nothing can be committed before all have asked.
+    let other = scratch.sql();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let completions = leases.iter().map(|lease| store.complete(lease, RETENTION));
+    let mut completions: Vec<_> = completions.map(Box::pin).collect();
+    for completion in &mut completions {
+        poll_fn(|cx| match completion.as_mut().poll(cx) {
+            Poll::Pending => Poll::Ready(()),
+            Poll::Ready(result) => panic!("{result:?} although another process has the file"),
+        })
+        .await;
+    }
+    other.execute_batch("COMMIT").unwrap();
+    for completion in completions {
+        completion.await.unwrap();
+    }
+
+    // One for those that were asked for at first, and one for the rest.
+    let commits = commits(&scratch) - before;
+    assert!((1..=2).contains(&commits), "{commits} commits");
+}
+
+/// How often something was committed, by the format of the write-ahead log.
+fn commits(scratch: &Scratch) -> usize {
+    const HEADER: usize = 32;
+    const FRAME: usize = 24 + 4096;
+    let log = fs::read(scratch.path().with_extension("db-wal")).unwrap();
+    let salt = &log[16..24];
+    log[HEADER..]
+        .chunks_exact(FRAME)
+        .take_while(|frame| frame[8..16] == *salt)
+        .filter(|frame| frame[4..8] != [0; 4])
+        .count()
+}
+
+#[tokio::test]
+async fn a_replay_writes_nothing() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    handle(&store, 1).await.unwrap();
+    acquire(&store, 2).await.unwrap();
+    let before = commits(&scratch);
+    for _ in 0..10 {
+        let done = store.claim(&id(1), LEASE, RETENTION).await.unwrap();
+        assert!(matches!(done, Claim::Done { same_body: true }), "{done:?}");
+        let taken = store.claim(&id(2), LEASE, RETENTION).await.unwrap();
+        assert!(matches!(taken, Claim::InFlight { .. }), "{taken:?}");
+    }
+    assert_eq!(commits(&scratch), before);
+}
+
+#[tokio::test]
+async fn a_completed_key_takes_at_most_150_bytes() {
+    const KEYS: u64 = 50_000;
+    const TOGETHER: u64 = 250;
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    for first in (0..KEYS).step_by(TOGETHER as usize) {
+        let mut pairs = JoinSet::new();
+        for key in first..first + TOGETHER {
+            let store = store.clone();
+            pairs.spawn(async move {
+                handle(&store, key).await.unwrap();
+            });
+        }
+        pairs.join_all().await;
+    }
+    drop(store);
+    let bytes = fs::metadata(scratch.path()).unwrap().len();
+    assert!(bytes <= 150 * KEYS, "{} bytes a key", bytes / KEYS);
+}
+
+#[tokio::test]
+async fn claims_go_on_while_somebody_reads_for_long() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    acquire(&store, 1).await.unwrap();
+    let reader = scratch.sql();
+    reader.execute_batch("BEGIN").unwrap();
+    let keys = |reader: &Connection| -> i64 {
+        let count = "SELECT count(*) FROM keys";
+        reader.query_row(count, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(keys(&reader), 1);
+    handle(&store, 2).await.unwrap();
+    assert_eq!(keys(&reader), 1);
+    reader.execute_batch("COMMIT").unwrap();
+    assert_eq!(keys(&reader), 2);
+}
+
+#[tokio::test]
+async fn a_file_that_another_process_keeps_locked_is_unavailable_and_comes_back() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let other = scratch.sql();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let error = store.claim(&id(1), LEASE, RETENTION).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    let told = chain(&error);
+    assert!(told.contains("locked by another process"), "{told}");
+    other.execute_batch("COMMIT").unwrap();
+    acquire(&store, 1).await.unwrap();
+}
+
+#[test]
+fn a_new_file_is_for_this_user_alone() {
+    let scratch = Scratch::new();
+    let _store = scratch.store();
+    for name in ["webhooks.db", "webhooks.db-wal", "webhooks.db-shm"] {
+        let file = fs::metadata(scratch.directory.path().join(name)).unwrap();
+        assert_eq!(file.mode() & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn a_path_is_a_path() {
+    let scratch = Scratch::new();
+    for name in [":memory:", "file:webhooks.db?mode=memory"] {
+        let path = scratch.directory.path().join(name);
+        let _store = SqliteStore::open(&path).unwrap();
+        assert!(path.is_file(), "{name}");
+    }
+    let told = chain(&SqliteStore::open("").unwrap_err());
+    assert!(told.contains("cannot be created"), "{told}");
+}
+
+#[test]
+fn a_missing_directory_is_told() {
+    let scratch = Scratch::new();
+    let error = SqliteStore::open(scratch.path().join("webhooks.db")).unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    let told = chain(&error);
+    assert!(told.contains("its directory must exist"), "{told}");
+    assert!(told.contains("No such file or directory"), "{told}");
+}
+
+#[test]
+fn a_directory_is_no_file() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path()).unwrap();
+    let told = scratch.refusal();
+    assert!(told.contains("it must be a file"), "{told}");
+}
+
+#[test]
+fn what_is_no_database_is_left_alone() {
+    let scratch = Scratch::new();
+    let text = "a letter, and not a database at all\n".repeat(1000);
+    fs::write(scratch.path(), &text).unwrap();
+    let error = SqliteStore::open(scratch.path()).unwrap_err();
+    let told = chain(&error);
+    assert!(told.contains("is not a SQLite database"), "{told}");
+    assert_eq!(fs::read_to_string(scratch.path()).unwrap(), text);
+}
+
+#[test]
+fn the_database_of_another_program_is_left_alone() {
+    for claim in [
+        "PRAGMA user_version = 1",
+        "PRAGMA application_id = 7",
+        "SELECT 1",
+    ] {
+        let scratch = Scratch::new();
+        let other = scratch.sql();
+        other
+            .execute_batch("CREATE TABLE letters (text TEXT)")
+            .unwrap();
+        other.execute_batch(claim).unwrap();
+        drop(other);
+        let before = fs::read(scratch.path()).unwrap();
+
+        let told = scratch.refusal();
+        assert!(told.contains("of another program"), "{told}");
+        assert!(fs::read(scratch.path()).unwrap() == before, "{claim}");
+    }
+}
+
+#[test]
+fn a_later_schema_is_refused() {
+    let scratch = Scratch::new();
+    drop(scratch.store());
+    scratch
+        .sql()
+        .execute_batch("PRAGMA user_version = 2")
+        .unwrap();
+    let told = scratch.refusal();
+    assert!(told.contains("version 2 of the schema"), "{told}");
+}
+
+#[test]
+fn a_file_that_may_not_be_written_is_told() {
+    const TEST: &str = "a_file_that_may_not_be_written_is_told";
+    if let Some(scratch) = Role::directory() {
+        let store = SqliteStore::open(scratch.join("webhooks.db"));
+        say(chain(&store.unwrap_err()));
+        return;
+    }
+    for (file, directory) in [(0o444, 0o755), (0o644, 0o555)] {
+        let scratch = Scratch::new();
+        drop(scratch.store());
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        mode(&scratch.path(), file);
+        mode(scratch.directory.path(), directory);
+        let mut command = Role::command(TEST, scratch.directory.path());
+        if is_root() {
+            // Root may write anything.
+            chown(scratch.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(scratch.directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let mut role = Role::start(command);
+        let told = role.hear();
+        assert!(told.contains("this user"), "{told}");
+        assert!(told.contains("write") || told.contains("create"), "{told}");
+        role.ended();
+        mode(scratch.directory.path(), 0o755);
+    }
+}
+
+const NOBODY: u32 = 65534;
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_many_claims_by_several_processes_one_wins() {
+    const TEST: &str = "of_many_claims_by_several_processes_one_wins";
+    const PROCESSES: usize = 4;
+    const CLAIMS: usize = 16;
+    if let Some(directory) = Role::directory() {
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        say("open");
+        let mut line = String::new();
+        while std::io::stdin().read_line(&mut line).unwrap() > 0 {
+            let key = id(line.trim());
+            line.clear();
+            let mut claims = JoinSet::new();
+            for _ in 0..CLAIMS {
+                let store = store.clone();
+                claims.spawn(async move { store.claim(&key, LEASE, RETENTION).await.unwrap() });
+            }
+            let claims = claims.join_all().await;
+            let won = claims
+                .iter()
+                .filter(|claim| matches!(claim, Claim::Acquired(_)));
+            say(won.count());
+        }
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let mut roles: Vec<_> = (0..PROCESSES)
+        .map(|_| Role::start(Role::command(TEST, scratch.directory.path())))
+        .collect();
+    for role in &mut roles {
+        assert_eq!(role.hear(), "open");
+    }
+    for round in 0..20 {
+        for role in &mut roles {
+            role.tell(round);
+        }
+        let won: Vec<usize> = roles
+            .iter_mut()
+            .map(|role| role.hear().parse().unwrap())
+            .collect();
+        assert_eq!(won.iter().sum::<usize>(), 1, "round {round}: {won:?}");
+    }
+    for role in roles {
+        role.ended();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_under_load_does_not_starve_another() {
+    const TEST: &str = "a_process_under_load_does_not_starve_another";
+    if let Some(directory) = Role::directory() {
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let mut callers = JoinSet::new();
+        for caller in 0..64 {
+            let store = store.clone();
+            callers.spawn(async move {
+                for at in 0_u64.. {
+                    handle(&store, format!("{caller} {at}")).await.unwrap();
+                }
+            });
+        }
+        say("busy");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        callers.shutdown().await;
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let mut role = Role::start(Role::command(TEST, scratch.directory.path()));
+    assert_eq!(role.hear(), "busy");
+    for key in 0..30 {
+        handle(&store, key).await.unwrap();
+    }
+    role.tell("enough");
+    role.ended();
+}
+
+#[tokio::test]
+async fn what_was_answered_survives_a_killed_process() {
+    const TEST: &str = "what_was_answered_survives_a_killed_process";
+    if let Some(directory) = Role::directory() {
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let mut callers = JoinSet::new();
+        for caller in 0..16 {
+            let store = store.clone();
+            callers.spawn(async move {
+                for at in 0_u64.. {
+                    let key = format!("{caller} {at}");
+                    let lease = acquire(&store, &key).await.unwrap();
+                    say(format!("claimed/{key}"));
+                    store.complete(&lease, RETENTION).await.unwrap();
+                    say(format!("done/{key}"));
+                }
+            });
+        }
+        callers.join_all().await;
+        return;
+    }
+
+    let scratch = Scratch::new();
+    for round in 0..3 {
+        let mut role = Role::start(Role::command(TEST, scratch.directory.path()));
+        let mut told = HashMap::new();
+        let mut hear = |line: String| {
+            let (what, key) = line.split_once('/').unwrap();
+            told.insert(key.to_owned(), what == "done");
+        };
+        for _ in 0..500 {
+            hear(role.hear());
+        }
+        role.child.kill().unwrap();
+        while let Some(line) = role.line() {
+            hear(line);
+        }
+        role.child.wait().unwrap();
+
+        let store = scratch.store();
+        for (key, done) in &told {
+            let found = state(&store, key).await;
+            match done {
+                true => assert_eq!(found, KeyState::Done, "{key} in round {round}"),
+                // Its completion may have been on its way.
+                false => assert_ne!(found, KeyState::Free, "{key} in round {round}"),
+            }
+        }
+        assert!(told.values().any(|done| *done), "nothing was done");
+        drop(store);
+        let sql = scratch.sql();
+        let check = "PRAGMA integrity_check";
+        let sound: String = sql.query_row(check, [], |row| row.get(0)).unwrap();
+        assert_eq!(sound, "ok");
+        sql.execute_batch("DELETE FROM keys").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn work_resumes_when_the_disk_has_room_again() {
+    const TEST: &str = "work_resumes_when_the_disk_has_room_again";
+    if let Some(directory) = Role::directory() {
+        // A write beyond the limit fails then, instead of ending the process. The store's threads
+        // inherit that.
+        SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
+        let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        let room = |bytes| setrlimit(Resource::RLIMIT_FSIZE, bytes, most).unwrap();
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let held = acquire(&store, "held").await.unwrap();
+
+        room(256 * 1024);
+        let mut done = 0;
+        let error = loop {
+            match handle(&store, done).await {
+                Ok(()) => done += 1,
+                Err(error) => break error,
+            }
+            assert!(done < 100_000, "the disk is never full");
+        };
+        assert!(done > 0, "nothing was done");
+        let SettleError::Store(error) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(
+            chain(&error).contains("cannot be read or written"),
+            "{error:?}"
+        );
+
+        // Not even what a checkpoint has set free.
+        room(0);
+        let refused = store.complete(&held, RETENTION).await;
+        assert!(matches!(refused, Err(SettleError::Store(_))), "{refused:?}");
+        acquire(&store, "new").await.unwrap_err();
+        assert!(matches!(
+            state(&store, "held").await,
+            KeyState::InFlight { .. }
+        ));
+        for key in 0..done {
+            assert_eq!(state(&store, key).await, KeyState::Done);
+        }
+
+        room(most);
+        store.complete(&held, RETENTION).await.unwrap();
+        let new = acquire(&store, "new").await.unwrap();
+        assert_eq!(new.attempt().get(), 1);
+        say(done);
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let mut role = Role::start(Role::command(TEST, scratch.directory.path()));
+    let done: u64 = role.hear().parse().unwrap();
+    role.ended();
+    let store = scratch.store();
+    assert_eq!(state(&store, "held").await, KeyState::Done);
+    for key in 0..done {
+        assert_eq!(state(&store, key).await, KeyState::Done);
+    }
+}
+
+/// Another process, which runs the same test in its other role.
+struct Role {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+    input: Option<ChildStdin>,
+}
+
+const DIRECTORY: &str = "TOWER_WEBHOOK_TEST_DIRECTORY";
+const SAYS: &str = "role says: ";
+
+impl Role {
+    /// Where the files are, if this process plays the role.
+    fn directory() -> Option<PathBuf> {
+        env::var_os(DIRECTORY).map(PathBuf::from)
+    }
+
+    fn command(test: &str, directory: &Path) -> Command {
+        // By this name, because another user may not see where the program is.
+        let mut command = Command::new("/proc/self/exe");
+        command
+            .args(["--exact", test, "--nocapture"])
+            .env(DIRECTORY, directory)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        command
+    }
+
+    fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        Self {
+            lines: BufReader::new(child.stdout.take().unwrap()),
+            input: child.stdin.take(),
+            child,
+        }
+    }
+
+    fn line(&mut self) -> Option<String> {
+        let mut line = String::new();
+        while self.lines.read_line(&mut line).unwrap() > 0 {
+            // One that was cut off by the process's end says nothing.
+            if let Some((_, says)) = line.split_once(SAYS)
+                && let Some(says) = says.strip_suffix('\n')
+            {
+                return Some(says.to_owned());
+            }
+            line.clear();
+        }
+        None
+    }
+
+    #[track_caller]
+    fn hear(&mut self) -> String {
+        self.line().expect("the other process has failed")
+    }
+
+    fn tell(&mut self, what: impl ToString) {
+        let input = self.input.as_mut().unwrap();
+        writeln!(input, "{}", what.to_string()).unwrap();
+    }
+
+    #[track_caller]
+    fn ended(mut self) {
+        self.input = None;
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Role {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(what: impl ToString) {
+    println!("{SAYS}{}", what.to_string());
+}
