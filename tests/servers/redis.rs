@@ -86,6 +86,12 @@ impl RedisServer {
         assert!(self.launch(), "it does not start again: {}", self.log());
     }
 
+    /// The same, with more settings from then on.
+    pub(crate) fn restart_with(&mut self, args: &[&str]) {
+        self.args.extend(args.iter().map(|&arg| arg.to_owned()));
+        self.restart();
+    }
+
     /// Lets it stand still (SIGSTOP): connections stay, and nothing is answered.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
