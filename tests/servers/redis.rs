@@ -132,12 +132,13 @@ impl RedisServer {
                 self.child = None;
                 return false;
             }
-            match ask(self.port, &["PING"]) {
-                Ok(answer) if answer.starts_with("+PONG") || answer.starts_with("-NOAUTH") => {
-                    return true;
-                }
-                _ => thread::sleep(Duration::from_millis(5)),
+            let info = ask(self.port, &["INFO"]).unwrap_or_default();
+            // Not the server of another test, which took the port first.
+            let is_ours = info.contains(&format!("\nprocess_id:{}\r", child.id()));
+            if is_ours && info.contains("\nloading:0\r") || info.starts_with("-NOAUTH") {
+                return true;
             }
+            thread::sleep(Duration::from_millis(5));
         }
         false
     }
