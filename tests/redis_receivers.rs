@@ -141,7 +141,7 @@ async fn what_was_acknowledged_is_recorded_however_often_the_server_goes() {
         let back = Instant::now();
         more(&acknowledged, "events are handled again").await;
         let recovery = back.elapsed();
-        assert!(recovery < Duration::from_secs(5), "it took {recovery:?}");
+        assert!(recovery < Duration::from_secs(10), "it took {recovery:?}");
     }
     book.closed.store(true, Ordering::SeqCst);
     for sender in senders {
@@ -171,7 +171,8 @@ async fn what_was_acknowledged_is_recorded_however_often_the_server_goes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_stands_still_is_answered_for_in_time() {
-    const LIMIT: Duration = Duration::from_millis(2500);
+    // That of an operation is 2 seconds; the rest is for a slow machine.
+    const LIMIT: Duration = Duration::from_secs(4);
 
     let server = RedisServer::durable();
     let store = connect(&server).await;
@@ -203,7 +204,7 @@ async fn a_server_that_stands_still_is_answered_for_in_time() {
     for event in 0..16 {
         let key = format!("frozen {event}");
         while deliver(&service, &key).await.status != StatusCode::OK {
-            assert!(back.elapsed() < Duration::from_secs(5), "{key} is stuck");
+            assert!(back.elapsed() < Duration::from_secs(10), "{key} is stuck");
             sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(book.runs.lock().unwrap()[&key], 1);
@@ -326,18 +327,20 @@ fn assert_each_once(runs: &[(String, u64)], events: usize) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn three_receivers_handle_each_event_once() {
+    const TEST: &str = "three_receivers_handle_each_event_once";
     const EVENTS: usize = 500;
     if let Ok(url) = std::env::var(SERVER) {
         return serve(&url).await;
     }
     let server = RedisServer::start();
-    let receivers = (0..3).map(|_| Process::start([(SERVER, server.url().as_str())]));
+    let receivers = (0..3).map(|_| Process::start(TEST, [(SERVER, server.url().as_str())]));
     let runs = to_three_receivers(receivers.collect(), EVENTS, async {}).await;
     assert_each_once(&runs, EVENTS);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn clocks_of_receivers_may_jump() {
+    const TEST: &str = "clocks_of_receivers_may_jump";
     const EVENTS: usize = 200;
     if let Ok(url) = std::env::var(SERVER) {
         return serve(&url).await;
@@ -350,14 +353,15 @@ async fn clocks_of_receivers_may_jump() {
     let receivers = (0..3).map(|receiver| {
         let clock = clock(receiver);
         set(&clock, "+0d");
-        Process::start([
+        let environment = [
             (SERVER, url.as_str()),
             ("LD_PRELOAD", &library),
             ("FAKETIME_TIMESTAMP_FILE", clock.to_str().unwrap()),
             ("FAKETIME_NO_CACHE", "1"),
             // A jump of the clock leaves this one alone.
             ("DONT_FAKE_MONOTONIC", "1"),
-        ])
+        ];
+        Process::start(TEST, environment)
     });
     let jump = async {
         for round in 0.. {

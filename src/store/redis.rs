@@ -33,9 +33,9 @@ use crate::config::ConfigError;
 /// |---|---|
 /// | nothing (`save ""`, `appendonly no`) | by every restart |
 /// | snapshots (`save`), as it does unless set | by a crash, back to the last snapshot: up to an hour in quiet times. A clean stop saves |
-/// | a log, `appendfsync everysec` | by a crash of the machine, for about a second; by none of the process |
+/// | a log, `appendfsync everysec` | by a crash of the machine, back by a second or two; by one of the process only while the disk is behind |
 /// | a log, `appendfsync always` | never by this server |
-/// | whatever, with a failover to a replica | for as long as the replica was behind, which nothing bounds: replication is asynchronous, and neither `WAIT` nor `min-replicas-to-write` would change that |
+/// | whatever, with a failover | back by as much as the replica was behind: replication is asynchronous. `min-replicas-to-write` bounds that. `WAIT` is not used: it would not keep a failover from choosing another replica |
 ///
 /// So the promise "never again after its success was recorded" holds to the letter with `appendonly
 /// yes` and `appendfsync always` on a server without failover. With less, an event whose record was
@@ -64,10 +64,10 @@ use crate::config::ConfigError;
 ///
 /// **Purge.** The server drops what is out of date by itself.
 ///
-/// **What the server has to be.** Redis 7.0 or later, or Valkey; the primary, and the only one: of a
-/// cluster that divides its keys, it takes a proxy that passes commands on to the right one. An event
-/// is one key, `webhook:` and 16 bytes, so that it is in one slot. Where users have rights, this one needs
-/// `~webhook:* +evalsha +script|load +time +get +set +del +info`. Memory policy, version and role are
+/// **What the server has to be.** Redis 7.0 or later, or Valkey; a primary, and none of several that
+/// divide the keys among them: other servers are refused. A cluster of one is fine: an event is one key,
+/// `webhook:` and 16 bytes, so it is in one slot. Where users have rights, this one needs
+/// `~webhook:* +evalsha +script|load +time +get +set +del +info`. All of that, and the memory policy, is
 /// looked at only when the store connects.
 ///
 /// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
@@ -83,7 +83,8 @@ use crate::config::ConfigError;
 /// rustls = { version = "0.23", default-features = false, features = ["ring", "std", "tls12"] }
 /// ```
 ///
-/// The second line chooses the cryptography, and is left out with `tokio-native-tls-comp`.
+/// The second line chooses the cryptography, without which rustls panics. It is left out with
+/// `tokio-native-tls-comp`.
 ///
 /// # Example
 ///
@@ -336,9 +337,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 /// The one connection that all operations share at the same time, made anew when it is lost.
 ///
-/// The redis crate's own manager is not used because it keeps a connection that does not answer any
-/// more until TCP gives up, which takes a quarter of an hour, and stays with an attempt to connect
-/// that the server refused, as it does with one client too many.
+/// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
+/// TCP gives up, which takes a quarter of an hour, and one to a server that is no longer the primary
+/// for good; nor does it try again once the server has refused a password.
 struct Connection {
     client: Client,
     link: Mutex<Link>,
@@ -678,7 +679,7 @@ impl fmt::Display for RedisConnectError {
             Self::Sharded { size } => write!(
                 f,
                 "the Redis server is one of {size} among which a cluster divides its keys, and the \
-                 store talks to one only: use a server without a cluster, or a proxy in front of it"
+                 store talks to one only: use a server that has all keys"
             ),
         }
     }

@@ -86,6 +86,12 @@ impl RedisServer {
         assert!(self.launch(), "it does not start again: {}", self.log());
     }
 
+    /// The same, with more settings from then on.
+    pub(crate) fn restart_with(&mut self, args: &[&str]) {
+        self.args.extend(args.iter().map(|&arg| arg.to_owned()));
+        self.restart();
+    }
+
     /// Lets it stand still (SIGSTOP): connections stay, and nothing is answered.
     pub(crate) fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
@@ -126,12 +132,13 @@ impl RedisServer {
                 self.child = None;
                 return false;
             }
-            match ask(self.port, &["PING"]) {
-                Ok(answer) if answer.starts_with("+PONG") || answer.starts_with("-NOAUTH") => {
-                    return true;
-                }
-                _ => thread::sleep(Duration::from_millis(5)),
+            let info = ask(self.port, &["INFO"]).unwrap_or_default();
+            // Not the server of another test, which took the port first.
+            let is_ours = info.contains(&format!("\nprocess_id:{}\r", child.id()));
+            if is_ours && info.contains("\nloading:0\r") || info.starts_with("-NOAUTH") {
+                return true;
             }
+            thread::sleep(Duration::from_millis(5));
         }
         false
     }

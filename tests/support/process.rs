@@ -3,8 +3,8 @@
 use std::io::{BufRead, BufReader, Lines, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// The test that is running, in another process: with the environment it is given, by which it
-/// knows what to do. It ends when it is dropped.
+/// A test in another process: with the environment it is given, by which it knows what to do. It ends
+/// when it is dropped.
 pub(crate) struct Process {
     child: Child,
     stdin: Option<ChildStdin>,
@@ -12,9 +12,10 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    pub(crate) fn start<'a>(environment: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let thread = std::thread::current();
-        let test = thread.name().expect("tests run in threads of their name");
+    pub(crate) fn start<'a>(
+        test: &str,
+        environment: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
             .envs(environment)
