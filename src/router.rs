@@ -1,7 +1,7 @@
 //! From the kind of an event to its handler.
 
 use std::any::type_name;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
 use std::future::Future;
@@ -56,7 +56,7 @@ pub struct EventRouter {
 
 #[derive(Clone, Default)]
 struct Shared {
-    handlers: HashMap<EventKind, Arc<dyn Route>>,
+    handlers: BTreeMap<EventKind, Arc<dyn Route>>,
     fallback: Option<Arc<dyn Route>>,
     undecodable: Option<Arc<dyn OnUndecodable>>,
     reject_unhandled: bool,
@@ -206,8 +206,7 @@ impl Service<Request<Verified>> for EventRouter {
 
 impl fmt::Debug for EventRouter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut kinds: Vec<_> = self.shared.handlers.keys().collect();
-        kinds.sort();
+        let kinds: Vec<_> = self.shared.handlers.keys().collect();
         f.debug_struct("EventRouter")
             .field("kinds", &kinds)
             .field("fallback", &self.shared.fallback.is_some())

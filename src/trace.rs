@@ -13,12 +13,13 @@ use crate::delivery::RawDelivery;
 #[derive(Clone)]
 pub(crate) struct DeliverySpan {
     span: Span,
-    started: Instant,
+    /// `None` when nobody listens.
+    started: Option<Instant>,
 }
 
 impl DeliverySpan {
     pub(crate) fn new() -> Self {
-        let span = info_span!(
+        Self::starting(info_span!(
             "delivery",
             kind = Empty,
             key = Empty,
@@ -26,19 +27,17 @@ impl DeliverySpan {
             secret = Empty,
             outcome = Empty,
             duration_ms = Empty,
-        );
-        Self {
-            span,
-            started: Instant::now(),
-        }
+        ))
     }
 
     /// The span that [`new`](Self::new) made, for what happens in it from now on.
     pub(crate) fn current() -> Self {
-        Self {
-            span: Span::current(),
-            started: Instant::now(),
-        }
+        Self::starting(Span::current())
+    }
+
+    fn starting(span: Span) -> Self {
+        let started = (!span.is_disabled()).then(Instant::now);
+        Self { span, started }
     }
 
     pub(crate) fn enter(&self) -> Entered<'_> {
@@ -64,12 +63,10 @@ impl DeliverySpan {
     }
 
     pub(crate) fn finish<B, E>(&self, result: &Result<Response<B>, E>) {
-        if self.span.is_disabled() {
-            return;
-        }
+        let Some(started) = self.started else { return };
         let outcome = result.as_ref().map_or(Outcome::FAILED, Outcome::of);
         self.span.record("outcome", outcome);
-        let duration = self.started.elapsed().as_micros() as f64;
+        let duration = started.elapsed().as_micros() as f64;
         self.span.record("duration_ms", duration / 1e3);
     }
 }

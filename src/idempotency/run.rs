@@ -215,7 +215,7 @@ impl<St: Store> Held<St> {
         identity: Identity,
     ) -> Result<Option<Self>, NotTaken> {
         let lease = config.claimed_lease();
-        let asked = Instant::now();
+        let asked = St::LEASES_OUTLIVE_PROCESS.then(Instant::now);
         let claim = config
             .within_limit(config.store.claim(&id, lease, config.retention))
             .await;
@@ -227,7 +227,7 @@ impl<St: Store> Held<St> {
                     renewal: None,
                     settled: false,
                 };
-                if St::LEASES_OUTLIVE_PROCESS {
+                if let Some(asked) = asked {
                     // In a box, since it would make every run larger.
                     let renewal = Box::pin(Renewal::start(config, held.lease.clone(), asked));
                     held.renewal = Some(renewal.await);

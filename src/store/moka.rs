@@ -346,9 +346,9 @@ impl Expiry<u128, Arc<Settled>> for CollectGarbage {
         &self,
         _: &u128,
         settled: &Arc<Settled>,
-        _: std::time::Instant,
+        now: std::time::Instant,
     ) -> Option<Duration> {
-        Some(settled.until.saturating_duration_since(Instant::now()) + GRACE)
+        Some(settled.until.into_std().saturating_duration_since(now) + GRACE)
     }
 
     fn expire_after_update(
