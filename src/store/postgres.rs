@@ -16,7 +16,6 @@ use sqlx::postgres::{
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tracing::Instrument;
 
 use super::{
     Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
@@ -75,8 +74,8 @@ use crate::config::ConfigError;
 /// such as `tls-rustls` in your own `Cargo.toml`. PgBouncer in its mode `transaction` has to track
 /// prepared statements: take 1.21 or later, and set its `max_prepared_statements`.
 ///
-/// **Size.** 135 bytes on disk per completed key, index included (measured with a million keys): a
-/// million events in 8 days take 135 MB. The table has no index but that of its primary key, and
+/// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
+/// million events in 8 days take 136 MB. The table has no index but that of its primary key, and
 /// what changes after a claim changes within a page.
 ///
 /// **Purge.** With every 128th claim, a small step deletes what expired in the next 32 pages of the
@@ -213,7 +212,8 @@ impl PostgresStore {
                 }
             }
         };
-        runtime.spawn(purge.in_current_span());
+        // Not in the delivery's span, which would last until this ends.
+        runtime.spawn(purge);
     }
 
     /// Executes a statement, again when it lost against another one, and returns its row if it has
@@ -231,7 +231,8 @@ impl PostgresStore {
             let connection = self.pool.acquire().await;
             let mut busy = Busy::new(connection.map_err(|error| self.error(error))?);
             let result = query.fetch_optional(&mut *busy.connection).await;
-            busy.has_ended = true;
+            // A server that was the primary before a failover is not to be asked again.
+            busy.has_ended = !result.as_ref().is_err_and(takes_no_writes);
             match result {
                 Ok(row) => return Ok(row),
                 // Only where transactions are repeatable reads or serializable by default.
@@ -288,7 +289,7 @@ impl Store for PostgresStore {
             Value::Number(micros(lease)),
             Value::Number(micros(retain)),
         ];
-        loop {
+        for _ in 0..MOST_LOSSES {
             let row = self.fetch(&self.shared.statements.claim, &values).await?;
             // Somebody else took the key after the statement began: the next one sees what it did.
             let Some(row) = row else { continue };
@@ -310,6 +311,9 @@ impl Store for PostgresStore {
                 None => Claim::Done { same_body },
             });
         }
+        Err(corrupt(
+            "a key could not be claimed although it is neither in flight nor done",
+        ))
     }
 
     async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
@@ -494,6 +498,10 @@ const ANYWHERE: i64 = -1;
 /// A step of purging is done with every so-manieth claim. A page then is looked at four times as
 /// often as one is filled: a table of n rows is walked through within n / 20 claims.
 const CLAIMS_PER_STEP: u64 = 128;
+
+/// How often in a row a claim may lose against another one whose run then ends before it is seen:
+/// more often than that cannot be, and something else suppresses the row.
+const MOST_LOSSES: u32 = 100;
 
 /// What is executed, with the schema's name in it.
 struct Statements {
@@ -747,6 +755,11 @@ fn code(error: &sqlx::Error) -> Option<String> {
 /// Whether tables are not there.
 fn is_missing(error: &sqlx::Error) -> bool {
     matches!(code(error).as_deref(), Some("42P01" | "3F000"))
+}
+
+/// Whether the server is a standby, or was made to take no writes.
+fn takes_no_writes(error: &sqlx::Error) -> bool {
+    code(error).as_deref() == Some("25006")
 }
 
 /// Whether a statement had no effect only because another one was at work on the same row.
