@@ -54,6 +54,7 @@ impl Database {
     async fn set(&self, setting: &str) {
         let name = self.url.rsplit('/').next().unwrap();
         let pool = self.pool(1).await;
+        execute(&pool, "SET default_transaction_read_only = off").await;
         execute(&pool, &format!("ALTER DATABASE {name} SET {setting}")).await;
     }
 
@@ -703,7 +704,7 @@ async fn a_server_that_takes_no_writes_is_told_so() {
     complete(&store, "key", RETENTION).await;
     database.set("default_transaction_read_only = on").await;
 
-    let store = PostgresStore::new(database.pool(4).await);
+    let store = PostgresStore::new(database.pool(1).await);
     let error = store
         .claim(&id("new"), MINUTE, RETENTION)
         .await
@@ -715,6 +716,36 @@ async fn a_server_that_takes_no_writes_is_told_so() {
         chain(&error)
     );
     assert!(is_done(&store, "key").await);
+
+    // After a failover, connections to the old primary are of no use any more.
+    database.set("default_transaction_read_only = off").await;
+    store
+        .claim(&id("new"), MINUTE, RETENTION)
+        .await
+        .unwrap_err();
+    acquire(&store, "new", MINUTE).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_row_that_somebody_suppresses_is_no_endless_loop() {
+    let database = Database::create().await;
+    let store = database.store().await;
+    let pool = database.pool(1).await;
+    execute(
+        &pool,
+        "CREATE FUNCTION public.suppress() RETURNS trigger LANGUAGE plpgsql AS $$
+         BEGIN
+             RETURN NULL;
+         END $$;
+         CREATE TRIGGER suppress BEFORE INSERT ON tower_webhook.keys
+         FOR EACH ROW EXECUTE FUNCTION public.suppress()",
+    )
+    .await;
+    let error = store
+        .claim(&id("key"), MINUTE, RETENTION)
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
 }
 
 #[tokio::test(flavor = "multi_thread")]

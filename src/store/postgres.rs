@@ -16,7 +16,6 @@ use sqlx::postgres::{
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
-use tracing::Instrument;
 
 use super::{
     Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
@@ -47,7 +46,8 @@ use crate::config::ConfigError;
 /// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is right at any
 /// isolation level that the pool's transactions begin with. Whether a lease or a retention has ended
 /// is decided by the server's clock; it is told durations and no time of day, so the clocks of the
-/// receivers do not matter. A duplicate of an event that is done, or in flight, writes nothing.
+/// receivers do not matter; should the server's own jump forward, leases and retentions end early. A
+/// duplicate of an event that is done, or in flight, writes nothing.
 ///
 /// **What a crash costs.** That of a receiver: what it had claimed stays claimed until the lease
 /// ends, at most 60 s unless set. That of the server: while it is away deliveries are answered with
@@ -68,22 +68,22 @@ use crate::config::ConfigError;
 /// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`)
 /// with the wait for a connection included: handlers that hold the connections of the same pool for
 /// longer than that let deliveries fail with 503, so give the store some of its own then; four are
-/// plenty. An operation that exceeded its time closes its connection, because a network that swallows
+/// plenty. An operation that failed or exceeded its time closes its connection: a network that swallows
 /// everything would else take the pool all of its connections. sqlx asks a connection whether it
 /// lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip, and
 /// costs a 503 per connection after the server restarted. For TLS, enable one of the features of `sqlx`
 /// such as `tls-rustls` in your own `Cargo.toml`. PgBouncer in its mode `transaction` has to track
 /// prepared statements: take 1.21 or later, and set its `max_prepared_statements`.
 ///
-/// **Size.** 135 bytes on disk per completed key, index included (measured with a million keys): a
-/// million events in 8 days take 135 MB. The table has no index but that of its primary key, and
+/// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
+/// million events in 8 days take 136 MB. The table has no index but that of its primary key, and
 /// what changes after a claim changes within a page.
 ///
 /// **Purge.** With every 128th claim, a small step deletes what expired in the next 32 pages of the
 /// table, in the background: at most some 3,500 rows, in a few milliseconds. It passes over rows that
 /// somebody is at work on, so several receivers purge beside each other. autovacuum, which must be on,
-/// makes the space free for the next keys. The file does not shrink by itself after a peak;
-/// [`purge`](Self::purge) and then `VACUUM FULL` in a quiet hour do that.
+/// makes the space free for the next keys. The file does not shrink by itself after a peak; to that end
+/// call [`purge`](Self::purge) and then `VACUUM FULL`, which blocks deliveries while it lasts.
 ///
 /// **Requirements.** PostgreSQL 14 or later; Rust 1.94 or later, as sqlx 0.9 does. Once the schema is
 /// made, the pool's user needs no more than `USAGE` on it, `SELECT` on its table `migrations`, and
@@ -213,7 +213,8 @@ impl PostgresStore {
                 }
             }
         };
-        runtime.spawn(purge.in_current_span());
+        // Not in the delivery's span, which would last until this ends.
+        runtime.spawn(purge);
     }
 
     /// Executes a statement, again when it lost against another one, and returns its row if it has
@@ -231,11 +232,13 @@ impl PostgresStore {
             let connection = self.pool.acquire().await;
             let mut busy = Busy::new(connection.map_err(|error| self.error(error))?);
             let result = query.fetch_optional(&mut *busy.connection).await;
-            busy.has_ended = true;
             match result {
-                Ok(row) => return Ok(row),
+                Ok(row) => {
+                    busy.is_sound = true;
+                    return Ok(row);
+                }
                 // Only where transactions are repeatable reads or serializable by default.
-                Err(error) if lost_a_race(&error) => tokio::task::yield_now().await,
+                Err(error) if lost_a_race(&error) => busy.is_sound = true,
                 Err(error) => return Err(self.error(error)),
             }
         }
@@ -246,14 +249,11 @@ impl PostgresStore {
         &self,
         sql: &Arc<str>,
         lease: &Lease,
-        time: Duration,
+        time: Option<Duration>,
     ) -> Result<(), SettleError> {
         let Fence(fence) = lease.fence();
-        let values = [
-            Value::Id(lease.id().key()),
-            Value::Id(fence),
-            Value::Number(micros(time)),
-        ];
+        let mut values = vec![Value::Id(lease.id().key()), Value::Id(fence)];
+        values.extend(time.map(|time| Value::Number(micros(time))));
         match self.fetch(sql, &values).await? {
             Some(_) => Ok(()),
             None => Err(SettleError::Superseded),
@@ -288,7 +288,7 @@ impl Store for PostgresStore {
             Value::Number(micros(lease)),
             Value::Number(micros(retain)),
         ];
-        loop {
+        for _ in 0..MOST_LOSSES {
             let row = self.fetch(&self.shared.statements.claim, &values).await?;
             // Somebody else took the key after the statement began: the next one sees what it did.
             let Some(row) = row else { continue };
@@ -310,6 +310,9 @@ impl Store for PostgresStore {
                 None => Claim::Done { same_body },
             });
         }
+        Err(corrupt(
+            "a key could not be claimed although it is neither in flight nor done",
+        ))
     }
 
     async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
@@ -326,17 +329,17 @@ impl Store for PostgresStore {
 
     async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
         let sql = &self.shared.statements.renew;
-        self.settle(sql, lease, extend).await
+        self.settle(sql, lease, Some(extend)).await
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
         let sql = &self.shared.statements.complete;
-        self.settle(sql, lease, retain).await
+        self.settle(sql, lease, Some(retain)).await
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
         let sql = &self.shared.statements.release;
-        self.settle(sql, lease, Duration::ZERO).await
+        self.settle(sql, lease, None).await
     }
 }
 
@@ -495,6 +498,10 @@ const ANYWHERE: i64 = -1;
 /// often as one is filled: a table of n rows is walked through within n / 20 claims.
 const CLAIMS_PER_STEP: u64 = 128;
 
+/// How often in a row a claim may lose against another one whose run then ends before it is seen:
+/// more often than that cannot be, and something else suppresses the row.
+const MOST_LOSSES: u32 = 100;
+
 /// What is executed, with the schema's name in it.
 struct Statements {
     claim: Arc<str>,
@@ -623,25 +630,26 @@ struct Purged {
     is_last: bool,
 }
 
-/// A connection with a statement under way. Dropped, it is closed: a statement that nobody waits for
-/// any more has exceeded its time limit, and a connection that hangs would take the pool its place.
+/// A connection with a statement under way. Dropped, it is closed unless that went well: one that
+/// exceeded its time may hang, and would take the pool a place; and one that failed may lead to a
+/// server that was the primary before a failover.
 struct Busy {
     connection: PoolConnection<Postgres>,
-    has_ended: bool,
+    is_sound: bool,
 }
 
 impl Busy {
     fn new(connection: PoolConnection<Postgres>) -> Self {
         Self {
             connection,
-            has_ended: false,
+            is_sound: false,
         }
     }
 }
 
 impl Drop for Busy {
     fn drop(&mut self) {
-        if !self.has_ended {
+        if !self.is_sound {
             self.connection.close_on_drop();
         }
     }
