@@ -49,9 +49,10 @@ struct Shared {
     in_flight: Box<[Mutex<InFlight>]>,
     /// Picks the part under a random key of its own, so that nobody can aim at one of them.
     hasher: RandomState,
+    /// Dropped before `settled`, because what goes with the whole store is not counted.
+    evictions: Arc<Evictions>,
     /// Keys that are done or have failed.
     settled: Cache<u128, Arc<Settled>, RandomState>,
-    evictions: Arc<Evictions>,
     next_fence: AtomicU64,
 }
 
