@@ -12,7 +12,7 @@ use http_body_util::Full;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Service, ServiceExt};
 
-use super::Deliveries;
+use super::deliveries::Deliveries;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Effort {

@@ -4,6 +4,7 @@
 
 mod by_hand;
 mod contest;
+mod deliveries;
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -17,9 +18,10 @@ use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
 use tower_webhook::store::MokaStore;
-use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer, Verified, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, SignatureLayer, Verified, WebhookLayer};
 
 use self::contest::{Contest, Effort};
+use self::deliveries::{Deliveries, secret};
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 const STORE_CAPACITY: u64 = 1_000_000;
@@ -66,42 +68,6 @@ fn main() {
         contest.enter("SignatureLayer", verification(), &delivery);
         contest.run(effort.rounds, &["HMAC and nothing else"]);
     }
-}
-
-/// The requests that a contestant gets, and how it must answer them.
-#[derive(Clone)]
-struct Deliveries {
-    body: Bytes,
-    signature: String,
-    unique: bool,
-    status: StatusCode,
-}
-
-impl Deliveries {
-    fn of(body: &Bytes) -> Self {
-        Self {
-            body: body.clone(),
-            signature: secret().sign(body),
-            unique: true,
-            status: StatusCode::OK,
-        }
-    }
-
-    fn request(&self, number: u64) -> Request<Full<Bytes>> {
-        let key = if self.unique { number } else { 0 };
-        Request::post("/webhooks")
-            .header("content-type", "application/json")
-            .header("content-length", self.body.len())
-            .header("x-service-event", "chat-closed")
-            .header("idempotency-key", format!("evt-{key:032x}"))
-            .header("x-service-hmac-sha256", &self.signature)
-            .body(self.body.clone().into())
-            .expect("the parts of a request")
-    }
-}
-
-fn secret() -> Secret {
-    Secret::new(SECRET).expect("it is not empty")
 }
 
 /// The floor: a route that receives the body and does nothing with it.

@@ -1,0 +1,170 @@
+//! How many instructions a delivery takes, counted by valgrind: the guard against relapses.
+//!
+//! Run with: cargo bench --bench instructions
+//!
+//! It fails when a part takes more than what is recorded here, and prints by how much. Counts do not
+//! depend on what else the machine does. They do not stand for time: valgrind's processor hashes without
+//! the instructions that real ones have for that.
+//!
+//! Needs valgrind, and `cargo install gungraun-runner` in the version of the library.
+#[path = "pipeline/deliveries.rs"]
+mod deliveries;
+
+use std::hint::black_box;
+use std::time::Duration;
+
+use bytes::Bytes;
+use gungraun::prelude::*;
+use gungraun::{Callgrind, EventKind as Metric};
+use http::{Request, StatusCode};
+use http_body_util::Full;
+use tokio::runtime::{Builder, Runtime};
+use tower::{Layer, Service, ServiceExt, service_fn};
+use tower_webhook::event::{ChatClosed, EventKind, sample};
+use tower_webhook::store::{Claim, DeliveryId, MokaStore, Store};
+use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer};
+
+use self::deliveries::{Deliveries, secret};
+
+const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
+
+/// Deliveries in one count, after as many that are not counted.
+const DELIVERIES: u64 = 1_000;
+
+/// What may be added to the recorded number for each delivery. The hash functions' random keys move it by
+/// 0.3 percent; where another compiler moves it by more, record it anew.
+const TOLERANCE_PERCENT: u64 = 2;
+
+fn at_most(recorded: u64) -> LibraryBenchmarkConfig {
+    let limit = DELIVERIES * recorded * (100 + TOLERANCE_PERCENT) / 100;
+    let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(Metric::Ir, limit)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
+
+/// What is counted, ready to run.
+type Counted = Box<dyn FnOnce()>;
+
+fn chat() -> Bytes {
+    sample(&EventKind::CHAT_CLOSED).unwrap_or_default().into()
+}
+
+fn runtime() -> Runtime {
+    let runtime = Builder::new_current_thread().enable_time().build();
+    runtime.expect("a runtime without I/O")
+}
+
+fn router() -> EventRouter {
+    EventRouter::new().on::<ChatClosed>(async |chat: Delivery<ChatClosed>| {
+        black_box(chat);
+        Ok(())
+    })
+}
+
+/// Sends half of the deliveries now, and the other half when it is called.
+fn sent<S, B>(service: S, deliveries: &Deliveries) -> Counted
+where
+    S: Service<Request<Full<Bytes>>, Response = http::Response<B>, Error: std::fmt::Debug>,
+    S: Clone + 'static,
+{
+    let runtime = runtime();
+    let expected = deliveries.status;
+    let send = move |requests: Vec<Request<Full<Bytes>>>| {
+        runtime.block_on(async {
+            for request in requests {
+                let response = service.clone().oneshot(request).await;
+                assert_eq!(response.expect("an answer").status(), expected);
+            }
+        });
+    };
+    let requests =
+        |numbers: std::ops::Range<u64>| numbers.map(|at| deliveries.request(at)).collect();
+    send(requests(0..DELIVERIES));
+    let rest = requests(DELIVERIES..2 * DELIVERIES);
+    Box::new(move || send(rest))
+}
+
+fn verifying() -> Counted {
+    let nothing = service_fn(async |verified: Request<Verified>| {
+        black_box(verified);
+        Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    });
+    sent(
+        SignatureLayer::new(secret()).layer(nothing),
+        &Deliveries::of(&chat()),
+    )
+}
+
+fn claiming() -> Counted {
+    let (runtime, store) = (runtime(), MokaStore::new());
+    let handle = move |numbers: std::ops::Range<u64>| {
+        runtime.block_on(async {
+            for number in numbers {
+                let id = DeliveryId::new("", &number.to_be_bytes(), b"{}");
+                let minute = Duration::from_secs(60);
+                let claim = store.claim(&id, minute, minute).await.expect("memory");
+                let Claim::Acquired(lease) = claim else {
+                    panic!("a new key is in use");
+                };
+                store.complete(&lease, minute).await.expect("its own lease");
+            }
+        });
+    };
+    handle(0..DELIVERIES);
+    Box::new(move || handle(DELIVERIES..2 * DELIVERIES))
+}
+
+fn routing() -> Counted {
+    let (runtime, router, chat) = (runtime(), router(), chat());
+    let route = move || {
+        runtime.block_on(async {
+            for _ in 0..DELIVERIES {
+                let delivery = RawDelivery::new(EventKind::CHAT_CLOSED, chat.clone());
+                black_box(router.dispatch(delivery).await);
+            }
+        });
+    };
+    route();
+    Box::new(route)
+}
+
+fn pipeline(deliveries: &Deliveries) -> Counted {
+    let layer = WebhookLayer::with_store(secret(), MokaStore::new());
+    sent(layer.layer(router()), deliveries)
+}
+
+fn fresh() -> Counted {
+    pipeline(&Deliveries::of(&chat()))
+}
+
+fn replayed() -> Counted {
+    pipeline(&Deliveries {
+        unique: false,
+        ..Deliveries::of(&chat())
+    })
+}
+
+fn forged() -> Counted {
+    pipeline(&Deliveries {
+        body: chat().slice(1..),
+        status: StatusCode::UNAUTHORIZED,
+        ..Deliveries::of(&chat())
+    })
+}
+
+#[library_benchmark]
+#[bench::verify(args = (), setup = verifying, config = at_most(47_800))]
+#[bench::claim(args = (), setup = claiming, config = at_most(14_000))]
+#[bench::route(args = (), setup = routing, config = at_most(19_900))]
+#[bench::pipeline(args = (), setup = fresh, config = at_most(80_700))]
+#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(55_600))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(50_500))]
+fn instructions(counted: Counted) {
+    counted();
+}
+
+library_benchmark_group!(name = deliveries_group, benchmarks = instructions);
+
+main!(library_benchmark_groups = deliveries_group);
