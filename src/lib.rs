@@ -182,6 +182,8 @@ pub mod store;
 mod extract;
 mod handler;
 mod router;
+#[cfg(feature = "postgres")]
+pub mod transactional;
 
 // The paved road.
 mod webhook;
