@@ -131,6 +131,24 @@ async fn a_start_that_fails_says_why() {
     }
 }
 
+#[test]
+fn help_tells_of_every_flag_and_no_secret() {
+    let mut help = example();
+    let secrets = [("WEBHOOK_SECRET", "hunter2"), ("DATABASE_URL", "hunter2")];
+    let help = help.arg("--help").envs(secrets).output().unwrap();
+    let help = String::from_utf8(help.stdout).unwrap();
+    for part in [
+        "--listen",
+        "--secret",
+        "--database",
+        "DATABASE_URL",
+        "--connections",
+    ] {
+        assert!(help.contains(part), "{part}: {help}");
+    }
+    assert!(!help.contains("hunter2"), "{help}");
+}
+
 /// Driven by hand: `send`, twice, and the table.
 #[tokio::test]
 async fn send_fills_the_table() {

@@ -88,8 +88,9 @@
 //! - **Only these writes.** An e-mail, a request to another service, a write through another connection
 //!   or to another database is not part of the transaction, and happens again when the event is handled
 //!   again. Write what is to be sent into a table, in the same transaction, and let a worker send it.
-//! - **As durable as the database.** With `synchronous_commit = off`, or after a failover to a replica
-//!   that is behind, writes and key are lost together: a delivery after that writes both again.
+//! - **As durable as the database.** With `synchronous_commit = off` a crash of the server forgets writes
+//!   and key of the last moments together, and so does a failover to a standby that is behind. The sender
+//!   was told 200 by then, and does not come back: leave it `on`, its default.
 //! - **For as long as keys are remembered**: 8 days unless set, a day longer than the sender retries.
 //! - **Events with a key.** A delivery without one, such as the test request by hand (Spec 6, rule 5),
 //!   is handled in a transaction too, but each time anew. Refuse them with
@@ -139,10 +140,11 @@
 //!   none free within 10 s is answered with 503. So keep slow work that needs no database out of these
 //!   handlers, and do not take a second connection from the same pool in one. Duplicates of a running
 //!   event wait in memory, and take one connection for each process and event.
-//! - **Three round trips** besides the handler's own statements: begin and key, a check that the
-//!   transaction is still sound, commit.
-//! - **A row of about 90 bytes** for each key, index included, purged in the background in small steps:
-//!   see [`PostgresStore`](crate::store::PostgresStore).
+//! - **Four round trips** besides the handler's own statements: begin, key, a check that the transaction
+//!   is still sound, commit. sqlx's own before each use of a connection can be switched off
+//!   (`PgPoolOptions::test_before_acquire`), which costs a 503 per connection after the server restarted.
+//! - **A row in the table of [`PostgresStore`](crate::store::PostgresStore)** for each key: its page tells
+//!   the size, the rights that are needed, and how rows are purged.
 //!
 //! # Beside an `IdempotencyLayer`
 //!
