@@ -512,6 +512,7 @@ struct Statements {
     complete: Arc<str>,
     release: Arc<str>,
     insert: Arc<str>,
+    number: Arc<str>,
     body: Arc<str>,
     purge: Arc<str>,
 }
@@ -590,8 +591,7 @@ impl Statements {
                 RETURNING true
             "),
             // What is in `limited` is computed once, and before the insertion, which is what waits;
-            // what is returned, after it. So the limit is in force for the wait, and not for the
-            // statements of a handler.
+            // what is returned, after it. So each limit is in force for what it is meant for.
             insert: sql("
                 WITH limited AS MATERIALIZED (
                     SELECT
@@ -603,7 +603,35 @@ impl Statements {
                 ON CONFLICT (key) DO NOTHING
                 RETURNING
                     pg_current_xact_id()::text,
-                    set_config('lock_timeout', (SELECT before FROM limited), true)
+                    set_config('lock_timeout', (SELECT before FROM limited), true),
+                    set_config(
+                        'statement_timeout',
+                        coalesce(nullif(current_setting('statement_timeout'), '0'), $5),
+                        true
+                    ),
+                    set_config(
+                        'idle_in_transaction_session_timeout',
+                        coalesce(
+                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $5
+                        ),
+                        true
+                    )
+            "),
+            number: sql("
+                SELECT
+                    pg_current_xact_id()::text,
+                    set_config(
+                        'statement_timeout',
+                        coalesce(nullif(current_setting('statement_timeout'), '0'), $1),
+                        true
+                    ),
+                    set_config(
+                        'idle_in_transaction_session_timeout',
+                        coalesce(
+                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $1
+                        ),
+                        true
+                    )
             "),
             body: sql("SELECT body FROM {schema}.keys WHERE key = $1"),
             // The rows are found by where they lie, which takes no index. Those that somebody else is

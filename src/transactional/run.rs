@@ -94,8 +94,7 @@ impl Transactions {
         &self,
         connection: &'c mut PgConnection,
     ) -> Result<PgTransaction<'c>, Answer> {
-        let begin = self.store.begin(connection, self.handler_timeout);
-        self.step(begin).await
+        self.step(self.store.begin(connection)).await
     }
 
     /// Inserts the key, if there is one, and tells the transaction's number.
@@ -104,11 +103,14 @@ impl Transactions {
         connection: &mut PgConnection,
         key: Option<&Key>,
     ) -> Result<Number, Answer> {
+        let limit = self.handler_timeout;
         let Some(key) = key else {
-            return self.step(self.store.number(connection)).await;
+            return self.step(self.store.number(connection, limit)).await;
         };
         let wait = key.wait_until.saturating_duration_since(Instant::now());
-        let insert = self.store.insert(connection, &key.id, self.retention, wait);
+        let insert = self
+            .store
+            .insert(connection, &key.id, self.retention, wait, limit);
         let inserted = match timeout(wait + self.store_timeout, insert).await {
             Ok(inserted) => inserted.map_err(|error| self.unavailable(error))?,
             Err(_) => return Err(self.unavailable(StoreError::timed_out())),

@@ -28,23 +28,11 @@ impl PostgresStore {
         )))
     }
 
-    /// Begins a transaction. The server ends it when it was idle, or at work on one statement, for
-    /// longer than `limit`: its client may be gone without a word.
     pub(crate) async fn begin<'c>(
         &self,
         connection: &'c mut PgConnection,
-        limit: Duration,
     ) -> Result<PgTransaction<'c>, StoreError> {
-        let limit = millis(limit);
-        let mut begin = "BEGIN".to_owned();
-        for setting in ["statement_timeout", "idle_in_transaction_session_timeout"] {
-            // A limit of the connection's own stays.
-            begin += &format!(
-                "; SELECT set_config('{setting}', '{limit}', true) \
-                 WHERE current_setting('{setting}') = '0'"
-            );
-        }
-        let transaction = connection.begin_with(AssertSqlSafe(begin)).await;
+        let transaction = connection.begin().await;
         transaction.map_err(|error| self.error(error))
     }
 
@@ -53,18 +41,30 @@ impl PostgresStore {
         rolled_back.map_err(|error| self.error(error))
     }
 
-    /// The number of the current transaction, which it is given now if it has none.
-    pub(crate) async fn number(&self, connection: &mut PgConnection) -> Result<Number, StoreError> {
-        number(connection).await.map_err(|error| self.error(error))
+    /// Tells the transaction's number, and limits what follows in it. The server ends a statement that
+    /// takes longer than `limit`, and a transaction that is idle for longer: its client may be gone
+    /// without a word. Limits of the connection's own stay.
+    pub(crate) async fn number(
+        &self,
+        transaction: &mut PgConnection,
+        limit: Duration,
+    ) -> Result<Number, StoreError> {
+        let row = query(AssertSqlSafe(Arc::clone(&self.shared.statements.number)))
+            .bind(millis(limit).to_string())
+            .fetch_one(transaction);
+        let row = row.await.map_err(|error| self.error(error))?;
+        Ok(Number(column(&row, 0)?))
     }
 
-    /// Inserts a key as one that is done, or waits for a transaction that has inserted it.
+    /// Inserts a key as one that is done, or waits for a transaction that has inserted it. Then limits
+    /// what follows, as [`number`](Self::number) does.
     pub(crate) async fn insert(
         &self,
         connection: &mut PgConnection,
         id: &DeliveryId,
         retain: Duration,
         wait: Duration,
+        limit: Duration,
     ) -> Result<Inserted, StoreError> {
         let statements = &self.shared.statements;
         let inserted = query(AssertSqlSafe(Arc::clone(&statements.insert)))
@@ -72,6 +72,7 @@ impl PostgresStore {
             .bind(Uuid(id.body()))
             .bind(micros(retain))
             .bind(millis(wait).to_string())
+            .bind(millis(limit).to_string())
             .fetch_optional(&mut *connection)
             .await;
         match inserted {
@@ -147,7 +148,7 @@ impl std::error::Error for CommitError {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Number(String);
 
-/// The number of the current transaction, which it is given now if it has none.
+/// The number of the current transaction. Fails when one of its statements has failed.
 async fn number(connection: &mut PgConnection) -> sqlx::Result<Number> {
     let number = query_scalar("SELECT pg_current_xact_id()::text");
     number.fetch_one(connection).await.map(Number)
