@@ -110,7 +110,7 @@ impl Transactions {
         Ok(self)
     }
 
-    /// Makes a [`Handler`] of one that works in the transaction, for
+    /// Makes a [`Handler`](crate::Handler) of one that works in the transaction, for
     /// [`EventRouter::on`](crate::EventRouter::on).
     pub fn handler<H>(&self, handler: H) -> Transactional<H> {
         Transactional {
