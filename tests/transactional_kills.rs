@@ -41,7 +41,8 @@ const WORKERS: usize = 12;
 const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Two receivers on one database get each event, many of them at the same time and again and again,
-/// while they and the server's backends are killed. In the end each event has one effect and one key.
+/// while they and the server's backends are killed: 100 times, or as `TRANSACTIONAL_KILLS` says. In the
+/// end each event has one effect and one key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn each_effect_exists_once_whatever_is_killed() {
     let kills = std::env::var("TRANSACTIONAL_KILLS").map_or(100, |kills| {

@@ -29,12 +29,14 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
         let mut transaction = transactions.begin(&mut connection).await?;
         let begun = match transactions.insert(&mut transaction, key.as_ref()).await {
             Ok(begun) => begun,
-            Err(answer) => {
+            Err(answer @ (Answer::Replayed | Answer::InFlight { .. })) => {
                 if transactions.roll_back(transaction).await.is_ok() {
                     connection.give_back();
                 }
                 return Err(answer.into());
             }
+            // Its connection is closed: it may lead to a server that takes no writes any more.
+            Err(answer) => return Err(answer.into()),
         };
 
         let limit = transactions.handler_timeout;

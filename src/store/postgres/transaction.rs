@@ -177,7 +177,7 @@ pub(crate) struct Held(Busy);
 
 impl Held {
     pub(crate) fn give_back(mut self) {
-        self.0.has_ended = true;
+        self.0.is_sound = true;
     }
 }
 
