@@ -66,6 +66,11 @@ pub(crate) enum Answer {
     Undecodable(DecodeError),
     Handled,
     NotRecorded(SettleError),
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+    NotCommitted {
+        error: BoxError,
+        retry_after: Duration,
+    },
     Discarded(BoxError),
     Failed(BoxError),
     Panicked,
@@ -76,7 +81,7 @@ pub(crate) enum Answer {
 }
 
 /// What a row says: its name in the log and in the problem's type, the status, and for an error
-/// what the sender is told.
+/// what the sender is told; a success tells it nothing.
 struct Row(&'static str, StatusCode, &'static str);
 
 impl Answer {
@@ -95,7 +100,7 @@ impl Answer {
             Self::KeysDiffer              => Row("keys-differ", S::BAD_REQUEST, "There are several idempotency keys that differ."),
             Self::KeyMissing              => Row("key-missing", S::BAD_REQUEST, "This receiver requires an idempotency key."),
             Self::StoreUnavailable { .. } => Row("store-unavailable", S::SERVICE_UNAVAILABLE, "The store of idempotency keys is unavailable."),
-            Self::Replayed                => Row("replayed", S::OK, ""),
+            Self::Replayed                => Row("replayed", S::OK, "The event had been handled before."),
             Self::InFlight { .. }         => Row("in-flight", S::CONFLICT, "A delivery of this event is being handled."),
             Self::BodyChanged             => Row("body-changed", S::UNPROCESSABLE_ENTITY, "The idempotency key was used with another body."),
             Self::BodyReplayed            => Row("body-replayed", S::UNPROCESSABLE_ENTITY, "The body was used with another idempotency key."),
@@ -104,6 +109,7 @@ impl Answer {
             Self::Undecodable(_)          => Row("undecodable", S::UNPROCESSABLE_ENTITY, "The body is not the JSON object that this event should carry."),
             Self::Handled                 => Row("handled", S::OK, ""),
             Self::NotRecorded(_)          => Row("not-recorded", S::SERVICE_UNAVAILABLE, "The event was handled, but that could not be recorded."),
+            Self::NotCommitted { .. }     => Row("not-committed", S::SERVICE_UNAVAILABLE, "The event was handled, but its transaction may not have been committed."),
             Self::Discarded(_)            => Row("discarded", S::OK, ""),
             Self::Failed(_)               => Row("failed", S::INTERNAL_SERVER_ERROR, "The event could not be handled."),
             Self::Panicked                => Row("panicked", S::INTERNAL_SERVER_ERROR, "The event could not be handled."),
@@ -137,6 +143,9 @@ impl Answer {
             | Self::StoreUnavailable {
                 retry_after: wait, ..
             }
+            | Self::NotCommitted {
+                retry_after: wait, ..
+            }
             | Self::InFlight { remaining: wait } => {
                 let part = u64::from(wait.subsec_nanos() > 0);
                 let seconds = wait.as_secs().saturating_add(part);
@@ -155,6 +164,10 @@ impl Answer {
             response.extensions_mut().insert(Outcome(name));
         }
         response
+    }
+
+    pub(crate) fn detail(&self) -> &'static str {
+        self.row().2
     }
 
     fn log(&self, outcome: &'static str) {
@@ -192,6 +205,12 @@ impl Answer {
                 reason = %Chain(error),
                 "the event was handled, but that could not be recorded: it will be handled again"
             ),
+            Self::NotCommitted { error, .. } => tracing::error!(
+                outcome,
+                reason = %Chain(error.as_ref()),
+                "the event was handled, but its transaction may not have been committed; the \
+                 sender's next attempt finds out"
+            ),
             Self::BodyTooLarge { limit } => {
                 refused(outcome, &format_args!("more than {limit} bytes"))
             }
@@ -209,7 +228,7 @@ impl Answer {
             | Self::InFlight { .. }
             | Self::BodyChanged
             | Self::BodyReplayed
-            | Self::Unhandled => refused(outcome, &self.row().2),
+            | Self::Unhandled => refused(outcome, &self.detail()),
         }
     }
 }
@@ -405,6 +424,10 @@ mod tests {
             undecodable("{what only the log may tell"),
             Answer::Handled,
             Answer::NotRecorded(SettleError::Store(store_error())),
+            Answer::NotCommitted {
+                error: SAID.into(),
+                retry_after: 600 * SECOND,
+            },
             Answer::Discarded(SAID.into()),
             Answer::Failed(SAID.into()),
             Answer::Panicked,
@@ -417,7 +440,7 @@ mod tests {
 
     /// The table as it is documented.
     #[rustfmt::skip]
-    const TABLE: [(u16, &str, Header); 25] = [
+    const TABLE: [(u16, &str, Header); 26] = [
         (405, "method-not-allowed", Some(("allow", "POST"))),
         (413, "body-too-large", None),
         (503, "buffers-full", Some(("retry-after", "600"))),
@@ -438,6 +461,7 @@ mod tests {
         (422, "undecodable", None),
         (200, "handled", None),
         (503, "not-recorded", None),
+        (503, "not-committed", Some(("retry-after", "600"))),
         (200, "discarded", None),
         (500, "failed", None),
         (500, "panicked", None),

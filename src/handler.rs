@@ -4,6 +4,7 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 
+use crate::answer::Answer;
 use crate::delivery::Delivery;
 use crate::event::Event;
 
@@ -92,10 +93,7 @@ pub type HandlerResult = Result<(), HandlerError>;
 ///
 /// Every error converts into one with `?`, and means "try again". Its text is written to the log,
 /// never to the sender.
-pub struct HandlerError {
-    discard: bool,
-    source: Box<dyn std::error::Error + Send + Sync>,
-}
+pub struct HandlerError(Answer);
 
 impl HandlerError {
     /// Gives the event up for good: the sender is told 200 and never delivers it again.
@@ -113,30 +111,43 @@ impl HandlerError {
     /// }
     /// ```
     pub fn discard(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self {
-            discard: true,
-            source: reason.into(),
-        }
+        Self(Answer::Discarded(reason.into()))
     }
 
     /// Lets the sender try again. What `?` does.
     pub fn retry(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self {
-            discard: false,
-            source: reason.into(),
-        }
+        Self(Answer::Failed(reason.into()))
     }
 
     /// Whether the event was given up for good.
     #[must_use]
     pub fn is_discard(&self) -> bool {
-        self.discard
+        matches!(self.0, Answer::Discarded(_))
     }
 
     /// What went wrong.
     #[must_use]
     pub fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
-        self.source
+        match self.0 {
+            Answer::Failed(error)
+            | Answer::Discarded(error)
+            | Answer::NotCommitted { error, .. } => error,
+            Answer::StoreUnavailable { error, .. } => error.into(),
+            answer => answer.detail().into(),
+        }
+    }
+}
+
+impl From<HandlerResult> for Answer {
+    fn from(result: HandlerResult) -> Self {
+        result.map_or_else(|error| error.0, |()| Self::Handled)
+    }
+}
+
+/// For what a handler of this crate may answer besides.
+impl From<Answer> for HandlerError {
+    fn from(answer: Answer) -> Self {
+        Self(answer)
     }
 }
 
@@ -148,15 +159,18 @@ impl<T: Into<Box<dyn std::error::Error + Send + Sync>>> From<T> for HandlerError
 
 impl fmt::Debug for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("HandlerError")
-            .field("discard", &self.discard)
-            .field("source", &self.source)
-            .finish()
+        f.debug_tuple("HandlerError").field(&self.0).finish()
     }
 }
 
 impl fmt::Display for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.source.fmt(f)
+        match &self.0 {
+            Answer::Failed(error)
+            | Answer::Discarded(error)
+            | Answer::NotCommitted { error, .. } => error.fmt(f),
+            Answer::StoreUnavailable { error, .. } => error.fmt(f),
+            answer => f.write_str(answer.detail()),
+        }
     }
 }

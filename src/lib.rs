@@ -100,6 +100,9 @@
 //!
 //! What is answered in which situation is one table: [`answers`].
 //!
+//! Handlers that write to PostgreSQL can have their effects exactly once: see `transactional` (feature
+//! `postgres`).
+//!
 //! # Rotating the secret
 //!
 //! [`Secrets`] is a handle to the set of secrets that are accepted now. Accept the new one beside the
@@ -154,7 +157,7 @@
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
 //! | `sqlite` | `store::SqliteStore`, in a file of SQLite | no |
 //! | `redis` | `store::RedisStore`, on a Redis or Valkey server | no |
-//! | `postgres` | `store::PostgresStore`, on PostgreSQL (needs Rust 1.94) | no |
+//! | `postgres` | `store::PostgresStore`, on PostgreSQL, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
@@ -184,6 +187,8 @@ pub mod store;
 mod extract;
 mod handler;
 mod router;
+#[cfg(feature = "postgres")]
+pub mod transactional;
 
 // The paved road.
 mod webhook;

@@ -4,7 +4,7 @@ use std::any::type_name;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::fmt;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::marker::PhantomData;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ use tower_service::Service;
 use crate::answer::Answer;
 use crate::delivery::{DecodeError, Delivery, RawDelivery, Verified};
 use crate::event::{Event, EventKind};
-use crate::handler::{Handler, HandlerResult};
+use crate::handler::{Handler, HandlerError, HandlerResult};
 
 /// Routes verified deliveries to the [`Handler`] of their kind: the innermost service.
 ///
@@ -68,6 +68,8 @@ struct Shared {
 pub enum Dispatch {
     /// A handler succeeded.
     Handled,
+    /// It had been handled before, as `transactional` handlers can tell (feature `postgres`).
+    Replayed,
     /// A handler gave the event up for good, for this reason.
     Discarded(Box<dyn std::error::Error + Send + Sync>),
     /// No handler wants its kind.
@@ -80,12 +82,16 @@ pub enum Dispatch {
     Panicked,
 }
 
-impl From<HandlerResult> for Dispatch {
-    fn from(result: HandlerResult) -> Self {
-        match result {
-            Ok(()) => Self::Handled,
-            Err(error) if error.is_discard() => Self::Discarded(error.into_source()),
-            Err(error) => Self::Failed(error.into_source()),
+impl From<Answer> for Dispatch {
+    fn from(answer: Answer) -> Self {
+        match answer {
+            Answer::Handled => Self::Handled,
+            Answer::Replayed => Self::Replayed,
+            Answer::Discarded(reason) => Self::Discarded(reason),
+            Answer::Ignored | Answer::Unhandled => Self::Unhandled,
+            Answer::Undecodable(error) => Self::Undecodable(error),
+            Answer::Panicked => Self::Panicked,
+            answer => Self::Failed(HandlerError::from(answer).into_source()),
         }
     }
 }
@@ -173,17 +179,17 @@ impl EventRouter {
         &self,
         delivery: RawDelivery,
     ) -> impl Future<Output = Dispatch> + Send + 'static {
-        self.route(delivery)
-            .unwrap_or_else(|| Box::pin(async { Dispatch::Unhandled }))
+        self.route(delivery).map(Dispatch::from)
     }
 
-    fn route(&self, delivery: RawDelivery) -> Option<BoxFuture<Dispatch>> {
+    fn route(&self, delivery: RawDelivery) -> BoxFuture<Answer> {
         let shared = &self.shared;
-        let route = shared
-            .handlers
-            .get(delivery.kind())
-            .or(shared.fallback.as_ref())?;
-        Some(Arc::clone(route).run(delivery, shared.undecodable.clone()))
+        let route = shared.handlers.get(delivery.kind());
+        match route.or(shared.fallback.as_ref()) {
+            Some(route) => Arc::clone(route).run(delivery, shared.undecodable.clone()),
+            None if shared.reject_unhandled => Box::pin(ready(Answer::Unhandled)),
+            None => Box::pin(ready(Answer::Ignored)),
+        }
     }
 }
 
@@ -198,8 +204,7 @@ impl Service<Request<Verified>> for EventRouter {
 
     fn call(&mut self, request: Request<Verified>) -> RouterFuture {
         RouterFuture {
-            dispatch: self.route(request.into_body().into_delivery()),
-            reject_unhandled: self.shared.reject_unhandled,
+            answer: self.route(request.into_body().into_delivery()),
         }
     }
 }
@@ -217,28 +222,14 @@ impl fmt::Debug for EventRouter {
 /// The response of an [`EventRouter`].
 #[must_use = "futures do nothing unless polled"]
 pub struct RouterFuture {
-    /// `None` when no handler wants the kind.
-    dispatch: Option<BoxFuture<Dispatch>>,
-    reject_unhandled: bool,
+    answer: BoxFuture<Answer>,
 }
 
 impl Future for RouterFuture {
     type Output = Result<Response<Full<Bytes>>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let dispatch = match &mut self.dispatch {
-            Some(dispatch) => std::task::ready!(dispatch.as_mut().poll(cx)),
-            None => Dispatch::Unhandled,
-        };
-        let answer = match dispatch {
-            Dispatch::Handled => Answer::Handled,
-            Dispatch::Discarded(reason) => Answer::Discarded(reason),
-            Dispatch::Unhandled if self.reject_unhandled => Answer::Unhandled,
-            Dispatch::Unhandled => Answer::Ignored,
-            Dispatch::Undecodable(error) => Answer::Undecodable(error),
-            Dispatch::Failed(error) => Answer::Failed(error),
-            Dispatch::Panicked => Answer::Panicked,
-        };
+        let answer = std::task::ready!(self.answer.as_mut().poll(cx));
         Poll::Ready(Ok(answer.respond()))
     }
 }
@@ -255,7 +246,7 @@ trait Route: Send + Sync {
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Dispatch>;
+    ) -> BoxFuture<Answer>;
 }
 
 trait OnUndecodable: Send + Sync {
@@ -273,7 +264,7 @@ impl<E: Event, H: Handler<E>> Typed<E, H> {
         &self,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> impl Future<Output = Dispatch> + Send {
+    ) -> impl Future<Output = Answer> + Send {
         match Delivery::decode(delivery) {
             Ok(delivery) => self.handler.handle(delivery).map_into().left_future(),
             Err((delivery, error)) => give_up(undecodable, delivery, error).right_future(),
@@ -286,7 +277,7 @@ impl<E: Event, H: Handler<E>> Route for Typed<E, H> {
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Dispatch> {
+    ) -> BoxFuture<Answer> {
         catch_panic(async move { self.handle(delivery, undecodable).await })
     }
 }
@@ -302,7 +293,7 @@ where
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Dispatch> {
+    ) -> BoxFuture<Answer> {
         catch_panic(async move {
             match delivery.json().map(drop) {
                 Ok(()) => (self.0)(delivery).await.into(),
@@ -325,17 +316,17 @@ async fn give_up(
     handler: Option<Arc<dyn OnUndecodable>>,
     delivery: RawDelivery,
     error: DecodeError,
-) -> Dispatch {
+) -> Answer {
     match handler {
         Some(handler) => handler.take(delivery, error).await.into(),
-        None => Dispatch::Undecodable(error),
+        None => Answer::Undecodable(error),
     }
 }
 
-fn catch_panic(run: impl Future<Output = Dispatch> + Send + 'static) -> BoxFuture<Dispatch> {
+fn catch_panic(run: impl Future<Output = Answer> + Send + 'static) -> BoxFuture<Answer> {
     Box::pin(
         AssertUnwindSafe(run)
             .catch_unwind()
-            .map(|run| run.unwrap_or(Dispatch::Panicked)),
+            .map(|run| run.unwrap_or(Answer::Panicked)),
     )
 }

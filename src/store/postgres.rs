@@ -1,5 +1,7 @@
 //! The Postgres store, on sqlx.
 
+pub(crate) mod transaction;
+
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -509,6 +511,9 @@ struct Statements {
     renew: Arc<str>,
     complete: Arc<str>,
     release: Arc<str>,
+    insert: Arc<str>,
+    number: Arc<str>,
+    body: Arc<str>,
     purge: Arc<str>,
 }
 
@@ -585,6 +590,50 @@ impl Statements {
                 WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
                 RETURNING true
             "),
+            // What is in `limited` is computed once, and before the insertion, which is what waits;
+            // what is returned, after it. So each limit is in force for what it is meant for.
+            insert: sql("
+                WITH limited AS MATERIALIZED (
+                    SELECT
+                        current_setting('lock_timeout') AS before,
+                        set_config('lock_timeout', $4, true)
+                )
+                INSERT INTO {schema}.keys (key, body, done_until)
+                SELECT $1, $2, clock_timestamp() + $3 * interval '1 microsecond' FROM limited
+                ON CONFLICT (key) DO NOTHING
+                RETURNING
+                    pg_current_xact_id()::text,
+                    set_config('lock_timeout', (SELECT before FROM limited), true),
+                    set_config(
+                        'statement_timeout',
+                        coalesce(nullif(current_setting('statement_timeout'), '0'), $5),
+                        true
+                    ),
+                    set_config(
+                        'idle_in_transaction_session_timeout',
+                        coalesce(
+                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $5
+                        ),
+                        true
+                    )
+            "),
+            number: sql("
+                SELECT
+                    pg_current_xact_id()::text,
+                    set_config(
+                        'statement_timeout',
+                        coalesce(nullif(current_setting('statement_timeout'), '0'), $1),
+                        true
+                    ),
+                    set_config(
+                        'idle_in_transaction_session_timeout',
+                        coalesce(
+                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $1
+                        ),
+                        true
+                    )
+            "),
+            body: sql("SELECT body FROM {schema}.keys WHERE key = $1"),
             // The rows are found by where they lie, which takes no index. Those that somebody else is
             // at work on are left alone. What lies behind the last page is its first one.
             purge: sql("

@@ -1,0 +1,196 @@
+//! Keys that are inserted by the transaction that handles their event, and need no lease.
+
+use std::ops::{Deref, DerefMut};
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection, PgTransaction, query, query_scalar};
+
+use super::*;
+
+/// A key in a transaction.
+#[derive(Debug)]
+pub(crate) enum Inserted {
+    /// It is inserted, by the transaction of this number. Whoever inserts it as well waits until that
+    /// has ended.
+    Fresh(Number),
+    /// It was there: its event was handled.
+    Done { same_body: bool },
+    /// Another transaction has inserted it, and did not end within the wait.
+    InFlight,
+}
+
+impl PostgresStore {
+    /// A connection of the pool's.
+    pub(crate) async fn acquire(&self) -> Result<Held, StoreError> {
+        let connection = self.pool.acquire().await;
+        Ok(Held(Busy::new(
+            connection.map_err(|error| self.error(error))?,
+        )))
+    }
+
+    pub(crate) async fn begin<'c>(
+        &self,
+        connection: &'c mut PgConnection,
+    ) -> Result<PgTransaction<'c>, StoreError> {
+        let transaction = connection.begin().await;
+        transaction.map_err(|error| self.error(error))
+    }
+
+    pub(crate) async fn roll_back(&self, transaction: PgTransaction<'_>) -> Result<(), StoreError> {
+        let rolled_back = transaction.rollback().await;
+        rolled_back.map_err(|error| self.error(error))
+    }
+
+    /// Tells the transaction's number, and limits what follows in it. The server ends a statement that
+    /// takes longer than `limit`, and a transaction that is idle for longer: its client may be gone
+    /// without a word. Limits of the connection's own stay.
+    pub(crate) async fn number(
+        &self,
+        transaction: &mut PgConnection,
+        limit: Duration,
+    ) -> Result<Number, StoreError> {
+        let row = query(AssertSqlSafe(Arc::clone(&self.shared.statements.number)))
+            .bind(millis(limit).to_string())
+            .fetch_one(transaction);
+        let row = row.await.map_err(|error| self.error(error))?;
+        Ok(Number(column(&row, 0)?))
+    }
+
+    /// Inserts a key as one that is done, or waits for a transaction that has inserted it. Then limits
+    /// what follows, as [`number`](Self::number) does.
+    pub(crate) async fn insert(
+        &self,
+        connection: &mut PgConnection,
+        id: &DeliveryId,
+        retain: Duration,
+        wait: Duration,
+        limit: Duration,
+    ) -> Result<Inserted, StoreError> {
+        let statements = &self.shared.statements;
+        let inserted = query(AssertSqlSafe(Arc::clone(&statements.insert)))
+            .bind(Uuid(id.key()))
+            .bind(Uuid(id.body()))
+            .bind(micros(retain))
+            .bind(millis(wait).to_string())
+            .bind(millis(limit).to_string())
+            .fetch_optional(&mut *connection)
+            .await;
+        match inserted {
+            Ok(Some(row)) => {
+                self.claimed();
+                return Ok(Inserted::Fresh(Number(column(&row, 0)?)));
+            }
+            Ok(None) => {}
+            Err(error) if is_wait_over(&error) => return Ok(Inserted::InFlight),
+            Err(error) => return Err(self.error(error)),
+        }
+        let body = query_scalar(AssertSqlSafe(Arc::clone(&statements.body)))
+            .bind(Uuid(id.key()))
+            .fetch_optional(connection);
+        let body: Option<Uuid> = body.await.map_err(|error| self.error(error))?;
+        Ok(Inserted::Done {
+            same_body: body.is_none_or(|Uuid(body)| body == id.body()),
+        })
+    }
+}
+
+/// Commits a transaction, unless it is not the one that was begun, or there is nothing left of it: the
+/// server takes its commit for a rollback then, and reports a success.
+pub(crate) async fn commit(
+    mut transaction: PgTransaction<'_>,
+    begun: &Number,
+) -> Result<(), CommitError> {
+    match number(&mut transaction).await {
+        Ok(number) if number == *begun => {}
+        Ok(_) => return Err(CommitError::EndedBefore),
+        Err(error) if code(&error).as_deref() == Some("25P02") => return Err(CommitError::Aborted),
+        Err(error) => return Err(CommitError::Unknown(error)),
+    }
+    transaction.commit().await.map_err(CommitError::Unknown)
+}
+
+/// Why a transaction was not committed, or may not have been.
+#[derive(Debug)]
+pub(crate) enum CommitError {
+    /// One of its statements had failed.
+    Aborted,
+    /// It had been committed or rolled back by another statement.
+    EndedBefore,
+    /// The server did not say that it is committed.
+    Unknown(sqlx::Error),
+}
+
+impl fmt::Display for CommitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Aborted => {
+                "the handler returned `Ok` although one of its statements had failed, and with it \
+                 its transaction: return the error, or put the statement into a savepoint"
+            }
+            Self::EndedBefore => {
+                "the handler ended the transaction that it was given: leave that to its caller"
+            }
+            Self::Unknown(_) => "the server did not confirm the commit",
+        })
+    }
+}
+
+impl std::error::Error for CommitError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Unknown(error) => Some(error),
+            Self::Aborted | Self::EndedBefore => None,
+        }
+    }
+}
+
+/// The number that the server gave to a transaction.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Number(String);
+
+/// The number of the current transaction. Fails when one of its statements has failed.
+async fn number(connection: &mut PgConnection) -> sqlx::Result<Number> {
+    let number = query_scalar("SELECT pg_current_xact_id()::text");
+    number.fetch_one(connection).await.map(Number)
+}
+
+/// Whether an insertion failed because it waited for another one.
+fn is_wait_over(error: &sqlx::Error) -> bool {
+    match code(error).as_deref() {
+        // The limit of locks, or one of statements that is shorter.
+        Some("55P03" | "57014") => true,
+        // A row that came meanwhile, where transactions are repeatable reads by default.
+        Some("40001") => true,
+        _ => false,
+    }
+}
+
+/// A time limit as the server takes it, which zero would lift.
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1)
+}
+
+/// A connection that goes back to its pool when all is in order on it. Dropped before that, it is
+/// closed, and the server rolls back: nobody else ever meets a statement that is still at work, or a
+/// `BEGIN` that was on its way when its future was dropped.
+pub(crate) struct Held(Busy);
+
+impl Held {
+    pub(crate) fn give_back(mut self) {
+        self.0.is_sound = true;
+    }
+}
+
+impl Deref for Held {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.0.connection
+    }
+}
+
+impl DerefMut for Held {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.0.connection
+    }
+}

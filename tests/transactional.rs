@@ -1,0 +1,810 @@
+//! Handlers whose effects and whose event's key are one transaction, against real servers.
+
+mod common;
+#[path = "servers/postgres.rs"]
+mod server;
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use common::{Answered, BODY, HANDLER_ERROR, Log, RequestExt, delivery, secret, send};
+use futures_util::future::join_all;
+use http::Request;
+use http_body_util::Full;
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
+use sqlx::{Connection, Executor, PgConnection};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, sleep};
+use tower::Layer;
+use tower_webhook::event::{ChatClosed, ChatRated};
+use tower_webhook::signature::Signature;
+use tower_webhook::store::PostgresStore;
+use tower_webhook::transactional::{TransactionalHandler, Transactions};
+use tower_webhook::{
+    Delivery, Dispatch, EventKind, EventRouter, HandlerError, HandlerResult, IdempotencyKey,
+    IdempotencyLayer, RawDelivery, SignatureLayer,
+};
+
+use self::server::{PostgresServer, Stop};
+
+/// What a run does after it has written its effect.
+#[derive(Clone, Debug)]
+enum Step {
+    Succeed,
+    /// Waits until the test lets it go on.
+    SucceedWhen(Arc<Semaphore>),
+    FailWhen(Arc<Semaphore>),
+    Fail,
+    Panic,
+    Discard,
+    /// Succeeds although a statement has failed.
+    Overlook,
+    /// Tries what fails in a savepoint.
+    Recover,
+    DiscardAfterFailure,
+    Execute(&'static str),
+}
+
+/// Writes one row for each run, then does the next step, or succeeds.
+#[derive(Clone, Default)]
+struct Crm {
+    steps: Arc<Mutex<VecDeque<Step>>>,
+    runs: Arc<AtomicUsize>,
+}
+
+impl Crm {
+    fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+        Self {
+            steps: Arc::new(Mutex::new(steps.into_iter().collect())),
+            runs: Arc::default(),
+        }
+    }
+
+    fn runs(&self) -> usize {
+        self.runs.load(Ordering::SeqCst)
+    }
+
+    async fn running(&self, runs: usize) {
+        eventually("the run", async || self.runs() >= runs).await;
+    }
+}
+
+impl TransactionalHandler<ChatRated> for Crm {
+    async fn handle(&self, chat: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
+        sqlx::query("INSERT INTO effects (chat) VALUES ($1)")
+            .bind(&chat.payload.id)
+            .execute(&mut *db)
+            .await?;
+        self.runs.fetch_add(1, Ordering::SeqCst);
+        let step = self.steps.lock().unwrap().pop_front();
+        match step.unwrap_or(Step::Succeed) {
+            Step::Succeed => {}
+            Step::SucceedWhen(go) => go.acquire().await?.forget(),
+            Step::FailWhen(go) => {
+                go.acquire().await?.forget();
+                return Err(HANDLER_ERROR.into());
+            }
+            Step::Fail => return Err(HANDLER_ERROR.into()),
+            Step::Panic => panic!("{HANDLER_ERROR}"),
+            Step::Discard => return Err(HandlerError::discard(HANDLER_ERROR)),
+            Step::Overlook => assert!(db.execute("SELECT 1 / 0").await.is_err()),
+            Step::Recover => {
+                let mut savepoint = db.begin().await?;
+                assert!(savepoint.execute("SELECT 1 / 0").await.is_err());
+                savepoint.rollback().await?;
+            }
+            Step::DiscardAfterFailure => {
+                let error = db.execute("SELECT 1 / 0").await.unwrap_err();
+                return Err(HandlerError::discard(error));
+            }
+            Step::Execute(sql) => {
+                db.execute(sql).await?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A server with the tables of both sides.
+struct Database {
+    server: PostgresServer,
+    pool: PgPool,
+}
+
+impl Database {
+    async fn start() -> Self {
+        let server = PostgresServer::start();
+        let pool = pool(&server.url(), 4).await;
+        pool.execute("CREATE TABLE effects (id bigserial, chat text)")
+            .await
+            .unwrap();
+        PostgresStore::new(pool.clone()).migrate().await.unwrap();
+        Self { server, pool }
+    }
+
+    /// Those of one process.
+    fn transactions(&self) -> Transactions {
+        patient(self.pool.clone())
+    }
+
+    /// Those of another process.
+    async fn others(&self) -> Transactions {
+        patient(pool(&self.server.url(), 4).await)
+    }
+
+    async fn count(&self, sql: &'static str) -> i64 {
+        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    }
+
+    async fn effects(&self) -> i64 {
+        self.count("SELECT count(*) FROM effects").await
+    }
+
+    async fn keys(&self) -> i64 {
+        self.count("SELECT count(*) FROM tower_webhook.keys").await
+    }
+
+    #[track_caller]
+    fn assert(&self, effects: i64, keys: i64) -> impl Future<Output = ()> {
+        let caller = std::panic::Location::caller();
+        async move {
+            let found = (self.effects().await, self.keys().await);
+            assert_eq!(found, (effects, keys), "effects and keys at {caller}");
+        }
+    }
+}
+
+async fn pool(url: &str, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .connect(url)
+        .await
+        .unwrap()
+}
+
+/// With a wait that no slow machine exceeds.
+fn patient(pool: PgPool) -> Transactions {
+    Transactions::new(PostgresStore::new(pool)).in_flight_wait(Duration::from_secs(60))
+}
+
+fn service(transactions: &Transactions, crm: &Crm) -> Signature<EventRouter> {
+    let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
+    SignatureLayer::new(secret()).layer(events)
+}
+
+fn event(key: &str) -> Request<Full<Bytes>> {
+    delivery(BODY).key(key)
+}
+
+#[track_caller]
+fn assert_retry_after(answered: &Answered, seconds: &str) {
+    assert_eq!(
+        answered.header("retry-after"),
+        Some(seconds),
+        "{answered:?}"
+    );
+}
+
+async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while !holds().await {
+        assert!(Instant::now() < give_up, "never: {what}");
+        sleep(Duration::from_millis(5)).await;
+    }
+}
+
+#[tokio::test]
+async fn effect_and_key_are_committed_together() {
+    let database = Database::start().await;
+    let crm = Crm::default();
+    let service = service(&database.transactions(), &crm);
+
+    send(&service, event("a")).await.assert_ok();
+    database.assert(1, 1).await;
+    send(&service, event("a")).await.assert_replayed();
+    send(&service, event("a")).await.assert_replayed();
+    send(&service, event("b")).await.assert_ok();
+    database.assert(2, 2).await;
+    assert_eq!(crm.runs(), 2);
+
+    let retained = "SELECT count(*) FROM tower_webhook.keys \
+                    WHERE done_until BETWEEN now() + '7 days 23 hours' AND now() + '8 days'";
+    assert_eq!(database.count(retained).await, 2);
+}
+
+#[tokio::test]
+async fn what_did_not_succeed_leaves_nothing() {
+    let database = Database::start().await;
+    let never = Arc::new(Semaphore::new(0));
+    let crm = Crm::new([
+        Step::Fail,
+        Step::Panic,
+        Step::SucceedWhen(never.clone()),
+        Step::Overlook,
+        Step::Execute("COMMIT"),
+        Step::Recover,
+    ]);
+    let transactions = database.transactions();
+    let short = transactions.clone();
+    let short = short.handler_timeout(Duration::from_secs(2)).unwrap();
+    let (service, short) = (service(&transactions, &crm), service(&short, &crm));
+
+    let failed = send(&service, event("a")).await;
+    failed.assert_problem(500, "failed");
+    database.assert(0, 0).await;
+    let panicked = send(&service, event("a")).await;
+    panicked.assert_problem(500, "panicked");
+    database.assert(0, 0).await;
+    let slow = send(&short, event("a")).await;
+    slow.assert_problem(503, "timed-out");
+    database.assert(0, 0).await;
+
+    // What a statement wrote is gone with the one that failed after it, though nobody noticed.
+    let overlooked = send(&service, event("a")).await;
+    overlooked.assert_problem(500, "failed");
+    database.assert(0, 0).await;
+
+    // Whoever commits by himself is told so; the key was committed with the effect all the same.
+    let ended = send(&service, event("b")).await;
+    ended.assert_problem(500, "failed");
+    database.assert(1, 1).await;
+    send(&service, event("b")).await.assert_replayed();
+
+    send(&service, event("a")).await.assert_ok();
+    send(&service, event("a")).await.assert_replayed();
+    database.assert(2, 2).await;
+    assert_eq!(crm.runs(), 6);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_run() {
+    let database = Database::start().await;
+    let go = Arc::new(Semaphore::new(0));
+    let crm = Crm::new([
+        Step::SucceedWhen(go.clone()),
+        Step::Execute("SELECT pg_sleep(3600)"),
+    ]);
+    let limit = Duration::from_secs(3);
+    let transactions = database.transactions().handler_timeout(limit).unwrap();
+    let service = service(&transactions, &crm);
+
+    for run in 1..=2 {
+        tokio::select! {
+            answered = send(&service, event("a")) => panic!("{answered:?}"),
+            () = crm.running(run) => {}
+        }
+    }
+    // The server ends the statement that nobody waits for, and the key is free again.
+    send(&service, event("a")).await.assert_ok();
+    database.assert(1, 1).await;
+    assert_eq!(crm.runs(), 3);
+
+    // No connection was left in the middle of anything.
+    let open = "SELECT count(*) FROM pg_stat_activity \
+                WHERE state <> 'idle' AND pid <> pg_backend_pid() AND backend_type = 'client backend'";
+    eventually("the end of all transactions", async || {
+        database.count(open).await == 0
+    })
+    .await;
+}
+
+/// Wherever a run is dropped, nobody who gets its connection meets the transaction.
+#[tokio::test]
+async fn a_run_can_be_dropped_at_any_point() {
+    let database = Database::start().await;
+    let crm = Crm::default();
+    let one = pool(&database.server.url(), 1).await;
+    let service = service(&patient(one.clone()), &crm);
+    one.execute("CREATE TABLE others (id bigserial)")
+        .await
+        .unwrap();
+    send(&service, event("first")).await.assert_ok();
+
+    let (mut done, mut dropped) = (1, 0);
+    for round in 0..72 {
+        let (polls, then_wait) = (1 + round % 12, round / 12 % 2 == 0);
+        let key = round.to_string();
+        match poll_only(polls, then_wait, send(&service, event(&key))).await {
+            Some(answered) => answered.assert_ok(),
+            None => dropped += 1,
+        }
+        // What somebody else writes is not in a transaction that was left open.
+        let other = one.execute("INSERT INTO others DEFAULT VALUES").await;
+        other.unwrap();
+        let others = database.count("SELECT count(*) FROM others").await;
+        assert_eq!(others, round as i64 + 1);
+
+        let again = send(&service, event(&key)).await;
+        assert_eq!(again.status, 200, "{again:?}");
+        done += 1;
+        database.assert(done, done).await;
+    }
+    // How often a run is polled depends on how fast the server answers.
+    assert!(dropped > 12, "only {dropped} runs were dropped");
+}
+
+/// Polls a future so often, and drops it: at once, or when it could go on.
+async fn poll_only<F: Future>(polls: usize, then_wait: bool, future: F) -> Option<F::Output> {
+    let mut future = Box::pin(future);
+    let mut left = polls;
+    poll_fn(move |cx| {
+        if left == 0 {
+            return Poll::Ready(None);
+        }
+        left -= 1;
+        match future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if left == 0 && !then_wait => Poll::Ready(None),
+            Poll::Pending => Poll::Pending,
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_is_discarded_is_done_without_effect() {
+    let database = Database::start().await;
+    let crm = Crm::new([Step::Discard, Step::DiscardAfterFailure, Step::Discard]);
+    let service = service(&database.transactions(), &crm);
+
+    for key in ["a", "b"] {
+        send(&service, event(key)).await.assert_ok();
+        send(&service, event(key)).await.assert_replayed();
+    }
+    database.assert(0, 2).await;
+    send(&service, delivery(BODY)).await.assert_ok();
+    database.assert(0, 2).await;
+    assert_eq!(crm.runs(), 3);
+}
+
+#[tokio::test]
+async fn a_delivery_without_a_key_has_a_transaction_all_the_same() {
+    let database = Database::start().await;
+    let crm = Crm::new([Step::Succeed, Step::Fail, Step::Overlook]);
+    let service = service(&database.transactions(), &crm);
+
+    send(&service, delivery(BODY)).await.assert_ok();
+    for _ in 0..2 {
+        let failed = send(&service, delivery(BODY)).await;
+        failed.assert_problem(500, "failed");
+    }
+    send(&service, delivery(BODY)).await.assert_ok();
+    database.assert(2, 0).await;
+
+    let requiring = SignatureLayer::new(secret()).require_key();
+    let events = EventRouter::new().on::<ChatRated>(database.transactions().handler(crm));
+    let refused = send(&requiring.layer(events), delivery(BODY)).await;
+    refused.assert_problem(400, "key-missing");
+}
+
+#[tokio::test]
+async fn of_64_deliveries_at_once_one_has_an_effect() {
+    let database = Database::start().await;
+    let crm = Crm::default();
+    let here = service(&database.transactions(), &crm);
+    let there = service(&database.others().await, &crm);
+
+    for key in ["a", "b", "c"] {
+        let answers = (0..64).map(|n| send([&here, &there][n % 2], event(key)));
+        let answers = join_all(answers).await;
+        let replayed = answers
+            .iter()
+            .filter(|answered| answered.header("idempotent-replayed").is_some());
+        assert_eq!(replayed.count(), 63);
+        assert!(answers.iter().all(|answered| answered.status == 200));
+    }
+    database.assert(3, 3).await;
+    assert_eq!(crm.runs(), 3);
+}
+
+#[tokio::test]
+async fn a_duplicate_waits_for_the_outcome() {
+    let database = Database::start().await;
+    let wait = Duration::from_millis(500);
+    // In one process, and in two.
+    for (key, other) in [
+        ("a", database.transactions()),
+        ("b", database.others().await),
+    ] {
+        let go = Arc::new(Semaphore::new(0));
+        let crm = Crm::new([
+            Step::FailWhen(go.clone()),
+            Step::SucceedWhen(go.clone()),
+            Step::Panic,
+        ]);
+        let transactions = database.transactions();
+        let other = if key == "a" {
+            transactions.clone()
+        } else {
+            other
+        };
+        let first = service(&transactions, &crm);
+        let second = service(&other, &crm);
+        let impatient = service(&other.in_flight_wait(wait), &crm);
+
+        let failing = send(&first, event(key));
+        let deciding = async {
+            crm.running(1).await;
+            let started = Instant::now();
+            let refused = send(&impatient, event(key)).await;
+            refused.assert_problem(409, "in-flight");
+            assert_retry_after(&refused, "30");
+            assert!(started.elapsed() >= wait, "{:?}", started.elapsed());
+            assert!(started.elapsed() < 20 * wait, "{:?}", started.elapsed());
+
+            // The second waits for the first, which fails: it runs itself. A third waits for it.
+            let second = send(&second, event(key));
+            let third = async {
+                sleep(wait / 2).await;
+                assert_eq!(crm.runs(), 1);
+                go.add_permits(1);
+                crm.running(2).await;
+                let third = send(&first, event(key));
+                tokio::join!(third, async {
+                    sleep(wait / 2).await;
+                    go.add_permits(1);
+                })
+            };
+            tokio::join!(second, third)
+        };
+        let (failed, (second, (third, ()))) = tokio::join!(failing, deciding);
+        failed.assert_problem(500, "failed");
+        second.assert_ok();
+        third.assert_replayed();
+        assert_eq!(crm.runs(), 2, "{key}");
+    }
+    database.assert(2, 2).await;
+}
+
+#[tokio::test]
+async fn no_wait_is_no_wait() {
+    let database = Database::start().await;
+    let go = Arc::new(Semaphore::new(0));
+    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let first = service(&database.transactions(), &crm);
+    let other = database.others().await.in_flight_wait(Duration::ZERO);
+    let second = service(&other, &crm);
+
+    let deciding = async {
+        crm.running(1).await;
+        let refused = send(&second, event("a")).await;
+        go.add_permits(1);
+        refused
+    };
+    let (handled, refused) = tokio::join!(send(&first, event("a")), deciding);
+    handled.assert_ok();
+    refused.assert_problem(409, "in-flight");
+    send(&second, event("a")).await.assert_replayed();
+}
+
+#[tokio::test]
+async fn duplicates_that_wait_take_no_connection() {
+    let database = Database::start().await;
+    let go = Arc::new(Semaphore::new(0));
+    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let service = service(&patient(pool(&database.server.url(), 2).await), &crm);
+
+    let duplicates = async {
+        crm.running(1).await;
+        let duplicates = (0..100).map(|_| send(&service, event("a")));
+        let others = async {
+            for key in ["b", "c", "d"] {
+                send(&service, event(key)).await.assert_ok();
+            }
+            go.add_permits(1);
+        };
+        tokio::join!(join_all(duplicates), others).0
+    };
+    let (first, duplicates) = tokio::join!(send(&service, event("a")), duplicates);
+    first.assert_ok();
+    for duplicate in duplicates {
+        duplicate.assert_replayed();
+    }
+    database.assert(4, 4).await;
+}
+
+#[tokio::test]
+async fn it_works_behind_an_idempotency_layer_too() {
+    let database = Database::start().await;
+    let crm = Crm::new([Step::Fail, Step::Succeed, Step::Discard]);
+    let store = PostgresStore::new(database.pool.clone());
+    let events =
+        EventRouter::new().on::<ChatRated>(Transactions::new(store.clone()).handler(crm.clone()));
+    let layered = SignatureLayer::new(secret()).layer(IdempotencyLayer::new(store).layer(events));
+    let alone = service(&database.transactions(), &crm);
+
+    let failed = send(&layered, event("a")).await;
+    failed.assert_problem(500, "failed");
+    database.assert(0, 1).await; // The layer remembers how often it was tried.
+    send(&layered, event("a")).await.assert_ok();
+    send(&layered, event("a")).await.assert_replayed();
+    send(&alone, event("a")).await.assert_replayed();
+    database.assert(1, 2).await;
+
+    send(&alone, event("b")).await.assert_ok();
+    send(&layered, event("b")).await.assert_replayed();
+    send(&layered, event("c")).await.assert_ok();
+    database.assert(2, 6).await;
+    assert_eq!(crm.runs(), 4);
+}
+
+#[tokio::test]
+async fn namespaces_keep_keys_apart_and_kinds_do_not() {
+    let database = Database::start().await;
+    let crm = Crm::default();
+    let (one, other) = (
+        database.transactions(),
+        database.transactions().namespace("other"),
+    );
+    send(&service(&one, &crm), event("a")).await.assert_ok();
+    send(&service(&other, &crm), event("a")).await.assert_ok();
+    database.assert(2, 2).await;
+
+    let events = EventRouter::new().on::<ChatClosed>(
+        one.handler(async |_: Delivery<ChatClosed>, _: &mut PgConnection| Ok(())),
+    );
+    let closing = SignatureLayer::new(secret()).layer(events);
+    let replayed = send(&closing, event("a").kind("chat-closed")).await;
+    replayed.assert_replayed();
+}
+
+#[tokio::test]
+async fn a_key_with_another_body_is_the_same_event_and_warned_about() {
+    let database = Database::start().await;
+    let service = service(&database.transactions(), &Crm::default());
+    let (log, _guard) = Log::capture(tracing::Level::WARN);
+
+    send(&service, event("a")).await.assert_ok();
+    send(&service, event("a")).await.assert_replayed();
+    assert!(log.events().is_empty(), "{}", log.text());
+    let other = delivery(r#"{"id":"chat-2"}"#).key("a");
+    send(&service, other).await.assert_replayed();
+    assert!(log.text().contains("with another body"), "{}", log.text());
+    database.assert(1, 1).await;
+}
+
+#[tokio::test]
+async fn it_works_without_http() {
+    let database = Database::start().await;
+    let crm = Crm::new([Step::Succeed, Step::Fail]);
+    let router = EventRouter::new().on::<ChatRated>(database.transactions().handler(crm));
+    let stored = |key| {
+        RawDelivery::new(EventKind::CHAT_RATED, BODY)
+            .with_key(IdempotencyKey::new(http::HeaderValue::from_static(key)))
+    };
+
+    let first = router.dispatch(stored("a")).await;
+    assert!(matches!(first, Dispatch::Handled), "{first:?}");
+    let again = router.dispatch(stored("a")).await;
+    assert!(matches!(again, Dispatch::Replayed), "{again:?}");
+    match router.dispatch(stored("b")).await {
+        Dispatch::Failed(error) => assert_eq!(error.to_string(), HANDLER_ERROR),
+        dispatch => panic!("{dispatch:?}"),
+    }
+}
+
+/// The limits of ours end with what they are for; those of the connection stay.
+#[tokio::test]
+async fn a_handler_meets_the_limits_of_its_connection() {
+    let database = Database::start().await;
+    let shown = Arc::new(Mutex::new(Vec::new()));
+    struct Show(Arc<Mutex<Vec<String>>>);
+    impl TransactionalHandler<ChatRated> for Show {
+        async fn handle(&self, _: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
+            for show in [
+                "SHOW lock_timeout",
+                "SHOW statement_timeout",
+                "SHOW idle_in_transaction_session_timeout",
+            ] {
+                let value = sqlx::query_scalar(show).fetch_one(&mut *db).await?;
+                self.0.lock().unwrap().push(value);
+            }
+            Ok(())
+        }
+    }
+    let serve = async |options: PgConnectOptions| {
+        let pool = PgPoolOptions::new()
+            .max_connections(1)
+            .connect_with(options)
+            .await
+            .unwrap();
+        let transactions = Transactions::new(PostgresStore::new(pool.clone()));
+        let events = EventRouter::new().on::<ChatRated>(transactions.handler(Show(shown.clone())));
+        let service = SignatureLayer::new(secret()).layer(events);
+        let key = format!("{}", shown.lock().unwrap().len());
+        send(&service, event(&key)).await.assert_ok();
+        // After the transaction nothing of it is left.
+        let mut connection = pool.acquire().await.unwrap();
+        let left: String = sqlx::query_scalar("SHOW statement_timeout")
+            .fetch_one(&mut *connection)
+            .await
+            .unwrap();
+        left
+    };
+
+    let plain: PgConnectOptions = database.server.url().parse().unwrap();
+    assert_eq!(serve(plain.clone()).await, "0");
+    let limited = plain.options([
+        ("lock_timeout", "7s"),
+        ("statement_timeout", "8s"),
+        ("idle_in_transaction_session_timeout", "9s"),
+    ]);
+    assert_eq!(serve(limited).await, "8s");
+    assert_eq!(
+        *shown.lock().unwrap(),
+        ["0", "30s", "30s", "7s", "8s", "9s"]
+    );
+}
+
+#[tokio::test]
+async fn stricter_isolation_refuses_a_duplicate_instead_of_answering_it() {
+    let database = Database::start().await;
+    for level in ["repeatable read", "serializable"] {
+        let options: PgConnectOptions = database.server.url().parse().unwrap();
+        let pool = PgPoolOptions::new()
+            .connect_with(options.options([("default_transaction_isolation", level)]))
+            .await
+            .unwrap();
+        let go = Arc::new(Semaphore::new(0));
+        let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+        let first = service(&patient(pool.clone()), &crm);
+        let second = service(&patient(pool), &crm);
+
+        let waiting = async {
+            crm.running(1).await;
+            let (duplicate, ()) = tokio::join!(send(&second, event(level)), async {
+                let waits = "SELECT count(*) FROM pg_locks WHERE NOT granted";
+                eventually("the wait", async || database.count(waits).await == 1).await;
+                go.add_permits(1);
+            });
+            duplicate
+        };
+        let (handled, duplicate) = tokio::join!(send(&first, event(level)), waiting);
+        handled.assert_ok();
+        duplicate.assert_problem(409, "in-flight");
+        send(&second, event(level)).await.assert_replayed();
+    }
+    database.assert(2, 2).await;
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_is_503_until_it_is_back() {
+    let mut database = Database::start().await;
+    let crm = Crm::default();
+    let transactions = database.transactions();
+    let transactions = transactions.store_timeout(Duration::from_secs(1)).unwrap();
+    let service = service(&transactions, &crm);
+    send(&service, event("a")).await.assert_ok();
+
+    for stop in [Stop::Fast, Stop::Immediate] {
+        database.server.stop(stop);
+        for _ in 0..3 {
+            let started = Instant::now();
+            let refused = send(&service, event("b")).await;
+            refused.assert_problem(503, "store-unavailable");
+            assert_retry_after(&refused, "600");
+            assert!(started.elapsed() < Duration::from_secs(8));
+        }
+        database.server.restart();
+        eventually("recovery", async || {
+            send(&service, event(&format!("{stop:?}"))).await.status == 200
+        })
+        .await;
+        send(&service, event("a")).await.assert_replayed();
+    }
+    database.assert(3, 3).await;
+}
+
+#[tokio::test]
+async fn missing_tables_are_named() {
+    let server = PostgresServer::start();
+    let store = PostgresStore::new(pool(&server.url(), 1).await);
+    let service = service(&Transactions::new(store.clone()), &Crm::default());
+    let (log, _guard) = Log::capture(tracing::Level::WARN);
+
+    let refused = send(&service, event("a")).await;
+    refused.assert_problem(503, "store-unavailable");
+    assert!(
+        log.text().contains("PostgresStore::migrate"),
+        "{}",
+        log.text()
+    );
+}
+
+#[tokio::test]
+async fn a_commit_whose_answer_is_lost_is_found_by_the_next_delivery() {
+    let database = Database::start().await;
+    let crm = Crm::default();
+    for (key, forwarded) in [("reached the server", true), ("did not", false)] {
+        let proxy = cutting_proxy(database.server.port(), b"COMMIT", forwarded).await;
+        let url = format!("postgres://postgres@127.0.0.1:{proxy}/postgres");
+        let cut = Transactions::new(PostgresStore::new(pool(&url, 1).await));
+        let cut = service(&cut, &crm);
+        let direct = service(&database.transactions(), &crm);
+
+        let lost = send(&cut, event(key)).await;
+        lost.assert_problem(503, "not-committed");
+        assert_retry_after(&lost, "600");
+        let again = send(&direct, event(key)).await;
+        match forwarded {
+            true => again.assert_replayed(),
+            false => again.assert_ok(),
+        }
+    }
+    database.assert(2, 2).await;
+    assert_eq!(crm.runs(), 3);
+}
+
+/// Forwards to a port of this machine until the client sends something that contains `word`: then it
+/// closes the connection, before or after that is forwarded.
+async fn cutting_proxy(to: u16, word: &'static [u8], forward: bool) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut server = TcpStream::connect(("127.0.0.1", to)).await.unwrap();
+            tokio::spawn(async move {
+                let (mut from_client, mut from_server) = ([0; 8192], [0; 8192]);
+                loop {
+                    tokio::select! {
+                        read = client.read(&mut from_client) => {
+                            let sent = &from_client[..read.unwrap_or(0)];
+                            let cut = sent.windows(word.len()).any(|part| part == word);
+                            if sent.is_empty() || cut && !forward {
+                                return;
+                            }
+                            server.write_all(sent).await.unwrap();
+                            if cut {
+                                // The server answers when it has committed.
+                                let _ = server.read(&mut from_server).await;
+                                return;
+                            }
+                        }
+                        read = server.read(&mut from_server) => {
+                            let sent = &from_server[..read.unwrap_or(0)];
+                            if sent.is_empty() || client.write_all(sent).await.is_err() {
+                                return;
+                            }
+                        }
+                    }
+                }
+            });
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn keys_are_purged_after_their_retention() {
+    let database = Database::start().await;
+    let service = service(&database.transactions(), &Crm::default());
+    for key in 0..300 {
+        send(&service, event(&key.to_string())).await.assert_ok();
+    }
+    database
+        .pool
+        .execute("UPDATE tower_webhook.keys SET done_until = now() WHERE key < '80000000-0000-0000-0000-000000000000'")
+        .await
+        .unwrap();
+    let expired = "SELECT count(*) FROM tower_webhook.keys WHERE done_until <= now()";
+    let before = database.count(expired).await;
+    assert!(before > 50);
+
+    // By itself, while events arrive.
+    for key in 300..600 {
+        send(&service, event(&key.to_string())).await.assert_ok();
+    }
+    eventually("the purge", async || database.count(expired).await < before).await;
+    let store = PostgresStore::new(database.pool.clone());
+    store.purge().await.unwrap();
+    assert_eq!(database.count(expired).await, 0);
+    assert!(database.keys().await > 400);
+    assert_eq!(database.effects().await, 600);
+}
