@@ -65,6 +65,8 @@ pub enum ConfigError {
         /// The lease; the wait must be shorter.
         lease: Duration,
     },
+    /// The name is none that PostgreSQL takes for a schema.
+    SchemaName(String),
     /// A limit is zero, and nothing could pass it.
     Zero(
         /// The limit's name.
@@ -124,6 +126,12 @@ impl fmt::Display for ConfigError {
                 f,
                 "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: choose a \
                  shorter wait, or a longer lease before it"
+            ),
+            Self::SchemaName(name) => write!(
+                f,
+                "`{}` cannot be the name of a schema: use 1 to 63 bytes without a NUL, and none that \
+                 begin with `pg_`",
+                name.escape_debug()
             ),
             Self::Zero(limit) => write!(f, "`{limit}` must be more than zero"),
         }

@@ -26,6 +26,8 @@ pub mod conformance;
 mod moka;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "postgres")]
+pub(crate) mod postgres;
 
 use std::fmt;
 use std::future::Future;
@@ -39,6 +41,8 @@ use sha2::{Digest, Sha256};
 pub use self::moka::MokaStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisConnectError, RedisStore};
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresStore;
 
 /// Remembers which keys are in flight and which are done.
 ///

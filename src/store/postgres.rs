@@ -1,0 +1,709 @@
+//! The Postgres store, on sqlx.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use sqlx::encode::IsNull;
+use sqlx::error::BoxDynError;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::types::Oid;
+use sqlx::postgres::{
+    PgArgumentBuffer, PgPool, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, Postgres,
+};
+use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
+use tokio::runtime::Handle;
+use tracing::Instrument;
+
+use super::{
+    Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
+};
+use crate::answer::Chain;
+use crate::config::ConfigError;
+
+/// Remembers keys in PostgreSQL, on your application's own pool of connections.
+#[derive(Clone)]
+pub struct PostgresStore {
+    pool: PgPool,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    schema: Schema,
+    statements: Statements,
+    /// How many keys were claimed here.
+    claims: AtomicU64,
+    /// Where in the table the next step of purging begins.
+    page: AtomicU64,
+    is_purging: AtomicBool,
+}
+
+impl PostgresStore {
+    /// Keeps the keys in the schema `tower_webhook` of the pool's database.
+    ///
+    /// Call [`migrate`](Self::migrate) before the first delivery.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self::in_schema(pool, Schema::default())
+    }
+
+    /// Keeps the keys in another schema, of any name that PostgreSQL takes: it is quoted, so upper
+    /// and lower case differ.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::SchemaName`] when the name is empty, longer than 63 bytes, contains a NUL, or
+    /// begins with `pg_`, which PostgreSQL keeps for itself.
+    pub fn with_schema(self, name: impl Into<String>) -> Result<Self, ConfigError> {
+        Ok(Self::in_schema(self.pool, Schema::new(name.into())?))
+    }
+
+    fn in_schema(pool: PgPool, schema: Schema) -> Self {
+        Self {
+            pool,
+            shared: Arc::new(Shared {
+                statements: Statements::new(&schema),
+                schema,
+                claims: AtomicU64::new(0),
+                // Several instances begin at different places.
+                page: AtomicU64::new(RandomState::new().hash_one(0) >> 32),
+                is_purging: AtomicBool::new(false),
+            }),
+        }
+    }
+
+    /// Creates the schema and its tables, or brings them up to date.
+    ///
+    /// Does nothing where they are: call it whenever a process starts. Several that start at once
+    /// wait for each other.
+    ///
+    /// Its first call in a database needs the right to create a schema there, or a schema of that
+    /// name in which the user may create tables.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, the right is missing, or the schema was made by a later
+    /// release of this crate.
+    pub async fn migrate(&self) -> Result<(), StoreError> {
+        migrate(&self.pool, &self.shared.schema).await
+    }
+
+    /// Deletes all expired rows, in small steps, and tells how many they were.
+    ///
+    /// There is no need to call it: a small step is done in the background with every 128th claim.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or refuses to work. What was deleted until then stays so.
+    pub async fn purge(&self) -> Result<u64, StoreError> {
+        let mut purged = 0;
+        let mut page = 0;
+        loop {
+            let step = self.purge_step(page).await?;
+            purged += step.purged;
+            page += PAGES_PER_STEP;
+            if page >= step.pages {
+                return Ok(purged);
+            }
+        }
+    }
+
+    /// Deletes the expired rows of a few pages, from `page` on, modulo as many as there are.
+    async fn purge_step(&self, page: u64) -> Result<Purged, StoreError> {
+        let sql = &self.shared.statements.purge;
+        let schema = &self.shared.schema;
+        let values = [
+            Value::Text(schema.table("keys")),
+            Value::Number(i64::try_from(page).unwrap_or(0)),
+        ];
+        let row = self.fetch(sql, &values).await?;
+        let row = row.ok_or_else(|| corrupt("no row"))?;
+        Ok(Purged {
+            purged: column::<i64>(&row, 0)?.unsigned_abs(),
+            pages: column::<i64>(&row, 1)?.unsigned_abs(),
+        })
+    }
+
+    /// Counts a key that was claimed, and purges a little now and then.
+    fn claimed(&self) {
+        let claims = self.shared.claims.fetch_add(1, Ordering::Relaxed) + 1;
+        if !claims.is_multiple_of(CLAIMS_PER_STEP) {
+            return;
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        if self.shared.is_purging.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let store = self.clone();
+        let purge = async move {
+            let purging = Purging(&store.shared.is_purging);
+            let page = &store.shared.page;
+            let page = page.fetch_add(PAGES_PER_STEP, Ordering::Relaxed);
+            if let Err(error) = store.purge_step(page).await {
+                tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
+            }
+            drop(purging);
+        };
+        runtime.spawn(purge.in_current_span());
+    }
+
+    /// Executes a statement, again when it lost against another one, and returns its row if it has
+    /// one.
+    async fn fetch(&self, sql: &Arc<str>, values: &[Value]) -> Result<Option<PgRow>, StoreError> {
+        loop {
+            let mut query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+            for value in values {
+                query = match value {
+                    Value::Id(id) => query.bind(Uuid(*id)),
+                    Value::Number(number) => query.bind(*number),
+                    Value::Text(text) => query.bind(text.clone()),
+                };
+            }
+            let connection = self.pool.acquire().await;
+            let mut busy = Busy::new(connection.map_err(|error| self.error(error))?);
+            let result = query.fetch_optional(&mut *busy.connection).await;
+            busy.has_ended = true;
+            match result {
+                Ok(row) => return Ok(row),
+                // Only where transactions are repeatable reads or serializable by default.
+                Err(error) if lost_a_race(&error) => tokio::task::yield_now().await,
+                Err(error) => return Err(self.error(error)),
+            }
+        }
+    }
+
+    /// Executes a statement that changes the row of a lease, if the lease has not ended.
+    async fn settle(
+        &self,
+        sql: &Arc<str>,
+        lease: &Lease,
+        time: Duration,
+    ) -> Result<(), SettleError> {
+        let Fence(fence) = lease.fence();
+        let values = [
+            Value::Id(lease.id().key()),
+            Value::Id(fence),
+            Value::Number(micros(time)),
+        ];
+        match self.fetch(sql, &values).await? {
+            Some(_) => Ok(()),
+            None => Err(SettleError::Superseded),
+        }
+    }
+
+    fn error(&self, error: sqlx::Error) -> StoreError {
+        store_error(error, &self.shared.schema)
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("schema", &self.shared.schema.name)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for PostgresStore {
+    const LEASES_OUTLIVE_PROCESS: bool = true;
+
+    async fn claim(
+        &self,
+        id: &DeliveryId,
+        lease: Duration,
+        retain: Duration,
+    ) -> Result<Claim, StoreError> {
+        let values = [
+            Value::Id(id.key()),
+            Value::Id(id.body()),
+            Value::Number(micros(lease)),
+            Value::Number(micros(retain)),
+        ];
+        loop {
+            let row = self.fetch(&self.shared.statements.claim, &values).await?;
+            // Somebody else took the key after the statement began: the next one sees what it did.
+            let Some(row) = row else { continue };
+
+            if let Some(Uuid(fence)) = column(&row, 0)? {
+                let attempt = u32::try_from(column::<i32>(&row, 1)?).ok();
+                let attempt = attempt.and_then(NonZeroU32::new);
+                let attempt =
+                    attempt.ok_or_else(|| corrupt("an attempt that is not above zero"))?;
+                self.claimed();
+                return Ok(Claim::Acquired(Lease::new(*id, Fence(fence), attempt)));
+            }
+            let same_body = column(&row, 2)?;
+            return Ok(match remaining(&row, 3)? {
+                Some(remaining) => Claim::InFlight {
+                    remaining,
+                    same_body,
+                },
+                None => Claim::Done { same_body },
+            });
+        }
+    }
+
+    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+        let values = [Value::Id(id.key())];
+        let row = self.fetch(&self.shared.statements.peek, &values).await?;
+        let Some(row) = row else {
+            return Ok(KeyState::Free);
+        };
+        Ok(match remaining(&row, 0)? {
+            Some(remaining) => KeyState::InFlight { remaining },
+            None => KeyState::Done,
+        })
+    }
+
+    async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
+        let sql = &self.shared.statements.renew;
+        self.settle(sql, lease, extend).await
+    }
+
+    async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
+        let sql = &self.shared.statements.complete;
+        self.settle(sql, lease, retain).await
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
+        let sql = &self.shared.statements.release;
+        self.settle(sql, lease, Duration::ZERO).await
+    }
+}
+
+/// Creates the tables in `schema`, or brings them up to date.
+pub(crate) async fn migrate(pool: &PgPool, schema: &Schema) -> Result<(), StoreError> {
+    let error = |error| store_error(error, schema);
+
+    // Needs no right to change anything, and no lock.
+    let sql = schema.sql("SELECT max(version) FROM {schema}.migrations");
+    let version = sqlx::query_scalar(AssertSqlSafe(sql.clone()));
+    match version.fetch_one(pool).await {
+        Ok(version) if is_current(version, schema)? => return Ok(()),
+        Ok(_) => {}
+        Err(cause) if is_missing(&cause) => {}
+        Err(cause) => return Err(error(cause)),
+    }
+
+    // What was committed while the lock was waited for has to be seen.
+    let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+    let mut transaction = pool.begin_with(begin).await.map_err(error)?;
+    // Unlike a lock of the session, this one works behind PgBouncer too.
+    sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('tower_webhook ' || $1, 0))")
+        .bind(&schema.name)
+        .execute(&mut *transaction)
+        .await
+        .map_err(error)?;
+    let exists: bool =
+        sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)")
+            .bind(&schema.name)
+            .fetch_one(&mut *transaction)
+            .await
+            .map_err(error)?;
+    let mut steps = Vec::new();
+    if !exists {
+        steps.push(schema.sql("CREATE SCHEMA {schema}"));
+    }
+    steps.push(schema.sql(
+        "CREATE TABLE IF NOT EXISTS {schema}.migrations (
+            version integer PRIMARY KEY,
+            applied_at timestamptz NOT NULL DEFAULT now()
+        )",
+    ));
+    for step in steps {
+        sqlx::raw_sql(AssertSqlSafe(step))
+            .execute(&mut *transaction)
+            .await
+            .map_err(error)?;
+    }
+    let version: Option<i32> = sqlx::query_scalar(AssertSqlSafe(sql))
+        .fetch_one(&mut *transaction)
+        .await
+        .map_err(error)?;
+    if is_current(version, schema)? {
+        return Ok(());
+    }
+    for (version, migration) in (1..).zip(MIGRATIONS).skip(version.unwrap_or(0) as usize) {
+        sqlx::raw_sql(AssertSqlSafe(schema.sql(migration)))
+            .execute(&mut *transaction)
+            .await
+            .map_err(error)?;
+        let record = schema.sql("INSERT INTO {schema}.migrations (version) VALUES ($1)");
+        sqlx::query(AssertSqlSafe(record))
+            .bind(version)
+            .execute(&mut *transaction)
+            .await
+            .map_err(error)?;
+    }
+    transaction.commit().await.map_err(error)
+}
+
+/// Each brings the schema from the version before it to the next one, the first of which is 1.
+const MIGRATIONS: [&str; 1] = [
+    // A key that is done has only `done_until`; one that is claimed, all the others; one that failed
+    // or whose lease ended, its attempts. None of these is indexed, so that an update may stay in
+    // its page (HOT) and leaves nothing to an index; the spare room is for these.
+    "CREATE TABLE {schema}.keys (
+        key uuid PRIMARY KEY,
+        body uuid NOT NULL,
+        done_until timestamptz,
+        fence uuid,
+        lease_until timestamptz,
+        known_until timestamptz,
+        attempts integer,
+        CHECK (num_nonnulls(done_until, attempts) = 1),
+        CHECK (num_nonnulls(known_until, attempts) <> 1),
+        CHECK (num_nonnulls(fence, lease_until) <> 1)
+    ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05)",
+];
+
+fn is_current(version: Option<i32>, schema: &Schema) -> Result<bool, StoreError> {
+    let newest = MIGRATIONS.len() as i32;
+    match version.unwrap_or(0) {
+        version if version > newest => Err(StoreError::new(
+            StoreErrorKind::Unavailable,
+            format!(
+                "the schema `{}` is of version {version}, which a later release of tower-webhook \
+                 made, and this one knows up to version {newest}: deploy the later release, or use \
+                 another schema",
+                schema.name
+            ),
+        )),
+        version => Ok(version == newest),
+    }
+}
+
+/// The schema that holds the tables.
+pub(crate) struct Schema {
+    name: String,
+    quoted: String,
+}
+
+impl Schema {
+    pub(crate) fn new(name: String) -> Result<Self, ConfigError> {
+        /// Longer names would be cut.
+        const LONGEST: usize = 63;
+
+        let is_valid =
+            (1..=LONGEST).contains(&name.len()) && !name.contains('\0') && !name.starts_with("pg_");
+        match is_valid {
+            true => Ok(Self {
+                quoted: format!("\"{}\"", name.replace('"', "\"\"")),
+                name,
+            }),
+            false => Err(ConfigError::SchemaName(name)),
+        }
+    }
+
+    /// SQL in which `{schema}` stands for the schema.
+    pub(crate) fn sql(&self, sql: &str) -> String {
+        sql.replace("{schema}", &self.quoted)
+    }
+
+    /// The name of a table in it, as it is written in SQL.
+    fn table(&self, table: &str) -> String {
+        format!("{}.{table}", self.quoted)
+    }
+}
+
+impl Default for Schema {
+    fn default() -> Self {
+        let name = "tower_webhook";
+        Self {
+            name: name.to_owned(),
+            quoted: format!("\"{name}\""),
+        }
+    }
+}
+
+/// A step of purging looks at so many pages, which have room for some 100 rows each.
+const PAGES_PER_STEP: u64 = 32;
+
+/// A step of purging is done with every so-manieth claim. A page then is looked at four times as
+/// often as one is filled: a table of n rows is walked through within n / 20 claims.
+const CLAIMS_PER_STEP: u64 = 128;
+
+/// What is executed, with the schema's name in it.
+struct Statements {
+    claim: Arc<str>,
+    peek: Arc<str>,
+    renew: Arc<str>,
+    complete: Arc<str>,
+    release: Arc<str>,
+    purge: Arc<str>,
+}
+
+impl Statements {
+    // Time is `clock_timestamp()`: unlike `now()` it also goes on while a statement waits for a row.
+    fn new(schema: &Schema) -> Self {
+        let sql = |sql| Arc::from(schema.sql(sql));
+        Self {
+            // `seen` answers duplicates without a write. What it does not see, because it came after
+            // the statement began, the insertion meets: then there is no row at all.
+            claim: sql("
+                WITH seen AS MATERIALIZED (
+                    SELECT
+                        body = $2 AS same_body,
+                        extract(epoch FROM lease_until - clock_timestamp()) AS remaining
+                    FROM {schema}.keys
+                    WHERE key = $1
+                        AND (done_until > clock_timestamp() OR lease_until > clock_timestamp())
+                ), claimed AS (
+                    INSERT INTO {schema}.keys AS known
+                        (key, body, fence, lease_until, known_until, attempts)
+                    SELECT
+                        $1,
+                        $2,
+                        gen_random_uuid(),
+                        clock_timestamp() + $3 * interval '1 microsecond',
+                        clock_timestamp() + $4 * interval '1 microsecond',
+                        1
+                    WHERE NOT EXISTS (SELECT FROM seen)
+                    ON CONFLICT (key) DO UPDATE SET
+                        body = excluded.body,
+                        done_until = NULL,
+                        fence = excluded.fence,
+                        lease_until = clock_timestamp() + $3 * interval '1 microsecond',
+                        known_until = clock_timestamp() + $4 * interval '1 microsecond',
+                        attempts = CASE
+                            WHEN known.known_until > clock_timestamp()
+                                THEN least(known.attempts, 2147483646) + 1
+                            ELSE 1
+                        END
+                    WHERE (known.done_until > clock_timestamp()
+                        OR known.lease_until > clock_timestamp()) IS NOT TRUE
+                    RETURNING fence, attempts
+                )
+                SELECT fence, attempts, NULL AS same_body, NULL AS remaining FROM claimed
+                UNION ALL
+                SELECT NULL, NULL, same_body, ceil(remaining * 1000000)::bigint FROM seen
+            "),
+            peek: sql("
+                SELECT ceil(extract(epoch FROM lease_until - clock_timestamp()) * 1000000)::bigint
+                FROM {schema}.keys
+                WHERE key = $1
+                    AND (done_until > clock_timestamp() OR lease_until > clock_timestamp())
+            "),
+            renew: sql("
+                UPDATE {schema}.keys
+                SET lease_until = clock_timestamp() + $3 * interval '1 microsecond'
+                WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
+                RETURNING true
+            "),
+            complete: sql("
+                UPDATE {schema}.keys
+                SET done_until = clock_timestamp() + $3 * interval '1 microsecond',
+                    fence = NULL,
+                    lease_until = NULL,
+                    known_until = NULL,
+                    attempts = NULL
+                WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
+                RETURNING true
+            "),
+            release: sql("
+                UPDATE {schema}.keys
+                SET fence = NULL, lease_until = NULL
+                WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
+                RETURNING true
+            "),
+            // The rows are found by where they lie, which takes no index. Those that somebody else is
+            // at work on are left alone.
+            purge: sql("
+                WITH pages AS MATERIALIZED (
+                    SELECT greatest(
+                        1,
+                        pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint
+                    ) AS pages
+                ), purged AS (
+                    DELETE FROM {schema}.keys WHERE ctid = ANY (ARRAY(
+                        SELECT ctid FROM {schema}.keys
+                        WHERE ctid >= format('(%s,0)', (SELECT $2 % pages FROM pages))::tid
+                            AND ctid < format('(%s,0)', (SELECT $2 % pages + 32 FROM pages))::tid
+                            AND greatest(done_until, lease_until, known_until) <= clock_timestamp()
+                        FOR UPDATE SKIP LOCKED
+                    ))
+                    RETURNING true
+                )
+                SELECT (SELECT count(*) FROM purged), pages FROM pages
+            "),
+        }
+    }
+}
+
+/// A parameter of a statement.
+enum Value {
+    Id(u128),
+    Number(i64),
+    Text(String),
+}
+
+/// What a step of purging did.
+struct Purged {
+    purged: u64,
+    /// Of how many pages the table is.
+    pages: u64,
+}
+
+/// That a step of purging is under way, until it is dropped.
+struct Purging<'a>(&'a AtomicBool);
+
+impl Drop for Purging<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
+}
+
+/// A connection with a statement under way. Dropped, it is closed: a statement that nobody waits for
+/// any more has exceeded its time limit, and a connection that hangs would take the pool its place.
+struct Busy {
+    connection: PoolConnection<Postgres>,
+    has_ended: bool,
+}
+
+impl Busy {
+    fn new(connection: PoolConnection<Postgres>) -> Self {
+        Self {
+            connection,
+            has_ended: false,
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// 128 bits as PostgreSQL's `uuid`.
+struct Uuid(u128);
+
+impl Type<Postgres> for Uuid {
+    fn type_info() -> PgTypeInfo {
+        PgTypeInfo::with_oid(Oid(2950))
+    }
+}
+
+impl Encode<'_, Postgres> for Uuid {
+    fn encode_by_ref(&self, buffer: &mut PgArgumentBuffer) -> Result<IsNull, BoxDynError> {
+        buffer.extend_from_slice(&self.0.to_be_bytes());
+        Ok(IsNull::No)
+    }
+}
+
+impl Decode<'_, Postgres> for Uuid {
+    fn decode(value: PgValueRef<'_>) -> Result<Self, BoxDynError> {
+        match value.format() {
+            PgValueFormat::Binary => Ok(Self(u128::from_be_bytes(value.as_bytes()?.try_into()?))),
+            PgValueFormat::Text => Err("a uuid as text".into()),
+        }
+    }
+}
+
+/// A time in microseconds, rounded up, which no timestamp overflows with.
+fn micros(time: Duration) -> i64 {
+    const YEARS_100: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+    let micros = time.min(YEARS_100).as_nanos().div_ceil(1000);
+    i64::try_from(micros).expect("100 years are less than 2^63 microseconds")
+}
+
+/// What remains of a lease, in a column of microseconds. `None` where there is none.
+fn remaining(row: &PgRow, at: usize) -> Result<Option<Duration>, StoreError> {
+    let micros: Option<i64> = column(row, at)?;
+    // It may have ended while the statement was executed.
+    Ok(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0).max(1))))
+}
+
+fn column<'r, T>(row: &'r PgRow, at: usize) -> Result<T, StoreError>
+where
+    T: Decode<'r, Postgres> + Type<Postgres>,
+{
+    row.try_get(at).map_err(corrupt)
+}
+
+fn corrupt(cause: impl Into<BoxDynError>) -> StoreError {
+    StoreError::new(StoreErrorKind::Corrupt, cause)
+}
+
+/// What the server says, by its codes of errors:
+/// <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+pub(crate) fn store_error(error: sqlx::Error, schema: &Schema) -> StoreError {
+    let name = &schema.name;
+    let (kind, advice) = match code(&error).as_deref() {
+        Some("42P01" | "3F000" | "42703") => (
+            StoreErrorKind::Unavailable,
+            format!("the schema `{name}` lacks its tables: call `PostgresStore::migrate` at start"),
+        ),
+        Some("42501") => (
+            StoreErrorKind::Unavailable,
+            format!("the user of the pool lacks rights in the schema `{name}`"),
+        ),
+        Some("25006") => (
+            StoreErrorKind::Unavailable,
+            "the server takes no writes: connect to the primary".to_owned(),
+        ),
+        // A time limit of the server's, on statements or on locks.
+        Some("57014" | "55P03" | "25P03") => {
+            return StoreError::new(StoreErrorKind::TimedOut, error);
+        }
+        Some(code) if code.starts_with("XX") || code.starts_with("23") => return corrupt(error),
+        Some(_) => return StoreError::new(StoreErrorKind::Unavailable, error),
+        None => return StoreError::new(kind_without_code(&error), error),
+    };
+    let cause = Advised { advice, error };
+    StoreError::new(kind, cause)
+}
+
+fn kind_without_code(error: &sqlx::Error) -> StoreErrorKind {
+    match error {
+        sqlx::Error::ColumnDecode { .. }
+        | sqlx::Error::ColumnIndexOutOfBounds { .. }
+        | sqlx::Error::ColumnNotFound(_)
+        | sqlx::Error::Decode(_)
+        | sqlx::Error::Protocol(_)
+        | sqlx::Error::RowNotFound
+        | sqlx::Error::TypeNotFound { .. } => StoreErrorKind::Corrupt,
+        _ => StoreErrorKind::Unavailable,
+    }
+}
+
+fn code(error: &sqlx::Error) -> Option<String> {
+    let code = error.as_database_error()?.code()?;
+    Some(code.into_owned())
+}
+
+/// Whether tables are not there.
+fn is_missing(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("42P01" | "3F000"))
+}
+
+/// Whether a statement had no effect only because another one was at work on the same row.
+fn lost_a_race(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("40001" | "40P01"))
+}
+
+/// An error of the server's, and what to do about it.
+#[derive(Debug)]
+struct Advised {
+    advice: String,
+    error: sqlx::Error,
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.advice)
+    }
+}
+
+impl std::error::Error for Advised {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        Some(&self.error)
+    }
+}
