@@ -24,10 +24,10 @@
 pub mod conformance;
 #[cfg(feature = "moka")]
 mod moka;
-#[cfg(feature = "redis")]
-mod redis;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
+#[cfg(feature = "redis")]
+mod redis;
 
 use std::fmt;
 use std::future::Future;
@@ -39,10 +39,10 @@ use sha2::{Digest, Sha256};
 
 #[cfg(feature = "moka")]
 pub use self::moka::MokaStore;
-#[cfg(feature = "redis")]
-pub use self::redis::{RedisConnectError, RedisStore};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresStore;
+#[cfg(feature = "redis")]
+pub use self::redis::{RedisConnectError, RedisStore};
 
 /// Remembers which keys are in flight and which are done.
 ///
