@@ -3,6 +3,7 @@
 //! | store | feature | survives a restart | shared by machines | how it claims |
 //! |---|---|---|---|---|
 //! | [`MokaStore`] | `moka` (default) | no | no | a lock on one of many parts of a map |
+//! | [`SqliteStore`] | `sqlite` | yes | no | a transaction, which many claims share |
 //!
 //! # The life of a key
 //!
@@ -28,6 +29,8 @@ mod moka;
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 use std::fmt;
 use std::future::Future;
@@ -43,6 +46,8 @@ pub use self::moka::MokaStore;
 pub use self::postgres::PostgresStore;
 #[cfg(feature = "redis")]
 pub use self::redis::{RedisConnectError, RedisStore};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteStore;
 
 /// Remembers which keys are in flight and which are done.
 ///

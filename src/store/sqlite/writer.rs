@@ -1,0 +1,268 @@
+//! The thread that owns the connection. What is asked while one transaction is committed goes into
+//! the next one.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use rusqlite::{Connection, TransactionBehavior};
+use tokio::sync::{mpsc, oneshot};
+
+use super::checkpoint::Checkpoints;
+use super::clock::Clock;
+use super::error::{Reason, Refused};
+use super::keys::{self, Purge};
+use crate::store::{Fence, StoreError};
+
+/// How many calls wait for the thread before callers wait for room.
+const QUEUE: usize = 1024;
+
+/// How many calls go into one transaction at most.
+const BATCH: u16 = 256;
+
+/// After so long without a rest, the file is left alone for as long as another process that waits
+/// for it needs to notice.
+const STRETCH: Duration = Duration::from_millis(50);
+const REST: Duration = Duration::from_millis(1);
+
+/// How many rows are looked at, for each call, whether they are out of date. A key takes two calls.
+const PURGE: u16 = 2;
+
+/// What a piece of work needs of the transaction that it becomes a part of.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Need {
+    /// It changes nothing.
+    Read,
+    /// Its changes survive this process.
+    Write,
+    /// Its changes survive the machine, and it is done even when nobody waits for it any more.
+    Durable,
+}
+
+/// The transaction, as a piece of work sees it.
+pub(super) struct Turn<'a> {
+    pub(super) db: &'a Connection,
+    pub(super) now: i64,
+    fences: &'a mut u128,
+}
+
+impl Turn<'_> {
+    /// A fence that was never used before.
+    pub(super) fn fence(&mut self) -> Fence {
+        *self.fences = self.fences.wrapping_add(1);
+        Fence(*self.fences)
+    }
+}
+
+/// A handle on the thread. Dropped, it waits until the thread has closed the file.
+pub(super) struct Writer {
+    path: Arc<Path>,
+    jobs: Option<mpsc::Sender<Box<dyn Job>>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Writer {
+    pub(super) fn start(
+        path: &Arc<Path>,
+        batches: Batches,
+        checkpoints: Checkpoints,
+    ) -> io::Result<Self> {
+        let (jobs, queue) = mpsc::channel(QUEUE);
+        let of = Arc::clone(path);
+        let thread = thread::Builder::new()
+            .name("webhook-sqlite".to_owned())
+            .spawn(move || serve(&of, queue, batches, checkpoints))?;
+        Ok(Self {
+            path: Arc::clone(path),
+            jobs: Some(jobs),
+            thread: Some(thread),
+        })
+    }
+
+    /// Does the work in a transaction, and returns what it made when that is committed.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        need: Need,
+        work: impl FnOnce(&mut Turn<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let ended = || Refused::new(&self.path, Reason::Ended).into();
+        let (answer, answered) = oneshot::channel();
+        let job = Box::new(Asked {
+            need,
+            work: Some(work),
+            made: None,
+            answer,
+        });
+        let jobs = self.jobs.as_ref().ok_or_else(ended)?;
+        jobs.send(job).await.map_err(|_| ended())?;
+        answered.await.unwrap_or_else(|_| Err(ended()))
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.jobs = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+trait Job: Send {
+    fn need(&self) -> Need;
+    fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()>;
+    fn answer(self: Box<Self>, refused: Option<&Refused>);
+}
+
+struct Asked<W, T> {
+    need: Need,
+    work: Option<W>,
+    made: Option<T>,
+    answer: oneshot::Sender<Result<T, StoreError>>,
+}
+
+impl<W, T> Job for Asked<W, T>
+where
+    W: FnOnce(&mut Turn<'_>) -> rusqlite::Result<T> + Send,
+    T: Send,
+{
+    fn need(&self) -> Need {
+        self.need
+    }
+
+    fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()> {
+        let given_up = self.answer.is_closed() && self.need != Need::Durable;
+        if let Some(work) = self.work.take()
+            && !given_up
+        {
+            self.made = Some(work(turn)?);
+        }
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, refused: Option<&Refused>) {
+        let result = match (refused, self.made) {
+            (Some(refused), _) => Err(refused.clone().into()),
+            (None, Some(made)) => Ok(made),
+            (None, None) => return,
+        };
+        let _ = self.answer.send(result);
+    }
+}
+
+fn serve(
+    path: &Arc<Path>,
+    mut queue: mpsc::Receiver<Box<dyn Job>>,
+    mut batches: Batches,
+    checkpoints: Checkpoints,
+) {
+    let mut jobs = Vec::with_capacity(BATCH.into());
+    let mut rested = Instant::now();
+    loop {
+        let asked = Instant::now();
+        if queue.blocking_recv_many(&mut jobs, BATCH.into()) == 0 {
+            break;
+        }
+        if asked.elapsed() >= REST {
+            rested = Instant::now();
+        } else if rested.elapsed() >= STRETCH {
+            thread::sleep(REST);
+            rested = Instant::now();
+        }
+
+        let result = batches.commit(&mut jobs);
+        let refused = result.err().map(|error| Refused::new(path, error));
+        for job in jobs.drain(..) {
+            job.answer(refused.as_ref());
+        }
+        match refused {
+            None => checkpoints.log_has(batches.log.load(Ordering::Relaxed)),
+            // On a full disk that makes room in the log.
+            Some(_) => checkpoints.wake(),
+        }
+    }
+    // Its connection is closed first, so that the last one leaves no log behind.
+    drop(checkpoints);
+    drop(batches);
+}
+
+/// The connection, and what is carried from one transaction to the next.
+pub(super) struct Batches {
+    db: Connection,
+    clock: Clock,
+    fences: u128,
+    purge: Purge,
+    synchronous: Option<Need>,
+    /// How many pages the write-ahead log has.
+    log: Arc<AtomicI32>,
+}
+
+impl Batches {
+    pub(super) fn new(mut db: Connection, clock: Clock) -> rusqlite::Result<Self> {
+        let log = Arc::new(AtomicI32::new(0));
+        let seen = Arc::clone(&log);
+        // Takes the place of the automatic checkpoints, which would be done by this connection.
+        db.wal_hook(Some(move |_: &mut _, pages| {
+            seen.store(pages, Ordering::Relaxed);
+            Ok(())
+        }))?;
+        db.execute_batch("PRAGMA cache_size = -16384")?;
+        db.set_prepared_statement_cache_capacity(32);
+        let fences = db.query_row("SELECT randomblob(16)", [], |row| row.get(0))?;
+        Ok(Self {
+            db,
+            clock,
+            fences: u128::from_be_bytes(fences),
+            purge: Purge::default(),
+            synchronous: None,
+            log,
+        })
+    }
+
+    fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> rusqlite::Result<()> {
+        let need = jobs.iter().map(|job| job.need()).max();
+        let need = need.unwrap_or(Need::Read);
+        self.synchronize(need)?;
+        let behavior = match need {
+            Need::Read => TransactionBehavior::Deferred,
+            Need::Write | Need::Durable => TransactionBehavior::Immediate,
+        };
+        let transaction = self.db.transaction_with_behavior(behavior)?;
+        let unchanged = transaction.total_changes();
+        let highest = keys::highest_time(&transaction)?;
+        let mut turn = Turn {
+            db: &transaction,
+            now: self.clock.now(highest),
+            fences: &mut self.fences,
+        };
+        for job in &mut *jobs {
+            job.execute(&mut turn)?;
+        }
+        if need > Need::Read {
+            let calls = u16::try_from(jobs.len()).unwrap_or(BATCH);
+            self.purge.step(&turn, PURGE * calls)?;
+            if turn.now > highest && transaction.total_changes() > unchanged {
+                keys::set_highest_time(&turn)?;
+            }
+        }
+        transaction.commit()
+    }
+
+    /// Says whether commits wait for the disk, which can only be said between transactions.
+    ///
+    /// One that does not is on the disk with the next one that does: both are in the same log.
+    fn synchronize(&mut self, need: Need) -> rusqlite::Result<()> {
+        let synchronous = match need {
+            Need::Read => return Ok(()),
+            _ if self.synchronous == Some(need) => return Ok(()),
+            Need::Write => "PRAGMA synchronous = NORMAL",
+            Need::Durable => "PRAGMA synchronous = FULL",
+        };
+        self.db.execute_batch(synchronous)?;
+        self.synchronous = Some(need);
+        Ok(())
+    }
+}
