@@ -201,4 +201,26 @@ impl<'a> Contest<'a> {
         }
         table
     }
+
+    /// Why the speeds may not be the receivers' own.
+    pub(crate) fn doubts(&self) -> String {
+        const ENOUGH: f64 = 0.93;
+        let mut doubts = String::new();
+        for name in self.all() {
+            let busy = |what: fn(&Measured) -> f64| self.spread(name, what).median;
+            let (receiver, load) = (busy(|of| of.receiver_busy), busy(|of| of.load_busy));
+            if receiver < ENOUGH {
+                let why = match load < ENOUGH {
+                    true => "something else runs on these cores",
+                    false => "the load generator is the bottleneck",
+                };
+                doubts += &format!(
+                    "\nDOUBTFUL: `{name}` had {:.0} % of its core, the load {:.0} %: {why}.",
+                    receiver * 100.0,
+                    load * 100.0
+                );
+            }
+        }
+        doubts
+    }
 }

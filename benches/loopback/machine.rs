@@ -1,7 +1,7 @@
 //! What this runs on: its cores, its clocks, its disk, and what it calls itself.
 
 use std::fmt;
-use std::fs::{self, File};
+use std::fs;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
@@ -96,32 +96,32 @@ pub(crate) fn cpu_time(clock: ClockId) -> Result<Duration> {
     Ok(clock.now()?.into())
 }
 
-/// The median time that it takes to bring 4 KiB safely to the disk that `directory` is on: written over
-/// and over into a file that has its size, as SQLite does with its log.
-pub(crate) fn fdatasync(directory: &Path, time: Duration) -> Result<Duration> {
+/// The median times that it takes to bring 4 KiB safely to the disk that `directory` is on: written over
+/// and over into a file that has its size, as SQLite does with a log that it has begun again; and
+/// appended, as it does until then.
+pub(crate) fn fdatasync(directory: &Path, time: Duration) -> Result<[Duration; 2]> {
     const PAGE: [u8; 4096] = [0x5a; 4096];
     const PAGES: u64 = 1024;
-    let path = directory.join("fdatasync");
-    let file = File::create(&path)?;
+
+    let file = tempfile::tempfile_in(directory)?;
+    let median = |pages: &mut dyn Iterator<Item = u64>| -> Result<Duration> {
+        let began = Instant::now();
+        let mut times = Vec::new();
+        while began.elapsed() < time / 2 {
+            let at = pages.next().unwrap_or(0) * PAGE.len() as u64;
+            let before = Instant::now();
+            file.write_all_at(&PAGE, at)?;
+            file.sync_data()?;
+            times.push(before.elapsed());
+        }
+        times.sort_unstable();
+        Ok(times[times.len() / 2])
+    };
     for at in 0..PAGES {
         file.write_all_at(&PAGE, at * PAGE.len() as u64)?;
     }
     file.sync_all()?;
-
-    let began = Instant::now();
-    let mut times = Vec::new();
-    for at in (0..PAGES).cycle() {
-        if began.elapsed() > time {
-            break;
-        }
-        let before = Instant::now();
-        file.write_all_at(&PAGE, at * PAGE.len() as u64)?;
-        file.sync_data()?;
-        times.push(before.elapsed());
-    }
-    fs::remove_file(path)?;
-    times.sort_unstable();
-    Ok(times[times.len() / 2])
+    Ok([median(&mut (0..PAGES).cycle())?, median(&mut (PAGES..))?])
 }
 
 /// What `benches/README.md` wants to know of a machine, and whether it was quiet.

@@ -41,8 +41,9 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let mut contest = Contest::of(contestants, CONNECTIONS);
     contest.rounds(effort, Pace::ClosedFor(effort.time))?;
     println!(
-        "\n## Receivers, {CONNECTIONS} connections\n\n{}",
-        contest.table(&["bare axum", "by hand"])
+        "\n## Receivers, {CONNECTIONS} connections\n\n{}\n{}",
+        contest.table(&["bare axum", "by hand"]),
+        contest.doubts()
     );
 
     let mut add = |what: &str, name, control, target| {

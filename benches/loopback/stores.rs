@@ -86,11 +86,13 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
             .into_iter()
             .chain(stored);
         let mut contest = Contest::of(contestants, connections);
-        let mut syncs = Vec::new();
+        let (mut overwritten, mut appended) = (Vec::new(), Vec::new());
         for _ in 0..effort.rounds {
             if connections == 1 {
-                let sync = machine::fdatasync(&effort.directory, effort.time / 4)?;
-                syncs.push(sync.as_secs_f64() * 1e6);
+                let syncs = machine::fdatasync(&effort.directory, effort.time / 2)?;
+                let [over, behind] = syncs.map(|sync| sync.as_secs_f64() * 1e6);
+                overwritten.push(over);
+                appended.push(behind);
             }
             contest.round(effort, Pace::ClosedFor(effort.time / 2))?;
         }
@@ -100,10 +102,15 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
             contest.table(&["bare axum"])
         );
         if connections == 1 {
-            let sync = Spread::of(syncs.iter().copied()).show(0);
-            println!("\nA fdatasync of 4 KiB on the disk of sqlite takes {sync} µs (p50).");
+            let show = |syncs: &[f64]| Spread::of(syncs.iter().copied()).show(0);
+            println!(
+                "\nA fdatasync of 4 KiB on the disk of sqlite takes {} µs (p50) where they are \
+                 written over others, {} where they are appended.",
+                show(&overwritten),
+                show(&appended)
+            );
         }
-        judge(&contest, connections, &syncs, verdicts);
+        judge(&contest, connections, &overwritten, verdicts);
     }
     stores
         .into_iter()
