@@ -68,10 +68,10 @@ pub(crate) struct Measured {
 
 impl Measured {
     fn new(sample: &Sample, cpu: Duration, effort: &Effort) -> Self {
-        let at = |times: &[u32], quantile: f64| {
+        let at = |times: &[u64], quantile: f64| {
             let at = (times.len() as f64 * quantile) as usize;
             let time = times.get(at).or(times.last()).copied();
-            f64::from(time.unwrap_or(0)) / 1e3
+            time.unwrap_or(0) as f64 / 1e3
         };
         let busy = |cpu: Duration, cores: &Cores| {
             cpu.as_secs_f64() / sample.time.as_secs_f64() / cores.len() as f64

@@ -179,9 +179,9 @@ pub(crate) struct Sample {
     /// Processor time of the load generator's threads.
     pub(crate) cpu: Duration,
     /// In nanoseconds, sorted.
-    pub(crate) latencies: Vec<u32>,
+    pub(crate) latencies: Vec<u64>,
     /// By how much the generator itself was late, in nanoseconds, sorted; for an open pace.
-    pub(crate) delays: Vec<u32>,
+    pub(crate) delays: Vec<u64>,
 }
 
 impl Sample {
@@ -386,8 +386,8 @@ impl Thread {
 /// In milliseconds.
 const PATIENCE: u16 = 20_000;
 
-fn nanos(time: Duration) -> u32 {
-    u32::try_from(time.as_nanos()).unwrap_or(u32::MAX)
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 struct Connection {

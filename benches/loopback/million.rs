@@ -71,17 +71,20 @@ fn fill(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result
 fn slowest(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let bare = effort.start("bare")?;
     let flat_out = Pace::ClosedFor(effort.time);
-    let most = effort.measure(pipeline, &Deliveries::unique(), CONNECTIONS, flat_out)?;
-    let pace = Pace::Open {
-        rate: most.rate / 2.0,
-        time: 2 * effort.time,
-    };
+    let mut most = 0.0_f64;
+    for _ in 0..3 {
+        let unique = Deliveries::unique();
+        let measured = effort.measure(pipeline, &unique, CONNECTIONS, flat_out)?;
+        most = most.max(measured.rate);
+    }
+    let rate = most / 2.0;
+    let time = 2 * effort.time;
     let contestants = [
         Contestant::unique("bare axum", &bare),
         Contestant::unique("pipeline", pipeline),
     ];
     let mut contest = Contest::of(contestants, CONNECTIONS);
-    contest.rounds(effort, pace)?;
+    contest.rounds(effort, Pace::Open { rate, time })?;
 
     let mut table = Table::new([
         "",
@@ -104,8 +107,7 @@ fn slowest(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Res
         ]);
     }
     println!(
-        "\n## The memory store full, {:.0} events/s, which is half of what it takes\n\n{table}",
-        most.rate / 2.0
+        "\n## The memory store full, {rate:.0} events/s, which is half of what it takes\n\n{table}"
     );
     verdicts.add(
         "p99.9 of the pipeline when full, of bare axum",
