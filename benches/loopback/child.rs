@@ -1,0 +1,90 @@
+//! A receiver in a process of its own, seen from the outside.
+
+use std::env;
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::time::ClockId;
+use nix::unistd::Pid;
+
+use crate::machine::{Cores, cpu_time};
+
+/// A receiver that runs until this is dropped.
+pub(crate) struct Receiver {
+    process: Child,
+    address: SocketAddr,
+}
+
+impl Receiver {
+    /// Starts this program again, as `what`.
+    pub(crate) fn start(what: &str, cores: &Cores) -> Result<Self> {
+        let mut process = Command::new(env::current_exe()?)
+            .args(["serve", what, "--cores", &cores.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cannot start a receiver")?;
+        let mut line = String::new();
+        let output = process.stdout.take().context("its output")?;
+        let mut receiver = Self {
+            process,
+            address: (Ipv4Addr::LOCALHOST, 0).into(),
+        };
+        BufReader::new(output).read_line(&mut line)?;
+        let port = line.trim().parse();
+        let port = port.with_context(|| format!("the receiver `{what}` did not start"))?;
+        receiver.address.set_port(port);
+        Ok(receiver)
+    }
+
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Processor time that it has used.
+    pub(crate) fn cpu(&self) -> Result<Duration> {
+        cpu_time(ClockId::pid_cpu_clock_id(self.pid())?)
+    }
+
+    /// Bytes that are in memory.
+    pub(crate) fn memory(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let kilobytes = status
+            .lines()
+            .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))
+            .context("no VmRSS")?;
+        Ok(kilobytes.parse::<u64>()? * 1024)
+    }
+
+    /// Asks it to end, and waits until it has.
+    pub(crate) fn stop(mut self) -> Result<()> {
+        drop(self.process.stdin.take());
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while Instant::now() < deadline {
+            if let Some(status) = self.process.try_wait()? {
+                if !status.success() {
+                    bail!("the receiver ended with {status}");
+                }
+                return Ok(());
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        bail!("the receiver does not end");
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_raw(self.process.id() as i32)
+    }
+}
+
+impl Drop for Receiver {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}

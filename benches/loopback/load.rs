@@ -1,0 +1,484 @@
+//! The load generator: requests that were made before, over keep-alive connections, by one thread for
+//! each core. Every answer is checked.
+
+use std::collections::VecDeque;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::time::ClockId;
+use tower_webhook::Secret;
+use tower_webhook::event::{EventKind, sample};
+
+use crate::SECRET;
+use crate::machine::{Cores, cpu_time};
+
+/// What is sent, and how it must be answered.
+///
+/// Requests differ in nothing but their key, so the signature of the one body stays right.
+pub(crate) struct Deliveries {
+    request: Vec<u8>,
+    keys: Keys,
+    expected: Verdict,
+}
+
+struct Keys {
+    first: u64,
+    count: u64,
+    taken: AtomicU64,
+}
+
+/// What an answer says.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Verdict {
+    status: [u8; 3],
+    replayed: bool,
+}
+
+const KEY_DIGITS: usize = 32;
+
+impl Deliveries {
+    /// `chat-closed`, under keys that nobody has used before.
+    pub(crate) fn unique() -> Self {
+        Self::new(chat_closed(), Keys::new(Keys::SPACE))
+    }
+
+    /// `chat-closed`, under `count` keys in turn that nobody has used before.
+    pub(crate) fn cycling(count: u64) -> Self {
+        Self::new(chat_closed(), Keys::new(count))
+    }
+
+    /// The same deliveries from the first key on, but for a receiver that knows them all.
+    pub(crate) fn replays(&self) -> Self {
+        Self {
+            request: self.request.clone(),
+            keys: Keys {
+                first: self.keys.first,
+                count: self.keys.count.min(self.sent()),
+                taken: AtomicU64::new(0),
+            },
+            expected: Verdict {
+                replayed: true,
+                ..self.expected
+            },
+        }
+    }
+
+    /// The last `count` of the deliveries that were sent, for a receiver that knows them.
+    pub(crate) fn last_replayed(&self, count: u64) -> Self {
+        let mut replays = self.replays();
+        replays.keys.first += self.sent() - count;
+        replays.keys.count = count;
+        replays
+    }
+
+    /// The first `count` of the deliveries that were sent, for a receiver that forgot them.
+    pub(crate) fn first_again(&self, count: u64) -> Self {
+        let mut again = self.replays();
+        again.expected = self.expected;
+        again.keys.count = count;
+        again
+    }
+
+    /// Deliveries whose signature is another body's.
+    pub(crate) fn forged() -> Self {
+        let mut forged = Self::unique();
+        let body = forged.request.len() - 2;
+        forged.request[body] = b' ';
+        forged.expected.status = *b"401";
+        forged
+    }
+
+    /// How many were sent.
+    pub(crate) fn sent(&self) -> u64 {
+        self.keys.taken.load(Ordering::Relaxed)
+    }
+
+    fn new(body: &str, keys: Keys) -> Self {
+        let signature = Secret::new(SECRET)
+            .expect("it is not empty")
+            .sign(body.as_bytes());
+        let length = body.len();
+        let request = format!(
+            "POST /webhooks HTTP/1.1\r\n\
+             idempotency-key: evt-{:032x}\r\n\
+             host: 127.0.0.1\r\n\
+             content-type: application/json\r\n\
+             content-length: {length}\r\n\
+             x-service-event: chat-closed\r\n\
+             x-service-hmac-sha256: {signature}\r\n\r\n{body}",
+            0
+        );
+        Self {
+            request: request.into_bytes(),
+            keys,
+            expected: Verdict {
+                status: *b"200",
+                replayed: false,
+            },
+        }
+    }
+
+    /// Writes the next key into a request.
+    fn address(&self, request: &mut [u8]) {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let end = KEY_AT + KEY_DIGITS;
+        let mut key = self.keys.next();
+        for digit in request[end - 16..end].iter_mut().rev() {
+            *digit = DIGITS[(key % 16) as usize];
+            key /= 16;
+        }
+    }
+}
+
+/// Where the digits of the key begin: behind the request line, the header's name and `evt-`.
+const KEY_AT: usize = "POST /webhooks HTTP/1.1\r\nidempotency-key: evt-".len();
+
+impl Keys {
+    const SPACE: u64 = 1 << 40;
+
+    fn new(count: u64) -> Self {
+        static SPACES: AtomicU64 = AtomicU64::new(1);
+        Self {
+            first: SPACES.fetch_add(1, Ordering::Relaxed) * Self::SPACE,
+            count,
+            taken: AtomicU64::new(0),
+        }
+    }
+
+    fn next(&self) -> u64 {
+        self.first + self.taken.fetch_add(1, Ordering::Relaxed) % self.count
+    }
+}
+
+fn chat_closed() -> &'static str {
+    sample(&EventKind::CHAT_CLOSED).expect("a kind of the platform")
+}
+
+/// How many, and how fast.
+#[derive(Clone, Copy)]
+pub(crate) enum Pace {
+    /// Each connection sends its next request when it has the answer to the last one.
+    ClosedFor(Duration),
+    /// The same, for a number of requests.
+    Closed(u64),
+    /// So many requests a second, whether or not the receiver keeps up. Their time counts from when
+    /// they should have been sent.
+    Open { rate: f64, time: Duration },
+}
+
+/// What a run measured.
+#[derive(Default)]
+pub(crate) struct Sample {
+    pub(crate) answers: u64,
+    pub(crate) time: Duration,
+    /// Processor time of the load generator's threads.
+    pub(crate) cpu: Duration,
+    /// In nanoseconds, sorted.
+    pub(crate) latencies: Vec<u64>,
+    /// By how much the generator itself was late, in nanoseconds, sorted; for an open pace.
+    pub(crate) delays: Vec<u64>,
+}
+
+impl Sample {
+    /// Answers per second.
+    pub(crate) fn rate(&self) -> f64 {
+        self.answers as f64 / self.time.as_secs_f64()
+    }
+
+    fn absorb(&mut self, other: Self) {
+        self.answers += other.answers;
+        self.time = self.time.max(other.time);
+        self.cpu += other.cpu;
+        self.latencies.extend(other.latencies);
+        self.delays.extend(other.delays);
+    }
+}
+
+/// Open connections to a receiver, spread over threads.
+pub(crate) struct Load {
+    threads: Vec<Thread>,
+    cores: Cores,
+}
+
+struct Thread {
+    epoll: Epoll,
+    connections: Vec<Connection>,
+}
+
+impl Load {
+    pub(crate) fn connect(to: SocketAddr, connections: usize, cores: &Cores) -> Result<Self> {
+        let at_once = cores.len().min(connections);
+        let share = |at| (connections + at) / at_once;
+        let threads = (0..at_once).map(|at| Thread::connect(to, share(at)));
+        Ok(Self {
+            threads: threads.collect::<Result<_>>()?,
+            cores: cores.clone(),
+        })
+    }
+
+    /// Sends, and returns when everything was answered.
+    ///
+    /// # Errors
+    ///
+    /// When an answer is not what it must be, or does not come.
+    pub(crate) fn run(&mut self, deliveries: &Deliveries, pace: Pace) -> Result<Sample> {
+        let threads = self.threads.len();
+        let share = |at: usize| match pace {
+            Pace::ClosedFor(time) => Pace::ClosedFor(time),
+            Pace::Closed(count) => Pace::Closed((count + at as u64) / threads as u64),
+            Pace::Open { rate, time } => Pace::Open {
+                rate: rate / threads as f64,
+                time,
+            },
+        };
+        let began = Instant::now();
+        let mut total = Sample::default();
+        thread::scope(|scope| {
+            let running: Vec<_> = self
+                .threads
+                .iter_mut()
+                .enumerate()
+                .map(|(at, thread)| {
+                    let (core, pace) = (self.cores.only(at), share(at));
+                    scope.spawn(move || {
+                        core.pin()?;
+                        let mut sample = thread.run(deliveries, pace)?;
+                        sample.cpu = cpu_time(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+                        anyhow::Ok(sample)
+                    })
+                })
+                .collect();
+            for thread in running {
+                total.absorb(thread.join().expect("the load generator panicked")?);
+            }
+            anyhow::Ok(())
+        })?;
+        total.time = began.elapsed();
+        total.latencies.sort_unstable();
+        total.delays.sort_unstable();
+        Ok(total)
+    }
+}
+
+impl Thread {
+    fn connect(to: SocketAddr, connections: usize) -> Result<Self> {
+        let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+        let connections = (0..connections)
+            .map(|at| {
+                let connection = Connection::open(to)?;
+                let event = EpollEvent::new(EpollFlags::EPOLLIN, at as u64);
+                epoll.add(&connection.stream, event)?;
+                anyhow::Ok(connection)
+            })
+            .collect::<Result<_>>()
+            .context("cannot connect to the receiver")?;
+        Ok(Self { epoll, connections })
+    }
+
+    fn run(&mut self, deliveries: &Deliveries, pace: Pace) -> Result<Sample> {
+        for connection in &mut self.connections {
+            connection.request.clone_from(&deliveries.request);
+        }
+        match pace {
+            Pace::ClosedFor(time) => {
+                let end = Instant::now() + time;
+                self.closed(deliveries, |now, _| now < end)
+            }
+            Pace::Closed(count) => self.closed(deliveries, |_, sent| sent < count),
+            Pace::Open { rate, time } => self.open(deliveries, rate, time),
+        }
+    }
+
+    fn closed(
+        &mut self,
+        deliveries: &Deliveries,
+        more: impl Fn(Instant, u64) -> bool,
+    ) -> Result<Sample> {
+        let mut sample = Sample::default();
+        let mut sent = 0;
+        for connection in &mut self.connections {
+            let now = Instant::now();
+            if more(now, sent) {
+                connection.send(deliveries, now)?;
+                sent += 1;
+            }
+        }
+        let mut events = vec![EpollEvent::empty(); self.connections.len()];
+        while sample.answers < sent {
+            let ready = self.epoll.wait(&mut events, PATIENCE)?;
+            ensure!(ready > 0, "no answer within {PATIENCE} ms");
+            for event in &events[..ready] {
+                let connection = &mut self.connections[event.data() as usize];
+                if !connection.receive(deliveries.expected)? {
+                    continue;
+                }
+                let now = Instant::now();
+                sample.answers += 1;
+                sample.latencies.push(nanos(now - connection.since));
+                if more(now, sent) {
+                    connection.send(deliveries, now)?;
+                    sent += 1;
+                }
+            }
+        }
+        Ok(sample)
+    }
+
+    /// Never sleeps: to be woken up would take longer than an answer.
+    fn open(&mut self, deliveries: &Deliveries, rate: f64, time: Duration) -> Result<Sample> {
+        let mut sample = Sample::default();
+        let total = (rate * time.as_secs_f64()) as u64;
+        let mut sent = 0;
+        let mut idle: VecDeque<usize> = (0..self.connections.len()).collect();
+        let mut events = vec![EpollEvent::empty(); self.connections.len()];
+        let mut receiver_keeps_up = true;
+        let began = Instant::now();
+        let mut heard = began;
+
+        while sent < total || idle.len() < self.connections.len() {
+            let now = Instant::now();
+            while sent < total {
+                let due = began + Duration::from_secs_f64(sent as f64 / rate);
+                if due > now {
+                    break;
+                }
+                let Some(at) = idle.pop_front() else {
+                    receiver_keeps_up = false;
+                    break;
+                };
+                if receiver_keeps_up {
+                    sample.delays.push(nanos(now - due));
+                }
+                self.connections[at].send(deliveries, due)?;
+                sent += 1;
+            }
+
+            let ready = self.epoll.wait(&mut events, EpollTimeout::ZERO)?;
+            let now = Instant::now();
+            for event in &events[..ready] {
+                let at = event.data() as usize;
+                if self.connections[at].receive(deliveries.expected)? {
+                    sample.answers += 1;
+                    sample
+                        .latencies
+                        .push(nanos(now - self.connections[at].since));
+                    idle.push_back(at);
+                    heard = now;
+                }
+            }
+            // Until what has piled up is sent, the receiver is what it waits for.
+            receiver_keeps_up |= began + Duration::from_secs_f64(sent as f64 / rate) > now;
+            let waited = now - heard;
+            ensure!(
+                waited.as_millis() < PATIENCE.into() || idle.len() == self.connections.len(),
+                "no answer within {PATIENCE} ms"
+            );
+        }
+        Ok(sample)
+    }
+}
+
+/// In milliseconds.
+const PATIENCE: u16 = 20_000;
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
+struct Connection {
+    stream: TcpStream,
+    request: Vec<u8>,
+    answer: [u8; 4096],
+    received: usize,
+    /// When the request was, or should have been, sent.
+    since: Instant,
+}
+
+impl Connection {
+    fn open(to: SocketAddr) -> Result<Self> {
+        let stream = TcpStream::connect(to)?;
+        stream.set_nodelay(true)?;
+        stream.set_nonblocking(true)?;
+        Ok(Self {
+            stream,
+            request: Vec::new(),
+            answer: [0; 4096],
+            received: 0,
+            since: Instant::now(),
+        })
+    }
+
+    fn send(&mut self, deliveries: &Deliveries, since: Instant) -> Result<()> {
+        deliveries.address(&mut self.request);
+        // One request at a time always fits into the buffer of the socket.
+        let written = self.stream.write(&self.request).context("cannot send")?;
+        ensure!(
+            written == self.request.len(),
+            "a request did not fit into the socket"
+        );
+        self.since = since;
+        Ok(())
+    }
+
+    /// Whether the whole answer is there, which is `expected`.
+    fn receive(&mut self, expected: Verdict) -> Result<bool> {
+        match self.stream.read(&mut self.answer[self.received..]) {
+            Ok(0) => bail!("the receiver closed the connection, or its answer has no end"),
+            Ok(read) => self.received += read,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(error).context("cannot receive"),
+        }
+        let answer = &self.answer[..self.received];
+        let Some(head) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
+            return Ok(false);
+        };
+        let (verdict, body) = parse(&answer[..head])
+            .with_context(|| format!("not an answer: {}", String::from_utf8_lossy(answer)))?;
+        if self.received < head + 4 + body {
+            return Ok(false);
+        }
+        ensure!(
+            verdict == expected && self.received == head + 4 + body,
+            "a wrong answer: not {expected}, but\n{}",
+            String::from_utf8_lossy(answer)
+        );
+        self.received = 0;
+        Ok(true)
+    }
+}
+
+/// Reads the head of an answer: what it says, and the length of its body.
+fn parse(head: &[u8]) -> Option<(Verdict, usize)> {
+    let mut lines = head.split(|byte| *byte == b'\n');
+    let status = lines.next()?.strip_prefix(b"HTTP/1.1 ")?.first_chunk()?;
+    let mut verdict = Verdict {
+        status: *status,
+        replayed: false,
+    };
+    let mut body = None;
+    for line in lines {
+        let colon = line.iter().position(|byte| *byte == b':')?;
+        let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
+        if name.eq_ignore_ascii_case(b"content-length") {
+            body = Some(std::str::from_utf8(value).ok()?.parse().ok()?);
+        } else if name.eq_ignore_ascii_case(b"idempotent-replayed") {
+            verdict.replayed = value == b"true";
+        }
+    }
+    Some((verdict, body?))
+}
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let status = String::from_utf8_lossy(&self.status);
+        match self.replayed {
+            true => write!(f, "{status} as a replay"),
+            false => write!(f, "{status}"),
+        }
+    }
+}

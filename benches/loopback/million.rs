@@ -1,0 +1,119 @@
+//! The memory store, full: how large it is, and how slow its slowest answers are.
+
+use anyhow::Result;
+
+use crate::child::Receiver;
+use crate::contest::{Contest, Contestant, Effort};
+use crate::load::{Deliveries, Pace};
+use crate::report::Target::AtMost;
+use crate::report::{Spread, Table, Verdicts};
+
+const CONNECTIONS: usize = 64;
+
+pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
+    let pipeline = effort.start(&format!("memory:{}", effort.capacity))?;
+    fill(&pipeline, effort, verdicts)?;
+    slowest(&pipeline, effort, verdicts)?;
+    pipeline.stop()
+}
+
+fn fill(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
+    let mut load = effort.connect(pipeline, CONNECTIONS)?;
+    // What connections and first requests take is not the keys'.
+    load.run(&Deliveries::unique(), Pace::Closed(1_000))?;
+    let empty = pipeline.memory()?;
+
+    let mut table = Table::new(["keys sent", "events/s", "MB", "bytes per key kept"]);
+    let deliveries = Deliveries::unique();
+    let mut sizes = Vec::new();
+    while deliveries.sent() < effort.keys {
+        let count = effort.capacity.min(effort.keys - deliveries.sent());
+        let sample = load.run(&deliveries, Pace::Closed(count))?;
+        let grown = pipeline.memory()?.saturating_sub(empty);
+        let kept = deliveries.sent().min(effort.capacity);
+        let each = grown as f64 / kept as f64;
+        sizes.push(each);
+        table.row([
+            deliveries.sent().to_string(),
+            format!("{:.0}", sample.rate()),
+            format!("{:.1}", grown as f64 / 1e6),
+            format!("{each:.0}"),
+        ]);
+    }
+    println!(
+        "\n## The memory store with {} keys, in resident memory beyond an empty one\n\n{table}",
+        effort.capacity
+    );
+    verdicts.add(
+        format!("bytes of memory per key, of {}", effort.capacity),
+        AtMost(340.0),
+        Spread::of([sizes[0]]),
+        0,
+    );
+    // The first million is what it grew by; what it keeps after that should stay.
+    if let [_, full, .., last] = sizes[..] {
+        verdicts.add(
+            format!("memory at {} keys, of that when just full", effort.keys),
+            AtMost(1.05),
+            Spread::of([last / full]),
+            2,
+        );
+    }
+
+    // It is full: the oldest are forgotten, the newest known.
+    const PROBES: u64 = 100;
+    load.run(&deliveries.last_replayed(PROBES), Pace::Closed(PROBES))?;
+    load.run(&deliveries.first_again(PROBES), Pace::Closed(PROBES))?;
+    Ok(())
+}
+
+/// At half of what the pipeline can take, at a rate that does not wait for answers.
+fn slowest(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
+    let bare = effort.start("bare")?;
+    let flat_out = Pace::ClosedFor(effort.time);
+    let mut most = 0.0_f64;
+    for _ in 0..3 {
+        let unique = Deliveries::unique();
+        let measured = effort.measure(pipeline, &unique, CONNECTIONS, flat_out)?;
+        most = most.max(measured.rate);
+    }
+    let rate = most / 2.0;
+    let time = 2 * effort.time;
+    let contestants = [
+        Contestant::unique("bare axum", &bare),
+        Contestant::unique("pipeline", pipeline),
+    ];
+    let mut contest = Contest::of(contestants, CONNECTIONS);
+    contest.rounds(effort, Pace::Open { rate, time })?;
+
+    let mut table = Table::new([
+        "",
+        "p50 µs",
+        "p99 µs",
+        "p99.9 µs",
+        "slowest µs",
+        "receiver busy",
+        "load late, p99.9 µs",
+    ]);
+    for name in contest.all() {
+        table.row([
+            name.to_owned(),
+            contest.spread(name, |of| of.p50).show(0),
+            contest.spread(name, |of| of.p99).show(0),
+            contest.spread(name, |of| of.p999).show(0),
+            contest.spread(name, |of| of.max).show(0),
+            contest.spread(name, |of| of.receiver_busy * 100.0).show(0) + " %",
+            contest.spread(name, |of| of.late).show(0),
+        ]);
+    }
+    println!(
+        "\n## The memory store full, {rate:.0} events/s, which is half of what it takes\n\n{table}"
+    );
+    verdicts.add(
+        "p99.9 of the pipeline when full, of bare axum",
+        AtMost(2.0),
+        contest.ratio("pipeline", "bare axum", |of| of.p999),
+        2,
+    );
+    Ok(())
+}

@@ -1,0 +1,100 @@
+//! The receivers: what a child process of the benchmark does.
+
+use std::hint::black_box;
+use std::net::Ipv4Addr;
+
+use anyhow::{Context, Result, bail};
+use axum::Router;
+use axum::routing::post;
+use bytes::Bytes;
+#[cfg(feature = "postgres")]
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+use tower::Layer;
+use tower_webhook::event::ChatClosed;
+#[cfg(feature = "postgres")]
+use tower_webhook::store::PostgresStore;
+#[cfg(feature = "redis")]
+use tower_webhook::store::RedisStore;
+#[cfg(feature = "sqlite")]
+use tower_webhook::store::SqliteStore;
+use tower_webhook::store::{MokaStore, Store};
+use tower_webhook::{Delivery, EventRouter, Secret, WebhookLayer};
+
+use crate::machine::Cores;
+use crate::{SECRET, by_hand};
+
+/// Serves on a free port, which is printed, until standard input is closed.
+pub(crate) fn serve(what: &str, cores: &Cores) -> Result<()> {
+    cores.pin()?;
+    runtime(cores)?.block_on(async {
+        let app = receiver(what).await?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        println!("{}", listener.local_addr()?.port());
+        let closed = async {
+            let _ = tokio::io::stdin().read_u8().await;
+        };
+        axum::serve(listener, app)
+            .with_graceful_shutdown(closed)
+            .await?;
+        Ok(())
+    })
+}
+
+pub(crate) fn runtime(cores: &Cores) -> Result<Runtime> {
+    let mut builder = match cores.len() {
+        1 => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    if cores.len() > 1 {
+        builder.worker_threads(cores.len());
+    }
+    Ok(builder.enable_all().build()?)
+}
+
+async fn receiver(what: &str) -> Result<Router> {
+    let (kind, rest) = what.split_once(':').unwrap_or((what, ""));
+    Ok(match kind {
+        "bare" => bare(),
+        "by-hand" => by_hand::router(),
+        "memory" => pipeline(MokaStore::with_capacity(
+            rest.parse().context(what.to_owned())?,
+        )),
+        #[cfg(feature = "sqlite")]
+        "sqlite" => pipeline(SqliteStore::open(rest)?),
+        #[cfg(feature = "redis")]
+        "redis" => pipeline(RedisStore::connect(what).await?),
+        #[cfg(feature = "postgres")]
+        "postgres" => {
+            let store = PostgresStore::new(pool(what).await?);
+            store.migrate().await?;
+            pipeline(store)
+        }
+        _ => bail!("no receiver `{what}`"),
+    })
+}
+
+/// As many connections as keep the server busy.
+#[cfg(feature = "postgres")]
+pub(crate) async fn pool(url: &str) -> Result<PgPool> {
+    let options = PgPoolOptions::new().max_connections(16);
+    Ok(options.connect(url).await?)
+}
+
+/// The floor: a route that receives the body and does nothing with it.
+fn bare() -> Router {
+    Router::new().route("/webhooks", post(async |body: Bytes| drop(black_box(body))))
+}
+
+/// What this crate is for.
+fn pipeline<S: Store + Clone>(store: S) -> Router {
+    let events = EventRouter::new().on::<ChatClosed>(async |chat: Delivery<ChatClosed>| {
+        black_box(chat);
+        Ok(())
+    });
+    let secret = Secret::new(SECRET).expect("it is not empty");
+    let webhooks = WebhookLayer::with_store(secret, store).layer(events);
+    Router::new().route_service("/webhooks", webhooks)
+}

@@ -1,0 +1,143 @@
+//! Every store that was compiled in, at 1 to 256 connections.
+
+use std::any::Any;
+
+use anyhow::Result;
+
+use crate::child::Receiver;
+use crate::contest::{Contest, Contestant, Effort};
+use crate::load::Pace;
+use crate::machine;
+use crate::report::Target::{AtLeast, AtMost};
+use crate::report::{Spread, Verdicts};
+#[cfg(feature = "postgres")]
+use crate::servers::postgres::PostgresServer;
+#[cfg(feature = "redis")]
+use crate::servers::redis::RedisServer;
+
+const CONNECTIONS: [usize; 4] = [1, 16, 64, 256];
+
+/// A receiver with a store, and what the store stands on: that ends after the receiver.
+pub(crate) struct Stored<T: ?Sized = dyn Any> {
+    pub(crate) receiver: Receiver,
+    pub(crate) on: Box<T>,
+}
+
+impl<T: Any> Stored<T> {
+    fn start(effort: &Effort, what: &str, on: T) -> Result<Self> {
+        Ok(Self {
+            receiver: effort.start(what)?,
+            on: Box::new(on),
+        })
+    }
+
+    fn any(self) -> Stored {
+        Stored {
+            receiver: self.receiver,
+            on: self.on,
+        }
+    }
+}
+
+/// A new file in a directory of its own.
+#[cfg(feature = "sqlite")]
+pub(crate) fn sqlite(effort: &Effort) -> Result<Stored<tempfile::TempDir>> {
+    let directory = tempfile::tempdir_in(&effort.directory)?;
+    let what = format!("sqlite:{}", directory.path().join("keys.db").display());
+    Stored::start(effort, &what, directory)
+}
+
+/// A new server with these settings.
+#[cfg(feature = "redis")]
+pub(crate) fn redis(effort: &Effort, settings: &[&str]) -> Result<Stored<RedisServer>> {
+    let server = RedisServer::start_with(settings);
+    Stored::start(effort, &server.url(), server)
+}
+
+/// A new server that can tell whole statements.
+#[cfg(feature = "postgres")]
+pub(crate) fn postgres(effort: &Effort) -> Result<Stored<PostgresServer>> {
+    let server = PostgresServer::start_with(&["track_activity_query_size=16384"]);
+    Stored::start(effort, &server.url(), server)
+}
+
+pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
+    let mut stores: Vec<(&str, Stored)> = Vec::new();
+    let memory = format!("memory:{}", effort.capacity);
+    stores.push(("memory", Stored::start(effort, &memory, ())?.any()));
+    #[cfg(feature = "sqlite")]
+    stores.push(("sqlite", sqlite(effort)?.any()));
+    #[cfg(feature = "redis")]
+    {
+        stores.push(("redis", redis(effort, &[])?.any()));
+        let durable = ["--appendonly", "yes", "--appendfsync", "always"];
+        let durable = redis(effort, &durable)?.any();
+        stores.push(("redis, appendfsync always", durable));
+    }
+    #[cfg(feature = "postgres")]
+    stores.push(("postgres", postgres(effort)?.any()));
+
+    let bare = effort.start("bare")?;
+    for connections in CONNECTIONS {
+        let stored = stores
+            .iter()
+            .map(|(name, store)| Contestant::unique(name, &store.receiver));
+        let contestants = [Contestant::unique("bare axum", &bare)]
+            .into_iter()
+            .chain(stored);
+        let mut contest = Contest::of(contestants, connections);
+        let (mut overwritten, mut appended) = (Vec::new(), Vec::new());
+        for _ in 0..effort.rounds {
+            if connections == 1 {
+                let syncs = machine::fdatasync(&effort.directory, effort.time / 2)?;
+                let [over, behind] = syncs.map(|sync| sync.as_secs_f64() * 1e6);
+                overwritten.push(over);
+                appended.push(behind);
+            }
+            contest.round(effort, Pace::ClosedFor(effort.time / 2))?;
+        }
+        let s = if connections == 1 { "" } else { "s" };
+        println!(
+            "\n## Stores, {connections} connection{s}\n\n{}",
+            contest.table(&["bare axum"])
+        );
+        if connections == 1 {
+            let show = |syncs: &[f64]| Spread::of(syncs.iter().copied()).show(0);
+            println!(
+                "\nA fdatasync of 4 KiB on the disk of sqlite takes {} µs (p50) where they are \
+                 written over others, {} where they are appended.",
+                show(&overwritten),
+                show(&appended)
+            );
+        }
+        judge(&contest, connections, &overwritten, verdicts);
+    }
+    stores
+        .into_iter()
+        .try_for_each(|(_, store)| store.receiver.stop())
+}
+
+/// The targets of SQLite.
+fn judge(contest: &Contest<'_>, connections: usize, syncs: &[f64], verdicts: &mut Verdicts) {
+    if !contest.all().any(|name| name == "sqlite") {
+        return;
+    }
+    match connections {
+        1 => {
+            let p50 = contest.measured("sqlite").iter().map(|of| of.p50);
+            verdicts.add(
+                "sqlite, p50 of 1 connection, of a fdatasync of 4 KiB",
+                AtMost(2.5),
+                Spread::of(p50.zip(syncs).map(|(p50, sync)| p50 / sync)),
+                2,
+            );
+        }
+        64 => verdicts.add(
+            "sqlite at 64 connections, of bare axum",
+            AtLeast(0.25),
+            contest.ratio("sqlite", "bare axum", |of| of.rate),
+            2,
+        ),
+        _ => {}
+    }
+}
