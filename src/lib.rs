@@ -152,6 +152,7 @@
 //! | feature | adds | default |
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
+//! | `sqlite` | [`SqliteStore`](store::SqliteStore), the store in a file | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |

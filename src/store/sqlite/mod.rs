@@ -18,6 +18,58 @@ use self::writer::{Batches, Need, Writer};
 use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 
 /// Remembers keys in a file of SQLite: the durable choice for one machine.
+///
+/// **What it guarantees.** One run at a time per key, and none after a success, among all processes of one
+/// machine that open the file. It survives their restarts and crashes, and the machine's. Choose it when
+/// one machine receives the webhooks; choose Redis or Postgres when several do.
+///
+/// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
+/// callers: whatever is asked while one transaction is committed goes into the next one, up to 256 calls.
+/// Only a completion waits for the disk (`synchronous = FULL`); a claim is seen by other processes at once
+/// and written to the disk with the next completion.
+///
+/// **What a crash costs.** Of a process: its runs, whose keys are free again when their leases end; nothing
+/// that was answered. Of the machine: besides, claims and releases since the last completion may be
+/// forgotten, with the count of their attempts. The file never needs a repair.
+///
+/// **Two processes** may share the file, as during a deploy. They take turns within some milliseconds,
+/// even when both are busy. The file must be on a disk of the machine: over a network, as by NFS, its locks
+/// do not work.
+///
+/// **Time** is the machine's when the file is opened, and never runs backwards: the latest time is kept in
+/// the file. A clock that is set back does not extend a lease, and one that is set forward changes nothing
+/// until the next process opens the file. From then on all go by the later time: what it skipped is
+/// missing from leases, so that an event whose run is under way may be run again, and from
+/// retentions. A start with a clock that is ahead by more than the retention forgets everything. Leases and
+/// retentions are whole milliseconds, rounded up.
+///
+/// **Sizing.** 105 to 130 bytes on the disk for each key, so 130 MB for a million; events that failed count
+/// too. The write-ahead log beside it takes 32 MiB, and up to some 100 MiB under heavy load; it is
+/// moved into the file by a thread of its own. Memory: 20 MB, whatever the number of keys.
+///
+/// **Purge.** Each call looks at two rows, in turn, whether they are out of date. So the file holds up to
+/// a third more rows than are remembered. It reuses their room, and never shrinks by itself: `VACUUM`
+/// does that while no process has it open.
+///
+/// **When it fails.** A full disk, or a file that may not be written any more, is an
+/// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until it is mended; then work goes
+/// on by itself. So is a file that another process keeps locked for 1.5 seconds.
+///
+/// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies. Beside
+/// it are `-wal` and `-shm` while it is open: the three belong together, and to a copy made meanwhile
+/// belongs `VACUUM INTO`. Never delete or replace it under a process that has it open. `sqlite3` can look
+/// into it at any time; a reader that stays for long lets the log grow.
+///
+/// Clones share one thread. Dropping the last one waits until the file is closed.
+///
+/// ```no_run
+/// use tower_webhook::store::SqliteStore;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = SqliteStore::open("webhooks.db")?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SqliteStore {
     path: Arc<Path>,
