@@ -18,6 +18,59 @@ use self::writer::{Batches, Need, Writer};
 use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 
 /// Remembers keys in a file of SQLite: the durable choice for one machine.
+///
+/// **What it guarantees.** One run at a time per key, and none after a success, among all processes of one
+/// machine that open the file. It survives their restarts and crashes, and the machine's. Choose it when
+/// one machine receives the webhooks; choose Redis or Postgres when several do.
+///
+/// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
+/// callers: whatever is asked while one transaction is committed goes into the next one, up to 256 calls.
+/// Only a completion waits for the disk (`synchronous = FULL`); a claim is seen by other processes at once
+/// and written to the disk with the next completion.
+///
+/// **What a crash costs.** Of a process: its runs, whose keys are free again when their leases end; nothing
+/// that was answered. Of the machine: besides, claims and releases since the last completion may be
+/// forgotten, with the count of their attempts. The file never needs a repair.
+///
+/// **Two processes** may share the file, as during a deploy. They take turns, even when
+/// both are busy. The file must be on a disk of the machine: over a network, as by NFS, its locks
+/// do not work.
+///
+/// **Time** is the machine's when the file is opened, and never runs backwards: the latest time is kept in
+/// the file. A clock that is set back does not extend a lease, and one that is set forward changes nothing
+/// until the next process opens the file. From then on all go by the later time: what it skipped is
+/// missing from leases, so that an event whose run is under way may be run again, and from
+/// retentions. A start with a clock that is ahead by more than the retention forgets everything. Leases and
+/// retentions are whole milliseconds, rounded up.
+///
+/// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
+/// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 32 MiB,
+/// and about twice that under full load; a thread of its own moves it into the file. Memory: some 20 MB,
+/// whatever the number of keys.
+///
+/// **Purge.** Each call looks at two rows, in turn, whether they are out of date. So the file holds up to
+/// a third more rows than are remembered. It reuses their room, and never shrinks by itself: `VACUUM`
+/// does that while no process has it open.
+///
+/// **When it fails.** A full disk, or a file that may not be written any more, is an
+/// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until it is mended; then work goes
+/// on by itself. So is a file that another process keeps locked for 1.5 seconds.
+///
+/// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies. Beside
+/// it are `-wal` and `-shm` while it is open: the three belong together, and to a copy made meanwhile
+/// belongs `VACUUM INTO`. Never delete or replace it under a process that has it open. `sqlite3` can look
+/// into it at any time; a reader that stays for long lets the log grow.
+///
+/// Clones share one thread. Dropping the last one waits until the file is closed.
+///
+/// ```no_run
+/// use tower_webhook::store::SqliteStore;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = SqliteStore::open("webhooks.db")?;
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SqliteStore {
     path: Arc<Path>,
@@ -120,10 +173,13 @@ impl Store for SqliteStore {
 mod tests {
     use std::error::Error;
     use std::io::Read;
-    use std::sync::Mutex;
+    use std::sync::{Mutex, mpsc};
     use std::time::{Instant, SystemTime};
 
+    use futures_util::FutureExt;
+    use futures_util::future::join_all;
     use tempfile::TempDir;
+    use tokio::sync::oneshot;
 
     use super::*;
     use crate::answer::Chain;
@@ -262,6 +318,67 @@ mod tests {
         assert_eq!(store.state(1).await, KeyState::Free);
     }
 
+    /// Keeps the writing thread waiting, so that what is asked meanwhile becomes one transaction.
+    async fn hold(store: &SqliteStore) -> mpsc::Sender<()> {
+        let (entered, has_entered) = oneshot::channel();
+        let (go_on, gate) = mpsc::channel();
+        let store = store.clone();
+        tokio::spawn(async move {
+            let waits = store.writer.run(Need::Write, move |_| {
+                let _ = entered.send(());
+                let _ = gate.recv();
+                Ok(())
+            });
+            waits.await.unwrap();
+        });
+        has_entered.await.unwrap();
+        go_on
+    }
+
+    #[tokio::test]
+    async fn a_completion_waits_for_the_disk_and_a_claim_does_not() {
+        const SYNCHRONOUS: &str = "PRAGMA synchronous";
+        const NORMAL: i64 = 1;
+        const FULL: i64 = 2;
+        let desk = Desk::new();
+        let store = desk.open();
+        let lease = store.acquire(1, 30 * SECOND).await;
+
+        let go_on = hold(&store).await;
+        let (_, with_claim, ()) = tokio::join!(
+            store.acquire(2, 30 * SECOND),
+            store.sql(SYNCHRONOUS),
+            async { go_on.send(()).unwrap() }
+        );
+        assert_eq!(with_claim, NORMAL);
+
+        let go_on = hold(&store).await;
+        let (completed, with_completion, ()) =
+            tokio::join!(store.complete(&lease, DAY), store.sql(SYNCHRONOUS), async {
+                go_on.send(()).unwrap()
+            });
+        completed.unwrap();
+        assert_eq!(with_completion, FULL);
+    }
+
+    #[tokio::test]
+    async fn nobodys_claim_is_not_made_but_a_completion_is() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let lease = store.acquire(1, 30 * SECOND).await;
+        let go_on = hold(&store).await;
+        let new = id(2);
+        for abandoned in [
+            store.complete(&lease, DAY).boxed().now_or_never().map(drop),
+            store.claim(&new, DAY, DAY).boxed().now_or_never().map(drop),
+        ] {
+            assert!(abandoned.is_none(), "it was not waited for");
+        }
+        go_on.send(()).unwrap();
+        assert_eq!(store.state(1).await, KeyState::Done);
+        assert_eq!(store.acquire(2, 30 * SECOND).await.attempt().get(), 1);
+    }
+
     #[tokio::test]
     async fn a_lease_lasts_to_its_last_millisecond() {
         let desk = Desk::new();
@@ -396,7 +513,7 @@ mod tests {
         while begun_anew() < 5 {
             assert!(key < 100_000, "the log grew to {key} commits");
             let claims = (0..100).map(|at| store.acquire(key + at, 30 * SECOND));
-            futures_util::future::join_all(claims).await;
+            join_all(claims).await;
             key += 100;
         }
     }

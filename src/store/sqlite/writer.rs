@@ -160,17 +160,17 @@ fn serve(
     checkpoints: Checkpoints,
 ) {
     let mut jobs = Vec::with_capacity(BATCH.into());
-    let mut rested = Instant::now();
+    let mut stretch = Stretch {
+        began: Instant::now(),
+    };
     loop {
         let asked = Instant::now();
         if queue.blocking_recv_many(&mut jobs, BATCH.into()) == 0 {
             break;
         }
-        if asked.elapsed() >= REST {
-            rested = Instant::now();
-        } else if rested.elapsed() >= STRETCH {
+        if stretch.is_over(asked, Instant::now()) {
             thread::sleep(REST);
-            rested = Instant::now();
+            stretch.began = Instant::now();
         }
 
         let result = batches.commit(&mut jobs);
@@ -187,6 +187,21 @@ fn serve(
     // Its connection is closed first, so that the last one leaves no log behind.
     drop(checkpoints);
     drop(batches);
+}
+
+/// Work without a rest that another process could notice.
+struct Stretch {
+    began: Instant,
+}
+
+impl Stretch {
+    /// Whether a rest is due now that there is work, which was waited for since `asked`.
+    fn is_over(&mut self, asked: Instant, now: Instant) -> bool {
+        if now - asked >= REST {
+            self.began = now;
+        }
+        now - self.began >= STRETCH
+    }
 }
 
 /// The connection, and what is carried from one transaction to the next.
@@ -267,5 +282,25 @@ impl Batches {
         self.db.execute_batch(synchronous)?;
         self.synchronous = Some(need);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rest_is_due_when_there_was_none_for_a_while() {
+        let began = Instant::now();
+        let mut stretch = Stretch { began };
+        let at = |millis| began + Duration::from_millis(millis);
+
+        // Always at work, but for moments.
+        assert!((1..50).all(|now| !stretch.is_over(at(now), at(now))));
+        assert!(stretch.is_over(at(50), at(50)));
+        // Waiting for work was a rest.
+        assert!(!stretch.is_over(at(60), at(61)));
+        assert!((62..111).all(|now| !stretch.is_over(at(now), at(now))));
+        assert!(stretch.is_over(at(111), at(111)));
     }
 }
