@@ -7,6 +7,8 @@
 //! the instructions that real ones have for that.
 //!
 //! Needs valgrind, and `cargo install gungraun-runner` in the version of the library.
+#![allow(missing_docs, reason = "what the macros make public is not documented")]
+
 #[path = "pipeline/deliveries.rs"]
 mod deliveries;
 
