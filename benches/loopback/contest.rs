@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use crate::child::Receiver;
 use crate::load::{Deliveries, Load, Pace, Sample};
 use crate::machine::Cores;
-use crate::report::{Spread, Table};
+use crate::report::{Spread, Table, Verdicts};
 
 /// How thoroughly, and on what.
 pub(crate) struct Effort {
@@ -202,10 +202,9 @@ impl<'a> Contest<'a> {
         table
     }
 
-    /// Why the speeds may not be the receivers' own.
-    pub(crate) fn doubts(&self) -> String {
+    /// Says where the speeds may not be the receivers' own.
+    pub(crate) fn doubt(&self, verdicts: &mut Verdicts) {
         const ENOUGH: f64 = 0.93;
-        let mut doubts = String::new();
         for name in self.all() {
             let busy = |what: fn(&Measured) -> f64| self.spread(name, what).median;
             let (receiver, load) = (busy(|of| of.receiver_busy), busy(|of| of.load_busy));
@@ -214,13 +213,11 @@ impl<'a> Contest<'a> {
                     true => "something else runs on these cores",
                     false => "the load generator is the bottleneck",
                 };
-                doubts += &format!(
-                    "\nDOUBTFUL: `{name}` had {:.0} % of its core, the load {:.0} %: {why}.",
-                    receiver * 100.0,
-                    load * 100.0
-                );
+                let [receiver, load] = [receiver, load].map(|busy| busy * 100.0);
+                verdicts.doubt(&format!(
+                    "`{name}` had {receiver:.0} % of its core, the load {load:.0} %: {why}"
+                ));
             }
         }
-        doubts
     }
 }

@@ -25,6 +25,7 @@ mod stores;
 
 use std::env;
 use std::path::PathBuf;
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
@@ -113,12 +114,21 @@ fn seconds(text: &str) -> Result<Duration> {
     Ok(Duration::try_from_secs_f64(text.parse()?)?)
 }
 
-fn main() -> Result<()> {
+fn main() -> ExitCode {
     // What runs tests asks what there is.
     if env::args().any(|argument| argument == "--list") {
-        return Ok(());
+        return ExitCode::SUCCESS;
     }
-    let args = Args::parse();
+    match run(Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("loopback: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args) -> Result<()> {
     if let Some(Child::Serve { what, cores }) = args.child {
         return serve::serve(&what, &cores);
     }

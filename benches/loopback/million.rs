@@ -3,7 +3,7 @@
 use anyhow::Result;
 
 use crate::child::Receiver;
-use crate::contest::{Contest, Contestant, Effort};
+use crate::contest::{Contest, Contestant, Effort, Measured};
 use crate::load::{Deliveries, Pace};
 use crate::report::Target::AtMost;
 use crate::report::{Spread, Table, Verdicts};
@@ -109,6 +109,15 @@ fn slowest(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Res
     println!(
         "\n## The memory store full, {rate:.0} events/s, which is half of what it takes\n\n{table}"
     );
+    for name in contest.all() {
+        let median = |what: fn(&Measured) -> f64| contest.spread(name, what).median;
+        let (late, slowest) = (median(|of| of.late), median(|of| of.p999));
+        if late > slowest / 2.0 {
+            verdicts.doubt(&format!(
+                "the load for `{name}` was {late:.0} µs late itself: something else runs on its core"
+            ));
+        }
+    }
     verdicts.add(
         "p99.9 of the pipeline when full, of bare axum",
         AtMost(2.0),

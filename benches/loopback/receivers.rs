@@ -41,10 +41,10 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let mut contest = Contest::of(contestants, CONNECTIONS);
     contest.rounds(effort, Pace::ClosedFor(effort.time))?;
     println!(
-        "\n## Receivers, {CONNECTIONS} connections\n\n{}\n{}",
-        contest.table(&["bare axum", "by hand"]),
-        contest.doubts()
+        "\n## Receivers, {CONNECTIONS} connections\n\n{}",
+        contest.table(&["bare axum", "by hand"])
     );
+    contest.doubt(verdicts);
 
     let mut add = |what: &str, name, control, target| {
         let ratio = contest.ratio(name, control, |of| of.rate);

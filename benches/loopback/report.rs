@@ -86,7 +86,10 @@ pub(crate) enum Target {
 
 /// What became of the targets.
 #[derive(Default)]
-pub(crate) struct Verdicts(Vec<(String, Target, Spread, usize)>);
+pub(crate) struct Verdicts {
+    rows: Vec<(String, Target, Spread, usize)>,
+    is_doubtful: bool,
+}
 
 impl Verdicts {
     /// Medians decide. `digits` are those behind the point.
@@ -97,14 +100,20 @@ impl Verdicts {
         measured: Spread,
         digits: usize,
     ) {
-        self.0.push((what.into(), target, measured, digits));
+        self.rows.push((what.into(), target, measured, digits));
+    }
+
+    /// Prints why figures may not be the receivers' own, and remembers that there was a reason.
+    pub(crate) fn doubt(&mut self, why: &str) {
+        println!("\nDOUBTFUL: {why}.");
+        self.is_doubtful = true;
     }
 }
 
 impl fmt::Display for Verdicts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut table = Table::new(["what", "target", "measured", "verdict"]);
-        for (what, target, measured, digits) in &self.0 {
+        for (what, target, measured, digits) in &self.rows {
             let (target, is_met) = match target {
                 Target::AtLeast(least) => (format!("≥ {least}"), measured.median >= *least),
                 Target::AtMost(most) => (format!("≤ {most}"), measured.median <= *most),
@@ -112,6 +121,12 @@ impl fmt::Display for Verdicts {
             let verdict = if is_met { "met" } else { "missed" };
             table.row([what.clone(), target, measured.show(*digits), verdict.into()]);
         }
-        table.fmt(f)
+        table.fmt(f)?;
+        if self.is_doubtful {
+            f.write_str(
+                "\n\nDOUBTFUL, see above: the machine was not quiet, so these say little.",
+            )?;
+        }
+        Ok(())
     }
 }
