@@ -14,6 +14,9 @@
 //!
 //! The [`guarantees`] say this exactly, and what it does not cover.
 //!
+//! "Spec" in this documentation is the platform's own description of its webhooks and Admin API, by
+//! section and rule.
+//!
 //! # A receiver
 //!
 //! ```no_run
@@ -58,8 +61,8 @@
 //! WEBHOOK_SECRET=my-secret cargo run
 //! ```
 //!
-//! Then send it an event by hand from a second terminal, as the spec's section 6, rule 5 describes;
-//! send it twice, and the second is answered with `Idempotent-Replayed: true`:
+//! Then send it an event by hand from a second terminal (Spec 6, rule 5); send it twice, and the second
+//! is answered with `Idempotent-Replayed: true`:
 //!
 //! ```sh
 //! BODY='{"id":"chat-1","rating":1}'
@@ -72,9 +75,6 @@
 //!
 //! In the repository, `cargo run --example receiver` is a receiver that needs no code of yours, and
 //! `cargo run --example send` sends it signed events of every kind.
-//!
-//! "Spec" in this documentation is the platform's own description of its webhooks and Admin API, by
-//! section and rule.
 //!
 //! # The way of a delivery
 //!
@@ -92,9 +92,9 @@
 //! ```
 //!
 //! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
-//! `tower::ServiceBuilder`; a wrong order does not compile ("expected `Verified`"). Any service of `Request<Verified>` can
-//! take the router's place, such as an axum `Router`: [`Verified`] is an [HTTP body][body], and with
-//! the feature `axum`, [`Delivery`] is an extractor.
+//! `tower::ServiceBuilder`; a wrong order does not compile ("expected `Verified`"). Any service of
+//! `Request<Verified>` can take the router's place, such as an axum `Router`: [`Verified`] is an
+//! [HTTP body][body], and with the feature `axum`, [`Delivery`] is an extractor.
 //!
 //! [body]: https://docs.rs/http-body/1/http_body/trait.Body.html
 //!
@@ -128,8 +128,9 @@
 //!
 //! # Shutdown
 //!
-//! A client that leaves does not cancel the handler that works on its delivery. Servers do not know
-//! of such runs: after a graceful shutdown, which the program above leaves out, wait for them with
+//! A client that leaves does not cancel the handler that works on its delivery, unless that is a
+//! `transactional` one without an [`IdempotencyLayer`] around it. Servers do not know of such runs:
+//! after a graceful shutdown, which the program above leaves out, wait for them with
 //! [`WebhookLayer::runs`] and [`Runs::drain`].
 //!
 //! # Logs
@@ -156,8 +157,8 @@
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
 //! | `sqlite` | `store::SqliteStore`, in a file of SQLite | no |
-//! | `redis` | `store::RedisStore`, on a Redis or Valkey server | no |
-//! | `postgres` | `store::PostgresStore`, on PostgreSQL, and `transactional` handlers (needs Rust 1.94) | no |
+//! | `redis` | `store::RedisStore`, on Redis 7 or later, or Valkey | no |
+//! | `postgres` | `store::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |

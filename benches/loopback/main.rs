@@ -73,7 +73,7 @@ struct Args {
     #[arg(long, value_name = "PART")]
     only: Vec<Part>,
 
-    /// Where the durable stores keep their files: the disk that is measured [default: within `target`]
+    /// Where SQLite keeps its file; the servers keep theirs in TMPDIR [default: within `target`]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 

@@ -24,9 +24,9 @@ use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, Store
 ///
 /// **Capacity.** A million keys unless set, which is 8 days at 1.4 events a second. When it is
 /// full, the keys that were used least recently are forgotten, even before the end of their
-/// retention: that is counted in [`evictions`](Self::evictions) and warned about in the log. Keys in
-/// flight are never forgotten, nor do they count. Keys of events that failed or that no handler wants
-/// do count: how often they were tried is remembered too.
+/// retention. Where the event was handled, that is counted in [`evictions`](Self::evictions) and warned
+/// about in the log. Keys in flight are never forgotten, and take none of the capacity. Keys of events
+/// that failed or that no handler wants do take some: how often they were tried is remembered too.
 ///
 /// **Time** is `tokio::time`, so that tests can pause it.
 ///

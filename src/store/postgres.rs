@@ -74,8 +74,8 @@ use crate::config::ConfigError;
 /// everything would else take the pool all of its connections. sqlx asks a connection whether it
 /// lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip, and
 /// costs a 503 per connection after the server restarted. For TLS, enable one of the features of `sqlx`
-/// such as `tls-rustls` in your own `Cargo.toml`. PgBouncer in its mode `transaction` has to track
-/// prepared statements: take 1.21 or later, and set its `max_prepared_statements`.
+/// such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`. PgBouncer in its mode `transaction`
+/// has to track prepared statements: take 1.21 or later, and set its `max_prepared_statements`.
 ///
 /// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
 /// million events in 8 days take 136 MB. The table has no index but that of its primary key, and

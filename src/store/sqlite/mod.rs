@@ -32,9 +32,9 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// that was answered. Of the machine: besides, claims and releases since the last completion may be
 /// forgotten, with the count of their attempts. The file never needs a repair.
 ///
-/// **Two processes** may share the file, as during a deploy. They take turns, even when
-/// both are busy. The file must be on a disk of the machine: over a network, as by NFS, its locks
-/// do not work.
+/// **Several processes** of one machine may share the file, as two do during a deploy. They take turns,
+/// even when all are busy. The file must be on a disk of the machine: over a network, as by NFS, its
+/// locks do not work.
 ///
 /// **Time** is the machine's when the file is opened, and never runs backwards: the latest time is kept in
 /// the file. A clock that is set back does not extend a lease, and one that is set forward changes nothing
@@ -65,9 +65,11 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 ///
 /// ```no_run
 /// use tower_webhook::store::SqliteStore;
+/// use tower_webhook::{Secret, WebhookLayer};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = SqliteStore::open("webhooks.db")?;
+/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
 /// # Ok(())
 /// # }
 /// ```
