@@ -1,6 +1,6 @@
 //! What a delivery costs within this process, beside what people write by hand.
 //!
-//! Run with: cargo bench
+//! Run with: cargo bench --bench pipeline
 
 mod by_hand;
 mod contest;
