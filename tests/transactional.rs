@@ -464,6 +464,22 @@ async fn a_duplicate_waits_for_the_outcome() {
 }
 
 #[tokio::test]
+async fn no_time_is_too_long() {
+    let database = Database::start().await;
+    let transactions = database
+        .transactions()
+        .retention(Duration::MAX)
+        .and_then(|it| it.store_timeout(Duration::MAX))
+        .and_then(|it| it.handler_timeout(Duration::MAX))
+        .unwrap();
+    let crm = Crm::default();
+    let endless = service(&transactions.in_flight_wait(Duration::MAX), &crm);
+    send(&endless, event("a")).await.assert_ok();
+    send(&endless, event("a")).await.assert_replayed();
+    database.assert(1, 1).await;
+}
+
+#[tokio::test]
 async fn no_wait_is_no_wait() {
     let database = Database::start().await;
     let go = Arc::new(Semaphore::new(0));

@@ -1,3 +1,5 @@
+use std::time::Duration;
+
 use sqlx::{PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout, timeout_at};
 
@@ -61,6 +63,9 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
     }
 }
 
+/// Later than anybody waits, and no point in time overflows with it.
+const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+
 /// What a key is recognised by, and how long to wait for another delivery of it.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
@@ -76,7 +81,7 @@ impl Transactions {
         let key = delivery.key()?;
         Some(Key {
             id: DeliveryId::new(&namespace, key.as_bytes(), delivery.raw().body()),
-            wait_until: Instant::now() + self.in_flight_wait,
+            wait_until: Instant::now() + self.in_flight_wait.min(YEARS_30),
         })
     }
 
@@ -113,7 +118,7 @@ impl Transactions {
         let insert = self
             .store
             .insert(connection, &key.id, self.retention, wait, limit);
-        let inserted = match timeout(wait + self.store_timeout, insert).await {
+        let inserted = match timeout(wait.saturating_add(self.store_timeout), insert).await {
             Ok(inserted) => inserted.map_err(|error| self.unavailable(error))?,
             Err(_) => return Err(self.unavailable(StoreError::timed_out())),
         };
