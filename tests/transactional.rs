@@ -606,7 +606,7 @@ async fn it_works_without_http() {
     }
 }
 
-/// The limits of ours end with what they are for; those of the connection stay.
+/// The limits of ours end with what they are for; shorter ones of the connection stay.
 #[tokio::test]
 async fn a_handler_meets_the_limits_of_its_connection() {
     let database = Database::start().await;
@@ -647,15 +647,27 @@ async fn a_handler_meets_the_limits_of_its_connection() {
 
     let plain: PgConnectOptions = database.server.url().parse().unwrap();
     assert_eq!(serve(plain.clone()).await, "0");
-    let limited = plain.options([
-        ("lock_timeout", "7s"),
-        ("statement_timeout", "8s"),
-        ("idle_in_transaction_session_timeout", "9s"),
-    ]);
-    assert_eq!(serve(limited).await, "8s");
+    for [lock, statement, idle] in [
+        ["7s", "8s", "9s"],
+        ["7s", "29999ms", "1min"],
+        ["7s", "1d", "2500ms"],
+    ] {
+        let limited = plain.clone().options([
+            ("lock_timeout", lock),
+            ("statement_timeout", statement),
+            ("idle_in_transaction_session_timeout", idle),
+        ]);
+        assert_eq!(serve(limited).await, statement);
+    }
     assert_eq!(
         *shown.lock().unwrap(),
-        ["0", "30s", "30s", "7s", "8s", "9s"]
+        [
+            ["0", "30s", "30s"],
+            ["7s", "8s", "9s"],
+            ["7s", "29999ms", "30s"],
+            ["7s", "30s", "2500ms"],
+        ]
+        .concat()
     );
 }
 

@@ -520,7 +520,9 @@ struct Statements {
 impl Statements {
     // Time is `clock_timestamp()`: unlike `now()` it also goes on while a statement waits for a row.
     fn new(schema: &Schema) -> Self {
-        let sql = |sql| Arc::from(schema.sql(sql));
+        let sql = |sql: &str| Arc::from(schema.sql(sql));
+        let limited =
+            |limit: &str, text: &str| sql(&text.replace("{limits}", &Self::limits(limit)));
         Self {
             // `seen` answers duplicates without a write. What it does not see, because it came after
             // the statement began, the insertion meets: then there is no row at all.
@@ -592,7 +594,9 @@ impl Statements {
             "),
             // What is in `limited` is computed once, and before the insertion, which is what waits;
             // what is returned, after it. So each limit is in force for what it is meant for.
-            insert: sql("
+            insert: limited(
+                "$5",
+                "
                 WITH limited AS MATERIALIZED (
                     SELECT
                         current_setting('lock_timeout') AS before,
@@ -604,35 +608,17 @@ impl Statements {
                 RETURNING
                     pg_current_xact_id()::text,
                     set_config('lock_timeout', (SELECT before FROM limited), true),
-                    set_config(
-                        'statement_timeout',
-                        coalesce(nullif(current_setting('statement_timeout'), '0'), $5),
-                        true
-                    ),
-                    set_config(
-                        'idle_in_transaction_session_timeout',
-                        coalesce(
-                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $5
-                        ),
-                        true
-                    )
-            "),
-            number: sql("
+                    {limits}
+            ",
+            ),
+            number: limited(
+                "$1",
+                "
                 SELECT
                     pg_current_xact_id()::text,
-                    set_config(
-                        'statement_timeout',
-                        coalesce(nullif(current_setting('statement_timeout'), '0'), $1),
-                        true
-                    ),
-                    set_config(
-                        'idle_in_transaction_session_timeout',
-                        coalesce(
-                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $1
-                        ),
-                        true
-                    )
-            "),
+                    {limits}
+            ",
+            ),
             body: sql("SELECT body FROM {schema}.keys WHERE key = $1"),
             // The rows are found by where they lie, which takes no index. Those that somebody else is
             // at work on are left alone. What lies behind the last page is its first one.
@@ -661,6 +647,27 @@ impl Statements {
                 FROM size, step
             "),
         }
+    }
+
+    /// Sets the limits for the rest of a transaction to so many milliseconds. A shorter one of the
+    /// connection's own stays, and zero is none.
+    fn limits(milliseconds: &str) -> String {
+        ["statement_timeout", "idle_in_transaction_session_timeout"]
+            .map(|setting| {
+                format!(
+                    "set_config(
+                        '{setting}',
+                        CASE
+                            WHEN nullif(current_setting('{setting}'), '0')::interval
+                                < ({milliseconds}::text || 'ms')::interval
+                                THEN current_setting('{setting}')
+                            ELSE {milliseconds}::text
+                        END,
+                        true
+                    )"
+                )
+            })
+            .join(", ")
     }
 }
 

@@ -43,7 +43,7 @@ impl PostgresStore {
 
     /// Tells the transaction's number, and limits what follows in it. The server ends a statement that
     /// takes longer than `limit`, and a transaction that is idle for longer: its client may be gone
-    /// without a word. Limits of the connection's own stay.
+    /// without a word. Shorter limits of the connection's own stay.
     pub(crate) async fn number(
         &self,
         transaction: &mut PgConnection,
