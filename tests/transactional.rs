@@ -49,6 +49,10 @@ enum Step {
     /// Tries what fails in a savepoint.
     Recover,
     DiscardAfterFailure,
+    /// Gives up waiting for a savepoint, and goes on.
+    DropBegin,
+    ForgetSavepoint,
+    ForgetSavepointAndFail,
     Execute(&'static str),
 }
 
@@ -103,6 +107,19 @@ impl TransactionalHandler<ChatRated> for Crm {
             Step::DiscardAfterFailure => {
                 let error = db.execute("SELECT 1 / 0").await.unwrap_err();
                 return Err(HandlerError::discard(error));
+            }
+            Step::DropBegin => {
+                // What is at work yet makes it wait.
+                let sleep = db.execute("SELECT pg_sleep(0.2)");
+                assert!(poll_only(1, false, sleep).await.is_none());
+                assert!(poll_only(1, false, db.begin()).await.is_none());
+                db.execute("INSERT INTO effects (chat) VALUES ('late')")
+                    .await?;
+            }
+            Step::ForgetSavepoint => std::mem::forget(db.begin().await?),
+            Step::ForgetSavepointAndFail => {
+                std::mem::forget(db.begin().await?);
+                return Err(HANDLER_ERROR.into());
             }
             Step::Execute(sql) => {
                 db.execute(sql).await?;
@@ -261,6 +278,31 @@ async fn what_did_not_succeed_leaves_nothing() {
     send(&service, event("a")).await.assert_replayed();
     database.assert(2, 2).await;
     assert_eq!(crm.runs(), 6);
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_not_as_it_was_is_not_committed() {
+    let database = Database::start().await;
+    let one = pool(&database.server.url(), 1).await;
+    let transactions = patient(one);
+    let crm = Crm::new([
+        Step::ForgetSavepoint,
+        Step::ForgetSavepointAndFail,
+        Step::DropBegin,
+    ]);
+    let service = service(&transactions, &crm);
+    for _ in 0..2 {
+        let left_open = send(&service, event("a")).await;
+        left_open.assert_problem(500, "failed");
+        database.assert(0, 0).await;
+    }
+    // What came after the rollback was not in the transaction any more.
+    let dropped = send(&service, event("a")).await;
+    dropped.assert_problem(500, "failed");
+    database.assert(1, 0).await;
+
+    send(&service, event("a")).await.assert_ok();
+    database.assert(2, 1).await;
 }
 
 #[tokio::test]

@@ -1,6 +1,6 @@
 use std::time::Duration;
 
-use sqlx::{PgConnection, PgTransaction};
+use sqlx::{Connection, PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::TransactionalHandler;
@@ -47,7 +47,12 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
             return Err(Answer::TimedOut { limit }.into());
         };
         match &handled {
-            Ok(()) => transactions.commit(transaction, &begun).await?,
+            Ok(()) => {
+                transactions.commit(transaction, &begun).await?;
+                if connection.is_in_transaction() {
+                    return Err(Answer::Failed(CommitError::EndedBefore.into()).into());
+                }
+            }
             Err(error) if error.is_discard() => {
                 transactions.roll_back(transaction).await?;
                 transactions.record(&mut connection, key.as_ref()).await?;
