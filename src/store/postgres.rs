@@ -18,6 +18,7 @@ use sqlx::postgres::{
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use super::{
     Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
@@ -71,9 +72,12 @@ use crate::config::ConfigError;
 /// with the wait for a connection included: handlers that hold the connections of the same pool for
 /// longer than that let deliveries fail with 503, so give the store some of its own then; four are
 /// plenty. An operation that failed or exceeded its time closes its connection: a network that swallows
-/// everything would else take the pool all of its connections. sqlx asks a connection whether it
-/// lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip, and
-/// costs a 503 per connection after the server restarted. For TLS, enable one of the features of `sqlx`
+/// everything would else take the pool all of its connections. The server does not notice that while it
+/// is at work or waits for a lock: so that it does not run out of connections then, give the pool
+/// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. PgBouncer may
+/// refuse that: there `ALTER ROLE … SET client_connection_check_interval = '1s'` does it. sqlx asks a
+/// connection whether it lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that
+/// round trip, and costs a 503 per connection after the server restarted. For TLS, enable one of the features of `sqlx`
 /// such as `tls-rustls` in your own `Cargo.toml`. PgBouncer in its mode `transaction` has to track
 /// prepared statements: take 1.21 or later, and set its `max_prepared_statements`.
 ///
@@ -208,7 +212,8 @@ impl PostgresStore {
             let Ok(mut page) = store.shared.page.try_lock() else {
                 return;
             };
-            match store.purge_step(*page).await {
+            let step = timeout(PURGE_TIMEOUT, store.purge_step(*page)).await;
+            match step.unwrap_or_else(|_| Err(StoreError::timed_out())) {
                 Ok(step) => *page = step.next,
                 Err(error) => {
                     tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
@@ -499,6 +504,9 @@ const ANYWHERE: i64 = -1;
 /// A step of purging is done with every so-manieth claim. A page then is looked at four times as
 /// often as one is filled: a table of n rows is walked through within n / 20 claims.
 const CLAIMS_PER_STEP: u64 = 128;
+
+/// How long such a step may take, which holds a connection that others may wait for.
+const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How often in a row a claim may lose against another one whose run then ends before it is seen:
 /// more often than that cannot be, and something else suppresses the row.
