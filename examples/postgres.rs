@@ -144,6 +144,8 @@ fn misused(kind: ErrorKind, message: &str) -> ! {
 }
 
 async fn connect(options: PgConnectOptions, connections: u32) -> anyhow::Result<PgPool> {
+    // The server ends what nobody waits for any more.
+    let options = options.options([("client_connection_check_interval", "1s")]);
     // Once without the pool, which would try again and then tell only that time is up.
     let first = timeout(Duration::from_secs(10), options.connect()).await;
     let reached = match first {

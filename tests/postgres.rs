@@ -12,7 +12,7 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Row};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
@@ -564,6 +564,40 @@ async fn claims_purge_as_they_go() {
         sleep(Duration::from_millis(50)).await;
     }
     assert!(steps >= 6, "{steps} steps were not small");
+}
+
+/// Neither the store nor the server goes on with a step that takes too long.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_purge_that_hangs_is_given_up() {
+    let database = Database::create().await;
+    let pool = database.pool(1).await;
+    let options: PgConnectOptions = database.url.parse().unwrap();
+    let options = options.options([("client_connection_check_interval", "1s")]);
+    let store = PostgresStore::new(PgPool::connect_with(options).await.unwrap());
+    store.migrate().await.unwrap();
+    execute(
+        &pool,
+        "CREATE FUNCTION hang() RETURNS trigger LANGUAGE plpgsql AS
+            $$ BEGIN PERFORM pg_sleep(3600); RETURN old; END $$;
+        CREATE TRIGGER hang BEFORE DELETE ON tower_webhook.keys
+            FOR EACH ROW EXECUTE FUNCTION hang()",
+    )
+    .await;
+    fill(&pool, 1, 0).await;
+    // The first step begins anywhere.
+    for key in 0..3 * 128 {
+        acquire(&store, &key.to_string(), MINUTE).await;
+    }
+
+    let hanging = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND wait_event = 'PgSleep'";
+    let becomes = async |expected| {
+        while count(&pool, hanging).await != expected {
+            sleep(Duration::from_millis(50)).await;
+        }
+    };
+    timeout(MINUTE, becomes(1)).await.expect("a step hangs");
+    timeout(MINUTE, becomes(0)).await.expect("it is given up");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -49,6 +49,10 @@ enum Step {
     /// Tries what fails in a savepoint.
     Recover,
     DiscardAfterFailure,
+    /// Gives up waiting for a savepoint, and goes on.
+    DropBegin,
+    ForgetSavepoint,
+    ForgetSavepointAndFail,
     Execute(&'static str),
 }
 
@@ -103,6 +107,19 @@ impl TransactionalHandler<ChatRated> for Crm {
             Step::DiscardAfterFailure => {
                 let error = db.execute("SELECT 1 / 0").await.unwrap_err();
                 return Err(HandlerError::discard(error));
+            }
+            Step::DropBegin => {
+                // What is at work yet makes it wait.
+                let sleep = db.execute("SELECT pg_sleep(0.2)");
+                assert!(poll_only(1, false, sleep).await.is_none());
+                assert!(poll_only(1, false, db.begin()).await.is_none());
+                db.execute("INSERT INTO effects (chat) VALUES ('late')")
+                    .await?;
+            }
+            Step::ForgetSavepoint => std::mem::forget(db.begin().await?),
+            Step::ForgetSavepointAndFail => {
+                std::mem::forget(db.begin().await?);
+                return Err(HANDLER_ERROR.into());
             }
             Step::Execute(sql) => {
                 db.execute(sql).await?;
@@ -261,6 +278,31 @@ async fn what_did_not_succeed_leaves_nothing() {
     send(&service, event("a")).await.assert_replayed();
     database.assert(2, 2).await;
     assert_eq!(crm.runs(), 6);
+}
+
+#[tokio::test]
+async fn a_transaction_that_is_not_as_it_was_is_not_committed() {
+    let database = Database::start().await;
+    let one = pool(&database.server.url(), 1).await;
+    let transactions = patient(one);
+    let crm = Crm::new([
+        Step::ForgetSavepoint,
+        Step::ForgetSavepointAndFail,
+        Step::DropBegin,
+    ]);
+    let service = service(&transactions, &crm);
+    for _ in 0..2 {
+        let left_open = send(&service, event("a")).await;
+        left_open.assert_problem(500, "failed");
+        database.assert(0, 0).await;
+    }
+    // What came after the rollback was not in the transaction any more.
+    let dropped = send(&service, event("a")).await;
+    dropped.assert_problem(500, "failed");
+    database.assert(1, 0).await;
+
+    send(&service, event("a")).await.assert_ok();
+    database.assert(2, 1).await;
 }
 
 #[tokio::test]
@@ -464,6 +506,22 @@ async fn a_duplicate_waits_for_the_outcome() {
 }
 
 #[tokio::test]
+async fn no_time_is_too_long() {
+    let database = Database::start().await;
+    let transactions = database
+        .transactions()
+        .retention(Duration::MAX)
+        .and_then(|it| it.store_timeout(Duration::MAX))
+        .and_then(|it| it.handler_timeout(Duration::MAX))
+        .unwrap();
+    let crm = Crm::default();
+    let endless = service(&transactions.in_flight_wait(Duration::MAX), &crm);
+    send(&endless, event("a")).await.assert_ok();
+    send(&endless, event("a")).await.assert_replayed();
+    database.assert(1, 1).await;
+}
+
+#[tokio::test]
 async fn no_wait_is_no_wait() {
     let database = Database::start().await;
     let go = Arc::new(Semaphore::new(0));
@@ -590,7 +648,7 @@ async fn it_works_without_http() {
     }
 }
 
-/// The limits of ours end with what they are for; those of the connection stay.
+/// The limits of ours end with what they are for; shorter ones of the connection stay.
 #[tokio::test]
 async fn a_handler_meets_the_limits_of_its_connection() {
     let database = Database::start().await;
@@ -631,15 +689,27 @@ async fn a_handler_meets_the_limits_of_its_connection() {
 
     let plain: PgConnectOptions = database.server.url().parse().unwrap();
     assert_eq!(serve(plain.clone()).await, "0");
-    let limited = plain.options([
-        ("lock_timeout", "7s"),
-        ("statement_timeout", "8s"),
-        ("idle_in_transaction_session_timeout", "9s"),
-    ]);
-    assert_eq!(serve(limited).await, "8s");
+    for [lock, statement, idle] in [
+        ["7s", "8s", "9s"],
+        ["7s", "29999ms", "1min"],
+        ["7s", "1d", "2500ms"],
+    ] {
+        let limited = plain.clone().options([
+            ("lock_timeout", lock),
+            ("statement_timeout", statement),
+            ("idle_in_transaction_session_timeout", idle),
+        ]);
+        assert_eq!(serve(limited).await, statement);
+    }
     assert_eq!(
         *shown.lock().unwrap(),
-        ["0", "30s", "30s", "7s", "8s", "9s"]
+        [
+            ["0", "30s", "30s"],
+            ["7s", "8s", "9s"],
+            ["7s", "29999ms", "30s"],
+            ["7s", "30s", "2500ms"],
+        ]
+        .concat()
     );
 }
 

@@ -120,13 +120,15 @@ pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<P
     const PATIENCE: Duration = Duration::from_secs(10);
 
     let address = format!("{}:{}", options.get_host(), options.get_port());
+    // The server ends what nobody waits for any more.
+    let options = options.options([("client_connection_check_interval", "1s")]);
     let open = async {
         // A pool would try for a while, and then not say why.
         PgConnection::connect_with(&options).await?.close().await?;
         let pool = PgPoolOptions::new()
             .max_connections(16)
             .acquire_timeout(Duration::from_secs(5))
-            .connect_lazy_with(*options);
+            .connect_lazy_with(options);
         let store = PostgresStore::new(pool);
         store.migrate().await?;
         anyhow::Ok(store)

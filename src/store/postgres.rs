@@ -18,6 +18,7 @@ use sqlx::postgres::{
 use sqlx::{AssertSqlSafe, Decode, Encode, Row, Type};
 use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 
 use super::{
     Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
@@ -71,11 +72,15 @@ use crate::config::ConfigError;
 /// with the wait for a connection included: handlers that hold the connections of the same pool for
 /// longer than that let deliveries fail with 503, so give the store some of its own then; four are
 /// plenty. An operation that failed or exceeded its time closes its connection: a network that swallows
-/// everything would else take the pool all of its connections. sqlx asks a connection whether it
-/// lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip, and
-/// costs a 503 per connection after the server restarted. For TLS, enable one of the features of `sqlx`
-/// such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`. PgBouncer in its mode `transaction`
-/// has to track prepared statements: take 1.21 or later, and set its `max_prepared_statements`.
+/// everything would else take the pool all of its connections. The server does not notice that while it
+/// is at work or waits for a lock: so that it does not run out of connections then, give the pool
+/// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. PgBouncer may
+/// refuse that: there `ALTER ROLE … SET client_connection_check_interval = '1s'` does it. sqlx asks a
+/// connection whether it lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that
+/// round trip, and costs a 503 per connection after the server restarted. For TLS, enable one of the
+/// features of `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`. PgBouncer in its
+/// mode `transaction` has to track prepared statements: take 1.21 or later, and set its
+/// `max_prepared_statements`.
 ///
 /// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
 /// million events in 8 days take 136 MB. The table has no index but that of its primary key, and
@@ -208,7 +213,8 @@ impl PostgresStore {
             let Ok(mut page) = store.shared.page.try_lock() else {
                 return;
             };
-            match store.purge_step(*page).await {
+            let step = timeout(PURGE_TIMEOUT, store.purge_step(*page)).await;
+            match step.unwrap_or_else(|_| Err(StoreError::timed_out())) {
                 Ok(step) => *page = step.next,
                 Err(error) => {
                     tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
@@ -500,6 +506,9 @@ const ANYWHERE: i64 = -1;
 /// often as one is filled: a table of n rows is walked through within n / 20 claims.
 const CLAIMS_PER_STEP: u64 = 128;
 
+/// How long such a step may take, which holds a connection that others may wait for.
+const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How often in a row a claim may lose against another one whose run then ends before it is seen:
 /// more often than that cannot be, and something else suppresses the row.
 const MOST_LOSSES: u32 = 100;
@@ -520,7 +529,9 @@ struct Statements {
 impl Statements {
     // Time is `clock_timestamp()`: unlike `now()` it also goes on while a statement waits for a row.
     fn new(schema: &Schema) -> Self {
-        let sql = |sql| Arc::from(schema.sql(sql));
+        let sql = |sql: &str| Arc::from(schema.sql(sql));
+        let limited =
+            |limit: &str, text: &str| sql(&text.replace("{limits}", &Self::limits(limit)));
         Self {
             // `seen` answers duplicates without a write. What it does not see, because it came after
             // the statement began, the insertion meets: then there is no row at all.
@@ -592,7 +603,9 @@ impl Statements {
             "),
             // What is in `limited` is computed once, and before the insertion, which is what waits;
             // what is returned, after it. So each limit is in force for what it is meant for.
-            insert: sql("
+            insert: limited(
+                "$5",
+                "
                 WITH limited AS MATERIALIZED (
                     SELECT
                         current_setting('lock_timeout') AS before,
@@ -604,35 +617,17 @@ impl Statements {
                 RETURNING
                     pg_current_xact_id()::text,
                     set_config('lock_timeout', (SELECT before FROM limited), true),
-                    set_config(
-                        'statement_timeout',
-                        coalesce(nullif(current_setting('statement_timeout'), '0'), $5),
-                        true
-                    ),
-                    set_config(
-                        'idle_in_transaction_session_timeout',
-                        coalesce(
-                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $5
-                        ),
-                        true
-                    )
-            "),
-            number: sql("
+                    {limits}
+            ",
+            ),
+            number: limited(
+                "$1",
+                "
                 SELECT
                     pg_current_xact_id()::text,
-                    set_config(
-                        'statement_timeout',
-                        coalesce(nullif(current_setting('statement_timeout'), '0'), $1),
-                        true
-                    ),
-                    set_config(
-                        'idle_in_transaction_session_timeout',
-                        coalesce(
-                            nullif(current_setting('idle_in_transaction_session_timeout'), '0'), $1
-                        ),
-                        true
-                    )
-            "),
+                    {limits}
+            ",
+            ),
             body: sql("SELECT body FROM {schema}.keys WHERE key = $1"),
             // The rows are found by where they lie, which takes no index. Those that somebody else is
             // at work on are left alone. What lies behind the last page is its first one.
@@ -661,6 +656,27 @@ impl Statements {
                 FROM size, step
             "),
         }
+    }
+
+    /// Sets the limits for the rest of a transaction to so many milliseconds. A shorter one of the
+    /// connection's own stays, and zero is none.
+    fn limits(milliseconds: &str) -> String {
+        ["statement_timeout", "idle_in_transaction_session_timeout"]
+            .map(|setting| {
+                format!(
+                    "set_config(
+                        '{setting}',
+                        CASE
+                            WHEN nullif(current_setting('{setting}'), '0')::interval
+                                < ({milliseconds}::text || 'ms')::interval
+                                THEN current_setting('{setting}')
+                            ELSE {milliseconds}::text
+                        END,
+                        true
+                    )"
+                )
+            })
+            .join(", ")
     }
 }
 

@@ -107,7 +107,7 @@
 //! | returned another error | rolled back | rolled back | 500 |
 //! | panicked | rolled back | rolled back | 500 |
 //! | exceeded its time limit, which is 30 s | rolled back | rolled back | 503 |
-//! | was dropped, because the client left | rolled back | rolled back | none |
+//! | was dropped, because the client left | rolled back; both or neither, if it was being committed | as the writes | none |
 //! | returned `Ok`, but one of its statements had failed | rolled back | rolled back | 500 |
 //! | returned `Ok`, but the commit failed or was not confirmed | both or neither | both or neither | 503 |
 //!
@@ -125,7 +125,9 @@
 //!
 //! - The handler commits nothing and rolls nothing back. To try a statement that may fail, use a
 //!   savepoint: `let mut savepoint = db.begin().await?`, by `sqlx::Connection`. In Postgres a failed
-//!   statement fails all of its transaction.
+//!   statement fails all of its transaction. Put no time limit around `begin` itself and then go on with
+//!   `db`: when it is dropped, sqlx rolls back everything, and what follows is committed on its own.
+//!   Return an error instead.
 //! - Functions and closures have to capture nothing: `async |delivery: Delivery<E>, db: &mut
 //!   PgConnection| { … }`. A handler with a state is a struct.
 //! - The isolation level is the connection's default, `READ COMMITTED` unless you changed it. At

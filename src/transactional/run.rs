@@ -1,4 +1,6 @@
-use sqlx::{PgConnection, PgTransaction};
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::TransactionalHandler;
@@ -45,7 +47,12 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
             return Err(Answer::TimedOut { limit }.into());
         };
         match &handled {
-            Ok(()) => transactions.commit(transaction, &begun).await?,
+            Ok(()) => {
+                transactions.commit(transaction, &begun).await?;
+                if connection.is_in_transaction() {
+                    return Err(Answer::Failed(CommitError::EndedBefore.into()).into());
+                }
+            }
             Err(error) if error.is_discard() => {
                 transactions.roll_back(transaction).await?;
                 transactions.record(&mut connection, key.as_ref()).await?;
@@ -60,6 +67,9 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
         handled
     }
 }
+
+/// Later than anybody waits, and no point in time overflows with it.
+const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// What a key is recognised by, and how long to wait for another delivery of it.
 #[derive(Clone, Copy)]
@@ -76,7 +86,7 @@ impl Transactions {
         let key = delivery.key()?;
         Some(Key {
             id: DeliveryId::new(&namespace, key.as_bytes(), delivery.raw().body()),
-            wait_until: Instant::now() + self.in_flight_wait,
+            wait_until: Instant::now() + self.in_flight_wait.min(YEARS_30),
         })
     }
 
@@ -113,7 +123,7 @@ impl Transactions {
         let insert = self
             .store
             .insert(connection, &key.id, self.retention, wait, limit);
-        let inserted = match timeout(wait + self.store_timeout, insert).await {
+        let inserted = match timeout(wait.saturating_add(self.store_timeout), insert).await {
             Ok(inserted) => inserted.map_err(|error| self.unavailable(error))?,
             Err(_) => return Err(self.unavailable(StoreError::timed_out())),
         };

@@ -97,7 +97,7 @@ impl Transactions {
     /// unless set. A handler that blocks its thread cannot be dropped.
     ///
     /// The same limit ends a statement that the server works on, and a transaction that it waits for
-    /// in vain, unless the connection has limits of its own.
+    /// in vain. Shorter limits of the connection's own stay.
     ///
     /// # Errors
     ///

@@ -43,7 +43,7 @@ impl PostgresStore {
 
     /// Tells the transaction's number, and limits what follows in it. The server ends a statement that
     /// takes longer than `limit`, and a transaction that is idle for longer: its client may be gone
-    /// without a word. Limits of the connection's own stay.
+    /// without a word. Shorter limits of the connection's own stay.
     pub(crate) async fn number(
         &self,
         transaction: &mut PgConnection,
@@ -96,10 +96,16 @@ impl PostgresStore {
 
 /// Commits a transaction, unless it is not the one that was begun, or there is nothing left of it: the
 /// server takes its commit for a rollback then, and reports a success.
+///
+/// Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
+/// transaction.
 pub(crate) async fn commit(
     mut transaction: PgTransaction<'_>,
     begun: &Number,
 ) -> Result<(), CommitError> {
+    if !transaction.is_in_transaction() {
+        return Err(CommitError::EndedBefore);
+    }
     match number(&mut transaction).await {
         Ok(number) if number == *begun => {}
         Ok(_) => return Err(CommitError::EndedBefore),
@@ -114,7 +120,7 @@ pub(crate) async fn commit(
 pub(crate) enum CommitError {
     /// One of its statements had failed.
     Aborted,
-    /// It had been committed or rolled back by another statement.
+    /// It had been committed or rolled back by another statement, or a savepoint was left open in it.
     EndedBefore,
     /// The server did not say that it is committed.
     Unknown(sqlx::Error),
@@ -128,7 +134,8 @@ impl fmt::Display for CommitError {
                  its transaction: return the error, or put the statement into a savepoint"
             }
             Self::EndedBefore => {
-                "the handler ended the transaction that it was given: leave that to its caller"
+                "the handler ended the transaction that it was given, or dropped a `begin` midway, \
+                 or left a savepoint open: the transaction is its caller's to end"
             }
             Self::Unknown(_) => "the server did not confirm the commit",
         })
@@ -177,7 +184,7 @@ pub(crate) struct Held(Busy);
 
 impl Held {
     pub(crate) fn give_back(mut self) {
-        self.0.is_sound = true;
+        self.0.is_sound = !self.0.connection.is_in_transaction();
     }
 }
 
