@@ -8,13 +8,15 @@ use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::ConfigError;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
@@ -663,6 +665,7 @@ struct Proxy {
     cut: Arc<AtomicBool>,
     /// How many of the first connections get no answers any more.
     silenced: Arc<AtomicUsize>,
+    accepted: Arc<AtomicUsize>,
 }
 
 impl Proxy {
@@ -673,11 +676,13 @@ impl Proxy {
             server: Arc::new(Mutex::new(server.address())),
             cut: Arc::default(),
             silenced: Arc::default(),
+            accepted: Arc::default(),
         };
         let accepting = proxy.clone();
         tokio::spawn(async move {
             for number in 0.. {
                 let (ours, _) = listener.accept().await.unwrap();
+                accepting.accepted.fetch_add(1, Ordering::SeqCst);
                 tokio::spawn(accepting.clone().pass_on(number, ours));
             }
         });
@@ -756,6 +761,40 @@ async fn a_connection_without_answers_is_replaced() {
     assert_eq!(error.kind(), StoreErrorKind::TimedOut);
     assert!(asked.elapsed() < Duration::from_secs(5));
     acquired(&store, &id("c"), MINUTE).await;
+}
+
+/// As with a layer whose `store_timeout` is shorter than what the store itself waits.
+#[tokio::test]
+async fn a_connection_without_answers_is_replaced_also_when_callers_give_up_first() {
+    let server = RedisServer::start();
+    for (patience, calls) in [(500, 1), (100, 3)] {
+        let proxy = Proxy::before(&server).await;
+        let store = proxy.connect().await;
+        proxy.silenced.store(1, Ordering::SeqCst);
+        for _ in 0..calls {
+            let id = id("a");
+            let call = store.peek(&id);
+            let given_up = timeout(Duration::from_millis(patience), call).await;
+            assert!(given_up.is_err(), "{given_up:?}");
+        }
+        assert_eq!(state(&store, &id("a")).await, KeyState::Free);
+        assert_eq!(proxy.accepted.load(Ordering::SeqCst), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_does_not_cost_the_connection() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
+    for _ in 0..3 {
+        let id = id("a");
+        let left = pin!(store.peek(&id)).now_or_never();
+        assert!(left.is_none(), "{left:?}");
+        assert_eq!(state(&store, &id).await, KeyState::Free);
+        sleep(Duration::from_millis(150)).await;
+    }
+    assert_eq!(proxy.accepted.load(Ordering::SeqCst), 1);
 }
 
 /// As behind an address that always leads to the primary.
