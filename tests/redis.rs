@@ -108,10 +108,14 @@ async fn conforms_when_every_write_is_on_disk() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_in_a_cluster() {
+    conformance::run(&cluster_of_one().await).await;
+}
+
+async fn cluster_of_one() -> RedisServer {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     until(&server, &["CLUSTER", "INFO"], "cluster_state:ok").await;
-    conformance::run(&server).await;
+    server
 }
 
 /// Waits until the answer contains a text.
@@ -382,21 +386,61 @@ async fn a_server_that_evicts_is_refused() {
     connect(&server).await;
 }
 
+/// Without these, nothing works.
+const RIGHTS: &str = "~webhook:* -@all +evalsha +script|load +time +get +set +del";
+
+/// Makes a user with these rights, and returns its URL.
+fn user(server: &RedisServer, rights: &str) -> String {
+    let acl = format!("ACL SETUSER webhooks reset on >hunter2 {rights}");
+    let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
+    assert!(answer.starts_with("+OK"), "{answer}");
+    format!("redis://webhooks:hunter2@{}/", server.address())
+}
+
+async fn does_everything(store: &RedisStore) {
+    let lease = acquired(store, &id("a"), MINUTE).await;
+    store.renew(&lease, MINUTE).await.unwrap();
+    store.release(&lease).await.unwrap();
+    assert_eq!(state(store, &id("a")).await, KeyState::Free);
+    let lease = acquired(store, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_database_takes_one_more_right() {
+    let server = RedisServer::start();
+    let url = user(&server, &format!("{RIGHTS} +info")) + "1";
+    let error = refused(&url).await;
+    assert!(chain(&error).contains("select"), "{}", chain(&error));
+
+    let url = user(&server, &format!("{RIGHTS} +info +select")) + "1";
+    let logs = Logs::capture();
+    does_everything(&RedisStore::connect(&url).await.unwrap()).await;
+    assert_eq!(logs.count("WARN", ""), 0);
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_tell_its_size_is_warned_of() {
+    let server = cluster_of_one().await;
+    let url = user(&server, &format!("{RIGHTS} +info"));
+    let logs = Logs::capture();
+    let store = RedisStore::connect(&url).await.unwrap();
+    assert_eq!(logs.count("WARN", "cluster"), 1);
+    does_everything(&store).await;
+
+    user(&server, &format!("{RIGHTS} +info +cluster|info"));
+    RedisStore::connect(&url).await.unwrap();
+    assert_eq!(logs.count("WARN", ""), 1);
+}
+
 #[tokio::test]
 async fn a_server_that_does_not_tell_whether_it_evicts_is_warned_of() {
     let server = RedisServer::start();
-    let acl = "ACL SETUSER webhooks on >hunter2 ~webhook:* -@all +evalsha +script|load +time +get +set +del";
-    let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
-    assert!(answer.starts_with("+OK"), "{answer}");
+    let url = user(&server, RIGHTS);
     let logs = Logs::capture();
-    let url = format!("redis://webhooks:hunter2@{}/", server.address());
     let store = RedisStore::connect(&url).await.unwrap();
     assert_eq!(logs.count("WARN", "maxmemory-policy"), 1);
-
-    let lease = acquired(&store, &id("a"), MINUTE).await;
-    store.release(&lease).await.unwrap();
-    let lease = acquired(&store, &id("a"), MINUTE).await;
-    store.complete(&lease, WEEK).await.unwrap();
+    does_everything(&store).await;
 
     let elsewhere = store.with_prefix("elsewhere:").unwrap();
     let error = elsewhere.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();

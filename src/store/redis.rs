@@ -68,8 +68,9 @@ use crate::config::ConfigError;
 /// **What the server has to be.** Redis 7.0 or later, or Valkey; a primary, and none of several that
 /// divide the keys among them: other servers are refused. A cluster of one is fine: an event is one key,
 /// `webhook:` and 16 bytes, so it is in one slot. Where users have rights, this one needs
-/// `~webhook:* +evalsha +script|load +time +get +set +del +info`. All of that, and the memory policy, is
-/// looked at only when the store connects.
+/// `~webhook:* +evalsha +script|load +time +get +set +del +info`, besides `+select` where the URL names a
+/// database, and `+cluster|info` in a cluster. All of that, and the memory policy, is looked at only when
+/// the store connects.
 ///
 /// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
 /// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that gains
@@ -507,12 +508,18 @@ impl Connection {
         let info = Info::parse(&info);
         info.check()?;
         if info.is_cluster() {
-            let cluster: String = redis::cmd("CLUSTER")
+            let cluster: RedisResult<String> = redis::cmd("CLUSTER")
                 .arg("INFO")
                 .query_async(&mut connection)
-                .await
-                .map_err(refused)?;
-            Info::parse(&cluster).check_cluster()?;
+                .await;
+            match cluster {
+                Ok(cluster) => Info::parse(&cluster).check_cluster()?,
+                Err(error) if is_forbidden(&error) => tracing::warn!(
+                    "the Redis server does not tell how many servers its cluster has: see to it \
+                     that this one has all keys, because events whose keys are elsewhere are answered with 503"
+                ),
+                Err(error) => return Err(refused(error)),
+            }
         }
         for script in scripts.all() {
             script.load_async(&mut connection).await.map_err(refused)?;
