@@ -516,7 +516,8 @@ impl Connection {
                 Ok(cluster) => Info::parse(&cluster).check_cluster()?,
                 Err(error) if is_forbidden(&error) => tracing::warn!(
                     "the Redis server does not tell how many servers its cluster has: see to it \
-                     that this one has all keys, because events whose keys are elsewhere are answered with 503"
+                     that this one has all keys, because events whose keys are elsewhere are \
+                     answered with 503"
                 ),
                 Err(error) => return Err(refused(error)),
             }
