@@ -40,8 +40,8 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// the file. A clock that is set back does not extend a lease, and one that is set forward changes nothing
 /// until the next process opens the file. From then on all go by the later time: what it skipped is
 /// missing from leases, so that an event whose run is under way may be run again, and from
-/// retentions. A start with a clock that is ahead by more than the retention forgets everything. Leases and
-/// retentions are whole milliseconds, rounded up.
+/// retentions. A machine that slept sets its clock forward, too. A start with a clock that is ahead by
+/// more than the retention forgets everything. Leases and retentions are whole milliseconds, rounded up.
 ///
 /// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
 /// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 32 MiB,
