@@ -8,13 +8,15 @@ use std::error::Error;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::ConfigError;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
@@ -106,10 +108,14 @@ async fn conforms_when_every_write_is_on_disk() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_in_a_cluster() {
+    conformance::run(&cluster_of_one().await).await;
+}
+
+async fn cluster_of_one() -> RedisServer {
     let server = RedisServer::start_with(&["--cluster-enabled", "yes"]);
     server.command(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
     until(&server, &["CLUSTER", "INFO"], "cluster_state:ok").await;
-    conformance::run(&server).await;
+    server
 }
 
 /// Waits until the answer contains a text.
@@ -380,21 +386,61 @@ async fn a_server_that_evicts_is_refused() {
     connect(&server).await;
 }
 
+/// Without these, nothing works.
+const RIGHTS: &str = "~webhook:* -@all +evalsha +script|load +time +get +set +del";
+
+/// Makes a user with these rights, and returns its URL.
+fn user(server: &RedisServer, rights: &str) -> String {
+    let acl = format!("ACL SETUSER webhooks reset on >hunter2 {rights}");
+    let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
+    assert!(answer.starts_with("+OK"), "{answer}");
+    format!("redis://webhooks:hunter2@{}/", server.address())
+}
+
+async fn does_everything(store: &RedisStore) {
+    let lease = acquired(store, &id("a"), MINUTE).await;
+    store.renew(&lease, MINUTE).await.unwrap();
+    store.release(&lease).await.unwrap();
+    assert_eq!(state(store, &id("a")).await, KeyState::Free);
+    let lease = acquired(store, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_database_takes_one_more_right() {
+    let server = RedisServer::start();
+    let url = user(&server, &format!("{RIGHTS} +info")) + "1";
+    let error = refused(&url).await;
+    assert!(chain(&error).contains("select"), "{}", chain(&error));
+
+    let url = user(&server, &format!("{RIGHTS} +info +select")) + "1";
+    let logs = Logs::capture();
+    does_everything(&RedisStore::connect(&url).await.unwrap()).await;
+    assert_eq!(logs.count("WARN", ""), 0);
+}
+
+#[tokio::test]
+async fn a_cluster_that_does_not_tell_its_size_is_warned_of() {
+    let server = cluster_of_one().await;
+    let url = user(&server, &format!("{RIGHTS} +info"));
+    let logs = Logs::capture();
+    let store = RedisStore::connect(&url).await.unwrap();
+    assert_eq!(logs.count("WARN", "cluster"), 1);
+    does_everything(&store).await;
+
+    user(&server, &format!("{RIGHTS} +info +cluster|info"));
+    RedisStore::connect(&url).await.unwrap();
+    assert_eq!(logs.count("WARN", ""), 1);
+}
+
 #[tokio::test]
 async fn a_server_that_does_not_tell_whether_it_evicts_is_warned_of() {
     let server = RedisServer::start();
-    let acl = "ACL SETUSER webhooks on >hunter2 ~webhook:* -@all +evalsha +script|load +time +get +set +del";
-    let answer = server.command(&acl.split(' ').collect::<Vec<_>>());
-    assert!(answer.starts_with("+OK"), "{answer}");
+    let url = user(&server, RIGHTS);
     let logs = Logs::capture();
-    let url = format!("redis://webhooks:hunter2@{}/", server.address());
     let store = RedisStore::connect(&url).await.unwrap();
     assert_eq!(logs.count("WARN", "maxmemory-policy"), 1);
-
-    let lease = acquired(&store, &id("a"), MINUTE).await;
-    store.release(&lease).await.unwrap();
-    let lease = acquired(&store, &id("a"), MINUTE).await;
-    store.complete(&lease, WEEK).await.unwrap();
+    does_everything(&store).await;
 
     let elsewhere = store.with_prefix("elsewhere:").unwrap();
     let error = elsewhere.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();
@@ -663,6 +709,7 @@ struct Proxy {
     cut: Arc<AtomicBool>,
     /// How many of the first connections get no answers any more.
     silenced: Arc<AtomicUsize>,
+    accepted: Arc<AtomicUsize>,
 }
 
 impl Proxy {
@@ -673,11 +720,13 @@ impl Proxy {
             server: Arc::new(Mutex::new(server.address())),
             cut: Arc::default(),
             silenced: Arc::default(),
+            accepted: Arc::default(),
         };
         let accepting = proxy.clone();
         tokio::spawn(async move {
             for number in 0.. {
                 let (ours, _) = listener.accept().await.unwrap();
+                accepting.accepted.fetch_add(1, Ordering::SeqCst);
                 tokio::spawn(accepting.clone().pass_on(number, ours));
             }
         });
@@ -756,6 +805,40 @@ async fn a_connection_without_answers_is_replaced() {
     assert_eq!(error.kind(), StoreErrorKind::TimedOut);
     assert!(asked.elapsed() < Duration::from_secs(5));
     acquired(&store, &id("c"), MINUTE).await;
+}
+
+/// As with a layer whose `store_timeout` is shorter than what the store itself waits.
+#[tokio::test]
+async fn a_connection_without_answers_is_replaced_also_when_callers_give_up_first() {
+    let server = RedisServer::start();
+    for (patience, calls) in [(500, 1), (100, 3)] {
+        let proxy = Proxy::before(&server).await;
+        let store = proxy.connect().await;
+        proxy.silenced.store(1, Ordering::SeqCst);
+        for _ in 0..calls {
+            let id = id("a");
+            let call = store.peek(&id);
+            let given_up = timeout(Duration::from_millis(patience), call).await;
+            assert!(given_up.is_err(), "{given_up:?}");
+        }
+        assert_eq!(state(&store, &id("a")).await, KeyState::Free);
+        assert_eq!(proxy.accepted.load(Ordering::SeqCst), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_caller_that_leaves_does_not_cost_the_connection() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
+    for _ in 0..3 {
+        let id = id("a");
+        let left = pin!(store.peek(&id)).now_or_never();
+        assert!(left.is_none(), "{left:?}");
+        assert_eq!(state(&store, &id).await, KeyState::Free);
+        sleep(Duration::from_millis(150)).await;
+    }
+    assert_eq!(proxy.accepted.load(Ordering::SeqCst), 1);
 }
 
 /// As behind an address that always leads to the primary.

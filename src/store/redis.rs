@@ -3,7 +3,8 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::num::NonZeroU32;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -67,12 +68,14 @@ use crate::config::ConfigError;
 /// **What the server has to be.** Redis 7.0 or later, or Valkey; a primary, and none of several that
 /// divide the keys among them: other servers are refused. A cluster of one is fine: an event is one key,
 /// `webhook:` and 16 bytes, so it is in one slot. Where users have rights, this one needs
-/// `~webhook:* +evalsha +script|load +time +get +set +del +info`. All of that, and the memory policy, is
-/// looked at only when the store connects.
+/// `~webhook:* +evalsha +script|load +time +get +set +del +info`, besides `+select` where the URL names a
+/// database, and `+cluster|info` in a cluster. All of that, and the memory policy, is looked at only when
+/// the store connects.
 ///
 /// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
 /// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that gains
-/// nothing. All operations share one connection. Leases and retentions end after 30 years.
+/// nothing. With a shorter one, a connection is replaced that was silent for 250 ms when an operation
+/// ran out of time. All operations share one connection. Leases and retentions end after 30 years.
 ///
 /// # TLS
 ///
@@ -329,8 +332,12 @@ impl Scripts {
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 
 /// A connection that does not answer in this time is replaced. Below the time that the layer gives
-/// an operation, so that it is found out.
+/// an operation unless set, so that the operation says why it failed.
 const RESPONSE_LIMIT: Duration = Duration::from_millis(1500);
+
+/// A connection that did not answer for so long before a caller gave up is replaced as well. Callers
+/// whose clients left give up sooner, and say nothing about the connection.
+const GIVEN_UP: Duration = Duration::from_millis(250);
 
 /// For so long after an attempt to connect has failed, there is no other one.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -346,10 +353,68 @@ struct Connection {
 }
 
 struct Link {
-    current: Option<MultiplexedConnection>,
-    /// Tells a connection from those before it.
-    generation: u64,
+    current: Option<Arc<Line>>,
     failed: Option<(Instant, RedisError)>,
+}
+
+/// A connection, and what tells whether it is sound.
+struct Line {
+    connection: MultiplexedConnection,
+    lost: AtomicBool,
+    /// Since when calls have been given up, without an answer to any.
+    silent_since: SyncMutex<Option<Instant>>,
+}
+
+impl Line {
+    fn new(connection: MultiplexedConnection) -> Self {
+        Self {
+            connection,
+            lost: AtomicBool::new(false),
+            silent_since: SyncMutex::new(None),
+        }
+    }
+
+    /// Lets the next operation make another connection.
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// A call that waits for its answer, which it may be dropped without.
+struct Waiting<'a> {
+    line: &'a Line,
+    since: Instant,
+    answered: bool,
+}
+
+impl<'a> Waiting<'a> {
+    fn on(line: &'a Line) -> Self {
+        Self {
+            line,
+            since: Instant::now(),
+            answered: false,
+        }
+    }
+
+    fn end(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let silent_since = self.line.silent_since.lock();
+        let mut silent_since = silent_since.unwrap_or_else(PoisonError::into_inner);
+        if self.answered {
+            *silent_since = None;
+        } else if silent_since.get_or_insert(self.since).elapsed() >= GIVEN_UP {
+            self.line.lose();
+        }
+    }
 }
 
 impl Connection {
@@ -358,7 +423,6 @@ impl Connection {
             client,
             link: Mutex::new(Link {
                 current: None,
-                generation: 0,
                 failed: None,
             }),
         }
@@ -370,11 +434,14 @@ impl Connection {
     }
 
     /// The current connection, or a new one.
-    async fn link(&self) -> RedisResult<(u64, MultiplexedConnection)> {
+    async fn link(&self) -> RedisResult<Arc<Line>> {
         let mut link = self.link.lock().await;
-        if let Some(current) = &link.current {
-            return Ok((link.generation, current.clone()));
+        if let Some(current) = &link.current
+            && !current.is_lost()
+        {
+            return Ok(Arc::clone(current));
         }
+        link.current = None;
         if let Some((at, error)) = &link.failed
             && at.elapsed() < PAUSE
         {
@@ -388,22 +455,14 @@ impl Connection {
             .get_multiplexed_async_connection_with_config(&config);
         match connecting.await {
             Ok(connection) => {
-                link.generation += 1;
-                link.current = Some(connection.clone());
-                Ok((link.generation, connection))
+                let line = Arc::new(Line::new(connection));
+                link.current = Some(Arc::clone(&line));
+                Ok(line)
             }
             Err(error) => {
                 link.failed = Some((Instant::now(), error.clone()));
                 Err(error)
             }
-        }
-    }
-
-    /// Lets the next operation make another connection, unless one did so already.
-    async fn lost(&self, generation: u64) {
-        let mut link = self.link.lock().await;
-        if link.generation == generation {
-            link.current = None;
         }
     }
 
@@ -416,13 +475,16 @@ impl Connection {
     ) -> Result<T, StoreError> {
         let mut repeatable = repeatable;
         loop {
-            let (generation, mut connection) = self.link().await.map_err(store_error)?;
-            let error = match call.invoke_async(&mut connection).await {
+            let line = self.link().await.map_err(store_error)?;
+            let waiting = Waiting::on(&line);
+            let answer = call.invoke_async(&mut line.connection.clone()).await;
+            waiting.end();
+            let error = match answer {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             if !is_answer(&error) {
-                self.lost(generation).await;
+                line.lose();
             }
             if !repeatable || !error.is_connection_dropped() {
                 return Err(store_error(error));
@@ -435,7 +497,7 @@ impl Connection {
     async fn check(&self, scripts: &Scripts) -> Result<(), RedisConnectError> {
         let refused = |error: RedisError| RedisConnectError::from_redis(self.address(), error);
 
-        let (_, mut connection) = self.link().await.map_err(refused)?;
+        let mut connection = self.link().await.map_err(refused)?.connection.clone();
         let info: RedisResult<String> = redis::cmd("INFO").query_async(&mut connection).await;
         let info = match info {
             Ok(info) => info,
@@ -446,12 +508,19 @@ impl Connection {
         let info = Info::parse(&info);
         info.check()?;
         if info.is_cluster() {
-            let cluster: String = redis::cmd("CLUSTER")
+            let cluster: RedisResult<String> = redis::cmd("CLUSTER")
                 .arg("INFO")
                 .query_async(&mut connection)
-                .await
-                .map_err(refused)?;
-            Info::parse(&cluster).check_cluster()?;
+                .await;
+            match cluster {
+                Ok(cluster) => Info::parse(&cluster).check_cluster()?,
+                Err(error) if is_forbidden(&error) => tracing::warn!(
+                    "the Redis server does not tell how many servers its cluster has: see to it \
+                     that this one has all keys, because events whose keys are elsewhere are \
+                     answered with 503"
+                ),
+                Err(error) => return Err(refused(error)),
+            }
         }
         for script in scripts.all() {
             script.load_async(&mut connection).await.map_err(refused)?;

@@ -25,6 +25,7 @@ const PASSES: usize = 4;
 /// A thread with a connection of its own, which ends with this.
 pub(super) struct Checkpoints {
     due: Arc<AtomicI32>,
+    told: Arc<AtomicI32>,
     wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -34,16 +35,25 @@ impl Checkpoints {
         let path = Arc::clone(path);
         let due = Arc::new(AtomicI32::new(every));
         let (wake, woken) = mpsc::sync_channel(1);
-        let next = Arc::clone(&due);
+        let told = Arc::new(AtomicI32::new(0));
+        let (next, last_told) = (Arc::clone(&due), Arc::clone(&told));
         let thread = thread::Builder::new()
             .name("webhook-sqlite-c".to_owned())
             .spawn(move || {
                 let mut failed = false;
                 while woken.recv().is_ok() {
                     let result = checkpoint(&db);
-                    // A log that somebody still reads is left alone until it has grown again.
-                    let left = result.as_ref().map_or(0, |left| *left);
+                    // A log that somebody still reads is left alone until it has grown again, and so
+                    // is one that cannot be moved.
+                    let left = match &result {
+                        Ok(left) => *left,
+                        Err(_) => last_told.load(Ordering::Relaxed),
+                    };
                     next.store(left.saturating_add(every), Ordering::Relaxed);
+                    // Another process moves it.
+                    if result.as_ref().is_err_and(file::is_busy) {
+                        continue;
+                    }
                     let fails = result.is_err();
                     if let Err(error) = result
                         && !failed
@@ -58,6 +68,7 @@ impl Checkpoints {
             })?;
         Ok(Self {
             due,
+            told,
             wake: Some(wake),
             thread: Some(thread),
         })
@@ -65,6 +76,7 @@ impl Checkpoints {
 
     /// Tells how many pages the log has.
     pub(super) fn log_has(&self, pages: i32) {
+        self.told.store(pages, Ordering::Relaxed);
         if pages >= self.due.load(Ordering::Relaxed) {
             self.wake();
         }
@@ -101,5 +113,47 @@ fn checkpoint(db: &Connection) -> rusqlite::Result<i32> {
         Ok(_) => Ok(0),
         Err(error) if file::is_busy(&error) => Ok(before),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    #[test]
+    fn a_log_that_another_process_moves_is_left_to_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let path: Arc<Path> = directory.path().join("webhooks.db").into();
+        let writer = file::open(&path).unwrap();
+        writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+
+        // It waits for the writer, and nobody else can move the log meanwhile.
+        let mut other = file::connect_aside(&path).unwrap();
+        let (waits, is_waiting) = mpsc::channel();
+        let (go_on, gate) = mpsc::channel::<()>();
+        other
+            .busy_handler(Some(move |_| {
+                let _ = waits.send(());
+                gate.recv().is_ok()
+            }))
+            .unwrap();
+        let other = thread::spawn(move || {
+            let _ = other.wal_checkpoint_v2(None::<&str>, CheckpointMode::FULL);
+        });
+        is_waiting.recv().unwrap();
+
+        let db = file::connect_aside(&path).unwrap();
+        assert!(file::is_busy(&checkpoint(&db).unwrap_err()));
+        let checkpoints = Checkpoints::start(&path, db, 64).unwrap();
+        checkpoints.log_has(100);
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while checkpoints.due.load(Ordering::Relaxed) != 164 {
+            assert!(Instant::now() < give_up, "it would be tried at each commit");
+            thread::sleep(Duration::from_millis(1));
+        }
+        drop(go_on);
+        other.join().unwrap();
     }
 }

@@ -44,23 +44,26 @@ impl Refused {
     }
 
     fn kind(&self) -> StoreErrorKind {
-        use rusqlite::Error;
-
         match &*self.reason {
-            Reason::Sqlite(
-                Error::FromSqlConversionFailure(..)
-                | Error::IntegralValueOutOfRange(..)
-                | Error::InvalidColumnType(..)
-                | Error::QueryReturnedNoRows,
-            ) => StoreErrorKind::Corrupt,
-            Reason::Sqlite(error) => match error.sqlite_error_code() {
-                Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => {
-                    StoreErrorKind::Corrupt
-                }
-                _ => StoreErrorKind::Unavailable,
-            },
+            Reason::Sqlite(error) if is_damage(error) => StoreErrorKind::Corrupt,
             _ => StoreErrorKind::Unavailable,
         }
+    }
+}
+
+/// Whether it is about what the file holds, of which other parts may be sound.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    use rusqlite::Error;
+
+    match error {
+        Error::FromSqlConversionFailure(..)
+        | Error::IntegralValueOutOfRange(..)
+        | Error::InvalidColumnType(..)
+        | Error::QueryReturnedNoRows => true,
+        error => matches!(
+            error.sqlite_error_code(),
+            Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+        ),
     }
 }
 

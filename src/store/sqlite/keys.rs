@@ -177,6 +177,8 @@ pub(super) fn settle(
 #[derive(Default)]
 pub(super) struct Purge {
     seen: i64,
+    /// How many ids are passed over if they cannot be read: ever more, to get past what is damaged.
+    skip: i64,
 }
 
 impl Purge {
@@ -185,13 +187,25 @@ impl Purge {
             SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1
             FROM keys WHERE id > ?2 ORDER BY id LIMIT ?3";
         const DROP: &str = "DELETE FROM keys WHERE id = ?1";
+        const FARTHEST: i64 = 1 << 20;
 
+        // Before anything can fail, so that the next step is another one.
+        let from = self.seen;
+        self.skip = self.skip.saturating_mul(2).max(rows.into());
+        self.seen = match from.checked_add(self.skip) {
+            Some(past) if self.skip <= FARTHEST => past,
+            _ => {
+                self.skip = 0;
+                0
+            }
+        };
         let mut next = turn.db.prepare_cached(NEXT)?;
         let next = next
-            .query_map(params![turn.now, self.seen, rows], |row| {
+            .query_map(params![turn.now, from, rows], |row| {
                 Ok((row.get::<_, i64>(0)?, row.get::<_, bool>(1)?))
             })?
             .collect::<Result<Vec<_>, _>>()?;
+        self.skip = 0;
         self.seen = match next.last() {
             Some((last, _)) if next.len() == usize::from(rows) => *last,
             _ => 0,

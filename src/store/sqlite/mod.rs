@@ -40,8 +40,8 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// the file. A clock that is set back does not extend a lease, and one that is set forward changes nothing
 /// until the next process opens the file. From then on all go by the later time: what it skipped is
 /// missing from leases, so that an event whose run is under way may be run again, and from
-/// retentions. A start with a clock that is ahead by more than the retention forgets everything. Leases and
-/// retentions are whole milliseconds, rounded up.
+/// retentions. A machine that slept sets its clock forward, too. A start with a clock that is ahead by
+/// more than the retention forgets everything. Leases and retentions are whole milliseconds, rounded up.
 ///
 /// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
 /// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 32 MiB,
@@ -52,7 +52,8 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// a third more rows than are remembered. It reuses their room, and never shrinks by itself: `VACUUM`
 /// does that while no process has it open.
 ///
-/// **When it fails.** A full disk, or a file that may not be written any more, is an
+/// **When it fails.** Damage in the file is a [`Corrupt`](super::StoreErrorKind::Corrupt) for the calls
+/// that meet it, and for no others. A full disk, or a file that may not be written any more, is an
 /// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until it is mended; then work goes
 /// on by itself. So is a file that another process keeps locked for 1.5 seconds.
 ///
@@ -180,6 +181,7 @@ mod tests {
 
     use futures_util::FutureExt;
     use futures_util::future::join_all;
+    use rusqlite::Connection;
     use tempfile::TempDir;
     use tokio::sync::oneshot;
 
@@ -323,12 +325,15 @@ mod tests {
     /// Keeps the writing thread waiting, so that what is asked meanwhile becomes one transaction.
     async fn hold(store: &SqliteStore) -> mpsc::Sender<()> {
         let (entered, has_entered) = oneshot::channel();
+        let mut entered = Some(entered);
         let (go_on, gate) = mpsc::channel();
         let store = store.clone();
         tokio::spawn(async move {
             let waits = store.writer.run(Need::Write, move |_| {
-                let _ = entered.send(());
-                let _ = gate.recv();
+                if let Some(entered) = entered.take() {
+                    let _ = entered.send(());
+                    let _ = gate.recv();
+                }
                 Ok(())
             });
             waits.await.unwrap();
@@ -495,6 +500,87 @@ mod tests {
         let error = store.peek(&id(1)).await.unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Corrupt);
         assert!(error.source().unwrap().source().is_some(), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn a_damaged_row_fails_its_own_calls_only() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let damaged = store.acquire(1, 30 * SECOND).await;
+        let sound = store.acquire(2, 30 * SECOND).await;
+        let plain = Connection::open(desk.directory.path().join("webhooks.db")).unwrap();
+        let update = "UPDATE keys SET body = x'00' WHERE key = ?1";
+        let updated = plain.execute(update, [id(1).key().to_be_bytes()]);
+        assert_eq!(updated.unwrap(), 1);
+
+        let go_on = hold(&store).await;
+        let (new, old) = (id(3), id(1));
+        let (completed, claim, refused, state, lease, ()) = tokio::join!(
+            store.complete(&sound, DAY),
+            store.claim(&new, DAY, DAY),
+            store.claim(&old, DAY, DAY),
+            store.peek(&old),
+            store.acquire(4, 30 * SECOND),
+            async { go_on.send(()).unwrap() }
+        );
+        completed.unwrap();
+        assert!(matches!(claim, Ok(Claim::Acquired(_))), "{claim:?}");
+        assert_eq!(lease.attempt().get(), 1);
+        for error in [refused.unwrap_err(), state.unwrap_err()] {
+            assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+        }
+        assert_eq!(store.state(2).await, KeyState::Done);
+        assert!(matches!(store.state(3).await, KeyState::InFlight { .. }));
+
+        // It goes as others do.
+        store.complete(&damaged, DAY).await.unwrap();
+        desk.wait(9 * DAY);
+        for key in 10..15 {
+            store.acquire(key, 30 * SECOND).await;
+        }
+        assert_eq!(store.acquire(1, 30 * SECOND).await.attempt().get(), 1);
+    }
+
+    #[tokio::test]
+    async fn a_damaged_page_does_not_stop_what_is_elsewhere() {
+        const KEYS: u64 = 2000;
+        const PAGE: usize = 4096;
+        const LEAF_OF_TABLE: u8 = 13;
+        let desk = Desk::new();
+        let store = desk.open();
+        join_all((0..KEYS).map(|key| store.finish(key, 8 * DAY))).await;
+        drop(store);
+
+        let path = desk.directory.path().join("webhooks.db");
+        let mut file = std::fs::read(&path).unwrap();
+        let mut leaves = file
+            .chunks_exact_mut(PAGE)
+            .filter(|page| page[0] == LEAF_OF_TABLE && page[4] > 20);
+        leaves.nth(20).unwrap()[0] = 0;
+        std::fs::write(&path, file).unwrap();
+
+        let store = desk.open();
+        let mut lost = Vec::new();
+        for key in 0..KEYS {
+            match store.peek(&id(key)).await {
+                Ok(state) => assert_eq!(state, KeyState::Done),
+                Err(error) => {
+                    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+                    lost.push(key);
+                }
+            }
+        }
+        assert!((1..100).contains(&lost.len()), "{} are lost", lost.len());
+
+        desk.wait(9 * DAY);
+        let lease = store.acquire(KEYS, 80 * DAY).await;
+        for _ in 0..KEYS {
+            store.renew(&lease, 80 * DAY).await.unwrap();
+        }
+        // By the index, which is sound. The neighbours of the page cannot be merged with it.
+        let rows = store.sql("SELECT count(key) FROM keys").await;
+        let most = 4 * lost.len() as i64;
+        assert!(rows <= most, "{rows} rows are left of at most {most}");
     }
 
     #[tokio::test]

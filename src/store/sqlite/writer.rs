@@ -13,8 +13,9 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::Checkpoints;
 use super::clock::Clock;
-use super::error::{Reason, Refused};
+use super::error::{Reason, Refused, is_damage};
 use super::keys::{self, Purge};
+use crate::answer::Chain;
 use crate::store::{Fence, StoreError};
 
 /// How many calls wait for the thread before callers wait for room.
@@ -83,16 +84,18 @@ impl Writer {
     }
 
     /// Does the work in a transaction, and returns what it made when that is committed.
+    ///
+    /// It is done once more if that transaction met damage.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         need: Need,
-        work: impl FnOnce(&mut Turn<'_>) -> rusqlite::Result<T> + Send + 'static,
+        work: impl FnMut(&mut Turn<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let ended = || Refused::new(&self.path, Reason::Ended).into();
         let (answer, answered) = oneshot::channel();
         let job = Box::new(Asked {
             need,
-            work: Some(work),
+            work,
             made: None,
             answer,
         });
@@ -114,19 +117,21 @@ impl Drop for Writer {
 trait Job: Send {
     fn need(&self) -> Need;
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()>;
+    /// Ends it alone, while the others are committed.
+    fn fail(&mut self, refused: Refused);
     fn answer(self: Box<Self>, refused: Option<&Refused>);
 }
 
 struct Asked<W, T> {
     need: Need,
-    work: Option<W>,
-    made: Option<T>,
+    work: W,
+    made: Option<Result<T, Refused>>,
     answer: oneshot::Sender<Result<T, StoreError>>,
 }
 
 impl<W, T> Job for Asked<W, T>
 where
-    W: FnOnce(&mut Turn<'_>) -> rusqlite::Result<T> + Send,
+    W: FnMut(&mut Turn<'_>) -> rusqlite::Result<T> + Send,
     T: Send,
 {
     fn need(&self) -> Need {
@@ -135,18 +140,21 @@ where
 
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()> {
         let given_up = self.answer.is_closed() && self.need != Need::Durable;
-        if let Some(work) = self.work.take()
-            && !given_up
-        {
-            self.made = Some(work(turn)?);
+        self.made = None;
+        if !given_up {
+            self.made = Some(Ok((self.work)(turn)?));
         }
         Ok(())
+    }
+
+    fn fail(&mut self, refused: Refused) {
+        self.made = Some(Err(refused));
     }
 
     fn answer(self: Box<Self>, refused: Option<&Refused>) {
         let result = match (refused, self.made) {
             (Some(refused), _) => Err(refused.clone().into()),
-            (None, Some(made)) => Ok(made),
+            (None, Some(made)) => made.map_err(StoreError::from),
             (None, None) => return,
         };
         let _ = self.answer.send(result);
@@ -173,7 +181,7 @@ fn serve(
             stretch.began = Instant::now();
         }
 
-        let result = batches.commit(&mut jobs);
+        let result = batches.commit(path, &mut jobs);
         let refused = result.err().map(|error| Refused::new(path, error));
         for job in jobs.drain(..) {
             job.answer(refused.as_ref());
@@ -204,12 +212,36 @@ impl Stretch {
     }
 }
 
+/// Whether a job that meets damage fails without those that share its transaction. That takes time, and
+/// nothing is purged meanwhile, so it is the second try.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Apart {
+    No,
+    Yes,
+}
+
+fn execute_apart(job: &mut dyn Job, turn: &mut Turn<'_>, path: &Arc<Path>) -> rusqlite::Result<()> {
+    // A statement that meets damage may have been half done.
+    turn.db.execute_batch("SAVEPOINT job")?;
+    match job.execute(turn) {
+        Ok(()) => {}
+        Err(error) if is_damage(&error) && !turn.db.is_autocommit() => {
+            turn.db.execute_batch("ROLLBACK TO job")?;
+            job.fail(Refused::new(path, error));
+        }
+        Err(error) => return Err(error),
+    }
+    turn.db.execute_batch("RELEASE job")
+}
+
 /// The connection, and what is carried from one transaction to the next.
 pub(super) struct Batches {
     db: Connection,
     clock: Clock,
     fences: u128,
     purge: Purge,
+    /// Whether it was told that not everything can be purged.
+    told: bool,
     synchronous: Option<Need>,
     /// How many pages the write-ahead log has.
     log: Arc<AtomicI32>,
@@ -235,12 +267,25 @@ impl Batches {
             clock,
             fences: u128::from_be_bytes(fences),
             purge: Purge::default(),
+            told: false,
             synchronous: None,
             log,
         })
     }
 
-    fn commit(&mut self, jobs: &mut [Box<dyn Job>]) -> rusqlite::Result<()> {
+    fn commit(&mut self, path: &Arc<Path>, jobs: &mut [Box<dyn Job>]) -> rusqlite::Result<()> {
+        match self.commit_all(path, jobs, Apart::No) {
+            Err(error) if is_damage(&error) => self.commit_all(path, jobs, Apart::Yes),
+            result => result,
+        }
+    }
+
+    fn commit_all(
+        &mut self,
+        path: &Arc<Path>,
+        jobs: &mut [Box<dyn Job>],
+        apart: Apart,
+    ) -> rusqlite::Result<()> {
         let need = jobs.iter().map(|job| job.need()).max();
         let need = need.unwrap_or(Need::Read);
         self.synchronize(need)?;
@@ -257,11 +302,26 @@ impl Batches {
             fences: &mut self.fences,
         };
         for job in &mut *jobs {
-            job.execute(&mut turn)?;
+            match apart {
+                Apart::No => job.execute(&mut turn)?,
+                Apart::Yes => execute_apart(job.as_mut(), &mut turn, path)?,
+            }
         }
         if need > Need::Read {
             let calls = u16::try_from(jobs.len()).unwrap_or(BATCH);
-            self.purge.step(&turn, PURGE * calls)?;
+            if apart == Apart::No
+                && let Err(error) = self.purge.step(&turn, PURGE * calls)
+            {
+                if is_damage(&error) && !self.told {
+                    self.told = true;
+                    tracing::warn!(
+                        reason = %Chain(&error),
+                        file = %path.display(),
+                        "some rows that are out of date are kept, because the SQLite file is damaged"
+                    );
+                }
+                return Err(error);
+            }
             if turn.now > highest && transaction.total_changes() > unchanged {
                 keys::set_highest_time(&turn)?;
             }
