@@ -6,7 +6,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -365,6 +365,11 @@ impl StoreExt for MokaStore {
     }
 }
 
+/// With a single subscriber alive, tracing asks the thread that first reaches an event whether anybody
+/// listens, instead of that subscriber: another test's thread would answer for all.
+static SECOND: LazyLock<tracing::Dispatch> =
+    LazyLock::new(|| tracing::Dispatch::new(tracing_subscriber::registry()));
+
 /// What the current thread logs while it has one of these.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Records>>);
@@ -381,6 +386,7 @@ pub type Fields = HashMap<&'static str, String>;
 impl Log {
     /// Captures everything at this level and above.
     pub fn capture(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
+        LazyLock::force(&SECOND);
         let log = Self::default();
         let filter = tracing_subscriber::filter::LevelFilter::from_level(level);
         let subscriber = tracing_subscriber::registry().with(log.clone().with_filter(filter));
