@@ -52,7 +52,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, Reason> {
 pub(super) fn connect_aside(path: &Path) -> Result<Connection, Reason> {
     let db = connect(path, PATIENCE_ASIDE)?;
     // A connection knows of the write-ahead log once it has read something.
-    is_new(&db)?;
+    is_new(&db.unchecked_transaction()?)?;
     Ok(db)
 }
 
@@ -93,7 +93,7 @@ fn create(path: &Path) -> io::Result<()> {
 
 fn own(mut db: Connection) -> Result<Connection, Reason> {
     // Before anything is changed.
-    is_new(&db)?;
+    is_new(&db.transaction()?)?;
     // SQLite is content with reading, until something is written.
     if db.is_readonly(MAIN_DB)? {
         return Err(Reason::ReadOnly);
@@ -113,8 +113,9 @@ fn own(mut db: Connection) -> Result<Connection, Reason> {
     Ok(db)
 }
 
-/// Whether nobody has used the file yet. A file that is not ours is refused.
-fn is_new(db: &Connection) -> Result<bool, Reason> {
+/// Whether nobody has used the file yet. A file that is not ours is refused, and one that another process
+/// makes its own meanwhile is seen before or after that.
+fn is_new(db: &Transaction<'_>) -> Result<bool, Reason> {
     let number = |sql| db.query_row(sql, [], |row| row.get::<_, i64>(0));
     let application = number("PRAGMA application_id")?;
     let version = number("PRAGMA user_version")?;
