@@ -749,7 +749,7 @@ impl Decode<'_, Postgres> for Uuid {
 fn micros(time: Duration) -> i64 {
     const YEARS_100: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
     let micros = time.min(YEARS_100).as_nanos().div_ceil(1000);
-    i64::try_from(micros).expect("100 years are less than 2^63 microseconds")
+    i64::try_from(micros).unwrap_or(i64::MAX)
 }
 
 /// What remains of a lease, in a column of microseconds. `None` where there is none.
