@@ -143,6 +143,51 @@ async fn renews_at_a_third_of_the_lease_until_the_run_is_settled() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn each_of_many_runs_renews_in_its_own_time() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(70)));
+    let service = receiver(&store, &work);
+    let start = Instant::now();
+    let after = async |wait, key| {
+        sleep(seconds(wait)).await;
+        assert_handled(&deliver(&service, key).await);
+    };
+    // One begins before the other is due, one after a while without any.
+    tokio::join!(after(0, "a"), after(5, "b"), after(300, "c"));
+
+    let renewals = times(&store.calls(Op::Renew), start);
+    let due = [20, 25, 40, 45, 60, 65, 320, 340, 360].map(|second| 1000 * second);
+    assert_eq!(renewals, due);
+}
+
+#[test]
+fn runs_of_several_runtimes_renew_their_leases() {
+    const LEASE: Duration = Duration::from_millis(600);
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(LEASE * 3));
+    let layer = layer(&store).in_flight_wait(Duration::ZERO);
+    let service = layer
+        .and_then(|layer| layer.lease(LEASE))
+        .unwrap()
+        .layer(work.router());
+
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    // Its renewals end with it.
+    let first = runtime();
+    first.block_on(leave(&service, "a"));
+    let second = runtime();
+    drop(first);
+    let answer = second.block_on(deliver(&service, "b"));
+    assert_handled(&answer);
+    assert!(store.calls(Op::Renew).len() >= 3);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_lease_that_dies_with_the_process_is_taken_once_for_as_long_as_needed() {
     let store = Scripted::<false>::with(|_| Fault::None, None);
     let service = receiver(&store, &Work::new(|_| succeeds(seconds(10_000))));

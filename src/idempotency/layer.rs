@@ -1,8 +1,9 @@
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tower_layer::Layer;
 
+use super::renewal::Renewals;
 use super::run::Runs;
 use super::service::Idempotency;
 use crate::config::ConfigError;
@@ -32,8 +33,7 @@ pub(super) struct Config<St> {
     pub(super) handle_without_store: bool,
     pub(super) reject_changed_bodies: bool,
     pub(super) replay_guard: bool,
-    /// Whether the thread runs that lives as long as this and keeps renewals in time.
-    pub(super) clock: Arc<Once>,
+    pub(super) renewals: Renewals<St>,
     pub(super) runs: Runs,
 }
 
@@ -60,7 +60,7 @@ impl<St: Store> IdempotencyLayer<St> {
                 handle_without_store: false,
                 reject_changed_bodies: false,
                 replay_guard: false,
-                clock: Arc::new(Once::new()),
+                renewals: Renewals::default(),
                 runs: Runs::new(1024),
             },
         }

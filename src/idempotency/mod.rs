@@ -37,6 +37,7 @@
 
 mod future;
 mod layer;
+mod renewal;
 mod run;
 mod service;
 

@@ -7,19 +7,18 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::thread;
 use std::time::Duration;
 
 use futures_util::FutureExt;
 use http::{Request, Response};
-use tokio::runtime::{Handle, RuntimeFlavor};
+use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tower_service::Service;
 use tracing::{Instrument, Span};
 
 use super::layer::Config;
+use super::renewal::{Renewal, Renewals};
 use crate::answer::{Answer, Chain, Outcome, ResponseBody, Settle};
 use crate::delivery::Verified;
 use crate::store::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
@@ -203,7 +202,7 @@ enum Identity {
 struct Held<St: Store> {
     lease: Lease,
     config: Arc<Config<St>>,
-    renewal: Option<Renewal>,
+    renewal: Option<Renewal<St>>,
     settled: bool,
 }
 
@@ -229,7 +228,7 @@ impl<St: Store> Held<St> {
                 };
                 if let Some(asked) = asked {
                     // In a box, since it would make every run larger.
-                    let renewal = Box::pin(Renewal::start(config, held.lease.clone(), asked));
+                    let renewal = Box::pin(Renewals::begin(config, held.lease.clone(), asked));
                     held.renewal = Some(renewal.await);
                 }
                 Ok(Some(held))
@@ -266,9 +265,9 @@ impl<St: Store> Held<St> {
         }
     }
 
-    fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        match &mut self.renewal {
-            Some(renewal) => renewal.task.poll_unpin(cx).map(drop),
+    fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.renewal {
+            Some(renewal) => renewal.poll_lost(cx),
             None => Poll::Pending,
         }
     }
@@ -279,7 +278,7 @@ impl<St: Store> Held<St> {
 
     /// Records the success, and tries again for as long as the lease lasts.
     async fn complete(&mut self) -> Result<(), Answer> {
-        let mut valid_until = self.renewal.take().map(Renewal::stop);
+        let mut valid_until = self.renewal.take().map(|renewal| renewal.valid_until());
         let mut pause = Duration::from_millis(50);
         let mut retried = false;
         loop {
@@ -379,92 +378,6 @@ async fn release<St: Store>(config: &Config<St>, lease: &Lease) -> bool {
     }
 }
 
-/// A task that renews a lease, which a handler that blocks its thread cannot starve.
-struct Renewal {
-    /// Ends when the lease is lost.
-    task: JoinHandle<()>,
-    /// Until when the lease is valid by this process's clock.
-    valid_until: watch::Receiver<Instant>,
-}
-
-impl Renewal {
-    /// Returns when the task runs: should it still wait for its first turn when the handler is
-    /// polled, it could wait behind it.
-    async fn start<St: Store>(config: &Arc<Config<St>>, lease: Lease, claimed: Instant) -> Self {
-        keep_clock_running(config);
-        let (renewed, valid_until) = watch::channel(claimed + config.lease);
-        let renewals = renew(Arc::clone(config), lease, renewed).in_current_span();
-        let task = tokio::spawn(renewals);
-        // Made before it is waited for, so that dropping this future ends the task.
-        let mut renewal = Self { task, valid_until };
-        let _ = renewal.valid_until.changed().await;
-        renewal
-    }
-
-    fn stop(self) -> Instant {
-        *self.valid_until.borrow()
-    }
-}
-
-impl Drop for Renewal {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// Sees to it that renewals are not late because a handler blocks its thread.
-///
-/// A worker that was waiting for timers and sockets runs what became ready without waking another
-/// one to wait for them in its place: should that block, they stand still although other workers
-/// are free (tokio-rs/tokio#4730). A task from outside the runtime wakes one of these.
-fn keep_clock_running<St>(config: &Config<St>) {
-    let runtime = Handle::current();
-    if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
-        return;
-    }
-    config.clock.call_once(|| {
-        let clock = Arc::downgrade(&config.clock);
-        let every = (config.lease / 10).max(Duration::from_millis(10));
-        let thread = thread::Builder::new().name("webhook-clock".to_owned());
-        let started = thread.spawn(move || {
-            while clock.strong_count() > 0 {
-                runtime.spawn(async {});
-                thread::sleep(every);
-            }
-        });
-        if let Err(error) = started {
-            tracing::warn!(
-                reason = %error,
-                "a handler that blocks its thread may lose its lease: no thread could be started"
-            );
-        }
-    });
-}
-
-/// Ends when the lease is lost.
-async fn renew<St: Store>(config: Arc<Config<St>>, lease: Lease, renewed: watch::Sender<Instant>) {
-    let every = config.lease / 3;
-    let mut valid_until = *renewed.borrow();
-    let mut next = valid_until - config.lease + every;
-    loop {
-        renewed.send_replace(valid_until);
-        sleep_until(next).await;
-        let asked = Instant::now();
-        let renewal = config.within_limit(config.store.renew(&lease, config.lease));
-        match timeout_at(valid_until, renewal).await {
-            Ok(Ok(())) => {
-                valid_until = asked + config.lease;
-                next = asked + every;
-            }
-            Ok(Err(SettleError::Store(error))) if Instant::now() < valid_until => {
-                tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
-                next = valid_until.min(Instant::now() + every / 10);
-            }
-            Ok(Err(_)) | Err(_) => return,
-        }
-    }
-}
-
 /// The run that has a key which another delivery asked for.
 pub(super) struct OtherRun {
     id: DeliveryId,
@@ -510,7 +423,7 @@ impl<St: Store> Config<St> {
         }
     }
 
-    async fn within_limit<T, E: From<StoreError>>(
+    pub(super) async fn within_limit<T, E: From<StoreError>>(
         &self,
         operation: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {

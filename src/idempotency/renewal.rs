@@ -1,0 +1,375 @@
+//! Renews the leases of runs, from tasks that a handler which blocks its thread cannot starve.
+//!
+//! Few runs last until their lease has to be renewed. So all runs of a runtime share one task, which waits
+//! for those that do, and gives each of them a task of its own.
+
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::thread;
+use std::time::Duration;
+
+use tokio::runtime::{self, Handle, RuntimeFlavor};
+use tokio::sync::Notify;
+use tokio::task::{AbortHandle, yield_now};
+use tokio::time::{Instant, sleep_until, timeout_at};
+use tracing::{Instrument, Span};
+
+use super::layer::Config;
+use crate::answer::Chain;
+use crate::store::{Lease, SettleError, Store};
+
+/// The renewals of a layer's runs. Clones are handles to the same ones.
+pub(super) struct Renewals<St> {
+    waiting: Arc<Mutex<Queues<St>>>,
+    /// Whether the thread runs that lives as long as this and keeps renewals in time.
+    clock: Arc<Once>,
+}
+
+type Queues<St> = HashMap<runtime::Id, Queue<St>>;
+
+/// The leases of one runtime that were not renewed yet, by when they are due.
+struct Queue<St> {
+    leases: BTreeMap<Place, Arc<Watched<St>>>,
+    /// How many leases ever came.
+    came: u64,
+    /// When its task looks for those that are due.
+    looks_at: Instant,
+    look_now: Arc<Notify>,
+}
+
+type Place = (Instant, u64);
+
+impl<St: Store> Renewals<St> {
+    /// Renews a lease, which was asked for at `claimed`, until what is returned is dropped.
+    pub(super) async fn begin(
+        config: &Arc<Config<St>>,
+        lease: Lease,
+        claimed: Instant,
+    ) -> Renewal<St> {
+        let this = &config.renewals;
+        let runtime = Handle::current();
+        this.keep_clock_running(&runtime, config.lease);
+
+        let watched = Arc::new(Watched {
+            config: Arc::clone(config),
+            lease,
+            span: Span::current(),
+            state: Mutex::new(State {
+                valid_until: claimed + config.lease,
+                task: None,
+                end: None,
+                run: None,
+            }),
+        });
+        let due = claimed + config.lease / 3;
+        let (place, seen) = this.enqueue(runtime.id(), due, &watched);
+        // Made before anything is waited for, so that dropping this future ends it.
+        let renewal = Renewal {
+            watched,
+            runtime: runtime.id(),
+            place,
+        };
+        match seen {
+            Seen::InTime => return renewal,
+            Seen::Now => {}
+            Seen::ByNew(looks) => drop(runtime.spawn(looks.run(config.lease / 3))),
+        }
+        // Should the task still wait for its turn when the handler is polled, it could wait behind it.
+        yield_now().await;
+        renewal
+    }
+
+    fn enqueue(
+        &self,
+        runtime: runtime::Id,
+        due: Instant,
+        watched: &Arc<Watched<St>>,
+    ) -> (Place, Seen<St>) {
+        let mut queues = lock(&self.waiting);
+        let (queue, seen) = match queues.entry(runtime) {
+            Entry::Occupied(queue) => {
+                let queue = queue.into_mut();
+                let seen = if queue.looks_at <= due {
+                    Seen::InTime
+                } else {
+                    queue.look_now.notify_one();
+                    Seen::Now
+                };
+                (queue, seen)
+            }
+            Entry::Vacant(free) => {
+                let looks = Looks {
+                    waiting: Arc::clone(&self.waiting),
+                    runtime,
+                    look_now: Arc::default(),
+                    seen: 0,
+                };
+                let queue = Queue {
+                    leases: BTreeMap::new(),
+                    came: 0,
+                    looks_at: due,
+                    look_now: Arc::clone(&looks.look_now),
+                };
+                (free.insert(queue), Seen::ByNew(looks))
+            }
+        };
+        queue.came += 1;
+        let place = (due, queue.came);
+        queue.leases.insert(place, Arc::clone(watched));
+        (place, seen)
+    }
+
+    /// Sees to it that renewals are not late because a handler blocks its thread.
+    ///
+    /// A worker that was waiting for timers and sockets runs what became ready without waking another
+    /// one to wait for them in its place: should that block, they stand still although other workers
+    /// are free (tokio-rs/tokio#4730). A task from outside the runtime wakes one of these.
+    fn keep_clock_running(&self, runtime: &Handle, lease: Duration) {
+        if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
+            return;
+        }
+        self.clock.call_once(|| {
+            let clock = Arc::downgrade(&self.clock);
+            let runtime = runtime.clone();
+            let every = (lease / 10).max(Duration::from_millis(10));
+            let thread = thread::Builder::new().name("webhook-clock".to_owned());
+            let started = thread.spawn(move || {
+                while clock.strong_count() > 0 {
+                    runtime.spawn(async {});
+                    thread::sleep(every);
+                }
+            });
+            if let Err(error) = started {
+                tracing::warn!(
+                    reason = %error,
+                    "a handler that blocks its thread may lose its lease: no thread could be started"
+                );
+            }
+        });
+    }
+}
+
+impl<St> Default for Renewals<St> {
+    fn default() -> Self {
+        Self {
+            waiting: Arc::default(),
+            clock: Arc::new(Once::new()),
+        }
+    }
+}
+
+impl<St> Clone for Renewals<St> {
+    fn clone(&self) -> Self {
+        Self {
+            waiting: Arc::clone(&self.waiting),
+            clock: Arc::clone(&self.clock),
+        }
+    }
+}
+
+impl<St> fmt::Debug for Renewals<St> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Renewals").finish_non_exhaustive()
+    }
+}
+
+/// Who sees that a lease is due.
+enum Seen<St> {
+    /// The queue's task, when it looks next.
+    InTime,
+    /// The queue's task, which has to look now.
+    Now,
+    /// A task that has to be spawned.
+    ByNew(Looks<St>),
+}
+
+/// The task that looks after a queue. With the one the other ends.
+struct Looks<St> {
+    waiting: Arc<Mutex<Queues<St>>>,
+    runtime: runtime::Id,
+    look_now: Arc<Notify>,
+    /// How many leases had come when it looked last.
+    seen: u64,
+}
+
+impl<St: Store> Looks<St> {
+    /// Ends when no lease came for `every`, the time from a claim until it is due.
+    async fn run(mut self, every: Duration) {
+        while let Some(again) = self.look(every) {
+            let _ = timeout_at(again, self.look_now.notified()).await;
+        }
+    }
+
+    /// Starts the renewals that are due, and tells when to look again.
+    fn look(&mut self, every: Duration) -> Option<Instant> {
+        let now = Instant::now();
+        let mut queues = lock(&self.waiting);
+        let queue = queues.get_mut(&self.runtime)?;
+        while let Some(first) = queue.leases.first_entry()
+            && first.key().0 <= now
+        {
+            Watched::start_renewing(first.remove());
+        }
+        queue.looks_at = match queue.leases.first_key_value() {
+            Some(((due, _), _)) => *due,
+            None if queue.came > self.seen => now + every,
+            None => {
+                queues.remove(&self.runtime);
+                return None;
+            }
+        };
+        self.seen = queue.came;
+        Some(queue.looks_at)
+    }
+}
+
+impl<St> Drop for Looks<St> {
+    fn drop(&mut self) {
+        let is_own = |queue: &Queue<St>| Arc::ptr_eq(&queue.look_now, &self.look_now);
+        let mut queues = lock(&self.waiting);
+        // After its end another one may have begun. The runtime's end drops it with leases that wait.
+        let queue = match queues.get(&self.runtime).is_some_and(is_own) {
+            true => queues.remove(&self.runtime),
+            false => None,
+        };
+        drop(queues);
+        drop(queue);
+    }
+}
+
+/// A lease that is renewed until this is dropped.
+pub(super) struct Renewal<St> {
+    watched: Arc<Watched<St>>,
+    runtime: runtime::Id,
+    place: Place,
+}
+
+impl<St> Renewal<St> {
+    /// Is ready when the lease is lost.
+    pub(super) fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut state = lock(&self.watched.state);
+        if state.end == Some(End::Lost) {
+            return Poll::Ready(());
+        }
+        match &mut state.run {
+            Some(run) => run.clone_from(cx.waker()),
+            none => *none = Some(cx.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// Until when the lease is valid by this process's clock.
+    pub(super) fn valid_until(&self) -> Instant {
+        lock(&self.watched.state).valid_until
+    }
+}
+
+impl<St> Drop for Renewal<St> {
+    fn drop(&mut self) {
+        let mut queues = lock(&self.watched.config.renewals.waiting);
+        if let Some(queue) = queues.get_mut(&self.runtime) {
+            queue.leases.remove(&self.place);
+        }
+        drop(queues);
+        let mut state = lock(&self.watched.state);
+        state.end = Some(End::NotNeeded);
+        let task = state.task.take();
+        drop(state);
+        if let Some(task) = task {
+            task.abort();
+        }
+    }
+}
+
+/// A lease, as its run and its renewal see it.
+struct Watched<St> {
+    config: Arc<Config<St>>,
+    lease: Lease,
+    /// The delivery's.
+    span: Span,
+    state: Mutex<State>,
+}
+
+struct State {
+    valid_until: Instant,
+    /// The renewal, once it has begun.
+    task: Option<AbortHandle>,
+    end: Option<End>,
+    /// Whom to wake when the lease is lost.
+    run: Option<Waker>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Lost,
+    NotNeeded,
+}
+
+impl<St: Store> Watched<St> {
+    fn start_renewing(this: Arc<Self>) {
+        let watched = Arc::clone(&this);
+        let renewals = LostAtEnd(this).renew().instrument(watched.span.clone());
+        // Not under the lock: a runtime that shuts down drops it at once.
+        let task = tokio::spawn(renewals).abort_handle();
+        let mut state = lock(&watched.state);
+        match state.end {
+            None => state.task = Some(task),
+            Some(_) => task.abort(),
+        }
+    }
+}
+
+/// The task that renews one lease. When it ends, for whatever reason, the lease is lost.
+struct LostAtEnd<St>(Arc<Watched<St>>);
+
+impl<St: Store> LostAtEnd<St> {
+    async fn renew(self) {
+        let Watched {
+            config,
+            lease,
+            state,
+            ..
+        } = &*self.0;
+        let every = config.lease / 3;
+        let mut valid_until = lock(state).valid_until;
+        loop {
+            let asked = Instant::now();
+            let renewal = config.within_limit(config.store.renew(lease, config.lease));
+            let next = match timeout_at(valid_until, renewal).await {
+                Ok(Ok(())) => {
+                    valid_until = asked + config.lease;
+                    lock(state).valid_until = valid_until;
+                    asked + every
+                }
+                Ok(Err(SettleError::Store(error))) if Instant::now() < valid_until => {
+                    tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
+                    valid_until.min(Instant::now() + every / 10)
+                }
+                Ok(Err(_)) | Err(_) => return,
+            };
+            sleep_until(next).await;
+        }
+    }
+}
+
+impl<St> Drop for LostAtEnd<St> {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        if state.end.is_some() {
+            return;
+        }
+        state.end = Some(End::Lost);
+        let run = state.run.take();
+        drop(state);
+        if let Some(run) = run {
+            run.wake();
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
