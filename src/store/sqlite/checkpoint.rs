@@ -15,7 +15,7 @@ use super::file;
 use crate::answer::Chain;
 
 /// After how many pages of 4 KiB the log is moved.
-pub(super) const EVERY: i32 = 8192;
+pub(super) const EVERY: i32 = 16384;
 
 /// The log grows while it is moved. Once it has grown by so few pages only, they are moved while
 /// nothing can be written, so that the log can begin anew.

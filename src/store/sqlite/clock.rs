@@ -43,9 +43,27 @@ impl Clock {
     }
 }
 
-/// The last millisecond of a `duration` that begins `now`, even of `Duration::MAX`.
-///
-/// Rounded up, because a lease must not end before its time.
+/// To how many milliseconds all processes agree on the time. So much it advances before it is written
+/// into the file again, which takes a page in the log.
+pub(super) const AGREEMENT: i64 = 10;
+
+/// The last millisecond of a lease that begins `now`, for whoever is first to see it end.
+pub(super) fn lease_end(now: i64, lease: Duration) -> i64 {
+    after(now, lease).saturating_add(AGREEMENT)
+}
+
+/// How long a lease that ends then lasts, which it surely does for a moment.
+pub(super) fn remaining(now: i64, lease_end: i64) -> Duration {
+    let millis = lease_end.saturating_sub(now).saturating_sub(AGREEMENT);
+    Duration::from_millis(millis.max(1).unsigned_abs())
+}
+
+/// A time that is past for everybody.
+pub(super) fn past(now: i64) -> i64 {
+    now.saturating_sub(AGREEMENT + 1)
+}
+
+/// The last millisecond of a `duration` that begins `now`, even of `Duration::MAX`. Rounded up.
 pub(super) fn after(now: i64, duration: Duration) -> i64 {
     let millis = duration.as_nanos().div_ceil(1_000_000);
     now.saturating_add(i64::try_from(millis).unwrap_or(i64::MAX))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::clock::after;
+use super::clock::{self, after};
 use super::writer::Turn;
 use crate::store::{Claim, DeliveryId, Fence, KeyState, Lease};
 
@@ -56,9 +56,8 @@ impl Known {
         if self.done && self.keep_until >= now {
             KeyState::Done
         } else if !self.done && self.lease_until >= now {
-            let remaining = self.lease_until.abs_diff(now).max(1);
             KeyState::InFlight {
-                remaining: Duration::from_millis(remaining),
+                remaining: clock::remaining(now, self.lease_until),
             }
         } else {
             KeyState::Free
@@ -90,7 +89,8 @@ pub(super) fn claim(
 
     let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
     let fence = turn.fence();
-    let (lease_until, keep_until) = (after(turn.now, lease), after(turn.now, retain));
+    let lease_until = clock::lease_end(turn.now, lease);
+    let keep_until = after(turn.now, retain);
     let new = turn.db.prepare_cached(NEW)?.execute(params![
         key,
         body,
@@ -106,7 +106,10 @@ pub(super) fn claim(
     let known = by_key.query_row([key], Known::read)?;
     let same_body = known.body == body;
     match known.state(turn.now) {
-        KeyState::Done => return Ok(Claim::Done { same_body }),
+        KeyState::Done => {
+            turn.tells_done();
+            return Ok(Claim::Done { same_body });
+        }
         KeyState::InFlight { remaining } => {
             return Ok(Claim::InFlight {
                 remaining,
@@ -127,12 +130,16 @@ pub(super) fn claim(
     Ok(Claim::Acquired(Lease::new(id, fence, attempt)))
 }
 
-pub(super) fn peek(turn: &Turn<'_>, key: u128) -> rusqlite::Result<KeyState> {
+pub(super) fn peek(turn: &mut Turn<'_>, key: u128) -> rusqlite::Result<KeyState> {
     let mut by_key = turn.db.prepare_cached(Known::BY_KEY)?;
     let known = by_key
         .query_row([key.to_be_bytes()], Known::read)
         .optional()?;
-    Ok(known.map_or(KeyState::Free, |known| known.state(turn.now)))
+    let state = known.map_or(KeyState::Free, |known| known.state(turn.now));
+    if state == KeyState::Done {
+        turn.tells_done();
+    }
+    Ok(state)
 }
 
 /// What is done with a lease that is still valid.
@@ -145,7 +152,7 @@ pub(super) enum Settle {
 
 /// Whether the lease was still valid.
 pub(super) fn settle(
-    turn: &Turn<'_>,
+    turn: &mut Turn<'_>,
     key: u128,
     fence: Fence,
     how: Settle,
@@ -158,9 +165,9 @@ pub(super) fn settle(
         WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
 
     let (statement, until) = match how {
-        Settle::Renew(extend) => (RENEW, after(turn.now, extend)),
+        Settle::Renew(extend) => (RENEW, clock::lease_end(turn.now, extend)),
         Settle::Complete(retain) => (COMPLETE, after(turn.now, retain)),
-        Settle::Release => (RENEW, turn.now - 1),
+        Settle::Release => (RENEW, clock::past(turn.now)),
     };
     let settled = turn.db.prepare_cached(statement)?.execute(params![
         key.to_be_bytes(),
@@ -168,7 +175,11 @@ pub(super) fn settle(
         turn.now,
         until
     ])?;
-    Ok(settled == 1)
+    let settled = settled == 1;
+    if settled && matches!(how, Settle::Complete(_)) {
+        turn.tells_done();
+    }
+    Ok(settled)
 }
 
 /// Looks at all rows again and again, a few at a time, and drops those that are out of date.
@@ -183,9 +194,10 @@ pub(super) struct Purge {
 
 impl Purge {
     pub(super) fn step(&mut self, turn: &Turn<'_>, rows: u16) -> rusqlite::Result<()> {
+        // Without a LIMIT, whose every new value would have SQLite compile the statement again.
         const NEXT: &str = "
             SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1
-            FROM keys WHERE id > ?2 ORDER BY id LIMIT ?3";
+            FROM keys WHERE id > ?2 ORDER BY id";
         const DROP: &str = "DELETE FROM keys WHERE id = ?1";
         const FARTHEST: i64 = 1 << 20;
 
@@ -199,18 +211,23 @@ impl Purge {
                 0
             }
         };
+        let mut expired = Vec::new();
+        let (mut last, mut left) = (from, rows);
         let mut next = turn.db.prepare_cached(NEXT)?;
-        let next = next
-            .query_map(params![turn.now, from, rows], |row| {
-                Ok((row.get::<_, i64>(0)?, row.get::<_, bool>(1)?))
-            })?
-            .collect::<Result<Vec<_>, _>>()?;
+        let mut next = next.query(params![turn.now, from])?;
+        while left > 0
+            && let Some(row) = next.next()?
+        {
+            left -= 1;
+            last = row.get(0)?;
+            if row.get(1)? {
+                expired.push(last);
+            }
+        }
+        drop(next);
         self.skip = 0;
-        self.seen = match next.last() {
-            Some((last, _)) if next.len() == usize::from(rows) => *last,
-            _ => 0,
-        };
-        for (id, _) in next.into_iter().filter(|(_, expired)| *expired) {
+        self.seen = if left == 0 { last } else { 0 };
+        for id in expired {
             turn.db.prepare_cached(DROP)?.execute([id])?;
         }
         Ok(())

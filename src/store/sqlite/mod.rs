@@ -1,17 +1,20 @@
 mod checkpoint;
 mod clock;
+mod disk;
 mod error;
 mod file;
 mod keys;
 mod writer;
 
 use std::fmt;
+use std::fs::File;
 use std::path::{self, Path};
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::checkpoint::Checkpoints;
 use self::clock::{Clock, Machine};
+use self::disk::{Disk, Log, SyncData};
 use self::error::{Reason, Refused};
 use self::keys::Settle;
 use self::writer::{Batches, Need, Writer};
@@ -25,8 +28,8 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 ///
 /// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
 /// callers: whatever is asked while one transaction is committed goes into the next one, up to 256 calls.
-/// Only a completion waits for the disk (`synchronous = FULL`); a claim is seen by other processes at once
-/// and written to the disk with the next completion.
+/// Other processes see what was committed at once. Only who is told that a key is done waits for the disk,
+/// with all who came meanwhile, for one `fdatasync` of the log by another thread.
 ///
 /// **What a crash costs.** Of a process: its runs, whose keys are free again when their leases end; nothing
 /// that was answered. Of the machine: besides, claims and releases since the last completion may be
@@ -41,10 +44,11 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// until the next process opens the file. From then on all go by the later time: what it skipped is
 /// missing from leases, so that an event whose run is under way may be run again, and from
 /// retentions. A machine that slept sets its clock forward, too. A start with a clock that is ahead by
-/// more than the retention forgets everything. Leases and retentions are whole milliseconds, rounded up.
+/// more than the retention forgets everything. Leases and retentions are whole milliseconds, rounded up,
+/// and leases last 10 milliseconds longer, as processes agree on the time to no less than that.
 ///
 /// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
-/// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 32 MiB,
+/// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 64 MiB,
 /// and about twice that under full load; a thread of its own moves it into the file. Memory: some 20 MB,
 /// whatever the number of keys.
 ///
@@ -55,14 +59,15 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// **When it fails.** Damage in the file is a [`Corrupt`](super::StoreErrorKind::Corrupt) for the calls
 /// that meet it, and for no others. A full disk, or a file that may not be written any more, is an
 /// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until it is mended; then work goes
-/// on by itself. So is a file that another process keeps locked for 1.5 seconds.
+/// on by itself. So is a disk that does not take the log, until the log could be moved into the file, and
+/// a file that another process keeps locked for 1.5 seconds.
 ///
 /// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies. Beside
 /// it are `-wal` and `-shm` while it is open: the three belong together, and to a copy made meanwhile
 /// belongs `VACUUM INTO`. Never delete or replace it under a process that has it open. `sqlite3` can look
 /// into it at any time; a reader that stays for long lets the log grow.
 ///
-/// Clones share one thread. Dropping the last one waits until the file is closed.
+/// Clones share its threads. Dropping the last one waits until the file is closed.
 ///
 /// ```no_run
 /// use tower_webhook::store::SqliteStore;
@@ -88,10 +93,15 @@ impl SqliteStore {
     /// When the file cannot be created, read or written, is no database, another program's, or of a later
     /// release. The error's source says what to do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        Self::open_by(path.as_ref(), clock::machine(), checkpoint::EVERY)
+        let host = Host {
+            machine: clock::machine(),
+            sync: Box::new(File::sync_data),
+            checkpoint_every: checkpoint::EVERY,
+        };
+        Self::open_on(host, path.as_ref())
     }
 
-    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, StoreError> {
+    fn open_on(host: Host, path: &Path) -> Result<Self, StoreError> {
         // SQLite would give other meanings to some relative paths, such as `:memory:`.
         let path: Arc<Path> = match path::absolute(path) {
             Ok(path) => path.into(),
@@ -99,11 +109,13 @@ impl SqliteStore {
         };
         let open = || {
             let db = file::open(&path)?;
-            let batches = Batches::new(db, Clock::start(machine))?;
+            let batches = Batches::new(db, Clock::start(host.machine))?;
+            let log = Log::open(&path, host.sync)?;
             let aside = file::connect_aside(&path)?;
-            let checkpoints =
-                Checkpoints::start(&path, aside, checkpoint_every).map_err(Reason::Thread)?;
-            Writer::start(&path, batches, checkpoints).map_err(Reason::Thread)
+            let disk = Disk::start(&path, log).map_err(Reason::Thread)?;
+            let checkpoints = Checkpoints::start(&path, aside, host.checkpoint_every);
+            let checkpoints = checkpoints.map_err(Reason::Thread)?;
+            Writer::start(&path, batches, disk, checkpoints).map_err(Reason::Thread)
         };
         match open() {
             Ok(writer) => Ok(Self {
@@ -124,6 +136,13 @@ impl SqliteStore {
             false => Err(SettleError::Superseded),
         }
     }
+}
+
+/// What a store stands on, and how often it tidies up.
+struct Host {
+    machine: Machine,
+    sync: SyncData,
+    checkpoint_every: i32,
 }
 
 impl fmt::Debug for SqliteStore {
@@ -163,7 +182,7 @@ impl Store for SqliteStore {
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
-        self.settle(Need::Durable, lease, Settle::Complete(retain))
+        self.settle(Need::WriteAnyway, lease, Settle::Complete(retain))
             .await
     }
 
@@ -175,7 +194,8 @@ impl Store for SqliteStore {
 #[cfg(test)]
 mod tests {
     use std::error::Error;
-    use std::io::Read;
+    use std::io::{self, Read};
+    use std::path::PathBuf;
     use std::sync::{Mutex, mpsc};
     use std::time::{Instant, SystemTime};
 
@@ -210,15 +230,26 @@ mod tests {
             }
         }
 
+        fn path(&self) -> PathBuf {
+            self.directory.path().join("webhooks.db")
+        }
+
         fn open(&self) -> SqliteStore {
+            self.open_with(File::sync_data)
+        }
+
+        /// With a disk that may be slow, or fail.
+        fn open_with(
+            &self,
+            sync: impl FnMut(&File) -> io::Result<()> + Send + 'static,
+        ) -> SqliteStore {
             let clocks = Arc::clone(&self.clocks);
-            let machine = Box::new(move || *clocks.lock().unwrap());
-            SqliteStore::open_by(
-                &self.directory.path().join("webhooks.db"),
-                machine,
-                checkpoint::EVERY,
-            )
-            .unwrap()
+            let host = Host {
+                machine: Box::new(move || *clocks.lock().unwrap()),
+                sync: Box::new(sync),
+                checkpoint_every: checkpoint::EVERY,
+            };
+            SqliteStore::open_on(host, &self.path()).unwrap()
         }
 
         fn wait(&self, time: Duration) {
@@ -343,29 +374,78 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_completion_waits_for_the_disk_and_a_claim_does_not() {
-        const SYNCHRONOUS: &str = "PRAGMA synchronous";
-        const NORMAL: i64 = 1;
-        const FULL: i64 = 2;
+    async fn who_is_told_of_a_success_waits_for_the_disk_and_others_do_not() {
+        let (go_on, gate) = mpsc::channel::<()>();
         let desk = Desk::new();
-        let store = desk.open();
+        let slow = desk.open_with(move |log| {
+            gate.recv().unwrap();
+            log.sync_data()
+        });
+        let lease = slow.acquire(1, 30 * SECOND).await;
+        let (store, held) = (slow.clone(), lease.clone());
+        let completion = tokio::spawn(async move { store.complete(&held, DAY).await });
+        // Its row is there, and another process would tell of it as soon as it had synced the log.
+        let other = desk.open();
+        while other.state(1).await != KeyState::Done {
+            tokio::task::yield_now().await;
+        }
+
+        let store = slow.clone();
+        let claim = tokio::spawn(async move { store.claim(&id(1), DAY, DAY).await });
+        let store = slow.clone();
+        let peek = tokio::spawn(async move { store.state(1).await });
+        // By the time of these, the thread has done what was asked before.
+        let next = slow.acquire(2, 30 * SECOND).await;
+        slow.release(&next).await.unwrap();
+        assert_eq!(slow.state(3).await, KeyState::Free);
+        let late = slow.complete(&next, DAY).await;
+        assert!(matches!(late, Err(SettleError::Superseded)), "{late:?}");
+        assert!(!completion.is_finished() && !claim.is_finished() && !peek.is_finished());
+
+        // Once for the first, and once for all who came meanwhile.
+        go_on.send(()).unwrap();
+        completion.await.unwrap().unwrap();
+        go_on.send(()).unwrap();
+        let claim = claim.await.unwrap();
+        assert!(matches!(claim, Ok(Claim::Done { .. })), "{claim:?}");
+        assert_eq!(peek.await.unwrap(), KeyState::Done);
+    }
+
+    #[tokio::test]
+    async fn a_success_that_the_disk_did_not_take_is_told_when_it_did() {
+        let desk = Desk::new();
+        let mut syncs = 0;
+        let store = desk.open_with(move |log| {
+            syncs += 1;
+            match syncs {
+                1 => Err(io::Error::other("a bad sector")),
+                _ => log.sync_data(),
+            }
+        });
         let lease = store.acquire(1, 30 * SECOND).await;
+        let error = match store.complete(&lease, DAY).await {
+            Err(SettleError::Store(error)) => error,
+            settled => panic!("{settled:?}"),
+        };
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        let told = Chain(&error).to_string();
+        assert!(told.contains("its disk does not take"), "{told}");
+        assert!(told.ends_with("a bad sector"), "{told}");
 
-        let go_on = hold(&store).await;
-        let (_, with_claim, ()) = tokio::join!(
-            store.acquire(2, 30 * SECOND),
-            store.sql(SYNCHRONOUS),
-            async { go_on.send(()).unwrap() }
-        );
-        assert_eq!(with_claim, NORMAL);
+        // While somebody reads from the log, it cannot begin anew.
+        let reader = Connection::open(desk.path()).unwrap();
+        reader.execute_batch("BEGIN; SELECT * FROM keys").unwrap();
+        let error = store.peek(&id(1)).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        // Nothing else is held up by that.
+        store.acquire(2, 30 * SECOND).await;
 
-        let go_on = hold(&store).await;
-        let (completed, with_completion, ()) =
-            tokio::join!(store.complete(&lease, DAY), store.sql(SYNCHRONOUS), async {
-                go_on.send(()).unwrap()
-            });
-        completed.unwrap();
-        assert_eq!(with_completion, FULL);
+        reader.execute_batch("COMMIT").unwrap();
+        assert_eq!(store.state(1).await, KeyState::Done);
+        let log = desk.directory.path().join("webhooks.db-wal");
+        assert_eq!(std::fs::metadata(&log).unwrap().len(), 0);
+        store.finish(3, DAY).await;
+        assert_ne!(std::fs::metadata(&log).unwrap().len(), 0);
     }
 
     #[tokio::test]
@@ -395,6 +475,10 @@ mod tests {
         assert!(
             matches!(store.state(1).await, KeyState::InFlight { remaining } if !remaining.is_zero())
         );
+        // For another process, which may be ahead of this one by so much.
+        let agreement = Duration::from_millis(clock::AGREEMENT.unsigned_abs());
+        desk.wait(agreement);
+        assert!(matches!(store.state(1).await, KeyState::InFlight { .. }));
         desk.wait(Duration::from_millis(1));
         assert_eq!(store.state(1).await, KeyState::Free);
     }
@@ -508,7 +592,7 @@ mod tests {
         let store = desk.open();
         let damaged = store.acquire(1, 30 * SECOND).await;
         let sound = store.acquire(2, 30 * SECOND).await;
-        let plain = Connection::open(desk.directory.path().join("webhooks.db")).unwrap();
+        let plain = Connection::open(desk.path()).unwrap();
         let update = "UPDATE keys SET body = x'00' WHERE key = ?1";
         let updated = plain.execute(update, [id(1).key().to_be_bytes()]);
         assert_eq!(updated.unwrap(), 1);
@@ -551,7 +635,7 @@ mod tests {
         join_all((0..KEYS).map(|key| store.finish(key, 8 * DAY))).await;
         drop(store);
 
-        let path = desk.directory.path().join("webhooks.db");
+        let path = desk.path();
         let mut file = std::fs::read(&path).unwrap();
         let mut leaves = file
             .chunks_exact_mut(PAGE)
@@ -586,8 +670,12 @@ mod tests {
     #[tokio::test]
     async fn the_log_begins_anew_under_load() {
         let desk = Desk::new();
-        let path = desk.directory.path().join("webhooks.db");
-        let store = SqliteStore::open_by(&path, clock::machine(), 64).unwrap();
+        let host = Host {
+            machine: clock::machine(),
+            sync: Box::new(File::sync_data),
+            checkpoint_every: 64,
+        };
+        let store = SqliteStore::open_on(host, &desk.path()).unwrap();
         let log = desk.directory.path().join("webhooks.db-wal");
         let begun_anew = || {
             // Of the log's header, the checkpoints' count.

@@ -12,7 +12,8 @@ use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::Checkpoints;
-use super::clock::Clock;
+use super::clock::{AGREEMENT, Clock};
+use super::disk::Disk;
 use super::error::{Reason, Refused, is_damage};
 use super::keys::{self, Purge};
 use crate::answer::Chain;
@@ -37,10 +38,10 @@ const PURGE: u16 = 2;
 pub(super) enum Need {
     /// It changes nothing.
     Read,
-    /// Its changes survive this process.
+    /// It changes something.
     Write,
-    /// Its changes survive the machine, and it is done even when nobody waits for it any more.
-    Durable,
+    /// It is done even when nobody waits for it any more.
+    WriteAnyway,
 }
 
 /// The transaction, as a piece of work sees it.
@@ -48,6 +49,7 @@ pub(super) struct Turn<'a> {
     pub(super) db: &'a Connection,
     pub(super) now: i64,
     fences: &'a mut u128,
+    tells_done: bool,
 }
 
 impl Turn<'_> {
@@ -55,6 +57,12 @@ impl Turn<'_> {
     pub(super) fn fence(&mut self) -> Fence {
         *self.fences = self.fences.wrapping_add(1);
         Fence(*self.fences)
+    }
+
+    /// Says that the caller is told that a key is done, which must be on the disk by then, whoever
+    /// recorded it.
+    pub(super) fn tells_done(&mut self) {
+        self.tells_done = true;
     }
 }
 
@@ -69,13 +77,14 @@ impl Writer {
     pub(super) fn start(
         path: &Arc<Path>,
         batches: Batches,
+        disk: Disk,
         checkpoints: Checkpoints,
     ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let of = Arc::clone(path);
         let thread = thread::Builder::new()
             .name("webhook-sqlite".to_owned())
-            .spawn(move || serve(&of, queue, batches, checkpoints))?;
+            .spawn(move || serve(&of, queue, batches, disk, checkpoints))?;
         Ok(Self {
             path: Arc::clone(path),
             jobs: Some(jobs),
@@ -83,7 +92,8 @@ impl Writer {
         })
     }
 
-    /// Does the work in a transaction, and returns what it made when that is committed.
+    /// Does the work in a transaction, and returns what it made when that is committed, and on the disk
+    /// if it [tells of a key that is done](Turn::tells_done).
     ///
     /// It is done once more if that transaction met damage.
     pub(super) async fn run<T: Send + 'static>(
@@ -97,6 +107,7 @@ impl Writer {
             need,
             work,
             made: None,
+            waits_for_disk: false,
             answer,
         });
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
@@ -114,8 +125,9 @@ impl Drop for Writer {
     }
 }
 
-trait Job: Send {
+pub(super) trait Job: Send {
     fn need(&self) -> Need;
+    fn waits_for_disk(&self) -> bool;
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()>;
     /// Ends it alone, while the others are committed.
     fn fail(&mut self, refused: Refused);
@@ -126,6 +138,7 @@ struct Asked<W, T> {
     need: Need,
     work: W,
     made: Option<Result<T, Refused>>,
+    waits_for_disk: bool,
     answer: oneshot::Sender<Result<T, StoreError>>,
 }
 
@@ -138,12 +151,18 @@ where
         self.need
     }
 
+    fn waits_for_disk(&self) -> bool {
+        self.waits_for_disk
+    }
+
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()> {
-        let given_up = self.answer.is_closed() && self.need != Need::Durable;
+        let given_up = self.answer.is_closed() && self.need != Need::WriteAnyway;
         self.made = None;
+        turn.tells_done = false;
         if !given_up {
             self.made = Some(Ok((self.work)(turn)?));
         }
+        self.waits_for_disk = turn.tells_done;
         Ok(())
     }
 
@@ -165,6 +184,7 @@ fn serve(
     path: &Arc<Path>,
     mut queue: mpsc::Receiver<Box<dyn Job>>,
     mut batches: Batches,
+    disk: Disk,
     checkpoints: Checkpoints,
 ) {
     let mut jobs = Vec::with_capacity(BATCH.into());
@@ -181,18 +201,29 @@ fn serve(
             stretch.began = Instant::now();
         }
 
-        let result = batches.commit(path, &mut jobs);
-        let refused = result.err().map(|error| Refused::new(path, error));
-        for job in jobs.drain(..) {
-            job.answer(refused.as_ref());
-        }
-        match refused {
-            None => checkpoints.log_has(batches.log.load(Ordering::Relaxed)),
-            // On a full disk that makes room in the log.
-            Some(_) => checkpoints.wake(),
+        match batches.commit(path, &mut jobs) {
+            Ok(()) => {
+                let on_disk: Vec<_> = jobs.extract_if(.., |job| job.waits_for_disk()).collect();
+                if !on_disk.is_empty() {
+                    disk.answer(on_disk);
+                }
+                for job in jobs.drain(..) {
+                    job.answer(None);
+                }
+                checkpoints.log_has(batches.log.load(Ordering::Relaxed));
+            }
+            Err(error) => {
+                let refused = Refused::new(path, error);
+                for job in jobs.drain(..) {
+                    job.answer(Some(&refused));
+                }
+                // On a full disk that makes room in the log.
+                checkpoints.wake();
+            }
         }
     }
-    // Its connection is closed first, so that the last one leaves no log behind.
+    // This connection is closed last, so that the last one leaves no log behind.
+    drop(disk);
     drop(checkpoints);
     drop(batches);
 }
@@ -242,7 +273,6 @@ pub(super) struct Batches {
     purge: Purge,
     /// Whether it was told that not everything can be purged.
     told: bool,
-    synchronous: Option<Need>,
     /// How many pages the write-ahead log has.
     log: Arc<AtomicI32>,
 }
@@ -256,9 +286,11 @@ impl Batches {
             seen.store(pages, Ordering::Relaxed);
             Ok(())
         }))?;
+        // A commit does not wait for the disk: that is done beside this thread.
         db.execute_batch(
-            "PRAGMA cache_size = -16384; -- KiB
-             PRAGMA journal_size_limit = 67108864;",
+            "PRAGMA synchronous = NORMAL;
+             PRAGMA cache_size = -16384; -- KiB
+             PRAGMA journal_size_limit = 134217728;",
         )?;
         db.set_prepared_statement_cache_capacity(32);
         let fences = db.query_row("SELECT randomblob(16)", [], |row| row.get(0))?;
@@ -268,7 +300,6 @@ impl Batches {
             fences: u128::from_be_bytes(fences),
             purge: Purge::default(),
             told: false,
-            synchronous: None,
             log,
         })
     }
@@ -288,10 +319,9 @@ impl Batches {
     ) -> rusqlite::Result<()> {
         let need = jobs.iter().map(|job| job.need()).max();
         let need = need.unwrap_or(Need::Read);
-        self.synchronize(need)?;
         let behavior = match need {
             Need::Read => TransactionBehavior::Deferred,
-            Need::Write | Need::Durable => TransactionBehavior::Immediate,
+            Need::Write | Need::WriteAnyway => TransactionBehavior::Immediate,
         };
         let transaction = self.db.transaction_with_behavior(behavior)?;
         let unchanged = transaction.total_changes();
@@ -300,6 +330,7 @@ impl Batches {
             db: &transaction,
             now: self.clock.now(highest),
             fences: &mut self.fences,
+            tells_done: false,
         };
         for job in &mut *jobs {
             match apart {
@@ -322,26 +353,12 @@ impl Batches {
                 }
                 return Err(error);
             }
-            if turn.now > highest && transaction.total_changes() > unchanged {
+            let news = turn.now.saturating_sub(highest) >= AGREEMENT;
+            if news && transaction.total_changes() > unchanged {
                 keys::set_highest_time(&turn)?;
             }
         }
         transaction.commit()
-    }
-
-    /// Says whether commits wait for the disk, which can only be said between transactions.
-    ///
-    /// One that does not is on the disk with the next one that does: both are in the same log.
-    fn synchronize(&mut self, need: Need) -> rusqlite::Result<()> {
-        let synchronous = match need {
-            Need::Read => return Ok(()),
-            _ if self.synchronous == Some(need) => return Ok(()),
-            Need::Write => "PRAGMA synchronous = NORMAL",
-            Need::Durable => "PRAGMA synchronous = FULL",
-        };
-        self.db.execute_batch(synchronous)?;
-        self.synchronous = Some(need);
-        Ok(())
     }
 }
 
