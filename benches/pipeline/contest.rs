@@ -40,6 +40,7 @@ pub(crate) struct Contest {
     requests: u64,
     runtime: Rc<Runtime>,
     entries: Vec<Entry>,
+    results: Vec<Outcome>,
 }
 
 struct Entry {
@@ -79,6 +80,7 @@ impl Contest {
             requests,
             runtime: Rc::new(runtime.expect("a runtime without I/O")),
             entries: Vec::new(),
+            results: Vec::new(),
         }
     }
 
@@ -110,7 +112,7 @@ impl Contest {
 
     /// Counts allocations in a first round, measures time in the others, and prints both, with
     /// ratios to the times of `controls`.
-    pub(crate) fn run(&self, rounds: usize, controls: &[&str]) {
+    pub(crate) fn run(&mut self, rounds: usize, controls: &[&str]) {
         let mut numbers = 0..self.requests;
         let mut results: Vec<_> = self
             .entries
@@ -131,6 +133,22 @@ impl Contest {
         }
         println!("\n{}, {rounds} rounds of {}\n", self.title, self.requests);
         print(&results, controls);
+        self.results = results;
+    }
+
+    /// Prints what one costs more than another, round by round.
+    pub(crate) fn compare(&self, one: &str, other: &str) {
+        let result = |name| self.results.iter().find(|result| result.name == name);
+        let (Some(a), Some(b)) = (result(one), result(other)) else {
+            return;
+        };
+        let rounds = a.nanoseconds.iter().zip(&b.nanoseconds);
+        let [least, median, most] = spread(rounds.map(|(a, b)| a - b));
+        let allocations = a.allocations - b.allocations;
+        println!(
+            "\n*{one}* takes {median:.0} ns ({least:.0} to {most:.0}) and {allocations:.1} allocations \
+             more than *{other}*."
+        );
     }
 
     fn each(&self, total: u64) -> f64 {

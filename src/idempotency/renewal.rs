@@ -6,6 +6,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::thread;
@@ -24,6 +25,8 @@ use crate::store::{Lease, SettleError, Store};
 /// The renewals of a layer's runs. Clones are handles to the same ones.
 pub(super) struct Renewals<St> {
     waiting: Arc<Mutex<Queues<St>>>,
+    /// How many leases ever came.
+    count: Arc<AtomicU64>,
     /// Whether the thread runs that lives as long as this and keeps renewals in time.
     clock: Arc<Once>,
 }
@@ -33,13 +36,13 @@ type Queues<St> = HashMap<runtime::Id, Queue<St>>;
 /// The leases of one runtime that were not renewed yet, by when they are due.
 struct Queue<St> {
     leases: BTreeMap<Place, Arc<Watched<St>>>,
-    /// How many leases ever came.
-    came: u64,
+    newest: u64,
     /// When its task looks for those that are due.
     looks_at: Instant,
     look_now: Arc<Notify>,
 }
 
+/// When a lease is due, and which of all it is.
 type Place = (Instant, u64);
 
 impl<St: Store> Renewals<St> {
@@ -53,9 +56,12 @@ impl<St: Store> Renewals<St> {
         let runtime = Handle::current();
         this.keep_clock_running(&runtime, config.lease);
 
+        let due = claimed + config.lease / 3;
         let watched = Arc::new(Watched {
             config: Arc::clone(config),
             lease,
+            runtime: runtime.id(),
+            place: (due, this.count.fetch_add(1, Ordering::Relaxed)),
             span: Span::current(),
             state: Mutex::new(State {
                 valid_until: claimed + config.lease,
@@ -64,14 +70,9 @@ impl<St: Store> Renewals<St> {
                 run: None,
             }),
         });
-        let due = claimed + config.lease / 3;
-        let (place, seen) = this.enqueue(runtime.id(), due, &watched);
+        let seen = this.enqueue(Arc::clone(&watched));
         // Made before anything is waited for, so that dropping this future ends it.
-        let renewal = Renewal {
-            watched,
-            runtime: runtime.id(),
-            place,
-        };
+        let renewal = Renewal(watched);
         match seen {
             Seen::InTime => return renewal,
             Seen::Now => {}
@@ -82,17 +83,12 @@ impl<St: Store> Renewals<St> {
         renewal
     }
 
-    fn enqueue(
-        &self,
-        runtime: runtime::Id,
-        due: Instant,
-        watched: &Arc<Watched<St>>,
-    ) -> (Place, Seen<St>) {
+    fn enqueue(&self, lease: Arc<Watched<St>>) -> Seen<St> {
         let mut queues = lock(&self.waiting);
-        let (queue, seen) = match queues.entry(runtime) {
+        let (queue, seen) = match queues.entry(lease.runtime) {
             Entry::Occupied(queue) => {
                 let queue = queue.into_mut();
-                let seen = if queue.looks_at <= due {
+                let seen = if queue.looks_at <= lease.place.0 {
                     Seen::InTime
                 } else {
                     queue.look_now.notify_one();
@@ -103,23 +99,22 @@ impl<St: Store> Renewals<St> {
             Entry::Vacant(free) => {
                 let looks = Looks {
                     waiting: Arc::clone(&self.waiting),
-                    runtime,
+                    runtime: lease.runtime,
                     look_now: Arc::default(),
-                    seen: 0,
+                    newest: None,
                 };
                 let queue = Queue {
                     leases: BTreeMap::new(),
-                    came: 0,
-                    looks_at: due,
+                    newest: 0,
+                    looks_at: lease.place.0,
                     look_now: Arc::clone(&looks.look_now),
                 };
                 (free.insert(queue), Seen::ByNew(looks))
             }
         };
-        queue.came += 1;
-        let place = (due, queue.came);
-        queue.leases.insert(place, Arc::clone(watched));
-        (place, seen)
+        queue.newest = lease.place.1;
+        queue.leases.insert(lease.place, lease);
+        seen
     }
 
     /// Sees to it that renewals are not late because a handler blocks its thread.
@@ -156,6 +151,7 @@ impl<St> Default for Renewals<St> {
     fn default() -> Self {
         Self {
             waiting: Arc::default(),
+            count: Arc::default(),
             clock: Arc::new(Once::new()),
         }
     }
@@ -165,6 +161,7 @@ impl<St> Clone for Renewals<St> {
     fn clone(&self) -> Self {
         Self {
             waiting: Arc::clone(&self.waiting),
+            count: Arc::clone(&self.count),
             clock: Arc::clone(&self.clock),
         }
     }
@@ -191,8 +188,8 @@ struct Looks<St> {
     waiting: Arc<Mutex<Queues<St>>>,
     runtime: runtime::Id,
     look_now: Arc<Notify>,
-    /// How many leases had come when it looked last.
-    seen: u64,
+    /// The newest lease when it looked last.
+    newest: Option<u64>,
 }
 
 impl<St: Store> Looks<St> {
@@ -215,13 +212,13 @@ impl<St: Store> Looks<St> {
         }
         queue.looks_at = match queue.leases.first_key_value() {
             Some(((due, _), _)) => *due,
-            None if queue.came > self.seen => now + every,
+            None if self.newest != Some(queue.newest) => now + every,
             None => {
                 queues.remove(&self.runtime);
                 return None;
             }
         };
-        self.seen = queue.came;
+        self.newest = Some(queue.newest);
         Some(queue.looks_at)
     }
 }
@@ -241,16 +238,12 @@ impl<St> Drop for Looks<St> {
 }
 
 /// A lease that is renewed until this is dropped.
-pub(super) struct Renewal<St> {
-    watched: Arc<Watched<St>>,
-    runtime: runtime::Id,
-    place: Place,
-}
+pub(super) struct Renewal<St>(Arc<Watched<St>>);
 
 impl<St> Renewal<St> {
     /// Is ready when the lease is lost.
     pub(super) fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut state = lock(&self.watched.state);
+        let mut state = lock(&self.0.state);
         if state.end == Some(End::Lost) {
             return Poll::Ready(());
         }
@@ -263,18 +256,19 @@ impl<St> Renewal<St> {
 
     /// Until when the lease is valid by this process's clock.
     pub(super) fn valid_until(&self) -> Instant {
-        lock(&self.watched.state).valid_until
+        lock(&self.0.state).valid_until
     }
 }
 
 impl<St> Drop for Renewal<St> {
     fn drop(&mut self) {
-        let mut queues = lock(&self.watched.config.renewals.waiting);
-        if let Some(queue) = queues.get_mut(&self.runtime) {
-            queue.leases.remove(&self.place);
+        let watched = &self.0;
+        let mut queues = lock(&watched.config.renewals.waiting);
+        if let Some(queue) = queues.get_mut(&watched.runtime) {
+            queue.leases.remove(&watched.place);
         }
         drop(queues);
-        let mut state = lock(&self.watched.state);
+        let mut state = lock(&watched.state);
         state.end = Some(End::NotNeeded);
         let task = state.task.take();
         drop(state);
@@ -288,6 +282,8 @@ impl<St> Drop for Renewal<St> {
 struct Watched<St> {
     config: Arc<Config<St>>,
     lease: Lease,
+    runtime: runtime::Id,
+    place: Place,
     /// The delivery's.
     span: Span,
     state: Mutex<State>,
