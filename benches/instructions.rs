@@ -184,7 +184,7 @@ fn forged() -> Counted {
 #[bench::route(args = (), setup = routing, config = at_most(20_100))]
 #[bench::pipeline(args = (), setup = fresh, config = at_most(78_400))]
 #[bench::pipeline_replay(args = (), setup = replayed, config = at_most(55_600))]
-#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(50_300))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_700))]
 fn instructions(counted: Counted) {
     counted();
 }
