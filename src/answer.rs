@@ -12,7 +12,6 @@ use http::{HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
-use serde::Serialize;
 
 use crate::delivery::DecodeError;
 use crate::signature::SignatureError;
@@ -80,52 +79,87 @@ pub(crate) enum Answer {
     LeaseLost,
 }
 
-/// What a row says: its name in the log and in the problem's type, the status, and for an error
-/// what the sender is told; a success tells it nothing.
-struct Row(&'static str, StatusCode, &'static str);
+/// What a row says: its name in the log and in the problem's type, the status, a sentence on it, and for
+/// an error the problem document that the sender is told (RFC 9457); a success tells it nothing.
+struct Row {
+    name: &'static str,
+    status: StatusCode,
+    detail: &'static str,
+    problem: &'static str,
+}
+
+macro_rules! row {
+    ($name:literal, OK, $detail:literal) => {
+        Row {
+            name: $name,
+            status: StatusCode::OK,
+            detail: $detail,
+            problem: "",
+        }
+    };
+    ($name:literal, $status:ident $code:literal $title:literal, $detail:literal) => {
+        Row {
+            name: $name,
+            status: StatusCode::$status,
+            detail: $detail,
+            problem: concat!(
+                r#"{"type":"https://docs.rs/tower-webhook/latest/tower_webhook/answers/#"#,
+                $name,
+                r#"","title":""#,
+                $title,
+                r#"","status":"#,
+                $code,
+                r#","detail":""#,
+                $detail,
+                r#""}"#
+            ),
+        }
+    };
+}
 
 impl Answer {
     #[rustfmt::skip]
     fn row(&self) -> Row {
-        use StatusCode as S;
         match self {
-            Self::MethodNotAllowed        => Row("method-not-allowed", S::METHOD_NOT_ALLOWED, "Deliveries are sent with POST."),
-            Self::BodyTooLarge { .. }     => Row("body-too-large", S::PAYLOAD_TOO_LARGE, "The body is larger than this receiver accepts."),
-            Self::BuffersFull { .. }      => Row("buffers-full", S::SERVICE_UNAVAILABLE, "Too many bodies are being received at once."),
-            Self::BodySlow { .. }         => Row("body-slow", S::REQUEST_TIMEOUT, "The body did not arrive in time."),
-            Self::BodyBroken(_)           => Row("body-broken", S::BAD_REQUEST, "The body broke off or contradicts its headers."),
-            Self::Unauthentic(_)          => Row("unauthentic", S::UNAUTHORIZED, "The signature header does not prove that the body is authentic."),
-            Self::NotJson                 => Row("not-json", S::UNSUPPORTED_MEDIA_TYPE, "A delivery is `application/json` without a content encoding."),
-            Self::KindUnclear             => Row("kind-unclear", S::BAD_REQUEST, "The event header must be there once and be a token."),
-            Self::KeysDiffer              => Row("keys-differ", S::BAD_REQUEST, "There are several idempotency keys that differ."),
-            Self::KeyMissing              => Row("key-missing", S::BAD_REQUEST, "This receiver requires an idempotency key."),
-            Self::StoreUnavailable { .. } => Row("store-unavailable", S::SERVICE_UNAVAILABLE, "The store of idempotency keys is unavailable."),
-            Self::Replayed                => Row("replayed", S::OK, "The event had been handled before."),
-            Self::InFlight { .. }         => Row("in-flight", S::CONFLICT, "A delivery of this event is being handled."),
-            Self::BodyChanged             => Row("body-changed", S::UNPROCESSABLE_ENTITY, "The idempotency key was used with another body."),
-            Self::BodyReplayed            => Row("body-replayed", S::UNPROCESSABLE_ENTITY, "The body was used with another idempotency key."),
-            Self::Ignored                 => Row("ignored", S::OK, ""),
-            Self::Unhandled               => Row("unhandled", S::NOT_FOUND, "This receiver does not handle this kind of event."),
-            Self::Undecodable(_)          => Row("undecodable", S::UNPROCESSABLE_ENTITY, "The body is not the JSON object that this event should carry."),
-            Self::Handled                 => Row("handled", S::OK, ""),
-            Self::NotRecorded(_)          => Row("not-recorded", S::SERVICE_UNAVAILABLE, "The event was handled, but that could not be recorded."),
-            Self::NotCommitted { .. }     => Row("not-committed", S::SERVICE_UNAVAILABLE, "The event was handled, but its transaction may not have been committed."),
-            Self::Discarded(_)            => Row("discarded", S::OK, ""),
-            Self::Failed(_)               => Row("failed", S::INTERNAL_SERVER_ERROR, "The event could not be handled."),
-            Self::Panicked                => Row("panicked", S::INTERNAL_SERVER_ERROR, "The event could not be handled."),
-            Self::TimedOut { .. }         => Row("timed-out", S::SERVICE_UNAVAILABLE, "The event was not handled in time."),
-            Self::LeaseLost               => Row("lease-lost", S::SERVICE_UNAVAILABLE, "The claim on the event was lost while it was handled."),
+            Self::MethodNotAllowed        => row!("method-not-allowed", METHOD_NOT_ALLOWED 405 "Method Not Allowed", "Deliveries are sent with POST."),
+            Self::BodyTooLarge { .. }     => row!("body-too-large", PAYLOAD_TOO_LARGE 413 "Payload Too Large", "The body is larger than this receiver accepts."),
+            Self::BuffersFull { .. }      => row!("buffers-full", SERVICE_UNAVAILABLE 503 "Service Unavailable", "Too many bodies are being received at once."),
+            Self::BodySlow { .. }         => row!("body-slow", REQUEST_TIMEOUT 408 "Request Timeout", "The body did not arrive in time."),
+            Self::BodyBroken(_)           => row!("body-broken", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
+            Self::Unauthentic(_)          => row!("unauthentic", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
+            Self::NotJson                 => row!("not-json", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
+            Self::KindUnclear             => row!("kind-unclear", BAD_REQUEST 400 "Bad Request", "The event header must be there once and be a token."),
+            Self::KeysDiffer              => row!("keys-differ", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
+            Self::KeyMissing              => row!("key-missing", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
+            Self::StoreUnavailable { .. } => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of idempotency keys is unavailable."),
+            Self::Replayed                => row!("replayed", OK, "The event had been handled before."),
+            Self::InFlight { .. }         => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
+            Self::BodyChanged             => row!("body-changed", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The idempotency key was used with another body."),
+            Self::BodyReplayed            => row!("body-replayed", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body was used with another idempotency key."),
+            Self::Ignored                 => row!("ignored", OK, ""),
+            Self::Unhandled               => row!("unhandled", NOT_FOUND 404 "Not Found", "This receiver does not handle this kind of event."),
+            Self::Undecodable(_)          => row!("undecodable", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body is not the JSON object that this event should carry."),
+            Self::Handled                 => row!("handled", OK, ""),
+            Self::NotRecorded(_)          => row!("not-recorded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but that could not be recorded."),
+            Self::NotCommitted { .. }     => row!("not-committed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but its transaction may not have been committed."),
+            Self::Discarded(_)            => row!("discarded", OK, ""),
+            Self::Failed(_)               => row!("failed", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
+            Self::Panicked                => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
+            Self::TimedOut { .. }         => row!("timed-out", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
+            Self::LeaseLost               => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
         }
     }
 
     /// Says in the log what happened, and makes the response.
     pub(crate) fn respond(self) -> Response<Full<Bytes>> {
-        let Row(name, status, detail) = self.row();
+        let Row {
+            name,
+            status,
+            problem,
+            ..
+        } = self.row();
         self.log(name);
-        let mut response = Response::new(match status {
-            StatusCode::OK => Full::default(),
-            _ => Full::from(Problem::new(name, status, detail).to_json()),
-        });
+        let mut response = Response::new(Full::from(problem));
         *response.status_mut() = status;
 
         let headers = response.headers_mut();
@@ -167,7 +201,7 @@ impl Answer {
     }
 
     pub(crate) fn detail(&self) -> &'static str {
-        self.row().2
+        self.row().detail
     }
 
     fn log(&self, outcome: &'static str) {
@@ -257,30 +291,6 @@ impl Outcome {
             None if response.status().is_success() => "handled",
             None => Self::FAILED,
         }
-    }
-}
-
-/// RFC 9457.
-#[derive(Serialize)]
-struct Problem {
-    r#type: String,
-    title: &'static str,
-    status: u16,
-    detail: &'static str,
-}
-
-impl Problem {
-    fn new(name: &'static str, status: StatusCode, detail: &'static str) -> Self {
-        Self {
-            r#type: format!("https://docs.rs/tower-webhook/latest/tower_webhook/answers/#{name}"),
-            title: status.canonical_reason().unwrap_or("Error"),
-            status: status.as_u16(),
-            detail,
-        }
-    }
-
-    fn to_json(&self) -> Bytes {
-        serde_json::to_vec(self).unwrap_or_default().into()
     }
 }
 
@@ -472,6 +482,7 @@ mod tests {
     #[tokio::test]
     async fn every_row_is_answered_as_the_table_says() {
         for (answer, (status, name, header)) in every_answer().into_iter().zip(TABLE) {
+            let detail = answer.detail();
             let response = answer.respond();
 
             assert_eq!(response.status(), status, "{name}");
@@ -489,6 +500,7 @@ mod tests {
                 .collect();
             assert_eq!(found, expected, "{name}");
 
+            let title = response.status().canonical_reason().unwrap();
             let body = response.into_body().collect().await.unwrap().to_bytes();
             if status == 200 {
                 assert!(body.is_empty(), "{name}");
@@ -505,8 +517,9 @@ mod tests {
                     .unwrap()
                     .ends_with(&format!("#{name}"))
             );
-            assert!(!problem["title"].as_str().unwrap().is_empty());
-            assert!(problem["detail"].as_str().unwrap().ends_with('.'));
+            assert_eq!(problem["title"], title);
+            assert_eq!(problem["detail"], detail);
+            assert!(detail.ends_with('.'));
         }
     }
 
