@@ -80,7 +80,7 @@ impl Secret {
     /// ```
     #[must_use]
     pub fn sign(&self, body: &[u8]) -> String {
-        hex::encode(self.keyed().chain_update(body).finalize().into_bytes())
+        base16ct::lower::encode_string(&self.keyed().chain_update(body).finalize().into_bytes())
     }
 
     pub(super) fn label(&self) -> Option<&Arc<str>> {
