@@ -251,7 +251,8 @@ mod tests {
         hashing.update(b"ab");
         hashing.update(b"c");
         let authentic = hashing.verify(b"abc", &HeaderMap::new(), &NAME);
-        let digest = authentic.map(|authentic| base16ct::lower::encode_string(&authentic.body_digest));
+        let digest =
+            authentic.map(|authentic| base16ct::lower::encode_string(&authentic.body_digest));
         // FIPS 180-2, appendix B.1.
         let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
         assert_eq!(digest.as_deref(), Ok(expected));

@@ -15,6 +15,7 @@ use moka::sync::Cache;
 use tokio::time::Instant;
 
 use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError};
+use crate::SenderPolicy;
 
 /// Remembers keys in the memory of this process: the default, for one process that may forget.
 ///
@@ -27,6 +28,15 @@ use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, Store
 /// retention. Where the event was handled, that is counted in [`evictions`](Self::evictions) and warned
 /// about in the log. Keys in flight are never forgotten, and take none of the capacity. Keys of events
 /// that failed or that no handler wants do take some: how often they were tried is remembered too.
+///
+/// **Size.** 336 bytes of memory for each key; 48 more where a key is retained for less than half as
+/// long as the longest, or as the 8 days that are the default. The memory of keys whose retention has
+/// ended is given back while others come: of those with 48 bytes more a minute later, of the others
+/// when nobody has asked for them for as long as the longest retention (and up to a quarter more,
+/// where that is above the default).
+///
+/// **Bodies** of events that were handled are compared by 88 bits of their digests: of 2^88 that were
+/// changed, one is taken for the same. It is not handled either way.
 ///
 /// **Time** is `tokio::time`, so that tests can pause it.
 ///
@@ -44,7 +54,6 @@ pub struct MokaStore {
 }
 
 struct Shared {
-    /// Dropped before `parts`, because what goes with the whole store is not counted.
     evictions: Arc<Evictions>,
     parts: Box<[Part]>,
     /// Picks the part under a random key of its own, so that nobody can aim at one of them.
@@ -53,12 +62,14 @@ struct Shared {
 }
 
 /// A share of the keys. A large cache would stand still for milliseconds whenever it tidies up.
-struct Part {
-    /// Keys in flight: no cache may evict them. Locked for each step on a key, which makes the step
-    /// atomic over both maps.
-    in_flight: Mutex<InFlight>,
+struct Part(Mutex<Keys>);
+
+/// Locked for each step on a key, which makes the step atomic over both maps.
+struct Keys {
+    /// No cache may evict these.
+    in_flight: InFlight,
     /// Keys that are done or have failed.
-    settled: Cache<u128, Arc<Settled>, RandomState>,
+    settled: Settled,
 }
 
 const MOST_PARTS: u64 = 64;
@@ -82,27 +93,74 @@ struct Run {
     forget: Instant,
 }
 
-/// Counts itself when it is dropped before its time. Moka's eviction listener would do so too, but
-/// makes every insertion take a lock of its own.
 struct Settled {
-    outcome: Outcome,
-    until: Instant,
-    /// Gone when the store is.
-    evictions: Weak<Evictions>,
+    /// Held by nobody else and dropped before `cache`: what goes with all of it is not counted.
+    counter: Arc<Counter>,
+    cache: Cache<u128, Known, RandomState>,
+    capacity: u64,
+    garbage: CollectGarbage,
 }
+
+/// Counts itself when the cache drops it before its time. Moka's eviction listener would do so too, but
+/// makes every insertion take a lock of its own.
+struct Known {
+    until: Nanos,
+    outcome: Outcome,
+    /// Whether this is what is in the cache, or a copy of that.
+    kept: bool,
+    /// Of nothing, where dropping this does no harm.
+    counter: Weak<Counter>,
+}
+
+#[derive(Clone, Copy)]
+enum Outcome {
+    Done { body: ShortBody },
+    Failed { attempts: NonZeroU32 },
+}
+
+/// As much of a body's digest as there is room for.
+type ShortBody = [u8; 11];
+
+/// Counted from when the store was made: half the size of an [`Instant`].
+type Nanos = u64;
+
+// One byte more is 16 more for each key.
+const _: () = assert!(size_of::<Known>() <= 32);
+
+/// What the keys of one cache count in, for as long as that lives.
+struct Counter(Arc<Evictions>);
 
 struct Evictions {
     count: AtomicU64,
     capacity: u64,
+    start: Instant,
 }
 
-impl Drop for Settled {
+/// Moka keeps one clone of what it is given, and hands out clones of that, which do not count.
+impl Clone for Known {
+    fn clone(&self) -> Self {
+        Self {
+            until: self.until,
+            outcome: self.outcome,
+            kept: true,
+            counter: match self.kept {
+                true => Weak::new(),
+                false => Weak::clone(&self.counter),
+            },
+        }
+    }
+}
+
+impl Drop for Known {
     fn drop(&mut self) {
-        // Not by tokio's clock, which may be paused in the thread that happens to drop this.
-        let valid = self.until.into_std() > std::time::Instant::now();
-        let forgotten = valid && matches!(self.outcome, Outcome::Done { .. });
-        if forgotten && let Some(evictions) = self.evictions.upgrade() {
-            evictions.add_one();
+        if self.kept
+            && let Some(counter) = self.counter.upgrade()
+        {
+            // Not by tokio's clock, which may be paused in the thread that happens to drop this.
+            let now = std::time::Instant::now();
+            if self.until > nanos(counter.0.start.into_std(), now) {
+                counter.0.add_one();
+            }
         }
     }
 }
@@ -121,12 +179,6 @@ impl Evictions {
             );
         }
     }
-}
-
-#[derive(Clone, Copy)]
-enum Outcome {
-    Done { body: u128 },
-    Failed { attempts: NonZeroU32 },
 }
 
 impl MokaStore {
@@ -156,13 +208,15 @@ impl MokaStore {
         } else {
             share + 4 * share.isqrt()
         };
+        let evictions = Arc::new(Evictions {
+            count: AtomicU64::new(0),
+            capacity,
+            start: Instant::now(),
+        });
         Self {
             shared: Arc::new(Shared {
-                evictions: Arc::new(Evictions {
-                    count: AtomicU64::new(0),
-                    capacity,
-                }),
-                parts: (0..parts).map(|_| Part::new(room)).collect(),
+                parts: (0..parts).map(|_| Part::new(room, &evictions)).collect(),
+                evictions,
                 hasher: RandomState::default(),
                 next_fence: AtomicU64::new(0),
             }),
@@ -182,44 +236,19 @@ impl MokaStore {
         let parts = &self.shared.parts;
         &parts[self.shared.hasher.hash_one(key) as usize % parts.len()]
     }
-
-    fn settle(&self, part: &Part, key: u128, outcome: Outcome, until: Instant) {
-        let evictions = Arc::downgrade(&self.shared.evictions);
-        let settled = Settled {
-            outcome,
-            until,
-            evictions,
-        };
-        part.settled.insert(key, Arc::new(settled));
-    }
 }
 
 impl Part {
-    fn new(capacity: u64) -> Self {
-        let settled = Cache::builder()
-            .max_capacity(capacity)
-            // TinyLFU, the default, would turn away new keys in favour of old ones.
-            .eviction_policy(EvictionPolicy::lru())
-            .expire_after(CollectGarbage)
-            .build_with_hasher(RandomState::default());
-        Self {
-            in_flight: Mutex::default(),
-            settled,
-        }
+    fn new(capacity: u64, evictions: &Arc<Evictions>) -> Self {
+        let usual = SenderPolicy::default().retention();
+        Self(Mutex::new(Keys {
+            in_flight: InFlight::default(),
+            settled: Settled::new(capacity, usual, Arc::clone(evictions)),
+        }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, InFlight> {
-        self.in_flight
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// What is remembered of a key that is not in flight.
-    fn settled(&self, key: u128, now: Instant) -> Option<Outcome> {
-        self.settled
-            .get(&key)
-            .filter(|known| known.until > now)
-            .map(|known| known.outcome)
+    fn lock(&self) -> MutexGuard<'_, Keys> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -247,8 +276,8 @@ impl Store for MokaStore {
         retain: Duration,
     ) -> Result<Claim, StoreError> {
         let now = Instant::now();
-        let part = self.part(id.key());
-        let mut in_flight = part.lock();
+        let mut keys = self.part(id.key()).lock();
+        let Keys { in_flight, settled } = &mut *keys;
         let attempts = match in_flight.runs.get(&id.key()) {
             Some(run) if run.until > now => {
                 return Ok(Claim::InFlight {
@@ -258,10 +287,10 @@ impl Store for MokaStore {
             }
             Some(dead) if dead.forget > now => Some(dead.attempt),
             Some(_) => None,
-            None => match part.settled(id.key(), now) {
+            None => match settled.get(id.key(), now) {
                 Some(Outcome::Done { body }) => {
                     return Ok(Claim::Done {
-                        same_body: body == id.body(),
+                        same_body: body == short(id.body()),
                     });
                 }
                 Some(Outcome::Failed { attempts }) => Some(attempts),
@@ -282,28 +311,20 @@ impl Store for MokaStore {
             forget: after(now, retain),
         };
         for (key, dead) in in_flight.insert(id.key(), run, now) {
-            self.settle(
-                part,
-                key,
-                Outcome::Failed {
-                    attempts: dead.attempt,
-                },
-                dead.forget,
-            );
+            settled.insert(key, dead.failed(), dead.forget, now);
         }
         Ok(Claim::Acquired(Lease::new(*id, run.fence, run.attempt)))
     }
 
     async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
         let now = Instant::now();
-        let part = self.part(id.key());
-        let in_flight = part.lock();
-        Ok(match in_flight.runs.get(&id.key()) {
+        let keys = self.part(id.key()).lock();
+        Ok(match keys.in_flight.runs.get(&id.key()) {
             Some(run) if run.until > now => KeyState::InFlight {
                 remaining: run.until - now,
             },
             Some(_) => KeyState::Free,
-            None => match part.settled(id.key(), now) {
+            None => match keys.settled.get(id.key(), now) {
                 Some(Outcome::Done { .. }) => KeyState::Done,
                 Some(Outcome::Failed { .. }) | None => KeyState::Free,
             },
@@ -312,41 +333,47 @@ impl Store for MokaStore {
 
     async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
         let now = Instant::now();
-        let mut in_flight = self.part(lease.id().key()).lock();
-        in_flight.current(lease, now)?.until = after(now, extend);
+        let mut keys = self.part(lease.id().key()).lock();
+        keys.in_flight.current(lease, now)?.until = after(now, extend);
         Ok(())
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
         let now = Instant::now();
-        let part = self.part(lease.id().key());
-        let mut in_flight = part.lock();
-        let run = *in_flight.current(lease, now)?;
-        self.settle(
-            part,
-            lease.id().key(),
-            Outcome::Done { body: run.body },
-            after(now, retain),
-        );
-        in_flight.runs.remove(&lease.id().key());
+        let mut keys = self.part(lease.id().key()).lock();
+        let run = *keys.in_flight.current(lease, now)?;
+        keys.settle(lease, run.done(), after(now, retain), now);
         Ok(())
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
         let now = Instant::now();
-        let part = self.part(lease.id().key());
-        let mut in_flight = part.lock();
-        let run = *in_flight.current(lease, now)?;
-        self.settle(
-            part,
-            lease.id().key(),
-            Outcome::Failed {
-                attempts: run.attempt,
-            },
-            run.forget,
-        );
-        in_flight.runs.remove(&lease.id().key());
+        let mut keys = self.part(lease.id().key()).lock();
+        let run = *keys.in_flight.current(lease, now)?;
+        keys.settle(lease, run.failed(), run.forget, now);
         Ok(())
+    }
+}
+
+impl Keys {
+    fn settle(&mut self, lease: &Lease, outcome: Outcome, until: Instant, now: Instant) {
+        let key = lease.id().key();
+        self.settled.insert(key, outcome, until, now);
+        self.in_flight.runs.remove(&key);
+    }
+}
+
+impl Run {
+    fn done(&self) -> Outcome {
+        Outcome::Done {
+            body: short(self.body),
+        }
+    }
+
+    fn failed(&self) -> Outcome {
+        Outcome::Failed {
+            attempts: self.attempt,
+        }
     }
 }
 
@@ -372,31 +399,122 @@ impl InFlight {
     }
 }
 
+impl Settled {
+    fn new(capacity: u64, longest: Duration, evictions: Arc<Evictions>) -> Self {
+        let garbage = CollectGarbage {
+            start: evictions.start,
+            longest,
+        };
+        let cache = Cache::builder()
+            .max_capacity(capacity)
+            // TinyLFU, the default, would turn away new keys in favour of old ones.
+            .eviction_policy(EvictionPolicy::lru())
+            .time_to_idle(longest + GRACE)
+            .expire_after(garbage)
+            .build_with_hasher(RandomState::default());
+        Self {
+            counter: Arc::new(Counter(evictions)),
+            cache,
+            capacity,
+            garbage,
+        }
+    }
+
+    fn get(&self, key: u128, now: Instant) -> Option<Outcome> {
+        let known = self.cache.get(&key)?;
+        (known.until > self.garbage.nanos(now)).then_some(known.outcome)
+    }
+
+    fn insert(&mut self, key: u128, outcome: Outcome, until: Instant, now: Instant) {
+        let retain = until.saturating_duration_since(now);
+        if retain > self.garbage.longest {
+            // A quarter more, lest retentions that grow little by little make a copy each time.
+            self.retain_up_to(retain + retain / 4);
+        }
+        let known = self.known(self.garbage.nanos(until), outcome);
+        self.cache.insert(key, known);
+    }
+
+    fn known(&self, until: Nanos, outcome: Outcome) -> Known {
+        Known {
+            until,
+            outcome,
+            kept: false,
+            counter: match outcome {
+                Outcome::Done { .. } => Arc::downgrade(&self.counter),
+                Outcome::Failed { .. } => Weak::new(),
+            },
+        }
+    }
+
+    /// Moves all keys to a cache that has this much patience: moka cannot change it.
+    fn retain_up_to(&mut self, longest: Duration) {
+        let longer = Self::new(self.capacity, longest, Arc::clone(&self.counter.0));
+        for (key, known) in &self.cache {
+            let known = longer.known(known.until, known.outcome);
+            longer.cache.insert(*key, known);
+        }
+        *self = longer;
+    }
+}
+
 /// Lets moka drop what is out of date, and some time later than that. What counts is compared in
-/// [`Part::settled`]: moka's own clock goes on while ours is paused.
-struct CollectGarbage;
+/// [`Settled::get`]: moka's own clock goes on while ours is paused.
+///
+/// Most keys are retained for equally long. They go when nobody has asked for them for that long, which
+/// moka can tell from the order in which it evicts. Only those whose time is much shorter get a timer
+/// each, of 48 bytes.
+#[derive(Clone, Copy)]
+struct CollectGarbage {
+    start: Instant,
+    longest: Duration,
+}
 
 const GRACE: Duration = Duration::from_secs(60);
 
-impl Expiry<u128, Arc<Settled>> for CollectGarbage {
+impl CollectGarbage {
+    fn nanos(&self, at: Instant) -> Nanos {
+        nanos(self.start.into_std(), at.into_std())
+    }
+
+    fn timer(&self, known: &Known, now: std::time::Instant) -> Option<Duration> {
+        let left = known
+            .until
+            .saturating_sub(nanos(self.start.into_std(), now));
+        let left = Duration::from_nanos(left);
+        (left < self.longest / 2).then(|| left + GRACE)
+    }
+}
+
+impl Expiry<u128, Known> for CollectGarbage {
     fn expire_after_create(
         &self,
         _: &u128,
-        settled: &Arc<Settled>,
+        known: &Known,
         now: std::time::Instant,
     ) -> Option<Duration> {
-        Some(settled.until.into_std().saturating_duration_since(now) + GRACE)
+        self.timer(known, now)
     }
 
     fn expire_after_update(
         &self,
-        key: &u128,
-        settled: &Arc<Settled>,
+        _: &u128,
+        known: &Known,
         now: std::time::Instant,
         _: Option<Duration>,
     ) -> Option<Duration> {
-        self.expire_after_create(key, settled, now)
+        self.timer(known, now)
     }
+}
+
+/// Enough for more than 500 years, of which [`after`] allows 30 at once.
+fn nanos(start: std::time::Instant, at: std::time::Instant) -> Nanos {
+    at.saturating_duration_since(start).as_nanos() as Nanos
+}
+
+fn short(body: u128) -> ShortBody {
+    let [short @ .., _, _, _, _, _] = body.to_be_bytes();
+    short
 }
 
 /// A deadline that even `Duration::MAX` does not overflow.
@@ -425,14 +543,29 @@ mod tests {
 
     /// How many runs are in memory, be they in flight or dead.
     fn runs(store: &MokaStore) -> usize {
-        let part = |part: &Part| part.lock().runs.len();
+        let part = |part: &Part| part.lock().in_flight.runs.len();
         store.shared.parts.iter().map(part).sum()
     }
 
     fn tidy_up(store: &MokaStore) {
         for part in &store.shared.parts {
-            part.settled.run_pending_tasks();
+            part.lock().settled.cache.run_pending_tasks();
         }
+    }
+
+    async fn assert_forgotten(store: &MokaStore, expected: u64) {
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while store.evictions() < expected && std::time::Instant::now() < deadline {
+            // Another thread may be about to drop some.
+            tidy_up(store);
+            store.peek(&id(0)).await.unwrap();
+        }
+        // What is dropped late must not be more.
+        for _ in 0..1_000 {
+            tidy_up(store);
+            store.peek(&id(0)).await.unwrap();
+        }
+        assert_eq!(store.evictions(), expected);
     }
 
     #[tokio::test(start_paused = true)]
@@ -496,13 +629,7 @@ mod tests {
             };
             assert_eq!(store.peek(&id(key)).await.unwrap(), expected, "key {key}");
         }
-        let deadline = std::time::Instant::now() + Duration::from_secs(10);
-        while store.evictions() < 2 * CAPACITY && std::time::Instant::now() < deadline {
-            // Another thread may be about to drop some.
-            tidy_up(&store);
-            store.peek(&id(0)).await.unwrap();
-        }
-        assert_eq!(store.evictions(), 2 * CAPACITY);
+        assert_forgotten(&store, 2 * CAPACITY).await;
         store.complete(&in_flight, WEEK).await.unwrap();
     }
 
@@ -527,6 +654,77 @@ mod tests {
             (9 * CAPACITY / 10..CAPACITY).contains(&forgotten),
             "{forgotten}"
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_that_failed_before_is_counted_once_when_it_is_forgotten() {
+        const CAPACITY: u64 = 100;
+        let store = MokaStore::with_capacity(CAPACITY);
+        for key in 0..2 * CAPACITY {
+            for attempt in 1..4 {
+                let lease = claim(&store, key, SECOND).await;
+                assert_eq!(lease.attempt().get(), attempt);
+                store.release(&lease).await.unwrap();
+            }
+            let lease = claim(&store, key, SECOND).await;
+            store.complete(&lease, WEEK).await.unwrap();
+        }
+        assert_forgotten(&store, CAPACITY).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_longer_retention_than_any_before_costs_no_key() {
+        const KEYS: u64 = 1_000;
+        let store = MokaStore::with_capacity(2 * KEYS);
+        for key in 0..KEYS {
+            let lease = claim(&store, key, SECOND).await;
+            match key % 2 {
+                0 => store.complete(&lease, WEEK).await.unwrap(),
+                _ => store.release(&lease).await.unwrap(),
+            }
+        }
+        let patience = || {
+            let part = store.shared.parts[0].lock();
+            part.settled.cache.policy().time_to_idle().unwrap()
+        };
+        let usual = patience();
+        assert!(usual > SenderPolicy::default().retention());
+        for weeks in [2, 3, 52] {
+            let lease = claim(&store, KEYS + u64::from(weeks), SECOND).await;
+            store.complete(&lease, weeks * WEEK).await.unwrap();
+            assert!(patience() > weeks * WEEK);
+        }
+
+        for key in 0..KEYS {
+            match key % 2 {
+                0 => assert_eq!(store.peek(&id(key)).await.unwrap(), KeyState::Done),
+                _ => assert_eq!(claim(&store, key, SECOND).await.attempt().get(), 2),
+            }
+        }
+        assert_forgotten(&store, 0).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_keys_of_a_short_retention_get_a_timer() {
+        let start = Instant::now();
+        let garbage = CollectGarbage {
+            start,
+            longest: 2 * WEEK,
+        };
+        let timer = |retain: Duration| {
+            let known = Known {
+                until: garbage.nanos(start + SECOND + retain),
+                outcome: Outcome::Done { body: short(0) },
+                kept: false,
+                counter: Weak::new(),
+            };
+            garbage.timer(&known, (start + SECOND).into_std())
+        };
+        assert_eq!(timer(2 * WEEK), None);
+        assert_eq!(timer(WEEK), None);
+        let less = WEEK - Duration::from_nanos(1);
+        assert_eq!(timer(less), Some(less + GRACE));
+        assert_eq!(timer(Duration::ZERO), Some(GRACE));
     }
 
     // In real time, which is what evictions go by.
