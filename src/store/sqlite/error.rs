@@ -29,8 +29,6 @@ pub(super) enum Reason {
     Newer { version: i64 },
     /// There can be no write-ahead log here.
     NoWal { journal: String },
-    /// The write-ahead log cannot be brought to the disk.
-    Log(io::Error),
     /// A thread cannot be started.
     Thread(io::Error),
     /// The thread that writes is no more.
@@ -92,10 +90,6 @@ impl fmt::Display for Refused {
                 "can have no write-ahead log, only the journal `{journal}`: it must be on a disk of \
                  this machine, not on a network's"
             ),
-            Reason::Log(_) => f.write_str(
-                "has a write-ahead log that its disk does not take: work goes on by itself as soon as it \
-                 does",
-            ),
             Reason::Thread(_) => f.write_str("cannot be used without a thread of its own"),
             Reason::Ended => f.write_str("is no longer written, because its thread has ended"),
         }
@@ -129,7 +123,7 @@ impl Error for Refused {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match &*self.reason {
             Reason::Sqlite(error) => Some(error),
-            Reason::Create(error) | Reason::Log(error) | Reason::Thread(error) => Some(error),
+            Reason::Create(error) | Reason::Thread(error) => Some(error),
             _ => None,
         }
     }

@@ -53,7 +53,6 @@ pub(super) fn connect_aside(path: &Path) -> Result<Connection, Reason> {
     let db = connect(path, PATIENCE_ASIDE)?;
     // A connection knows of the write-ahead log once it has read something.
     is_new(&db.unchecked_transaction()?)?;
-    db.execute_batch("PRAGMA synchronous = FULL")?;
     Ok(db)
 }
 

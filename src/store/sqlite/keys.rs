@@ -106,10 +106,7 @@ pub(super) fn claim(
     let known = by_key.query_row([key], Known::read)?;
     let same_body = known.body == body;
     match known.state(turn.now) {
-        KeyState::Done => {
-            turn.tells_done();
-            return Ok(Claim::Done { same_body });
-        }
+        KeyState::Done => return Ok(Claim::Done { same_body }),
         KeyState::InFlight { remaining } => {
             return Ok(Claim::InFlight {
                 remaining,
@@ -130,16 +127,12 @@ pub(super) fn claim(
     Ok(Claim::Acquired(Lease::new(id, fence, attempt)))
 }
 
-pub(super) fn peek(turn: &mut Turn<'_>, key: u128) -> rusqlite::Result<KeyState> {
+pub(super) fn peek(turn: &Turn<'_>, key: u128) -> rusqlite::Result<KeyState> {
     let mut by_key = turn.db.prepare_cached(Known::BY_KEY)?;
     let known = by_key
         .query_row([key.to_be_bytes()], Known::read)
         .optional()?;
-    let state = known.map_or(KeyState::Free, |known| known.state(turn.now));
-    if state == KeyState::Done {
-        turn.tells_done();
-    }
-    Ok(state)
+    Ok(known.map_or(KeyState::Free, |known| known.state(turn.now)))
 }
 
 /// What is done with a lease that is still valid.
@@ -152,7 +145,7 @@ pub(super) enum Settle {
 
 /// Whether the lease was still valid.
 pub(super) fn settle(
-    turn: &mut Turn<'_>,
+    turn: &Turn<'_>,
     key: u128,
     fence: Fence,
     how: Settle,
@@ -175,11 +168,7 @@ pub(super) fn settle(
         turn.now,
         until
     ])?;
-    let settled = settled == 1;
-    if settled && matches!(how, Settle::Complete(_)) {
-        turn.tells_done();
-    }
-    Ok(settled)
+    Ok(settled == 1)
 }
 
 /// Looks at all rows again and again, a few at a time, and drops those that are out of date.

@@ -1,20 +1,17 @@
 mod checkpoint;
 mod clock;
-mod disk;
 mod error;
 mod file;
 mod keys;
 mod writer;
 
 use std::fmt;
-use std::fs::File;
 use std::path::{self, Path};
 use std::sync::Arc;
 use std::time::Duration;
 
 use self::checkpoint::Checkpoints;
 use self::clock::{Clock, Machine};
-use self::disk::{Disk, Log, SyncData};
 use self::error::{Reason, Refused};
 use self::keys::Settle;
 use self::writer::{Batches, Need, Writer};
@@ -28,8 +25,8 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 ///
 /// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
 /// callers: whatever is asked while one transaction is committed goes into the next one, up to 256 calls.
-/// Other processes see what was committed at once. Only who is told that a key is done waits for the disk,
-/// with all who came meanwhile, for one `fdatasync` of the log by another thread.
+/// Only completions wait for the disk (`synchronous = FULL`), in a transaction of their own; a claim is
+/// seen by other processes at once and written to the disk with the next completion.
 ///
 /// **What a crash costs.** Of a process: its runs, whose keys are free again when their leases end; nothing
 /// that was answered. Of the machine: besides, claims and releases since the last completion may be
@@ -59,15 +56,14 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// **When it fails.** Damage in the file is a [`Corrupt`](super::StoreErrorKind::Corrupt) for the calls
 /// that meet it, and for no others. A full disk, or a file that may not be written any more, is an
 /// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until it is mended; then work goes
-/// on by itself. So is a disk that does not take the log, until the log could be moved into the file, and
-/// a file that another process keeps locked for 1.5 seconds.
+/// on by itself. So is a file that another process keeps locked for 1.5 seconds.
 ///
 /// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies. Beside
 /// it are `-wal` and `-shm` while it is open: the three belong together, and to a copy made meanwhile
 /// belongs `VACUUM INTO`. Never delete or replace it under a process that has it open. `sqlite3` can look
 /// into it at any time; a reader that stays for long lets the log grow.
 ///
-/// Clones share its threads. Dropping the last one waits until the file is closed.
+/// Clones share one thread. Dropping the last one waits until the file is closed.
 ///
 /// ```no_run
 /// use tower_webhook::store::SqliteStore;
@@ -93,15 +89,10 @@ impl SqliteStore {
     /// When the file cannot be created, read or written, is no database, another program's, or of a later
     /// release. The error's source says what to do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        let host = Host {
-            machine: clock::machine(),
-            sync: Box::new(File::sync_data),
-            checkpoint_every: checkpoint::EVERY,
-        };
-        Self::open_on(host, path.as_ref())
+        Self::open_by(path.as_ref(), clock::machine(), checkpoint::EVERY)
     }
 
-    fn open_on(host: Host, path: &Path) -> Result<Self, StoreError> {
+    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, StoreError> {
         // SQLite would give other meanings to some relative paths, such as `:memory:`.
         let path: Arc<Path> = match path::absolute(path) {
             Ok(path) => path.into(),
@@ -109,13 +100,11 @@ impl SqliteStore {
         };
         let open = || {
             let db = file::open(&path)?;
-            let batches = Batches::new(db, Clock::start(host.machine))?;
-            let log = Log::open(&path, host.sync)?;
+            let batches = Batches::new(db, Clock::start(machine))?;
             let aside = file::connect_aside(&path)?;
-            let disk = Disk::start(&path, log).map_err(Reason::Thread)?;
-            let checkpoints = Checkpoints::start(&path, aside, host.checkpoint_every);
-            let checkpoints = checkpoints.map_err(Reason::Thread)?;
-            Writer::start(&path, batches, disk, checkpoints).map_err(Reason::Thread)
+            let checkpoints =
+                Checkpoints::start(&path, aside, checkpoint_every).map_err(Reason::Thread)?;
+            Writer::start(&path, batches, checkpoints).map_err(Reason::Thread)
         };
         match open() {
             Ok(writer) => Ok(Self {
@@ -136,13 +125,6 @@ impl SqliteStore {
             false => Err(SettleError::Superseded),
         }
     }
-}
-
-/// What a store stands on, and how often it tidies up.
-struct Host {
-    machine: Machine,
-    sync: SyncData,
-    checkpoint_every: i32,
 }
 
 impl fmt::Debug for SqliteStore {
@@ -182,7 +164,7 @@ impl Store for SqliteStore {
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
-        self.settle(Need::WriteAnyway, lease, Settle::Complete(retain))
+        self.settle(Need::Durable, lease, Settle::Complete(retain))
             .await
     }
 
@@ -194,8 +176,7 @@ impl Store for SqliteStore {
 #[cfg(test)]
 mod tests {
     use std::error::Error;
-    use std::io::{self, Read};
-    use std::path::PathBuf;
+    use std::io::Read;
     use std::sync::{Mutex, mpsc};
     use std::time::{Instant, SystemTime};
 
@@ -230,26 +211,15 @@ mod tests {
             }
         }
 
-        fn path(&self) -> PathBuf {
-            self.directory.path().join("webhooks.db")
-        }
-
         fn open(&self) -> SqliteStore {
-            self.open_with(File::sync_data)
-        }
-
-        /// With a disk that may be slow, or fail.
-        fn open_with(
-            &self,
-            sync: impl FnMut(&File) -> io::Result<()> + Send + 'static,
-        ) -> SqliteStore {
             let clocks = Arc::clone(&self.clocks);
-            let host = Host {
-                machine: Box::new(move || *clocks.lock().unwrap()),
-                sync: Box::new(sync),
-                checkpoint_every: checkpoint::EVERY,
-            };
-            SqliteStore::open_on(host, &self.path()).unwrap()
+            let machine = Box::new(move || *clocks.lock().unwrap());
+            SqliteStore::open_by(
+                &self.directory.path().join("webhooks.db"),
+                machine,
+                checkpoint::EVERY,
+            )
+            .unwrap()
         }
 
         fn wait(&self, time: Duration) {
@@ -285,9 +255,13 @@ mod tests {
         }
 
         async fn sql(&self, sql: &'static str) -> i64 {
+            self.ask(Need::Write, sql).await
+        }
+
+        async fn ask(&self, need: Need, sql: &'static str) -> i64 {
             let row =
                 move |turn: &mut writer::Turn<'_>| turn.db.query_row(sql, [], |row| row.get(0));
-            self.writer.run(Need::Write, row).await.unwrap()
+            self.writer.run(need, row).await.unwrap()
         }
     }
 
@@ -374,78 +348,40 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_told_of_a_success_waits_for_the_disk_and_others_do_not() {
-        let (go_on, gate) = mpsc::channel::<()>();
+    async fn a_completion_waits_for_the_disk_and_a_claim_does_not() {
+        const NORMAL: i64 = 1;
+        const FULL: i64 = 2;
         let desk = Desk::new();
-        let slow = desk.open_with(move |log| {
-            gate.recv().unwrap();
-            log.sync_data()
-        });
-        let lease = slow.acquire(1, 30 * SECOND).await;
-        let (store, held) = (slow.clone(), lease.clone());
-        let completion = tokio::spawn(async move { store.complete(&held, DAY).await });
-        // Its row is there, and another process would tell of it as soon as it had synced the log.
-        let other = desk.open();
-        while other.state(1).await != KeyState::Done {
-            tokio::task::yield_now().await;
-        }
+        let store = desk.open();
+        // What only reads leaves it as the last transaction had it.
+        let synchronous = async || store.ask(Need::Read, "PRAGMA synchronous").await;
 
-        let store = slow.clone();
-        let claim = tokio::spawn(async move { store.claim(&id(1), DAY, DAY).await });
-        let store = slow.clone();
-        let peek = tokio::spawn(async move { store.state(1).await });
-        // By the time of these, the thread has done what was asked before.
-        let next = slow.acquire(2, 30 * SECOND).await;
-        slow.release(&next).await.unwrap();
-        assert_eq!(slow.state(3).await, KeyState::Free);
-        let late = slow.complete(&next, DAY).await;
-        assert!(matches!(late, Err(SettleError::Superseded)), "{late:?}");
-        assert!(!completion.is_finished() && !claim.is_finished() && !peek.is_finished());
-
-        // Once for the first, and once for all who came meanwhile.
-        go_on.send(()).unwrap();
-        completion.await.unwrap().unwrap();
-        go_on.send(()).unwrap();
-        let claim = claim.await.unwrap();
-        assert!(matches!(claim, Ok(Claim::Done { .. })), "{claim:?}");
-        assert_eq!(peek.await.unwrap(), KeyState::Done);
+        let lease = store.acquire(1, 30 * SECOND).await;
+        assert_eq!(synchronous().await, NORMAL);
+        store.complete(&lease, DAY).await.unwrap();
+        assert_eq!(synchronous().await, FULL);
+        store.acquire(2, 30 * SECOND).await;
+        assert_eq!(synchronous().await, NORMAL);
     }
 
     #[tokio::test]
-    async fn a_success_that_the_disk_did_not_take_is_told_when_it_did() {
+    async fn a_claim_does_not_wait_for_completions_that_were_asked_for_before() {
         let desk = Desk::new();
-        let mut syncs = 0;
-        let store = desk.open_with(move |log| {
-            syncs += 1;
-            match syncs {
-                1 => Err(io::Error::other("a bad sector")),
-                _ => log.sync_data(),
-            }
+        let store = desk.open();
+        let go_on = hold(&store).await;
+        let (claimed, has_claimed) = mpsc::channel();
+        let completion = store.writer.run(Need::Durable, move |_| {
+            Ok(has_claimed.recv_timeout(10 * SECOND).is_ok())
         });
-        let lease = store.acquire(1, 30 * SECOND).await;
-        let error = match store.complete(&lease, DAY).await {
-            Err(SettleError::Store(error)) => error,
-            settled => panic!("{settled:?}"),
-        };
-        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-        let told = Chain(&error).to_string();
-        assert!(told.contains("its disk does not take"), "{told}");
-        assert!(told.ends_with("a bad sector"), "{told}");
-
-        // While somebody reads from the log, it cannot begin anew.
-        let reader = Connection::open(desk.path()).unwrap();
-        reader.execute_batch("BEGIN; SELECT * FROM keys").unwrap();
-        let error = store.peek(&id(1)).await.unwrap_err();
-        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
-        // Nothing else is held up by that.
-        store.acquire(2, 30 * SECOND).await;
-
-        reader.execute_batch("COMMIT").unwrap();
-        assert_eq!(store.state(1).await, KeyState::Done);
-        let log = desk.directory.path().join("webhooks.db-wal");
-        assert_eq!(std::fs::metadata(&log).unwrap().len(), 0);
-        store.finish(3, DAY).await;
-        assert_ne!(std::fs::metadata(&log).unwrap().len(), 0);
+        let (claim_came_first, (), ()) = tokio::join!(
+            completion,
+            async {
+                store.acquire(1, 30 * SECOND).await;
+                claimed.send(()).unwrap();
+            },
+            async { go_on.send(()).unwrap() }
+        );
+        assert!(claim_came_first.unwrap());
     }
 
     #[tokio::test]
@@ -462,8 +398,8 @@ mod tests {
             assert!(abandoned.is_none(), "it was not waited for");
         }
         go_on.send(()).unwrap();
-        assert_eq!(store.state(1).await, KeyState::Done);
         assert_eq!(store.acquire(2, 30 * SECOND).await.attempt().get(), 1);
+        assert_eq!(store.state(1).await, KeyState::Done);
     }
 
     #[tokio::test]
@@ -592,7 +528,7 @@ mod tests {
         let store = desk.open();
         let damaged = store.acquire(1, 30 * SECOND).await;
         let sound = store.acquire(2, 30 * SECOND).await;
-        let plain = Connection::open(desk.path()).unwrap();
+        let plain = Connection::open(desk.directory.path().join("webhooks.db")).unwrap();
         let update = "UPDATE keys SET body = x'00' WHERE key = ?1";
         let updated = plain.execute(update, [id(1).key().to_be_bytes()]);
         assert_eq!(updated.unwrap(), 1);
@@ -635,7 +571,7 @@ mod tests {
         join_all((0..KEYS).map(|key| store.finish(key, 8 * DAY))).await;
         drop(store);
 
-        let path = desk.path();
+        let path = desk.directory.path().join("webhooks.db");
         let mut file = std::fs::read(&path).unwrap();
         let mut leaves = file
             .chunks_exact_mut(PAGE)
@@ -670,12 +606,8 @@ mod tests {
     #[tokio::test]
     async fn the_log_begins_anew_under_load() {
         let desk = Desk::new();
-        let host = Host {
-            machine: clock::machine(),
-            sync: Box::new(File::sync_data),
-            checkpoint_every: 64,
-        };
-        let store = SqliteStore::open_on(host, &desk.path()).unwrap();
+        let path = desk.directory.path().join("webhooks.db");
+        let store = SqliteStore::open_by(&path, clock::machine(), 64).unwrap();
         let log = desk.directory.path().join("webhooks.db-wal");
         let begun_anew = || {
             // Of the log's header, the checkpoints' count.

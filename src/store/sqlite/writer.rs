@@ -1,5 +1,5 @@
 //! The thread that owns the connection. What is asked while one transaction is committed goes into
-//! the next one.
+//! the next one, or the next two: completions, which wait for the disk, are committed after the rest.
 
 use std::io;
 use std::path::Path;
@@ -13,7 +13,6 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::Checkpoints;
 use super::clock::{AGREEMENT, Clock};
-use super::disk::Disk;
 use super::error::{Reason, Refused, is_damage};
 use super::keys::{self, Purge};
 use crate::answer::Chain;
@@ -38,10 +37,10 @@ const PURGE: u16 = 2;
 pub(super) enum Need {
     /// It changes nothing.
     Read,
-    /// It changes something.
+    /// Its changes survive this process.
     Write,
-    /// It is done even when nobody waits for it any more.
-    WriteAnyway,
+    /// Its changes survive the machine, and it is done even when nobody waits for it any more.
+    Durable,
 }
 
 /// The transaction, as a piece of work sees it.
@@ -49,7 +48,6 @@ pub(super) struct Turn<'a> {
     pub(super) db: &'a Connection,
     pub(super) now: i64,
     fences: &'a mut u128,
-    tells_done: bool,
 }
 
 impl Turn<'_> {
@@ -57,12 +55,6 @@ impl Turn<'_> {
     pub(super) fn fence(&mut self) -> Fence {
         *self.fences = self.fences.wrapping_add(1);
         Fence(*self.fences)
-    }
-
-    /// Says that the caller is told that a key is done, which must be on the disk by then, whoever
-    /// recorded it.
-    pub(super) fn tells_done(&mut self) {
-        self.tells_done = true;
     }
 }
 
@@ -77,14 +69,13 @@ impl Writer {
     pub(super) fn start(
         path: &Arc<Path>,
         batches: Batches,
-        disk: Disk,
         checkpoints: Checkpoints,
     ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let of = Arc::clone(path);
         let thread = thread::Builder::new()
             .name("webhook-sqlite".to_owned())
-            .spawn(move || serve(&of, queue, batches, disk, checkpoints))?;
+            .spawn(move || serve(&of, queue, batches, checkpoints))?;
         Ok(Self {
             path: Arc::clone(path),
             jobs: Some(jobs),
@@ -92,8 +83,7 @@ impl Writer {
         })
     }
 
-    /// Does the work in a transaction, and returns what it made when that is committed, and on the disk
-    /// if it [tells of a key that is done](Turn::tells_done).
+    /// Does the work in a transaction, and returns what it made when that is committed.
     ///
     /// It is done once more if that transaction met damage.
     pub(super) async fn run<T: Send + 'static>(
@@ -107,7 +97,6 @@ impl Writer {
             need,
             work,
             made: None,
-            waits_for_disk: false,
             answer,
         });
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
@@ -125,9 +114,8 @@ impl Drop for Writer {
     }
 }
 
-pub(super) trait Job: Send {
+trait Job: Send {
     fn need(&self) -> Need;
-    fn waits_for_disk(&self) -> bool;
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()>;
     /// Ends it alone, while the others are committed.
     fn fail(&mut self, refused: Refused);
@@ -138,7 +126,6 @@ struct Asked<W, T> {
     need: Need,
     work: W,
     made: Option<Result<T, Refused>>,
-    waits_for_disk: bool,
     answer: oneshot::Sender<Result<T, StoreError>>,
 }
 
@@ -151,18 +138,12 @@ where
         self.need
     }
 
-    fn waits_for_disk(&self) -> bool {
-        self.waits_for_disk
-    }
-
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()> {
-        let given_up = self.answer.is_closed() && self.need != Need::WriteAnyway;
+        let given_up = self.answer.is_closed() && self.need != Need::Durable;
         self.made = None;
-        turn.tells_done = false;
         if !given_up {
             self.made = Some(Ok((self.work)(turn)?));
         }
-        self.waits_for_disk = turn.tells_done;
         Ok(())
     }
 
@@ -184,10 +165,10 @@ fn serve(
     path: &Arc<Path>,
     mut queue: mpsc::Receiver<Box<dyn Job>>,
     mut batches: Batches,
-    disk: Disk,
     checkpoints: Checkpoints,
 ) {
     let mut jobs = Vec::with_capacity(BATCH.into());
+    let mut durable = Vec::with_capacity(BATCH.into());
     let mut stretch = Stretch {
         began: Instant::now(),
     };
@@ -201,29 +182,25 @@ fn serve(
             stretch.began = Instant::now();
         }
 
-        match batches.commit(path, &mut jobs) {
-            Ok(()) => {
-                let on_disk: Vec<_> = jobs.extract_if(.., |job| job.waits_for_disk()).collect();
-                if !on_disk.is_empty() {
-                    disk.answer(on_disk);
-                }
-                for job in jobs.drain(..) {
-                    job.answer(None);
-                }
-                checkpoints.log_has(batches.log.load(Ordering::Relaxed));
+        // Who does not need the disk goes on while the others wait for it.
+        durable.extend(jobs.extract_if(.., |job| job.need() == Need::Durable));
+        for jobs in [&mut jobs, &mut durable] {
+            if jobs.is_empty() {
+                continue;
             }
-            Err(error) => {
-                let refused = Refused::new(path, error);
-                for job in jobs.drain(..) {
-                    job.answer(Some(&refused));
-                }
+            let result = batches.commit(path, jobs);
+            let refused = result.err().map(|error| Refused::new(path, error));
+            for job in jobs.drain(..) {
+                job.answer(refused.as_ref());
+            }
+            match refused {
+                None => checkpoints.log_has(batches.log.load(Ordering::Relaxed)),
                 // On a full disk that makes room in the log.
-                checkpoints.wake();
+                Some(_) => checkpoints.wake(),
             }
         }
     }
-    // This connection is closed last, so that the last one leaves no log behind.
-    drop(disk);
+    // Its connection is closed first, so that the last one leaves no log behind.
     drop(checkpoints);
     drop(batches);
 }
@@ -273,6 +250,7 @@ pub(super) struct Batches {
     purge: Purge,
     /// Whether it was told that not everything can be purged.
     told: bool,
+    synchronous: Option<Need>,
     /// How many pages the write-ahead log has.
     log: Arc<AtomicI32>,
 }
@@ -286,10 +264,8 @@ impl Batches {
             seen.store(pages, Ordering::Relaxed);
             Ok(())
         }))?;
-        // A commit does not wait for the disk: that is done beside this thread.
         db.execute_batch(
-            "PRAGMA synchronous = NORMAL;
-             PRAGMA cache_size = -16384; -- KiB
+            "PRAGMA cache_size = -16384; -- KiB
              PRAGMA journal_size_limit = 134217728;",
         )?;
         db.set_prepared_statement_cache_capacity(32);
@@ -300,6 +276,7 @@ impl Batches {
             fences: u128::from_be_bytes(fences),
             purge: Purge::default(),
             told: false,
+            synchronous: None,
             log,
         })
     }
@@ -319,9 +296,10 @@ impl Batches {
     ) -> rusqlite::Result<()> {
         let need = jobs.iter().map(|job| job.need()).max();
         let need = need.unwrap_or(Need::Read);
+        self.synchronize(need)?;
         let behavior = match need {
             Need::Read => TransactionBehavior::Deferred,
-            Need::Write | Need::WriteAnyway => TransactionBehavior::Immediate,
+            Need::Write | Need::Durable => TransactionBehavior::Immediate,
         };
         let transaction = self.db.transaction_with_behavior(behavior)?;
         let unchanged = transaction.total_changes();
@@ -330,7 +308,6 @@ impl Batches {
             db: &transaction,
             now: self.clock.now(highest),
             fences: &mut self.fences,
-            tells_done: false,
         };
         for job in &mut *jobs {
             match apart {
@@ -359,6 +336,21 @@ impl Batches {
             }
         }
         transaction.commit()
+    }
+
+    /// Says whether commits wait for the disk, which can only be said between transactions.
+    ///
+    /// One that does not is on the disk with the next one that does: both are in the same log.
+    fn synchronize(&mut self, need: Need) -> rusqlite::Result<()> {
+        let synchronous = match need {
+            Need::Read => return Ok(()),
+            _ if self.synchronous == Some(need) => return Ok(()),
+            Need::Write => "PRAGMA synchronous = NORMAL",
+            Need::Durable => "PRAGMA synchronous = FULL",
+        };
+        self.db.execute_batch(synchronous)?;
+        self.synchronous = Some(need);
+        Ok(())
     }
 }
 
