@@ -350,7 +350,11 @@ async fn a_run_can_be_dropped_at_any_point() {
     send(&service, event("first")).await.assert_ok();
 
     let (mut done, mut dropped) = (1, 0);
-    for round in 0..72 {
+    // How often a run is polled depends on how fast the server answers, but once is never enough.
+    for round in 0.. {
+        if round >= 72 && dropped > 12 {
+            break;
+        }
         let (polls, then_wait) = (1 + round % 12, round / 12 % 2 == 0);
         let key = round.to_string();
         match poll_only(polls, then_wait, send(&service, event(&key))).await {
@@ -368,8 +372,6 @@ async fn a_run_can_be_dropped_at_any_point() {
         done += 1;
         database.assert(done, done).await;
     }
-    // How often a run is polled depends on how fast the server answers.
-    assert!(dropped > 12, "only {dropped} runs were dropped");
 }
 
 /// Polls a future so often, and drops it: at once, or when it could go on.
