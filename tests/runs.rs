@@ -187,6 +187,29 @@ fn runs_of_several_runtimes_renew_their_leases() {
     assert!(store.calls(Op::Renew).len() >= 3);
 }
 
+#[test]
+fn a_run_that_outlives_its_runtime_is_cancelled_as_nobody_renews_its_lease() {
+    let store = Scripted::new(|_| Fault::None);
+    let service = receiver(&store, &Work::new(|_| succeeds(seconds(70))));
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let mut run = Box::pin(deliver(&service, "k"));
+    // Polled by another executor, within the runtime.
+    let began = std::time::Instant::now();
+    while store.calls(Op::Claim).is_empty() || began.elapsed() < Duration::from_millis(200) {
+        let _entered = runtime.enter();
+        assert!(futures_util::FutureExt::now_or_never(&mut run).is_none());
+        thread::sleep(Duration::from_millis(5));
+    }
+    let handle = runtime.handle().clone();
+    runtime.shutdown_timeout(seconds(1));
+    let _entered = handle.enter();
+    let answer = futures_util::FutureExt::now_or_never(&mut run).expect("it is cancelled");
+    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_lease_that_dies_with_the_process_is_taken_once_for_as_long_as_needed() {
     let store = Scripted::<false>::with(|_| Fault::None, None);

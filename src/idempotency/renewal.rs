@@ -205,21 +205,26 @@ impl<St: Store> Looks<St> {
         let now = Instant::now();
         let mut queues = lock(&self.waiting);
         let queue = queues.get_mut(&self.runtime)?;
+        let mut due = Vec::new();
         while let Some(first) = queue.leases.first_entry()
             && first.key().0 <= now
         {
-            Watched::start_renewing(first.remove());
+            due.push(first.remove());
         }
-        queue.looks_at = match queue.leases.first_key_value() {
-            Some(((due, _), _)) => *due,
-            None if self.newest != Some(queue.newest) => now + every,
-            None => {
-                queues.remove(&self.runtime);
-                return None;
-            }
+        let again = match queue.leases.first_key_value() {
+            Some(((due, _), _)) => Some(*due),
+            None if self.newest != Some(queue.newest) => Some(now + every),
+            None => None,
         };
         self.newest = Some(queue.newest);
-        Some(queue.looks_at)
+        match again {
+            Some(again) => queue.looks_at = again,
+            None => drop(queues.remove(&self.runtime)),
+        }
+        drop(queues);
+        // Not under the lock: a runtime that shuts down drops them, and with them what may need it.
+        due.into_iter().for_each(Watched::start_renewing);
+        again
     }
 }
 
@@ -227,13 +232,19 @@ impl<St> Drop for Looks<St> {
     fn drop(&mut self) {
         let is_own = |queue: &Queue<St>| Arc::ptr_eq(&queue.look_now, &self.look_now);
         let mut queues = lock(&self.waiting);
-        // After its end another one may have begun. The runtime's end drops it with leases that wait.
+        // After its end another one may have begun.
         let queue = match queues.get(&self.runtime).is_some_and(is_own) {
             true => queues.remove(&self.runtime),
             false => None,
         };
         drop(queues);
-        drop(queue);
+        // The runtime has ended, and nobody renews what waits.
+        for lease in queue
+            .into_iter()
+            .flat_map(|queue| queue.leases.into_values())
+        {
+            drop(LostAtEnd(lease));
+        }
     }
 }
 
