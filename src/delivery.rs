@@ -10,7 +10,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::request::Parts;
+use http::{HeaderValue, Request};
 use http_body::{Body, Frame, SizeHint};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
@@ -218,6 +219,13 @@ impl Verified {
 
     pub(crate) fn body_digest(&self) -> &[u8; 32] {
         &self.body_digest
+    }
+
+    /// The request that the next service gets.
+    pub(crate) fn into_request(self, head: Parts) -> Request<Self> {
+        #[cfg(feature = "axum")]
+        let head = crate::extract::offer(&self, head);
+        Request::from_parts(head, self)
     }
 
     pub(crate) fn set_attempt(&mut self, attempt: NonZeroU32) {

@@ -1,5 +1,7 @@
 //! The extractors for ordinary axum handlers behind the layers.
 
+use std::num::NonZeroU32;
+
 use axum_core::extract::{FromRequest, FromRequestParts, Request};
 use axum_core::response::{IntoResponse, Response};
 use http::request::Parts;
@@ -7,6 +9,18 @@ use http::request::Parts;
 use crate::answer::Answer;
 use crate::delivery::{Delivery, RawDelivery, Verified};
 use crate::event::Event;
+
+/// Puts the delivery where extractors find it behind services that box the body.
+pub(crate) fn offer(verified: &Verified, mut head: Parts) -> Parts {
+    head.extensions.insert(verified.clone());
+    head
+}
+
+pub(crate) fn offer_attempt(attempt: NonZeroU32, request: &mut http::Request<Verified>) {
+    if let Some(verified) = request.extensions_mut().get_mut::<Verified>() {
+        verified.set_attempt(attempt);
+    }
+}
 
 /// Any delivery, whatever its kind.
 ///

@@ -152,9 +152,8 @@ impl<St: Store> Claims<St> {
         let attempt = held.lease.attempt();
         Span::current().record("attempt", attempt.get());
         request.body_mut().set_attempt(attempt);
-        if let Some(verified) = request.extensions_mut().get_mut::<Verified>() {
-            verified.set_attempt(attempt);
-        }
+        #[cfg(feature = "axum")]
+        crate::extract::offer_attempt(attempt, request);
     }
 
     /// Ends when a lease is lost, which is never for a store whose leases die with the process.

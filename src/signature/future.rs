@@ -108,7 +108,7 @@ where
                     config,
                 } => {
                     let received = ready!(receive.poll(cx));
-                    let Some((mut parts, inner)) = rest.take() else {
+                    let Some((parts, inner)) = rest.take() else {
                         return Poll::Pending;
                     };
                     let verified = received.and_then(|(body, hashing)| {
@@ -116,9 +116,7 @@ where
                     });
                     match verified {
                         Ok(verified) => {
-                            // For extractors, behind services that box the body.
-                            parts.extensions.insert(verified.clone());
-                            let request = Some(Request::from_parts(parts, verified));
+                            let request = Some(verified.into_request(parts));
                             this.state.set(State::Verified { inner, request });
                         }
                         Err(answer) => this.state.set(State::Refused {
