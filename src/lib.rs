@@ -176,6 +176,7 @@ mod sender;
 // What travels, and what is answered.
 mod answer;
 mod delivery;
+mod limit;
 mod trace;
 
 // The pipeline, from the outside in.

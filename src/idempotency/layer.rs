@@ -133,7 +133,7 @@ impl<St: Store> IdempotencyLayer<St> {
     }
 
     /// Gives the inner service this long for an event, and then drops its future: 30 seconds unless
-    /// set. A handler that blocks its thread cannot be dropped.
+    /// set, from when it first waits for something. A handler that blocks its thread cannot be dropped.
     ///
     /// # Errors
     ///

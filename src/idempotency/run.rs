@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
@@ -21,6 +21,7 @@ use super::layer::Config;
 use super::renewal::{Renewal, Renewals};
 use crate::answer::{Answer, Chain, Outcome, ResponseBody, Settle};
 use crate::delivery::Verified;
+use crate::limit::Limit;
 use crate::store::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 use crate::trace::DeliverySpan;
 
@@ -63,11 +64,10 @@ where
             claims.forget();
             return Ended::Answered(Ok(ResponseBody::answer(Answer::LeaseLost)));
         }
-        handled = timeout(config.handler_timeout, handling) => match handled {
-            Ok(Ok(result)) => Ok(result),
-            Ok(Err(_panic)) => Err(Answer::Panicked),
-            Err(_elapsed) => Err(Answer::TimedOut { limit: config.handler_timeout }),
-        },
+        handled = handling => handled.map_err(|_panic| Answer::Panicked),
+        () = Limit::new(config.handler_timeout) => Err(Answer::TimedOut {
+            limit: config.handler_timeout,
+        }),
     };
 
     let completes = match &handled {
@@ -426,15 +426,10 @@ impl<St: Store> Config<St> {
         &self,
         operation: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        let mut operation = pin!(operation);
-        // Memory answers at once, and needs no timer.
-        if let Poll::Ready(result) = poll_fn(|cx| Poll::Ready(operation.as_mut().poll(cx))).await {
-            return result;
-        }
-        // In a box, since it would make every run larger.
-        match Box::pin(timeout(self.store_timeout, operation)).await {
-            Ok(result) => result,
-            Err(_) => Err(StoreError::timed_out().into()),
+        tokio::select! {
+            biased;
+            result = operation => result,
+            () = Limit::new(self.store_timeout) => Err(StoreError::timed_out().into()),
         }
     }
 

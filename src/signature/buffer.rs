@@ -6,16 +6,17 @@ use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
+use futures_util::FutureExt;
 use http_body::Body;
 use pin_project_lite::pin_project;
-use tokio::time::Sleep;
 
 use super::verify::Hashing;
 use crate::answer::{Answer, BoxError};
+use crate::limit::Limit;
 
 /// How much is hashed before other tasks get their turn: about 50 µs of work.
 const SLICE: usize = 64 * 1024;
@@ -84,10 +85,7 @@ pin_project! {
         ended: bool,
         // Taken when the body is complete.
         content: Option<Content>,
-        // Most bodies are there before they are waited for, and need no timer.
-        #[pin]
-        deadline: Option<Sleep>,
-        timeout: Duration,
+        limit: Limit,
     }
 }
 
@@ -115,13 +113,11 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
                 bytes: 0,
             },
         };
-        let timeout = bounds.timeout;
         Ok(Self {
             body,
             ended: false,
             content: Some(content),
-            deadline: None,
-            timeout,
+            limit: Limit::new(bounds.timeout),
         })
     }
 }
@@ -161,16 +157,10 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
             }
         }
 
-        if this.deadline.is_none() {
-            this.deadline.set(Some(tokio::time::sleep(*this.timeout)));
-        }
-        let slow = Answer::BodySlow {
-            limit: *this.timeout,
-        };
-        this.deadline
-            .as_pin_mut()
-            .map_or(Poll::Pending, |deadline| deadline.poll(cx))
-            .map(|()| Err(slow))
+        ready!(this.limit.poll_unpin(cx));
+        Poll::Ready(Err(Answer::BodySlow {
+            limit: this.limit.duration(),
+        }))
     }
 }
 
