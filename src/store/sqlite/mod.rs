@@ -46,7 +46,7 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 ///
 /// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
 /// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 64 MiB,
-/// and about twice that under full load; a thread of its own moves it into the file. Memory: some 20 MB,
+/// and about twice that under full load; a thread of its own moves it into the file. Memory: some 10 MB,
 /// whatever the number of keys.
 ///
 /// **Purge.** Each call looks at two rows, in turn, whether they are out of date. So the file holds up to

@@ -264,8 +264,9 @@ impl Batches {
             seen.store(pages, Ordering::Relaxed);
             Ok(())
         }))?;
+        // Whenever a page was split, a commit walks through all that is cached.
         db.execute_batch(
-            "PRAGMA cache_size = -16384; -- KiB
+            "PRAGMA cache_size = -4096; -- KiB
              PRAGMA journal_size_limit = 134217728;",
         )?;
         db.set_prepared_statement_cache_capacity(32);
