@@ -72,7 +72,7 @@ struct Keys {
     settled: Settled,
 }
 
-const MOST_PARTS: u64 = 64;
+const MOST_PARTS: u64 = 32;
 
 /// How many keys are worth a part of their own.
 const KEYS_OF_A_PART: u64 = 8_192;
