@@ -1,7 +1,7 @@
 //! What a receiver costs over loopback, each in a process and on a core of its own, beside one that is
 //! written by hand and beside a route that does nothing.
 //!
-//! Run with: cargo bench --all-features --bench loopback
+//! Run with: cargo bench --bench loopback --features postgres,redis,sqlite
 //!
 //! Linux only. `-- --help` tells what can be chosen.
 
@@ -14,6 +14,8 @@ mod load;
 mod loops;
 mod machine;
 mod million;
+#[path = "../pipeline/parts.rs"]
+mod parts;
 mod receivers;
 mod report;
 mod serve;

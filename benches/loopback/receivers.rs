@@ -1,4 +1,5 @@
-//! The pipeline with the memory store, beside a receiver by hand and a route that does nothing.
+//! The pipeline with the memory store, beside a receiver by hand, a route that does nothing, and what no
+//! delivery can do without.
 
 use anyhow::Result;
 
@@ -14,14 +15,8 @@ const KNOWN: u64 = 10_000;
 pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let bare = effort.start("bare")?;
     let by_hand = effort.start("by-hand")?;
-    let memory = format!("memory:{}", effort.capacity);
-    let pipeline = effort.start(&memory)?;
-    let replaying = effort.start(&memory)?;
-
-    let known = Deliveries::cycling(KNOWN);
-    effort
-        .connect(&replaying, CONNECTIONS)?
-        .run(&known, Pace::Closed(KNOWN))?;
+    let [pipeline, replaying] = start_two(effort, "memory")?;
+    let [parts, replaying_parts] = start_two(effort, "parts")?;
 
     let contestants = [
         Contestant::unique("bare axum", &bare),
@@ -30,12 +25,18 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         Contestant {
             name: "pipeline, replays",
             receiver: &replaying,
-            deliveries: known.replays(),
+            deliveries: known(effort, &replaying)?,
         },
         Contestant {
             name: "pipeline, wrong signatures",
             receiver: &replaying,
             deliveries: Deliveries::forged(),
+        },
+        Contestant::unique("HMAC, JSON and store", &parts),
+        Contestant {
+            name: "HMAC and store, replays",
+            receiver: &replaying_parts,
+            deliveries: known(effort, &replaying_parts)?,
         },
     ];
     let mut contest = Contest::of(contestants, CONNECTIONS);
@@ -61,7 +62,21 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let forged = "pipeline, wrong signatures";
     add("wrong signatures, of bare axum", forged, "bare axum", 0.95);
 
-    [bare, by_hand, pipeline, replaying]
+    [bare, by_hand, pipeline, replaying, parts, replaying_parts]
         .into_iter()
         .try_for_each(Receiver::stop)
+}
+
+fn start_two(effort: &Effort, kind: &str) -> Result<[Receiver; 2]> {
+    let what = format!("{kind}:{}", effort.capacity);
+    Ok([effort.start(&what)?, effort.start(&what)?])
+}
+
+/// Deliveries that the receiver has handled.
+fn known(effort: &Effort, receiver: &Receiver) -> Result<Deliveries> {
+    let known = Deliveries::cycling(KNOWN);
+    effort
+        .connect(receiver, CONNECTIONS)?
+        .run(&known, Pace::Closed(KNOWN))?;
+    Ok(known.replays())
 }

@@ -1,18 +1,21 @@
 //! The receivers: what a child process of the benchmark does.
 
+use std::convert::Infallible;
 use std::hint::black_box;
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, bail};
 use axum::Router;
+use axum::body::Body;
 use axum::routing::post;
 use bytes::Bytes;
+use http::{Request, Response};
 #[cfg(feature = "postgres")]
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
-use tower::Layer;
+use tower::{Layer, Service};
 use tower_webhook::event::ChatClosed;
 #[cfg(feature = "postgres")]
 use tower_webhook::store::PostgresStore;
@@ -24,7 +27,7 @@ use tower_webhook::store::{MokaStore, Store};
 use tower_webhook::{Delivery, EventRouter, Secret, WebhookLayer};
 
 use crate::machine::Cores;
-use crate::{SECRET, by_hand};
+use crate::{SECRET, by_hand, parts};
 
 /// Serves on a free port, which is printed, until standard input is closed.
 pub(crate) fn serve(what: &str, cores: &Cores) -> Result<()> {
@@ -59,9 +62,8 @@ async fn receiver(what: &str) -> Result<Router> {
     Ok(match kind {
         "bare" => bare(),
         "by-hand" => by_hand::router(),
-        "memory" => pipeline(MokaStore::with_capacity(
-            rest.parse().context(what.to_owned())?,
-        )),
+        "memory" => pipeline(memory(rest)?),
+        "parts" => on_axum(parts::service(memory(rest)?)),
         #[cfg(feature = "sqlite")]
         "sqlite" => pipeline(SqliteStore::open(rest)?),
         #[cfg(feature = "redis")]
@@ -74,6 +76,11 @@ async fn receiver(what: &str) -> Result<Router> {
         }
         _ => bail!("no receiver `{what}`"),
     })
+}
+
+fn memory(capacity: &str) -> Result<MokaStore> {
+    let capacity = capacity.parse().context("how many keys to remember")?;
+    Ok(MokaStore::with_capacity(capacity))
 }
 
 /// As many connections as keep the server busy.
@@ -96,5 +103,14 @@ fn pipeline<S: Store + Clone>(store: S) -> Router {
     });
     let secret = Secret::new(SECRET).expect("it is not empty");
     let webhooks = WebhookLayer::with_store(secret, store).layer(events);
-    Router::new().route_service("/webhooks", webhooks)
+    on_axum(webhooks)
+}
+
+fn on_axum<S, R>(service: S) -> Router
+where
+    S: Service<Request<Body>, Response = Response<R>, Error = Infallible, Future: Send + 'static>,
+    S: Clone + Send + Sync + 'static,
+    R: http_body::Body<Data = Bytes, Error: Into<axum::BoxError>> + Send + 'static,
+{
+    Router::new().route_service("/webhooks", service)
 }

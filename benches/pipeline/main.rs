@@ -5,21 +5,19 @@
 mod by_hand;
 mod contest;
 mod deliveries;
+mod parts;
 
 use std::convert::Infallible;
 use std::hint::black_box;
-use std::time::Duration;
 
 use axum::Router;
 use axum::routing::post;
 use bytes::Bytes;
-use hmac::{Hmac, Mac};
-use http::{HeaderMap, Request, Response, StatusCode};
+use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use sha2::Sha256;
 use tower::{Layer, Service, service_fn};
-use tower_webhook::event::{ChatClosed, Event, EventKind, sample};
-use tower_webhook::store::{Claim, DeliveryId, MokaStore, Store};
+use tower_webhook::event::{ChatClosed, EventKind, sample};
+use tower_webhook::store::MokaStore;
 use tower_webhook::{Delivery, EventRouter, SignatureLayer, Verified, WebhookLayer};
 
 use self::contest::{Contest, Effort};
@@ -58,7 +56,8 @@ fn main() {
     contest.enter("axum, by hand", by_hand::router(), &delivery);
     contest.enter("axum, pipeline", on_axum(pipeline()), &delivery);
     contest.enter("pipeline", pipeline(), &delivery);
-    contest.enter("HMAC, JSON and store", parts(), &delivery);
+    let parts = parts::service(MokaStore::with_capacity(STORE_CAPACITY));
+    contest.enter("HMAC, JSON and store", parts, &delivery);
     contest.enter("pipeline, replay", pipeline(), &replay);
     contest.enter("pipeline, wrong signature", pipeline(), &tampered);
     contest.run(effort.rounds, &["axum, bytes only", "axum, by hand"]);
@@ -114,54 +113,11 @@ fn plain_hmac()
         async move {
             let (head, body) = request.into_parts();
             let Ok(body) = body.collect().await;
-            Ok(answer(is_authentic(mac, &head.headers, &body.to_bytes())))
+            let authentic = parts::is_authentic(mac, &head.headers, &body.to_bytes());
+            Ok(parts::answer(match authentic {
+                true => StatusCode::OK,
+                false => StatusCode::UNAUTHORIZED,
+            }))
         }
     })
-}
-
-/// What no delivery can do without: the parts of the pipeline that do the work, and nothing around them.
-fn parts()
--> impl Service<Request<Full<Bytes>>, Response = Response<impl Sized>, Error = Infallible> + Clone {
-    let keyed = by_hand::keyed();
-    let store = MokaStore::with_capacity(STORE_CAPACITY);
-    service_fn(move |request: Request<Full<Bytes>>| {
-        let (mac, store) = (keyed.clone(), store.clone());
-        async move {
-            let (head, body) = request.into_parts();
-            let Ok(body) = body.collect().await;
-            let body = body.to_bytes();
-            if !is_authentic(mac, &head.headers, &body) {
-                return Ok(answer(false));
-            }
-            // A digest of no body is one that the pipeline does not make.
-            let id = DeliveryId::new("", head.headers["idempotency-key"].as_bytes(), &[]);
-            let claim = store.claim(&id, RETENTION, RETENTION).await;
-            let Ok(Claim::Acquired(lease)) = claim else {
-                return Ok(answer(false));
-            };
-            let text = str::from_utf8(&body).unwrap_or_default();
-            let chat: Result<<ChatClosed as Event>::Payload, _> = serde_json::from_str(text);
-            let chat = black_box(chat).is_ok();
-            Ok(answer(
-                chat && store.complete(&lease, RETENTION).await.is_ok(),
-            ))
-        }
-    })
-}
-
-const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
-
-fn is_authentic(mac: Hmac<Sha256>, headers: &HeaderMap, body: &[u8]) -> bool {
-    let mut tag = [0; 32];
-    hex::decode_to_slice(&headers["x-service-hmac-sha256"], &mut tag).is_ok()
-        && mac.chain_update(body).verify_slice(&tag).is_ok()
-}
-
-fn answer(is_well: bool) -> Response<()> {
-    let mut response = Response::new(());
-    *response.status_mut() = match is_well {
-        true => StatusCode::OK,
-        false => StatusCode::UNAUTHORIZED,
-    };
-    response
 }
