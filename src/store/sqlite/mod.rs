@@ -178,12 +178,14 @@ mod tests {
     use std::error::Error;
     use std::io::Read;
     use std::sync::{Mutex, mpsc};
+    use std::thread;
     use std::time::{Instant, SystemTime};
 
     use futures_util::FutureExt;
     use futures_util::future::join_all;
     use rusqlite::Connection;
     use tempfile::TempDir;
+    use tokio::runtime::Runtime;
     use tokio::sync::oneshot;
 
     use super::*;
@@ -382,6 +384,35 @@ mod tests {
             async { go_on.send(()).unwrap() }
         );
         assert!(claim_came_first.unwrap());
+    }
+
+    #[tokio::test]
+    async fn callers_of_several_runtimes_are_answered_though_one_has_ended() {
+        let desk = Desk::new();
+        let store = desk.open();
+        let go_on = hold(&store).await;
+
+        let ended = Runtime::new().unwrap();
+        let orphans = {
+            let _entered = ended.enter();
+            let mut claims = Box::pin(join_all((1..=2).map(|key| store.acquire(key, SECOND))));
+            assert!((&mut claims).now_or_never().is_none());
+            claims
+        };
+        ended.shutdown_background();
+        let theirs = store.clone();
+        let other = thread::spawn(move || {
+            let claims = join_all((3..=4).map(|key| theirs.acquire(key, SECOND)));
+            Runtime::new().unwrap().block_on(claims).len()
+        });
+        let mut ours = Box::pin(join_all((5..=6).map(|key| store.acquire(key, SECOND))));
+        assert!((&mut ours).now_or_never().is_none());
+        go_on.send(()).unwrap();
+
+        assert_eq!(orphans.await.len(), 2);
+        assert_eq!(ours.await.len(), 2);
+        let other = tokio::task::spawn_blocking(|| other.join().unwrap());
+        assert_eq!(other.await.unwrap(), 2);
     }
 
     #[tokio::test]

@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicI32, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use rusqlite::{Connection, TransactionBehavior};
+use rusqlite::Connection;
+use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
 use super::checkpoint::Checkpoints;
@@ -98,6 +99,7 @@ impl Writer {
             work,
             made: None,
             answer,
+            runtime: Handle::try_current().ok(),
         });
         let jobs = self.jobs.as_ref().ok_or_else(ended)?;
         jobs.send(job).await.map_err(|_| ended())?;
@@ -119,6 +121,8 @@ trait Job: Send {
     fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()>;
     /// Ends it alone, while the others are committed.
     fn fail(&mut self, refused: Refused);
+    /// Where the answer is waited for.
+    fn runtime(&self) -> Option<&Handle>;
     fn answer(self: Box<Self>, refused: Option<&Refused>);
 }
 
@@ -127,6 +131,7 @@ struct Asked<W, T> {
     work: W,
     made: Option<Result<T, Refused>>,
     answer: oneshot::Sender<Result<T, StoreError>>,
+    runtime: Option<Handle>,
 }
 
 impl<W, T> Job for Asked<W, T>
@@ -149,6 +154,10 @@ where
 
     fn fail(&mut self, refused: Refused) {
         self.made = Some(Err(refused));
+    }
+
+    fn runtime(&self) -> Option<&Handle> {
+        self.runtime.as_ref()
     }
 
     fn answer(self: Box<Self>, refused: Option<&Refused>) {
@@ -190,9 +199,7 @@ fn serve(
             }
             let result = batches.commit(path, jobs);
             let refused = result.err().map(|error| Refused::new(path, error));
-            for job in jobs.drain(..) {
-                job.answer(refused.as_ref());
-            }
+            answer(jobs, refused.as_ref());
             match refused {
                 None => checkpoints.log_has(batches.log.load(Ordering::Relaxed)),
                 // On a full disk that makes room in the log.
@@ -203,6 +210,45 @@ fn serve(
     // Its connection is closed first, so that the last one leaves no log behind.
     drop(checkpoints);
     drop(batches);
+}
+
+/// Tells all callers what became of their jobs.
+///
+/// To wake a task from outside its runtime takes a system call, so a single task wakes the others there.
+fn answer(jobs: &mut Vec<Box<dyn Job>>, refused: Option<&Refused>) {
+    while let Some(job) = jobs.pop() {
+        let Some(runtime) = job.runtime().cloned() else {
+            job.answer(refused);
+            continue;
+        };
+        let is_there = |job: &mut Box<dyn Job>| {
+            job.runtime()
+                .is_some_and(|other| other.id() == runtime.id())
+        };
+        let mut answers = Answers {
+            jobs: jobs.extract_if(.., is_there).collect(),
+            refused: refused.cloned(),
+        };
+        answers.jobs.push(job);
+        match answers.jobs.len() {
+            1 => drop(answers),
+            _ => drop(runtime.spawn(async move { drop(answers) })),
+        }
+    }
+}
+
+/// Jobs that are answered when this is dropped, be it by a runtime that has ended.
+struct Answers {
+    jobs: Vec<Box<dyn Job>>,
+    refused: Option<Refused>,
+}
+
+impl Drop for Answers {
+    fn drop(&mut self) {
+        for job in self.jobs.drain(..) {
+            job.answer(self.refused.as_ref());
+        }
+    }
 }
 
 /// Work without a rest that another process could notice.
@@ -298,15 +344,11 @@ impl Batches {
         let need = jobs.iter().map(|job| job.need()).max();
         let need = need.unwrap_or(Need::Read);
         self.synchronize(need)?;
-        let behavior = match need {
-            Need::Read => TransactionBehavior::Deferred,
-            Need::Write | Need::Durable => TransactionBehavior::Immediate,
-        };
-        let transaction = self.db.transaction_with_behavior(behavior)?;
-        let unchanged = transaction.total_changes();
-        let highest = keys::highest_time(&transaction)?;
+        let transaction = Transaction::begin(&self.db, need)?;
+        let unchanged = self.db.total_changes();
+        let highest = keys::highest_time(&self.db)?;
         let mut turn = Turn {
-            db: &transaction,
+            db: &self.db,
             now: self.clock.now(highest),
             fences: &mut self.fences,
         };
@@ -332,7 +374,7 @@ impl Batches {
                 return Err(error);
             }
             let news = turn.now.saturating_sub(highest) >= AGREEMENT;
-            if news && transaction.total_changes() > unchanged {
+            if news && self.db.total_changes() > unchanged {
                 keys::set_highest_time(&turn)?;
             }
         }
@@ -352,6 +394,32 @@ impl Batches {
         self.db.execute_batch(synchronous)?;
         self.synchronous = Some(need);
         Ok(())
+    }
+}
+
+/// A transaction by statements that are compiled once. Dropped, it is rolled back.
+struct Transaction<'a>(&'a Connection);
+
+impl<'a> Transaction<'a> {
+    fn begin(db: &'a Connection, need: Need) -> rusqlite::Result<Self> {
+        let begin = match need {
+            Need::Read => "BEGIN DEFERRED",
+            Need::Write | Need::Durable => "BEGIN IMMEDIATE",
+        };
+        db.prepare_cached(begin)?.execute([])?;
+        Ok(Self(db))
+    }
+
+    fn commit(self) -> rusqlite::Result<()> {
+        self.0.prepare_cached("COMMIT")?.execute([]).map(drop)
+    }
+}
+
+impl Drop for Transaction<'_> {
+    fn drop(&mut self) {
+        if !self.0.is_autocommit() {
+            let _ = self.0.execute_batch("ROLLBACK");
+        }
     }
 }
 
