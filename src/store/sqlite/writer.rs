@@ -1,5 +1,5 @@
 //! The thread that owns the connection. What is asked while one transaction is committed goes into
-//! the next one, or the next two: completions, which wait for the disk, are committed after the rest.
+//! the next ones: completions, which wait for the disk, are committed together after the rest.
 
 use std::io;
 use std::path::Path;
@@ -176,8 +176,22 @@ fn serve(
     mut batches: Batches,
     checkpoints: Checkpoints,
 ) {
+    let mut commit = |jobs: &mut Vec<Box<dyn Job>>| {
+        if jobs.is_empty() {
+            return;
+        }
+        let result = batches.commit(path, jobs);
+        let refused = result.err().map(|error| Refused::new(path, error));
+        answer(jobs, refused.as_ref());
+        match refused {
+            None => checkpoints.log_has(batches.log.load(Ordering::Relaxed)),
+            // On a full disk that makes room in the log.
+            Some(_) => checkpoints.wake(),
+        }
+    };
+    let is_durable = |job: &mut Box<dyn Job>| job.need() == Need::Durable;
     let mut jobs = Vec::with_capacity(BATCH.into());
-    let mut durable = Vec::with_capacity(BATCH.into());
+    let mut durable = Vec::with_capacity(2 * usize::from(BATCH));
     let mut stretch = Stretch {
         began: Instant::now(),
     };
@@ -191,21 +205,21 @@ fn serve(
             stretch.began = Instant::now();
         }
 
-        // Who does not need the disk goes on while the others wait for it.
-        durable.extend(jobs.extract_if(.., |job| job.need() == Need::Durable));
-        for jobs in [&mut jobs, &mut durable] {
-            if jobs.is_empty() {
-                continue;
+        // Who does not need the disk is answered first, and may come back with a completion: the more
+        // of them wait together, the fewer waits there are.
+        durable.extend(jobs.extract_if(.., is_durable));
+        if !jobs.is_empty() {
+            commit(&mut jobs);
+            thread::yield_now();
+            while jobs.len() < BATCH.into()
+                && let Ok(job) = queue.try_recv()
+            {
+                jobs.push(job);
             }
-            let result = batches.commit(path, jobs);
-            let refused = result.err().map(|error| Refused::new(path, error));
-            answer(jobs, refused.as_ref());
-            match refused {
-                None => checkpoints.log_has(batches.log.load(Ordering::Relaxed)),
-                // On a full disk that makes room in the log.
-                Some(_) => checkpoints.wake(),
-            }
+            durable.extend(jobs.extract_if(.., is_durable));
+            commit(&mut jobs);
         }
+        commit(&mut durable);
     }
     // Its connection is closed first, so that the last one leaves no log behind.
     drop(checkpoints);
