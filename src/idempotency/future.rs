@@ -19,7 +19,8 @@ use crate::trace::DeliverySpan;
 pub struct ResponseFuture<B: 'static, E: 'static, St> {
     state: State<B, E>,
     config: Arc<Config<St>>,
-    span: DeliverySpan,
+    /// Where the run goes on without its client. Most never wait, and need none.
+    span: Option<DeliverySpan>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -38,7 +39,7 @@ impl<B, E, St> ResponseFuture<B, E, St> {
         Self {
             state: State::New(run),
             config,
-            span: DeliverySpan::current(),
+            span: None,
         }
     }
 }
@@ -55,14 +56,18 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
                         this.state = State::Running(run);
                     }
                 }
-                State::Running(run) => match ready!(run.as_mut().poll(cx)) {
-                    Ended::Answered(result) => {
+                State::Running(run) => match run.as_mut().poll(cx) {
+                    Poll::Ready(Ended::Answered(result)) => {
                         this.state = State::Ended;
                         return Poll::Ready(result);
                     }
-                    Ended::InFlight(other) => {
+                    Poll::Ready(Ended::InFlight(other)) => {
                         let outcome = other.outcome(Arc::clone(&this.config));
                         this.state = State::Waiting(Box::pin(outcome));
+                    }
+                    Poll::Pending => {
+                        this.span.get_or_insert_with(DeliverySpan::current);
+                        return Poll::Pending;
                     }
                 },
                 State::Waiting(outcome) => {
@@ -79,7 +84,8 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
 impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
     fn drop(&mut self) {
         if let State::Running(run) = mem::replace(&mut self.state, State::Ended) {
-            self.config.runs.adopt(run, &self.span);
+            let span = self.span.take().unwrap_or_else(DeliverySpan::current);
+            self.config.runs.adopt(run, &span);
         }
     }
 }

@@ -91,28 +91,26 @@ impl Tags {
 
     /// Compares the tags with the claimed one. `body` is all that was hashed: should the set have
     /// been replaced meanwhile, it is hashed again, since a removed secret proves nothing.
-    pub(super) fn verify(self, body: &[u8], claimed: &[u8; 32]) -> Result<Matched, SignatureError> {
+    pub(super) fn verify(
+        mut self,
+        body: &[u8],
+        claimed: &[u8; 32],
+    ) -> Result<Matched, SignatureError> {
         if !Arc::ptr_eq(&self.set, &self.secrets.current()) {
-            let mut tags = Self::new(&self.secrets);
-            tags.update(body);
-            return tags.compare(claimed);
+            self = Self::new(&self.secrets);
+            self.update(body);
         }
-        self.compare(claimed)
-    }
-
-    fn compare(self, claimed: &[u8; 32]) -> Result<Matched, SignatureError> {
-        let tags = std::iter::once(self.first).chain(self.rest);
-        let mut matched = None;
-        for (index, (tag, secret)) in tags.zip(self.set.iter()).enumerate() {
-            // In constant time.
-            if tag.verify_slice(claimed).is_ok() && matched.is_none() {
-                matched = Some(Matched {
-                    index,
-                    label: secret.label().cloned(),
-                });
-            }
+        // In constant time, and with every secret.
+        let mut matched = self.first.verify_slice(claimed).ok().map(|()| 0);
+        for (index, tag) in (1..).zip(self.rest) {
+            let this = tag.verify_slice(claimed).ok().map(|()| index);
+            matched = matched.or(this);
         }
-        matched.ok_or(SignatureError::Wrong)
+        let index = matched.ok_or(SignatureError::Wrong)?;
+        Ok(Matched {
+            index,
+            label: self.set[index].label().cloned(),
+        })
     }
 }
 
