@@ -101,6 +101,7 @@ pub(super) trait Shape: Sized {
     /// The shape in the words of a warning.
     const EXPECTED: &'static str;
 
+    #[inline]
     fn from_scalar(_: Scalar<'_>) -> Option<Self> {
         None
     }
@@ -155,6 +156,7 @@ pub(super) enum Scalar<'a> {
 impl Shape for String {
     const EXPECTED: &'static str = "string";
 
+    #[inline]
     fn from_scalar(scalar: Scalar<'_>) -> Option<Self> {
         match scalar {
             Scalar::Text(text) => Some(text.into_owned()),
@@ -166,6 +168,7 @@ impl Shape for String {
 impl Shape for bool {
     const EXPECTED: &'static str = "boolean";
 
+    #[inline]
     fn from_scalar(scalar: Scalar<'_>) -> Option<Self> {
         match scalar {
             Scalar::Bool(value) => Some(value),
@@ -177,6 +180,7 @@ impl Shape for bool {
 impl Shape for f64 {
     const EXPECTED: &'static str = "number";
 
+    #[inline]
     fn from_scalar(scalar: Scalar<'_>) -> Option<Self> {
         match scalar {
             Scalar::Integer(number) => Some(number as f64),
@@ -302,10 +306,12 @@ impl<'a, T: Shape> Reader<'a, T> {
         }
     }
 
+    #[inline]
     fn scalar(&self, scalar: Scalar<'_>, found: &str) -> Option<T> {
         self.warn_if_none(T::from_scalar(scalar), found)
     }
 
+    #[inline]
     fn warn_if_none(&self, value: Option<T>, found: &str) -> Option<T> {
         if value.is_none() {
             self.warn(found);

@@ -277,6 +277,7 @@ impl Visitor<'_> for TimestampVisitor {
 impl Shape for Timestamp {
     const EXPECTED: &'static str = "whole milliseconds";
 
+    #[inline]
     fn from_scalar(scalar: Scalar<'_>) -> Option<Self> {
         match scalar {
             Scalar::Integer(millis) => i64::try_from(millis).ok().map(Self),
