@@ -179,12 +179,12 @@ fn forged() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::verify(args = (), setup = verifying, config = at_most(45_750))]
+#[bench::verify(args = (), setup = verifying, config = at_most(45_500))]
 #[bench::claim(args = (), setup = claiming, config = at_most(12_400))]
-#[bench::route(args = (), setup = routing, config = at_most(20_150))]
-#[bench::pipeline(args = (), setup = fresh, config = at_most(75_700))]
-#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_700))]
-#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(45_350))]
+#[bench::route(args = (), setup = routing, config = at_most(19_100))]
+#[bench::pipeline(args = (), setup = fresh, config = at_most(74_200))]
+#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_350))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(45_150))]
 fn instructions(counted: Counted) {
     counted();
 }
