@@ -1,5 +1,5 @@
 //! The thread that owns the connection. What is asked while one transaction is committed goes into
-//! the next ones: completions, which wait for the disk, are committed together after the rest.
+//! the next one, or the next two: completions, which wait for the disk, are committed after the rest.
 
 use std::io;
 use std::path::Path;
@@ -189,9 +189,8 @@ fn serve(
             Some(_) => checkpoints.wake(),
         }
     };
-    let is_durable = |job: &mut Box<dyn Job>| job.need() == Need::Durable;
     let mut jobs = Vec::with_capacity(BATCH.into());
-    let mut durable = Vec::with_capacity(2 * usize::from(BATCH));
+    let mut durable = Vec::with_capacity(BATCH.into());
     let mut stretch = Stretch {
         began: Instant::now(),
     };
@@ -205,21 +204,12 @@ fn serve(
             stretch.began = Instant::now();
         }
 
-        // Who does not need the disk is answered first, and may come back with a completion: the more
-        // of them wait together, the fewer waits there are.
-        durable.extend(jobs.extract_if(.., is_durable));
-        if !jobs.is_empty() {
-            commit(&mut jobs);
-            thread::yield_now();
-            while jobs.len() < BATCH.into()
-                && let Ok(job) = queue.try_recv()
-            {
-                jobs.push(job);
-            }
-            durable.extend(jobs.extract_if(.., is_durable));
-            commit(&mut jobs);
-        }
+        // Who does not need the disk goes on while the others wait for it.
+        durable.extend(jobs.extract_if(.., |job| job.need() == Need::Durable));
+        commit(&mut jobs);
         commit(&mut durable);
+        // Those who were answered may ask for more at once: the more there are, the fewer waits.
+        thread::yield_now();
     }
     // Its connection is closed first, so that the last one leaves no log behind.
     drop(checkpoints);
