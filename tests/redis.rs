@@ -279,12 +279,6 @@ async fn what_is_kept_longest_takes_least_room() {
             _ => store.release(&lease).await.unwrap(),
         }
         let mut client = client(&server);
-        let encoding: String = redis::cmd("OBJECT")
-            .arg("ENCODING")
-            .arg(redis_key(&id(key)))
-            .query(&mut client)
-            .unwrap();
-        assert_eq!(encoding, "int", "{key}");
         let bytes: u64 = redis::cmd("MEMORY")
             .arg("USAGE")
             .arg(redis_key(&id(key)))

@@ -78,9 +78,9 @@ use crate::config::ConfigError;
 /// refuse that: there `ALTER ROLE … SET client_connection_check_interval = '1s'` does it. sqlx asks a
 /// connection whether it lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that
 /// round trip, and costs a 503 per connection after the server restarted. For TLS, enable one of the
-/// features of `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`. PgBouncer in its
-/// mode `transaction` has to track prepared statements: take 1.21 or later, and set its
-/// `max_prepared_statements`.
+/// features of `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`. PgBouncer has to
+/// let sqlx in, by `ignore_startup_parameters = extra_float_digits`, and in its mode `transaction` to
+/// track prepared statements: take 1.21 or later, and set `max_prepared_statements`.
 ///
 /// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
 /// million events in 8 days take 136 MB. The table has no index but that of its primary key, and
@@ -92,9 +92,9 @@ use crate::config::ConfigError;
 /// makes the space free for the next keys. The file does not shrink by itself after a peak; to that end
 /// call [`purge`](Self::purge) and then `VACUUM FULL`, which blocks deliveries while it lasts.
 ///
-/// **Requirements.** PostgreSQL 14 or later; Rust 1.94 or later, as sqlx 0.9 does. Once the schema is
-/// made, the pool's user needs no more than `USAGE` on it, `SELECT` on its table `migrations`, and
-/// `SELECT, INSERT, UPDATE, DELETE` on its table `keys`.
+/// **Requirements.** PostgreSQL 14 or later (the tests were run with 14, 15, 17 and 18); Rust 1.94 or
+/// later, as sqlx 0.9 does. Once the schema is made, the pool's user needs no more than `USAGE` on it,
+/// `SELECT` on its table `migrations`, and `SELECT, INSERT, UPDATE, DELETE` on its table `keys`.
 ///
 /// Clones share their pool.
 #[derive(Clone)]

@@ -65,12 +65,13 @@ use crate::config::ConfigError;
 ///
 /// **Purge.** The server drops what is out of date by itself.
 ///
-/// **What the server has to be.** Redis 7.0 or later, or Valkey; a primary, and none of several that
-/// divide the keys among them: other servers are refused. A cluster of one is fine: an event is one key,
-/// `webhook:` and 16 bytes, so it is in one slot. Where users have rights, this one needs
-/// `~webhook:* +evalsha +script|load +time +get +set +del +info`, besides `+select` where the URL names a
-/// database, and `+cluster|info` in a cluster. All of that, and the memory policy, is looked at only when
-/// the store connects.
+/// **What the server has to be.** Redis 7.0 or later, or Valkey (the tests were run with Redis 7.0 and
+/// 8.0, Valkey 8.1 and 9.1); a primary, and none of several that divide the keys among them: other
+/// servers are refused. A cluster of one is fine: an event is one key, `webhook:` and 16 bytes, so it is
+/// in one slot. Where users have rights, this one needs
+/// `~webhook:* +evalsha +script|load +time +get +set +del +info`, besides `+select` where the URL names
+/// a database, and `+cluster|info` in a cluster. All of that, and the memory policy, is looked at only
+/// when the store connects.
 ///
 /// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
 /// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that gains
