@@ -4,8 +4,6 @@
 use std::path::PathBuf;
 
 #[cfg(feature = "postgres")]
-use anyhow::Context;
-#[cfg(feature = "postgres")]
 use sqlx::Connection;
 #[cfg(feature = "postgres")]
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
@@ -58,11 +56,9 @@ fn redis_at(url: &str) -> Result<Place, String> {
     match redis::Client::open(url) {
         Ok(_) => Ok(Place::Redis(url.to_owned())),
         // The crate tells this only by its text.
-        Err(error) if error.to_string().contains("TLS") => Err(
-            "this receiver was built without TLS to a store: run it with \
-             `cargo run --features redis,redis/tokio-rustls-comp,rustls/ring --example receiver -- …`"
-                .to_owned(),
-        ),
+        Err(error) if error.to_string().contains("TLS") => {
+            Err(without_tls("redis,redis/tokio-rustls-comp,rustls/ring"))
+        }
         Err(error) => Err(format!(
             "the store's URL cannot be used: {error}; give one such as \
              `redis://USER:PASSWORD@HOST:6379`, and percent-encode what is special in a password"
@@ -133,14 +129,27 @@ pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<P
         store.migrate().await?;
         anyhow::Ok(store)
     };
-    match timeout(PATIENCE, open).await {
-        Ok(opened) => opened,
-        Err(_) => Err(anyhow::anyhow!("no answer within {PATIENCE:?}")),
-    }
-    .with_context(|| {
-        format!(
-            "the store at {address} cannot be used; does the server run, do user, password and \
-             database exist, and may the user create tables?"
-        )
+    let opened = timeout(PATIENCE, open)
+        .await
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")));
+    opened.map_err(|error| {
+        // The crate tells this only by its text.
+        let advice = if error.to_string().contains("without TLS") {
+            without_tls("postgres,sqlx/tls-rustls-ring-native-roots")
+        } else {
+            format!(
+                "the store at {address} cannot be used; does the server run, do user, password and \
+                 database exist, and may the user create tables?"
+            )
+        };
+        error.context(advice)
     })
+}
+
+#[cfg(any(feature = "redis", feature = "postgres"))]
+fn without_tls(features: &str) -> String {
+    format!(
+        "this receiver was built without TLS to a store: run it with \
+         `cargo run --features {features} --example receiver -- …`"
+    )
 }
