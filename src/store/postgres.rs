@@ -74,13 +74,15 @@ use crate::config::ConfigError;
 /// plenty. An operation that failed or exceeded its time closes its connection: a network that swallows
 /// everything would else take the pool all of its connections. The server does not notice that while it
 /// is at work or waits for a lock: so that it does not run out of connections then, give the pool
-/// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. PgBouncer may
-/// refuse that: there `ALTER ROLE … SET client_connection_check_interval = '1s'` does it. sqlx asks a
-/// connection whether it lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that
-/// round trip, and costs a 503 per connection after the server restarted. For TLS, enable one of the
-/// features of `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`. PgBouncer has to
-/// let sqlx in, by `ignore_startup_parameters = extra_float_digits`, and in its mode `transaction` to
-/// track prepared statements: take 1.21 or later, and set `max_prepared_statements`.
+/// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. sqlx asks a connection
+/// whether it lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip,
+/// and costs a 503 per connection after the server restarted. For TLS, enable one of the features of
+/// `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`.
+///
+/// **PgBouncer** refuses parameters that it does not know. Leave out the one that sqlx sends by itself,
+/// with `PgConnectOptions::extra_float_digits(None)`, and in place of the `options` above say
+/// `ALTER ROLE … SET client_connection_check_interval = '1s'`. In its mode `transaction` it has to track
+/// prepared statements: take 1.21 or later, and set `max_prepared_statements`.
 ///
 /// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
 /// million events in 8 days take 136 MB. The table has no index but that of its primary key, and
