@@ -132,6 +132,8 @@ struct Counter(Arc<Evictions>);
 
 struct Evictions {
     count: AtomicU64,
+    /// The count that is worth the next warning.
+    warn_at: AtomicU64,
     capacity: u64,
     start: Instant,
 }
@@ -159,17 +161,26 @@ impl Drop for Known {
             // Not by tokio's clock, which may be paused in the thread that happens to drop this.
             let now = std::time::Instant::now();
             if self.until > nanos(counter.0.start.into_std(), now) {
-                counter.0.add_one();
+                counter.0.count.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
 }
 
 impl Evictions {
-    /// Says so the first time, and whenever the number has doubled.
-    fn add_one(&self) {
-        let evictions = self.count.fetch_add(1, Ordering::Relaxed) + 1;
-        if evictions.is_power_of_two() {
+    /// Warns of the first one, and whenever their number has doubled. Not while they are dropped: moka
+    /// leaves that to any thread that uses a cache, under its locks and in another delivery's span.
+    fn warn_if_doubled(&self) {
+        let evictions = self.count.load(Ordering::Relaxed);
+        let warn_at = self.warn_at.load(Ordering::Relaxed);
+        if evictions < warn_at {
+            return;
+        }
+        let next = evictions.saturating_add(1).next_power_of_two();
+        let warned =
+            self.warn_at
+                .compare_exchange(warn_at, next, Ordering::Relaxed, Ordering::Relaxed);
+        if warned.is_ok() {
             tracing::warn!(
                 evictions,
                 capacity = self.capacity,
@@ -210,6 +221,7 @@ impl MokaStore {
         };
         let evictions = Arc::new(Evictions {
             count: AtomicU64::new(0),
+            warn_at: AtomicU64::new(1),
             capacity,
             start: Instant::now(),
         });
@@ -235,6 +247,24 @@ impl MokaStore {
     fn part(&self, key: u128) -> &Part {
         let parts = &self.shared.parts;
         &parts[self.shared.hasher.hash_one(key) as usize % parts.len()]
+    }
+
+    /// Ends the run that `lease` stands for, with an outcome and until when that is known.
+    fn settle(
+        &self,
+        lease: &Lease,
+        outcome: impl FnOnce(&Run, Instant) -> (Outcome, Instant),
+    ) -> Result<(), SettleError> {
+        let key = lease.id().key();
+        let now = Instant::now();
+        {
+            let mut keys = self.part(key).lock();
+            let (outcome, until) = outcome(keys.in_flight.current(lease, now)?, now);
+            keys.settled.insert(key, outcome, until, now);
+            keys.in_flight.runs.remove(&key);
+        }
+        self.shared.evictions.warn_if_doubled();
+        Ok(())
     }
 }
 
@@ -339,27 +369,11 @@ impl Store for MokaStore {
     }
 
     async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
-        let now = Instant::now();
-        let mut keys = self.part(lease.id().key()).lock();
-        let run = *keys.in_flight.current(lease, now)?;
-        keys.settle(lease, run.done(), after(now, retain), now);
-        Ok(())
+        self.settle(lease, |run, now| (run.done(), after(now, retain)))
     }
 
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
-        let now = Instant::now();
-        let mut keys = self.part(lease.id().key()).lock();
-        let run = *keys.in_flight.current(lease, now)?;
-        keys.settle(lease, run.failed(), run.forget, now);
-        Ok(())
-    }
-}
-
-impl Keys {
-    fn settle(&mut self, lease: &Lease, outcome: Outcome, until: Instant, now: Instant) {
-        let key = lease.id().key();
-        self.settled.insert(key, outcome, until, now);
-        self.in_flight.runs.remove(&key);
+        self.settle(lease, |run, _| (run.failed(), run.forget))
     }
 }
 
