@@ -53,7 +53,8 @@ use self::store::Place;
 /// it again. GET /healthz is answered with 200.
 ///
 /// SIGTERM and Ctrl-C stop the receiver when what is running has finished, and a second one at once;
-/// SIGHUP makes it read the file of secrets again.
+/// SIGHUP makes it read the file of secrets again. It exits with 0 when it was stopped, even if events were
+/// still running, with 1 when it could not start, and with 2 when it was called in a wrong way.
 #[derive(Parser)]
 #[command(name = "receiver")]
 struct Args {

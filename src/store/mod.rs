@@ -7,6 +7,9 @@
 //! | `RedisStore` | `redis` | as the server does | yes | one script, by the server's clock |
 //! | `PostgresStore` | `postgres` | yes | yes | one `INSERT … ON CONFLICT DO UPDATE` |
 //!
+//! They keep handlers from being run again after a success. What a handler had half done when its process
+//! died is done once more: where that must not be, see the module `transactional` (feature `postgres`).
+//!
 //! # The life of a key
 //!
 //! ```text
@@ -21,7 +24,8 @@
 //!
 //! Implement [`Store`], and let the `conformance` module (feature `conformance`) prove it. What
 //! matters most: `claim` is **one** atomic step, never a look-up followed by an insertion; every
-//! other call compares the [`Fence`] and changes nothing when another one holds the key.
+//! other call compares the [`Fence`] and changes nothing when another one holds the key. Derive `Clone`,
+//! or wrap it in an [`Arc`]: a layer clones its store for each service that it makes.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -62,7 +66,7 @@ pub use self::sqlite::SqliteStore;
 /// No method has a default, so that no store inherits a race.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a store",
-    note = "use `MokaStore`, or implement `tower_webhook::store::Store` and run its conformance suite"
+    note = "use one of `tower_webhook::store`, or implement `Store` and run its conformance suite"
 )]
 pub trait Store: Send + Sync + 'static {
     /// Whether a claim stays when the process that holds it dies.
