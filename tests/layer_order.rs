@@ -50,7 +50,7 @@ const PROGRAMS: [(&str, &[&str]); 10] = [
     ),
     (
         "stores_nowhere",
-        &["`()` is not a store", "use `MokaStore`"],
+        &["`()` is not a store", "use one of `tower_webhook::store`"],
     ),
 ];
 

@@ -8,8 +8,8 @@ use std::env;
 use std::error::Error;
 use std::iter::successors;
 use std::process::Stdio;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
@@ -18,6 +18,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_webhook::ConfigError;
 use tower_webhook::store::conformance::{self, Harness};
@@ -895,4 +896,81 @@ async fn connections_that_hang_are_given_up() {
         complete(&store, "new", RETENTION).await;
     });
     recovered.await.expect("the pool recovers");
+}
+
+/// Takes its time to open a connection, as over a long way with TLS, and loses all at will.
+struct Doorman {
+    url: String,
+    is_open: watch::Sender<bool>,
+}
+
+impl Doorman {
+    async fn before(server: &PostgresServer, delay: Duration) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let target = ("127.0.0.1", server.port());
+        let is_open = watch::Sender::new(true);
+        let subscribed = is_open.clone();
+        tokio::spawn(async move {
+            while let Ok((mut client, _)) = listener.accept().await {
+                let mut is_open = subscribed.subscribe();
+                tokio::spawn(async move {
+                    let _ = is_open.wait_for(|is_open| *is_open).await;
+                    sleep(delay).await;
+                    let mut server = TcpStream::connect(target).await.unwrap();
+                    tokio::select! {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+                        _ = is_open.wait_for(|is_open| !is_open) => {}
+                    }
+                });
+            }
+        });
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
+        Self { url, is_open }
+    }
+}
+
+/// Whoever waited longest gets the place of a connection, and has the least time left to open it.
+#[tokio::test(flavor = "multi_thread")]
+async fn connections_are_opened_again_under_load() {
+    const PATIENCE: Duration = Duration::from_millis(500);
+    const OPENING: Duration = Duration::from_millis(200);
+
+    let server = PostgresServer::start();
+    let doorman = Doorman::before(&server, OPENING).await;
+    let store = PostgresStore::new(connect(&doorman.url, 2).await);
+    store.migrate().await.unwrap();
+
+    let answered = Arc::new(AtomicU32::new(0));
+    let load = {
+        let (store, answered) = (store.clone(), Arc::clone(&answered));
+        tokio::spawn(async move {
+            let mut calls = JoinSet::new();
+            loop {
+                sleep(Duration::from_millis(10)).await;
+                let (store, answered) = (store.clone(), Arc::clone(&answered));
+                calls.spawn(async move {
+                    if let Ok(Ok(_)) = timeout(PATIENCE, store.peek(&id("key"))).await {
+                        answered.fetch_add(1, Ordering::Relaxed);
+                    }
+                });
+                while calls.try_join_next().is_some() {}
+            }
+        })
+    };
+    let more = async |what: &str| {
+        let before = answered.load(Ordering::Relaxed);
+        let more = async {
+            while answered.load(Ordering::Relaxed) < before + 100 {
+                sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(Duration::from_secs(20), more).await.expect(what);
+    };
+    more("it works").await;
+    doorman.is_open.send_replace(false);
+    sleep(PATIENCE * 3).await;
+    doorman.is_open.send_replace(true);
+    more("it works again").await;
+    load.abort();
 }

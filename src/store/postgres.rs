@@ -1,5 +1,6 @@
 //! The Postgres store, on sqlx.
 
+mod pool;
 pub(crate) mod transaction;
 
 use std::fmt;
@@ -20,6 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
+use self::pool::Pool;
 use super::{
     Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
@@ -71,7 +73,9 @@ use crate::config::ConfigError;
 /// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`)
 /// with the wait for a connection included: handlers that hold the connections of the same pool for
 /// longer than that let deliveries fail with 503, so give the store some of its own then; four are
-/// plenty. An operation that failed or exceeded its time closes its connection: a network that swallows
+/// plenty. A connection that is being opened when its caller's time is up is opened all the same, for those
+/// who come later: leave the pool's `acquire_timeout` longer than `store_timeout`, as it is unless set, because
+/// sqlx would give that connection up. An operation that failed or exceeded its time closes its connection: a network that swallows
 /// everything would else take the pool all of its connections. The server does not notice that while it
 /// is at work or waits for a lock: so that it does not run out of connections then, give the pool
 /// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. sqlx asks a connection
@@ -101,7 +105,7 @@ use crate::config::ConfigError;
 /// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresStore {
-    pool: PgPool,
+    pool: Pool,
     shared: Arc<Shared>,
 }
 
@@ -120,7 +124,7 @@ impl PostgresStore {
     /// Call [`migrate`](Self::migrate) before the first delivery.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::in_schema(pool, Schema::default())
+        Self::in_schema(Pool::new(pool), Schema::default())
     }
 
     /// Keeps the keys in another schema, of any name that PostgreSQL takes: it is quoted, so upper
@@ -134,7 +138,7 @@ impl PostgresStore {
         Ok(Self::in_schema(self.pool, Schema::new(name.into())?))
     }
 
-    fn in_schema(pool: PgPool, schema: Schema) -> Self {
+    fn in_schema(pool: Pool, schema: Schema) -> Self {
         Self {
             pool,
             shared: Arc::new(Shared {
@@ -159,7 +163,7 @@ impl PostgresStore {
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
     /// release of this crate.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        migrate(&self.pool, &self.shared.schema).await
+        migrate(self.pool.connections(), &self.shared.schema).await
     }
 
     /// Deletes all expired rows, in small steps, and tells how many they were.
