@@ -9,7 +9,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -550,9 +550,17 @@ async fn a_full_memory_refuses_claims_and_lets_runs_end() {
     let error = store.claim(&id("new"), MINUTE, WEEK).await.unwrap_err();
     assert_unavailable(&error, "OOM");
     store.renew(&handled, MINUTE).await.unwrap();
+    assert!(matches!(
+        store.claim(&id("handled"), MINUTE, WEEK).await.unwrap(),
+        Claim::InFlight { .. }
+    ));
     store.complete(&handled, WEEK).await.unwrap();
     store.release(&failed).await.unwrap();
     assert_eq!(state(&store, &id("handled")).await, KeyState::Done);
+    assert!(matches!(
+        store.claim(&id("handled"), MINUTE, WEEK).await.unwrap(),
+        Claim::Done { same_body: true }
+    ));
 
     server.command(&["CONFIG", "SET", "maxmemory", "0"]);
     acquired(&store, &id("new"), MINUTE).await;
@@ -563,12 +571,16 @@ async fn a_server_that_cannot_save_is_unavailable() {
     let server = RedisServer::start();
     let store = connect(&server).await;
     let lease = acquired(&store, &id("a"), MINUTE).await;
+    let done = acquired(&store, &id("done"), MINUTE).await;
+    store.complete(&done, WEEK).await.unwrap();
     fs::remove_dir_all(server.directory()).unwrap();
     server.command(&["BGSAVE"]);
     until(&server, &["INFO", "persistence"], "bgsave_status:err").await;
 
     let error = store.claim(&id("b"), MINUTE, WEEK).await.unwrap_err();
     assert_unavailable(&error, "MISCONF");
+    let duplicate = store.claim(&id("done"), MINUTE, WEEK).await.unwrap();
+    assert!(matches!(duplicate, Claim::Done { .. }), "{duplicate:?}");
     let Err(SettleError::Store(error)) = store.complete(&lease, WEEK).await else {
         panic!("completed what cannot be saved");
     };
@@ -704,6 +716,8 @@ struct Proxy {
     /// How many of the first connections get no answers any more.
     silenced: Arc<AtomicUsize>,
     accepted: Arc<AtomicUsize>,
+    /// How many milliseconds new connections take.
+    delay: Arc<AtomicU64>,
 }
 
 impl Proxy {
@@ -715,6 +729,7 @@ impl Proxy {
             cut: Arc::default(),
             silenced: Arc::default(),
             accepted: Arc::default(),
+            delay: Arc::default(),
         };
         let accepting = proxy.clone();
         tokio::spawn(async move {
@@ -737,6 +752,7 @@ impl Proxy {
     }
 
     async fn pass_on(self, number: usize, ours: tokio::net::TcpStream) {
+        sleep(Duration::from_millis(self.delay.load(Ordering::SeqCst))).await;
         let server = self.server.lock().unwrap().clone();
         let theirs = tokio::net::TcpStream::connect(server).await.unwrap();
         let (mut requests, mut answered) = ours.into_split();
@@ -855,4 +871,43 @@ async fn the_new_primary_is_found_after_a_failover() {
     assert_unavailable(&error, "ReadOnly");
     acquired(&store, &id("b"), MINUTE).await;
     assert_eq!(state(&store, &id("a")).await, KeyState::Done);
+}
+
+/// As when the old primary is cut off from its replicas, one of which has taken its place.
+#[tokio::test]
+async fn the_new_primary_is_found_when_the_old_one_goes_on() {
+    let (old, new) = (RedisServer::start(), RedisServer::start());
+    let proxy = Proxy::before(&old).await;
+    let store = proxy.connect().await;
+    old.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+
+    let error = store.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();
+    assert_unavailable(&error, "NOREPLICAS");
+    *proxy.server.lock().unwrap() = new.address();
+    let give_up = Instant::now() + Duration::from_secs(20);
+    while let Err(error) = store.claim(&id("a"), MINUTE, WEEK).await {
+        assert_unavailable(&error, "NOREPLICAS");
+        assert!(Instant::now() < give_up, "the new one is not found");
+        sleep(Duration::from_millis(20)).await;
+    }
+    // Not one for each of the calls.
+    assert!(proxy.accepted.load(Ordering::SeqCst) < 10);
+}
+
+/// As with a `store_timeout` that is shorter than it takes to connect.
+#[tokio::test]
+async fn a_connection_is_made_although_every_caller_leaves_before() {
+    let server = RedisServer::start();
+    let proxy = Proxy::before(&server).await;
+    let store = proxy.connect().await;
+    proxy.delay.store(300, Ordering::SeqCst);
+    proxy.cut();
+    let id = id("a");
+
+    let give_up = Instant::now() + Duration::from_secs(20);
+    let asked = || timeout(Duration::from_millis(100), store.peek(&id));
+    while !matches!(asked().await, Ok(Ok(_))) {
+        assert!(Instant::now() < give_up, "never connected");
+    }
+    assert_eq!(proxy.accepted.load(Ordering::SeqCst), 2);
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::io;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
@@ -61,7 +62,7 @@ use crate::config::ConfigError;
 /// flight takes about 100 more. At 10 events a second, 8 days are 7 million keys or 900 MB. The server's
 /// `maxmemory-policy` has to be `noeviction`: any other throws records away before their time, and is
 /// refused. When the memory is full, events that are new are answered with 503, while those in flight
-/// can still be recorded.
+/// can still be recorded, and duplicates of those that are done are answered as such.
 ///
 /// **Purge.** The server drops what is out of date by itself.
 ///
@@ -248,7 +249,8 @@ impl Store for RedisStore {
     async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
         let mut call = self.call(&self.shared.scripts.release, lease.id());
         call.arg(hex(lease.fence()));
-        self.settle(&call, false).await
+        // The second try may find that the first had released it.
+        self.settle(&call, true).await
     }
 }
 
@@ -299,22 +301,22 @@ impl Scripts {
         macro_rules! script {
             ($flags:literal, $file:literal) => {
                 Script::new(concat!(
-                    "#!lua flags=",
                     $flags,
-                    "\n",
                     include_str!("redis/record.lua"),
                     include_str!($file)
                 ))
             };
         }
         Self {
+            // Without flags the server refuses its write alone, where that cannot be done: duplicates
+            // are told that their event was handled all the same.
             claim: script!("", "redis/claim.lua"),
-            peek: script!("no-writes", "redis/peek.lua"),
+            peek: script!("#!lua flags=no-writes\n", "redis/peek.lua"),
             // A server whose memory is full claims nothing more, but what is in flight can end:
             // that takes no more room than it has.
-            renew: script!("allow-oom", "redis/renew.lua"),
-            complete: script!("allow-oom", "redis/complete.lua"),
-            release: script!("allow-oom", "redis/release.lua"),
+            renew: script!("#!lua flags=allow-oom\n", "redis/renew.lua"),
+            complete: script!("#!lua flags=allow-oom\n", "redis/complete.lua"),
+            release: script!("#!lua flags=allow-oom\n", "redis/release.lua"),
         }
     }
 
@@ -343,6 +345,9 @@ const GIVEN_UP: Duration = Duration::from_millis(250);
 /// For so long after an attempt to connect has failed, there is no other one.
 const PAUSE: Duration = Duration::from_millis(100);
 
+/// How often it is looked whether the address leads to another server, while one says that it is cut off.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
 /// The one connection that all operations share at the same time, made anew when it is lost.
 ///
 /// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
@@ -350,17 +355,56 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// for good; nor does it try again once the server has refused a password.
 struct Connection {
     client: Client,
-    link: Mutex<Link>,
+    link: Arc<Mutex<Link>>,
 }
 
+#[derive(Default)]
 struct Link {
     current: Option<Arc<Line>>,
     failed: Option<(Instant, RedisError)>,
 }
 
+impl Link {
+    /// The current connection, or why there is none just now.
+    fn known(&self) -> Option<RedisResult<Arc<Line>>> {
+        if let Some(current) = &self.current
+            && !current.is_lost()
+        {
+            return Some(Ok(Arc::clone(current)));
+        }
+        match &self.failed {
+            Some((at, error)) if at.elapsed() < PAUSE => Some(Err(error.clone())),
+            _ => None,
+        }
+    }
+
+    async fn connect(&mut self, client: &Client) -> RedisResult<Arc<Line>> {
+        if let Some(known) = self.known() {
+            return known;
+        }
+        self.current = None;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_response_timeout(Some(RESPONSE_LIMIT));
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        match connecting.await {
+            Ok(connection) => {
+                let line = Arc::new(Line::new(connection));
+                self.current = Some(Arc::clone(&line));
+                Ok(line)
+            }
+            Err(error) => {
+                self.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+}
+
 /// A connection, and what tells whether it is sound.
 struct Line {
     connection: MultiplexedConnection,
+    made: Instant,
     lost: AtomicBool,
     /// Since when calls have been given up, without an answer to any.
     silent_since: SyncMutex<Option<Instant>>,
@@ -370,6 +414,7 @@ impl Line {
     fn new(connection: MultiplexedConnection) -> Self {
         Self {
             connection,
+            made: Instant::now(),
             lost: AtomicBool::new(false),
             silent_since: SyncMutex::new(None),
         }
@@ -422,10 +467,7 @@ impl Connection {
     fn new(client: Client) -> Self {
         Self {
             client,
-            link: Mutex::new(Link {
-                current: None,
-                failed: None,
-            }),
+            link: Arc::default(),
         }
     }
 
@@ -435,36 +477,16 @@ impl Connection {
     }
 
     /// The current connection, or a new one.
+    ///
+    /// It is made in a task of its own: were it dropped with its caller, the next caller would begin anew,
+    /// with as little time left.
     async fn link(&self) -> RedisResult<Arc<Line>> {
-        let mut link = self.link.lock().await;
-        if let Some(current) = &link.current
-            && !current.is_lost()
-        {
-            return Ok(Arc::clone(current));
+        if let Some(known) = self.link.lock().await.known() {
+            return known;
         }
-        link.current = None;
-        if let Some((at, error)) = &link.failed
-            && at.elapsed() < PAUSE
-        {
-            return Err(error.clone());
-        }
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(Some(CONNECT_LIMIT))
-            .set_response_timeout(Some(RESPONSE_LIMIT));
-        let connecting = self
-            .client
-            .get_multiplexed_async_connection_with_config(&config);
-        match connecting.await {
-            Ok(connection) => {
-                let line = Arc::new(Line::new(connection));
-                link.current = Some(Arc::clone(&line));
-                Ok(line)
-            }
-            Err(error) => {
-                link.failed = Some((Instant::now(), error.clone()));
-                Err(error)
-            }
-        }
+        let (client, link) = (self.client.clone(), Arc::clone(&self.link));
+        let connecting = tokio::spawn(async move { link.lock().await.connect(&client).await });
+        connecting.await.map_err(io::Error::other)?
     }
 
     /// Calls a script; once more, if that does no harm, when the connection turns out to be closed,
@@ -484,7 +506,8 @@ impl Connection {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            if !is_answer(&error) {
+            let may_have_moved = is_cut_off(&error) && line.made.elapsed() >= LOOK_AGAIN;
+            if may_have_moved || !is_answer(&error) {
                 line.lose();
             }
             if !repeatable || !error.is_connection_dropped() {
@@ -609,6 +632,11 @@ fn is_answer(error: &RedisError) -> bool {
         ErrorKind::Extension => !is_unauthenticated(error),
         _ => false,
     }
+}
+
+/// Whether it comes from a server that has lost the others, which may have another primary by now.
+fn is_cut_off(error: &RedisError) -> bool {
+    matches!(error.code(), Some("NOREPLICAS" | "MASTERDOWN"))
 }
 
 fn is_unauthenticated(error: &RedisError) -> bool {
