@@ -840,6 +840,60 @@ async fn a_run_that_lost_its_client_keeps_its_lease_and_loses_it() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn draining_waits_for_the_release_of_a_run_that_was_dropped() {
+    let store = Scripted::new(|call| match call.op {
+        Op::Release => Fault::Late(seconds(1)),
+        _ => Fault::None,
+    });
+    let work = Work::new(|_| succeeds(seconds(30)));
+    let layer = layer(&store).max_detached(0);
+    let (service, runs) = (layer.layer(work.router()), layer.runs());
+
+    leave(&service, "k").await;
+    assert_eq!((runs.detached(), work.running()), (0, 0));
+    let error = runs.drain(Duration::from_millis(500)).await.unwrap_err();
+    assert_eq!(error.count(), 1);
+    assert_eq!(runs.drain(seconds(60)).await, Ok(()));
+    assert_eq!(store.state("k").await, KeyState::Free);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_took_as_long_as_its_lease_is_none() {
+    let store = Scripted::new(|call| match (call.op, call.nth) {
+        (Op::Claim, 1) => Fault::Late(Duration::from_millis(1500)),
+        _ => Fault::None,
+    });
+    let work = Work::new(|_| succeeds(seconds(0)));
+    let layer = layer(&store).in_flight_wait(Duration::ZERO);
+    let service = layer
+        .and_then(|layer| layer.lease(seconds(1)))
+        .unwrap()
+        .layer(work.router());
+
+    let refused = deliver(&service, "k").await;
+    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(work.attempts().is_empty(), "it was begun");
+    sleep(Duration::from_millis(1)).await;
+    assert_handled(&deliver(&service, "k").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_lease_that_was_not_lost_is_released() {
+    let store = Scripted::new(|_| Fault::None);
+    let work = Work::new(|_| succeeds(seconds(25)));
+    let service = layer(&store).replay_guard().layer(work.router());
+
+    let key_is_lost = async {
+        sleep(seconds(1)).await;
+        store.end_lease(0).await;
+    };
+    let (lost, ()) = tokio::join!(deliver(&service, "k"), key_is_lost);
+    assert_eq!(lost.status, StatusCode::SERVICE_UNAVAILABLE);
+    sleep(Duration::from_millis(1)).await;
+    assert_handled(&deliver(&service, "k").await);
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_run_too_many_is_dropped_and_its_key_released() {
     let logs = Logs::capture();
     let store = Scripted::new(|_| Fault::None);

@@ -61,7 +61,6 @@ where
         // First, so that a run whose lease is lost does not win by being ready as well.
         biased;
         () = claims.lost() => {
-            claims.forget();
             return Ended::Answered(Ok(ResponseBody::answer(Answer::LeaseLost)));
         }
         handled = handling => handled.map_err(|_panic| Answer::Panicked),
@@ -118,6 +117,13 @@ enum NotTaken {
     Answer(Answer),
 }
 
+impl NotTaken {
+    fn unavailable<St>(config: &Config<St>, error: StoreError) -> Self {
+        let retry_after = config.policy.retry_every;
+        Self::Answer(Answer::StoreUnavailable { error, retry_after })
+    }
+}
+
 impl<St: Store> Claims<St> {
     async fn take(config: &Arc<Config<St>>, delivery: &Verified) -> Result<Self, NotTaken> {
         let body = delivery.body_digest();
@@ -156,16 +162,19 @@ impl<St: Store> Claims<St> {
         crate::extract::offer_attempt(attempt, request);
     }
 
-    /// Ends when a lease is lost, which is never for a store whose leases die with the process.
+    /// Ends when a lease is lost, which is never for a store whose leases die with the process. There is
+    /// nothing left to settle of that one.
     fn lost(&mut self) -> impl Future<Output = ()> {
         poll_fn(|cx| {
-            let lost = self.held().any(|held| held.poll_lost(cx).is_ready());
-            if lost { Poll::Ready(()) } else { Poll::Pending }
+            let lost = self.held().find(|held| held.poll_lost(cx).is_ready());
+            match lost {
+                Some(held) => {
+                    held.settled = true;
+                    Poll::Ready(())
+                }
+                None => Poll::Pending,
+            }
         })
-    }
-
-    fn forget(&mut self) {
-        self.held().for_each(Held::forget);
     }
 
     async fn complete(&mut self) -> Result<(), Answer> {
@@ -226,6 +235,10 @@ impl<St: Store> Held<St> {
                     settled: false,
                 };
                 if let Some(asked) = asked {
+                    // Somebody else may have the key by now. If not, it is released.
+                    if asked.elapsed() >= config.lease {
+                        return Err(NotTaken::unavailable(config, StoreError::timed_out()));
+                    }
                     // In a box, since it would make every run larger.
                     let renewal = Box::pin(Renewals::begin(config, held.lease.clone(), asked));
                     held.renewal = Some(renewal.await);
@@ -254,13 +267,7 @@ impl<St: Store> Held<St> {
                 );
                 Ok(None)
             }
-            Err(error) => {
-                let retry_after = config.policy.retry_every;
-                Err(NotTaken::Answer(Answer::StoreUnavailable {
-                    error,
-                    retry_after,
-                }))
-            }
+            Err(error) => Err(NotTaken::unavailable(config, error)),
         }
     }
 
@@ -269,10 +276,6 @@ impl<St: Store> Held<St> {
             Some(renewal) => renewal.poll_lost(cx),
             None => Poll::Pending,
         }
-    }
-
-    fn forget(&mut self) {
-        self.settled = true;
     }
 
     /// Records the success, and tries again for as long as the lease lasts.
@@ -337,7 +340,12 @@ impl<St: Store> Drop for Held<St> {
         let (config, lease) = (Arc::clone(&self.config), self.lease.clone());
         match Handle::try_current() {
             Ok(runtime) => {
-                runtime.spawn(release_later(config, lease).in_current_span());
+                let place = Place::to_release(&config.runs);
+                let released = async move {
+                    release_later(config, lease).await;
+                    drop(place);
+                };
+                runtime.spawn(released.in_current_span());
             }
             Err(_) => {
                 tracing::error!("a run was dropped outside a runtime: its lease has to expire")
@@ -471,14 +479,28 @@ impl<St: Store> Config<St> {
 /// ```
 #[derive(Clone, Debug)]
 pub struct Runs {
-    detached: Arc<watch::Sender<usize>>,
+    count: Arc<watch::Sender<Count>>,
     limit: Arc<AtomicUsize>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Count {
+    /// Runs that go on without their client.
+    detached: usize,
+    /// Claims of runs that were dropped, on their way to be released.
+    releases: usize,
+}
+
+impl Count {
+    fn all(self) -> usize {
+        self.detached + self.releases
+    }
 }
 
 impl Runs {
     pub(super) fn new(limit: usize) -> Self {
         Self {
-            detached: Arc::new(watch::Sender::new(0)),
+            count: Arc::default(),
             limit: Arc::new(AtomicUsize::new(limit)),
         }
     }
@@ -490,20 +512,20 @@ impl Runs {
     /// How many runs go on without their client now.
     #[must_use]
     pub fn detached(&self) -> usize {
-        *self.detached.borrow()
+        self.count.borrow().detached
     }
 
-    /// Waits until all of them have settled their claims, or for `deadline`.
+    /// Waits until all of them have settled their claims, and those that were dropped too, or for `deadline`.
     ///
     /// # Errors
     ///
     /// When the deadline passed before that. Those that remain end with the process: their events
     /// are handled again when the sender retries.
     pub async fn drain(&self, deadline: Duration) -> Result<(), StillRunning> {
-        let mut detached = self.detached.subscribe();
-        match timeout(deadline, detached.wait_for(|&runs| runs == 0)).await {
+        let mut count = self.count.subscribe();
+        match timeout(deadline, count.wait_for(|count| count.all() == 0)).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(StillRunning(self.detached())),
+            Err(_) => Err(StillRunning(self.count.borrow().all())),
         }
     }
 
@@ -517,7 +539,7 @@ impl Runs {
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
-        let Some(place) = Place::take(self) else {
+        let Some(place) = Place::to_run(self) else {
             tracing::error!(
                 limit = self.limit.load(Ordering::Relaxed),
                 "the client left, and too many runs go on without theirs: this one was dropped; \
@@ -539,24 +561,40 @@ impl Runs {
     }
 }
 
-/// One of the runs that go on without their client, until it is dropped.
-struct Place(Arc<watch::Sender<usize>>);
+/// One of those that are waited for at shutdown, until it is dropped.
+struct Place {
+    count: Arc<watch::Sender<Count>>,
+    of: fn(&mut Count) -> &mut usize,
+}
 
 impl Place {
-    fn take(runs: &Runs) -> Option<Self> {
+    /// For a run whose client has left, if there are not too many.
+    fn to_run(runs: &Runs) -> Option<Self> {
         let limit = runs.limit.load(Ordering::Relaxed);
-        let taken = runs.detached.send_if_modified(|detached| {
-            let is_free = *detached < limit;
-            *detached += usize::from(is_free);
+        let taken = runs.count.send_if_modified(|count| {
+            let is_free = count.detached < limit;
+            count.detached += usize::from(is_free);
             is_free
         });
-        taken.then(|| Self(Arc::clone(&runs.detached)))
+        taken.then(|| Self {
+            count: Arc::clone(&runs.count),
+            of: |count| &mut count.detached,
+        })
+    }
+
+    /// For the release of a claim whose run was dropped.
+    fn to_release(runs: &Runs) -> Self {
+        runs.count.send_modify(|count| count.releases += 1);
+        Self {
+            count: Arc::clone(&runs.count),
+            of: |count| &mut count.releases,
+        }
     }
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.send_modify(|detached| *detached -= 1);
+        self.count.send_modify(|count| *(self.of)(count) -= 1);
     }
 }
 

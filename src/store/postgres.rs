@@ -51,7 +51,8 @@ use crate::config::ConfigError;
 /// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is right at any
 /// isolation level that the pool's transactions begin with. Whether a lease or a retention has ended
 /// is decided by the server's clock; it is told durations and no time of day, so the clocks of the
-/// receivers do not matter; should the server's own jump forward, leases and retentions end early. A
+/// receivers do not matter; should the server's own jump forward, leases and retentions end early, and later by as much should
+/// it jump back. A
 /// duplicate of an event that is done, or in flight, writes nothing.
 ///
 /// **What a crash costs.** That of a receiver: what it had claimed stays claimed until the lease

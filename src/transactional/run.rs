@@ -71,6 +71,9 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
 /// Later than anybody waits, and no point in time overflows with it.
 const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
+/// A lock that is not free for so long is held by another delivery's transaction. The server's own are shorter.
+const SHORTEST_WAIT: Duration = Duration::from_millis(100);
+
 /// What a key is recognised by, and how long to wait for another delivery of it.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
@@ -119,7 +122,8 @@ impl Transactions {
         let Some(key) = key else {
             return self.step(self.store.number(connection, limit)).await;
         };
-        let wait = key.wait_until.saturating_duration_since(Instant::now());
+        let left = key.wait_until.saturating_duration_since(Instant::now());
+        let wait = left.max(SHORTEST_WAIT);
         let insert = self
             .store
             .insert(connection, &key.id, self.retention, wait, limit);

@@ -122,6 +122,8 @@ pub(crate) enum Fault {
     None,
     Error,
     Hang,
+    /// It is done after so long.
+    Late(Duration),
     /// It takes effect, and fails all the same. For completions only.
     LostAnswer,
 }
@@ -138,6 +140,8 @@ struct Shared {
     calls: Mutex<Vec<Call>>,
     /// What every lease really lasts, as on a server whose clock runs fast.
     real_lease: Option<Duration>,
+    /// In the order of their claims.
+    leases: Mutex<Vec<Lease>>,
 }
 
 impl Scripted<true> {
@@ -161,6 +165,7 @@ impl<const OUTLIVE: bool> Scripted<OUTLIVE> {
                 script: Box::new(script),
                 calls: Mutex::default(),
                 real_lease,
+                leases: Mutex::default(),
             }),
         }
     }
@@ -169,6 +174,12 @@ impl<const OUTLIVE: bool> Scripted<OUTLIVE> {
     pub(crate) fn calls(&self, op: Op) -> Vec<Call> {
         let calls = self.shared.calls.lock().unwrap();
         calls.iter().filter(|call| call.op == op).copied().collect()
+    }
+
+    /// Ends a lease, counted from 0, behind its run's back.
+    pub(crate) async fn end_lease(&self, nth: usize) {
+        let lease = self.shared.leases.lock().unwrap()[nth].clone();
+        self.truth.release(&lease).await.unwrap();
     }
 
     /// What is true of a key, whatever the script says.
@@ -188,6 +199,10 @@ impl<const OUTLIVE: bool> Scripted<OUTLIVE> {
         };
         match (self.shared.script)(call) {
             Fault::None => Ok(false),
+            Fault::Late(by) => {
+                sleep(by).await;
+                Ok(false)
+            }
             Fault::LostAnswer => Ok(true),
             Fault::Error => Err(unavailable()),
             Fault::Hang => pending().await,
@@ -218,7 +233,11 @@ impl<const OUTLIVE: bool> Store for Scripted<OUTLIVE> {
         retain: Duration,
     ) -> Result<Claim, StoreError> {
         self.call(Op::Claim).await?;
-        self.truth.claim(id, self.lease(lease), retain).await
+        let claim = self.truth.claim(id, self.lease(lease), retain).await?;
+        if let Claim::Acquired(lease) = &claim {
+            self.shared.leases.lock().unwrap().push(lease.clone());
+        }
+        Ok(claim)
     }
 
     async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {

@@ -60,6 +60,8 @@ fn connect(path: &Path, patience: Duration) -> Result<Connection, Reason> {
     // Without `SQLITE_OPEN_URI`: a path is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut db = Connection::open_with_flags(path, flags)?;
+    // macOS leaves in the disk's cache what was only synchronized. Others do not know this.
+    db.execute_batch("PRAGMA fullfsync = ON")?;
     let mut began = Instant::now();
     db.busy_handler(Some(move |tries| {
         if tries == 0 {

@@ -37,12 +37,14 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// locks do not work.
 ///
 /// **Time** is the machine's when the file is opened, and never runs backwards: the latest time is kept in
-/// the file. A clock that is set back does not extend a lease, and one that is set forward changes nothing
-/// until the next process opens the file. From then on all go by the later time: what it skipped is
-/// missing from leases, so that an event whose run is under way may be run again, and from
-/// retentions. A machine that slept sets its clock forward, too. A start with a clock that is ahead by
-/// more than the retention forgets everything. Leases and retentions are whole milliseconds, rounded up,
-/// and leases last 10 milliseconds longer, as processes agree on the time to no less than that.
+/// the file. A clock that is set back does not extend a lease while the file is open; the time during which
+/// no process has it open does not count then, so that a lease lasts for as long after the next start as it
+/// had left. One that is set forward changes nothing until the next process opens the file. From then on
+/// all go by the later time: what it skipped is missing from leases, so that an event whose run is under
+/// way may be run again, and from retentions. A machine that slept sets its clock forward, too. A start
+/// with a clock that is ahead by more than the retention forgets everything. Leases and retentions are
+/// whole milliseconds, rounded up, and leases last 10 milliseconds longer, as processes agree on the time
+/// to no less than that.
 ///
 /// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
 /// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 64 MiB,
