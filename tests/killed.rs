@@ -36,7 +36,9 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_webhook::Secret;
-use tower_webhook::store::{DeliveryId, KeyState, PostgresStore, RedisStore, SqliteStore, Store};
+use tower_webhook::store::{
+    DeliveryId, KeyState, PostgresStore, RedisStore, SqliteStore, Store, StoreErrorKind,
+};
 
 use postgres_server::PostgresServer;
 use redis_server::RedisServer;
@@ -175,11 +177,19 @@ impl Peeked {
     }
 }
 
+/// Asks again while the store is unavailable, as it may be on a busy machine.
 async fn peek(store: &impl Store, event: usize) -> Peeked {
-    let asked = Instant::now();
     let id = DeliveryId::new("", key(event).as_bytes(), b"");
-    let state = store.peek(&id).await.unwrap();
-    Peeked { state, asked }
+    let give_up = Instant::now() + PATIENCE;
+    loop {
+        let asked = Instant::now();
+        match store.peek(&id).await {
+            Ok(state) => return Peeked { state, asked },
+            Err(error) if error.kind() == StoreErrorKind::Corrupt => panic!("{error}"),
+            Err(error) => assert!(asked < give_up, "{error}"),
+        }
+        sleep(PAUSE).await;
+    }
 }
 
 /// Where a kill can meet a delivery.
@@ -309,19 +319,25 @@ async fn repeat_everything(sender: &Arc<Sender>, life: &Life, report: &mut Repor
         let sender = Arc::clone(sender);
         connections.spawn(async move {
             let mut connection = None;
-            let mut refused = Vec::new();
+            let mut unknown = Vec::new();
             for event in (first..events).step_by(CONNECTIONS) {
-                if sender.deliver(&mut connection, event).await != Some(Answer::Replayed) {
-                    refused.push(event);
+                let answer = loop {
+                    match sender.deliver(&mut connection, event).await {
+                        Some(Answer::Refused) => sleep(PAUSE).await,
+                        answer => break answer,
+                    }
+                };
+                if answer != Some(Answer::Replayed) {
+                    unknown.push(event);
                 }
             }
-            refused
+            unknown
         });
     }
-    let Ok(refused) = timeout(PATIENCE, connections.join_all()).await else {
+    let Ok(unknown) = timeout(PATIENCE, connections.join_all()).await else {
         panic!("{report}\nthe duplicates were not answered\n{}", life.log());
     };
-    for event in refused.into_iter().flatten() {
+    for event in unknown.into_iter().flatten() {
         report.violation(format!("{} was not known any more", key(event)));
     }
 }
@@ -491,7 +507,7 @@ impl Life {
     fn marks(&self) -> Vec<Mark> {
         let text = self.read("marks");
         let mut offset = 0;
-        let marks = text.split_inclusive('\n').map(|line| {
+        let marks = finished_lines(&text).map(|line| {
             let mark = Mark::parse(line, offset);
             offset += line.len() as u64;
             mark
@@ -501,12 +517,10 @@ impl Life {
 
     /// The keys that were printed.
     fn printed(&self) -> HashSet<String> {
-        // The last line may be one that is being written.
         let out = self.read("out");
-        let lines = out
-            .split_inclusive('\n')
-            .filter(|line| line.ends_with('\n'));
-        lines.map(|line| Printed::parse(line).key).collect()
+        finished_lines(&out)
+            .map(|line| Printed::parse(line).key)
+            .collect()
     }
 
     fn log(&self) -> String {
@@ -524,6 +538,12 @@ impl Drop for Life {
         let _ = child.kill();
         let _ = child.wait();
     }
+}
+
+/// All but the last one while that is being written.
+fn finished_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'))
 }
 
 fn receiver() -> PathBuf {
