@@ -171,13 +171,14 @@ async fn what_was_acknowledged_is_recorded_however_often_the_server_goes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_stands_still_is_answered_for_in_time() {
-    // That of an operation is 2 seconds; the rest is for a slow machine.
-    const LIMIT: Duration = Duration::from_secs(4);
+    // That of an operation is 2 seconds, and a slow machine takes longer; but TCP would wait for a
+    // quarter of an hour.
+    const LIMIT: Duration = Duration::from_secs(20);
 
     let server = RedisServer::durable();
     let store = connect(&server).await;
     let book = Arc::new(Book::default());
-    let service = layer(store.clone(), Duration::from_secs(1)).layer(book.handler());
+    let service = layer(store.clone(), Duration::from_secs(3)).layer(book.handler());
     assert_handled(&deliver(&service, "before").await);
 
     server.freeze();
@@ -204,7 +205,7 @@ async fn a_server_that_stands_still_is_answered_for_in_time() {
     for event in 0..16 {
         let key = format!("frozen {event}");
         while deliver(&service, &key).await.status != StatusCode::OK {
-            assert!(back.elapsed() < Duration::from_secs(10), "{key} is stuck");
+            assert!(back.elapsed() < Duration::from_secs(20), "{key} is stuck");
             sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(book.runs.lock().unwrap()[&key], 1);
@@ -232,11 +233,14 @@ async fn a_success_is_recorded_when_the_server_is_back() {
     };
     let service = layer(store.clone(), Duration::from_secs(60)).layer(events);
     for (key, crash) in [("stopped", false), ("killed", true)] {
-        let delivery = {
+        let mut delivery = {
             let service = service.clone();
             tokio::spawn(async move { deliver(&service, key).await })
         };
-        begun.acquire().await.unwrap().forget();
+        tokio::select! {
+            permit = begun.acquire() => permit.unwrap().forget(),
+            answered = &mut delivery => panic!("answered before it was handled: {answered:?}"),
+        }
         block_in_place(|| match crash {
             false => server.stop(),
             true => server.kill(),
@@ -253,18 +257,18 @@ async fn a_success_is_recorded_when_the_server_is_back() {
 }
 
 /// Serves for a test in another process, until its input ends. An event whose key contains `slow`
-/// takes several times as long as its lease.
+/// takes more than twice as long as its lease.
 async fn serve(url: &str) {
     let store = RedisStore::connect(url).await.unwrap();
     let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
         let key = key_of(&delivery);
         let slow = key.contains("slow");
-        sleep(Duration::from_millis(if slow { 3_000 } else { 5 })).await;
+        sleep(Duration::from_millis(if slow { 7_000 } else { 5 })).await;
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         println!("\nran {key} {}", now.as_secs());
         Ok(())
     });
-    let service = layer(store, Duration::from_secs(1)).layer(events);
+    let service = layer(store, Duration::from_secs(3)).layer(events);
     println!("\naddress {}", Server::Axum.serve(service).await);
     let end = || std::io::stdin().read_to_end(&mut Vec::new());
     tokio::task::spawn_blocking(end).await.unwrap().unwrap();
