@@ -1,6 +1,9 @@
 //! What the payloads promise: every field of the spec's tables arrives and leaves as the platform
 //! writes it, and no JSON object is refused.
 
+#[path = "support/second_subscriber.rs"]
+mod second_subscriber;
+
 use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::{Arc, Mutex};
@@ -665,6 +668,7 @@ impl<S: tracing::Subscriber> Layer<S> for Warnings {
 }
 
 fn warnings_of<T>(run: impl FnOnce() -> T) -> (T, Vec<Warning>) {
+    second_subscriber::keep();
     let warnings = Warnings::default();
     let subscriber = tracing_subscriber::registry().with(warnings.clone());
     let result = tracing::subscriber::with_default(subscriber, run);

@@ -3,10 +3,13 @@
 
 #![allow(dead_code, unreachable_pub)] // Each test uses a part of it.
 
+#[path = "../support/second_subscriber.rs"]
+mod second_subscriber;
+
 use std::collections::{HashMap, VecDeque};
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes};
@@ -365,11 +368,6 @@ impl StoreExt for MokaStore {
     }
 }
 
-/// With a single subscriber alive, tracing asks the thread that first reaches an event whether anybody
-/// listens, instead of that subscriber: another test's thread would answer for all.
-static SECOND: LazyLock<tracing::Dispatch> =
-    LazyLock::new(|| tracing::Dispatch::new(tracing_subscriber::registry()));
-
 /// What the current thread logs while it has one of these.
 #[derive(Clone, Default)]
 pub struct Log(Arc<Mutex<Records>>);
@@ -380,13 +378,13 @@ struct Records {
     events: Vec<Fields>,
 }
 
-/// The fields of a span or an event, and its `level` and `name`; for an event also its `span`.
+/// The fields of a span or an event, and its `level`, `name` and `target`; for an event also its `span`.
 pub type Fields = HashMap<&'static str, String>;
 
 impl Log {
     /// Captures everything at this level and above.
     pub fn capture(level: tracing::Level) -> (Self, tracing::subscriber::DefaultGuard) {
-        LazyLock::force(&SECOND);
+        second_subscriber::keep();
         let log = Self::default();
         let filter = tracing_subscriber::filter::LevelFilter::from_level(level);
         let subscriber = tracing_subscriber::registry().with(log.clone().with_filter(filter));
@@ -431,6 +429,7 @@ fn fields(
     let mut fields = Fields::new();
     fields.insert("level", metadata.level().to_string());
     fields.insert("name", metadata.name().to_owned());
+    fields.insert("target", metadata.target().to_owned());
     record(&mut Visitor(&mut fields));
     fields
 }

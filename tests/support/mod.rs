@@ -4,11 +4,12 @@
 
 pub(crate) mod net;
 pub(crate) mod process;
+mod second_subscriber;
 
 use std::fmt;
 use std::future::pending;
 use std::io;
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -270,11 +271,6 @@ fn unavailable() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, "scripted")
 }
 
-/// With a single subscriber alive, tracing asks the thread that first reaches an event whether anybody
-/// listens, instead of that subscriber: another test's thread would answer for all.
-static SECOND: LazyLock<tracing::Dispatch> =
-    LazyLock::new(|| tracing::Dispatch::new(tracing_subscriber::registry()));
-
 /// What was logged on this thread while it lives.
 pub(crate) struct Logs {
     text: Arc<Mutex<Vec<u8>>>,
@@ -283,7 +279,7 @@ pub(crate) struct Logs {
 
 impl Logs {
     pub(crate) fn capture() -> Self {
-        LazyLock::force(&SECOND);
+        second_subscriber::keep();
         let text = Arc::new(Mutex::new(Vec::new()));
         let writer = Writer(Arc::clone(&text));
         let subscriber = tracing_subscriber::fmt()
