@@ -623,7 +623,10 @@ async fn a_key_with_another_body_is_the_same_event_and_warned_about() {
 
     send(&service, event("a")).await.assert_ok();
     send(&service, event("a")).await.assert_replayed();
-    assert!(log.events().is_empty(), "{}", log.text());
+    // sqlx has its own, as of statements that a busy machine makes slow.
+    let mut events = log.events();
+    events.retain(|event| event["target"].starts_with("tower_webhook"));
+    assert!(events.is_empty(), "{events:?}");
     let other = delivery(r#"{"id":"chat-2"}"#).key("a");
     send(&service, other).await.assert_replayed();
     assert!(log.text().contains("with another body"), "{}", log.text());
@@ -751,22 +754,23 @@ async fn a_database_that_is_away_is_503_until_it_is_back() {
     let mut database = Database::start().await;
     let crm = Crm::default();
     let transactions = database.transactions();
-    let transactions = transactions.store_timeout(Duration::from_secs(1)).unwrap();
-    let service = service(&transactions, &crm);
+    let short = transactions.clone();
+    let short = short.store_timeout(Duration::from_secs(1)).unwrap();
+    let (service, short) = (service(&transactions, &crm), service(&short, &crm));
     send(&service, event("a")).await.assert_ok();
 
     for stop in [Stop::Fast, Stop::Immediate] {
         database.server.stop(stop);
         for _ in 0..3 {
             let started = Instant::now();
-            let refused = send(&service, event("b")).await;
+            let refused = send(&short, event("b")).await;
             refused.assert_problem(503, "store-unavailable");
             assert_retry_after(&refused, "600");
             assert!(started.elapsed() < Duration::from_secs(8));
         }
         database.server.restart();
         eventually("recovery", async || {
-            send(&service, event(&format!("{stop:?}"))).await.status == 200
+            send(&short, event(&format!("{stop:?}"))).await.status == 200
         })
         .await;
         send(&service, event("a")).await.assert_replayed();
