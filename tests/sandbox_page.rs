@@ -157,19 +157,13 @@ async fn settings(page: &Page) {
 
 /// They are seen without loading the page again.
 async fn generated_chats(page: &Page) {
-    page.set("#rate", "3000").await;
-    page.click("#set-rate").await;
-    page.until_text("#notice", |text| text.contains("3000 events"))
-        .await;
+    page.set_rate(3000).await;
     page.script("window.marked = true").await;
     page.until_text("#attempts caption", |text| text.contains("The last 50"))
         .await;
     assert_eq!(page.script("return window.marked").await, Some(json!(true)));
 
-    page.set("#rate", "0").await;
-    page.click("#set-rate").await;
-    page.until_text("#notice", |text| text.contains("0 events"))
-        .await;
+    page.set_rate(0).await;
 }
 
 #[tokio::test]
@@ -181,10 +175,7 @@ async fn a_webhook_gets_disabled_and_is_enabled_by_hand() {
     in_browser(390, &sandbox.url, async |page| {
         page.until_text("#state-message-created", |text| text.contains("disabled"))
             .await;
-        page.set("#rate", "0").await;
-        page.click("#set-rate").await;
-        page.until_text("#notice", |text| text.contains("0 events"))
-            .await;
+        page.set_rate(0).await;
         page.click("#enable-message-created").await;
         page.until_text("#state-message-created", |text| text.contains("delivering"))
             .await;
@@ -312,8 +303,8 @@ impl Page {
     /// `innerWidth` would not do: a phone zooms out until everything fits.
     async fn fits(&self) {
         let width = self.script("return document.documentElement.scrollWidth");
-        let width = width.await.unwrap();
-        assert!(width.as_u64() <= Some(self.width.into()), "{width}");
+        let width = width.await.unwrap().as_u64().unwrap();
+        assert!(width <= self.width.into(), "{width}");
     }
 
     async fn has_no_errors(&self) {
@@ -376,6 +367,13 @@ impl Page {
         self.click(&format!("#save-{kind}")).await;
         self.until_text("#notice", |text| text.contains("is saved"))
             .await;
+    }
+
+    async fn set_rate(&self, events: u32) {
+        self.set("#rate", &events.to_string()).await;
+        self.click("#set-rate").await;
+        let notice = format!("Chats cause {events} events per minute.");
+        self.until_text("#notice", |text| text == notice).await;
     }
 
     /// So that the next one is not taken for the last one.
