@@ -674,7 +674,9 @@ async fn a_connection_that_was_closed_while_idle_is_not_noticed() {
         state(&store, &id("a")).await,
         KeyState::InFlight { .. }
     ));
-    store.complete(&lease, WEEK).await.unwrap();
+    close();
+    store.release(&lease).await.unwrap();
+    assert_eq!(state(&store, &id("a")).await, KeyState::Free);
 }
 
 #[tokio::test]
@@ -882,10 +884,14 @@ async fn the_new_primary_is_found_when_the_old_one_goes_on() {
     let (old, new) = (RedisServer::start(), RedisServer::start());
     let proxy = Proxy::before(&old).await;
     let store = proxy.connect().await;
+    let done = acquired(&store, &id("done"), MINUTE).await;
+    store.complete(&done, WEEK).await.unwrap();
     old.command(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
 
     let error = store.claim(&id("a"), MINUTE, WEEK).await.unwrap_err();
     assert_unavailable(&error, "NOREPLICAS");
+    let duplicate = store.claim(&id("done"), MINUTE, WEEK).await.unwrap();
+    assert!(matches!(duplicate, Claim::Done { .. }), "{duplicate:?}");
     *proxy.server.lock().unwrap() = new.address();
     let give_up = Instant::now() + Duration::from_secs(20);
     while let Err(error) = store.claim(&id("a"), MINUTE, WEEK).await {

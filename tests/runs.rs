@@ -859,22 +859,30 @@ async fn draining_waits_for_the_release_of_a_run_that_was_dropped() {
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_that_took_as_long_as_its_lease_is_none() {
-    let store = Scripted::new(|call| match (call.op, call.nth) {
-        (Op::Claim, 1) => Fault::Late(Duration::from_millis(1500)),
-        _ => Fault::None,
-    });
+    let late = || {
+        Scripted::new(|call| match (call.op, call.nth) {
+            (Op::Claim, 1) => Fault::Late(Duration::from_millis(1500)),
+            _ => Fault::None,
+        })
+    };
     let work = Work::new(|_| succeeds(seconds(0)));
-    let layer = layer(&store).in_flight_wait(Duration::ZERO);
-    let service = layer
-        .and_then(|layer| layer.lease(seconds(1)))
-        .unwrap()
-        .layer(work.router());
+    let strict = layer(&late()).in_flight_wait(Duration::ZERO);
+    let strict = strict.and_then(|layer| layer.lease(seconds(1))).unwrap();
+    let service = strict.layer(work.router());
 
     let refused = deliver(&service, "k").await;
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert!(work.attempts().is_empty(), "it was begun");
     sleep(Duration::from_millis(1)).await;
     assert_handled(&deliver(&service, "k").await);
+
+    let careless = layer(&late()).in_flight_wait(Duration::ZERO);
+    let careless = careless.and_then(|layer| layer.lease(seconds(1))).unwrap();
+    let service = careless
+        .dangerously_handle_without_store()
+        .layer(work.router());
+    assert_handled(&deliver(&service, "k").await);
+    assert_eq!(work.attempts(), [Some(2), None]);
 }
 
 #[tokio::test(start_paused = true)]

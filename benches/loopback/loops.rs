@@ -132,9 +132,7 @@ mod redis {
             macro_rules! digest {
                 ($flags:literal, $file:literal) => {
                     Script::new(concat!(
-                        "#!lua flags=",
                         $flags,
-                        "\n",
                         include_str!("../../src/store/redis/record.lua"),
                         include_str!(concat!("../../src/store/redis/", $file))
                     ))
@@ -145,7 +143,7 @@ mod redis {
             Ok(Self {
                 connection: Redis::open(url)?.get_multiplexed_async_connection().await?,
                 claim: digest!("", "claim.lua"),
-                complete: digest!("allow-oom", "complete.lua"),
+                complete: digest!("#!lua flags=allow-oom\n", "complete.lua"),
             })
         }
     }

@@ -117,13 +117,6 @@ enum NotTaken {
     Answer(Answer),
 }
 
-impl NotTaken {
-    fn unavailable<St>(config: &Config<St>, error: StoreError) -> Self {
-        let retry_after = config.policy.retry_every;
-        Self::Answer(Answer::StoreUnavailable { error, retry_after })
-    }
-}
-
 impl<St: Store> Claims<St> {
     async fn take(config: &Arc<Config<St>>, delivery: &Verified) -> Result<Self, NotTaken> {
         let body = delivery.body_digest();
@@ -226,19 +219,26 @@ impl<St: Store> Held<St> {
         let claim = config
             .within_limit(config.store.claim(&id, lease, config.retention))
             .await;
+        let held = |lease| Self {
+            lease,
+            config: Arc::clone(config),
+            renewal: None,
+            settled: false,
+        };
+        let claim = match claim {
+            Ok(Claim::Acquired(lease))
+                if asked.is_some_and(|asked| asked.elapsed() >= config.lease) =>
+            {
+                // Somebody else may have the key by now. If not, it is released.
+                drop(held(lease));
+                Err(StoreError::timed_out())
+            }
+            claim => claim,
+        };
         match claim {
             Ok(Claim::Acquired(lease)) => {
-                let mut held = Self {
-                    lease,
-                    config: Arc::clone(config),
-                    renewal: None,
-                    settled: false,
-                };
+                let mut held = held(lease);
                 if let Some(asked) = asked {
-                    // Somebody else may have the key by now. If not, it is released.
-                    if asked.elapsed() >= config.lease {
-                        return Err(NotTaken::unavailable(config, StoreError::timed_out()));
-                    }
                     // In a box, since it would make every run larger.
                     let renewal = Box::pin(Renewals::begin(config, held.lease.clone(), asked));
                     held.renewal = Some(renewal.await);
@@ -267,7 +267,13 @@ impl<St: Store> Held<St> {
                 );
                 Ok(None)
             }
-            Err(error) => Err(NotTaken::unavailable(config, error)),
+            Err(error) => {
+                let retry_after = config.policy.retry_every;
+                Err(NotTaken::Answer(Answer::StoreUnavailable {
+                    error,
+                    retry_after,
+                }))
+            }
         }
     }
 
@@ -515,7 +521,8 @@ impl Runs {
         self.count.borrow().detached
     }
 
-    /// Waits until all of them have settled their claims, and those that were dropped too, or for `deadline`.
+    /// Waits until none goes on without its client, and what was claimed by those that were dropped is
+    /// released, or for `deadline`.
     ///
     /// # Errors
     ///
@@ -603,7 +610,7 @@ impl Drop for Place {
 pub struct StillRunning(usize);
 
 impl StillRunning {
-    /// How many there were.
+    /// How many there were, together with the claims that were still to be released.
     #[must_use]
     pub fn count(&self) -> usize {
         self.0

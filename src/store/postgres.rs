@@ -49,11 +49,11 @@ use crate::config::ConfigError;
 /// that use the same schema of one database. Receivers and server may restart.
 ///
 /// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is right at any
-/// isolation level that the pool's transactions begin with. Whether a lease or a retention has ended
-/// is decided by the server's clock; it is told durations and no time of day, so the clocks of the
-/// receivers do not matter; should the server's own jump forward, leases and retentions end early, and later by as much should
-/// it jump back. A
-/// duplicate of an event that is done, or in flight, writes nothing.
+/// isolation level that the pool's transactions begin with. Whether a lease or a retention has ended is
+/// decided by the server's clock; it is told durations and no time of day, so the clocks of the
+/// receivers do not matter; should the server's own jump forward, leases and retentions end early, and
+/// later by as much should it jump back. A duplicate of an event that is done, or in flight, writes
+/// nothing.
 ///
 /// **What a crash costs.** That of a receiver: what it had claimed stays claimed until the lease
 /// ends, at most 60 s unless set. That of the server: while it is away deliveries are answered with
@@ -71,14 +71,15 @@ use crate::config::ConfigError;
 /// synchronously (`synchronous_standby_names`). Connect to the primary: a standby takes no writes.
 ///
 /// **Connections.** A delivery needs one for the moment of its claim and one for the moment of its
-/// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`)
-/// with the wait for a connection included: handlers that hold the connections of the same pool for
-/// longer than that let deliveries fail with 503, so give the store some of its own then; four are
-/// plenty. A connection that is being opened when its caller's time is up is opened all the same, for those
-/// who come later: leave the pool's `acquire_timeout` longer than `store_timeout`, as it is unless set, because
-/// sqlx would give that connection up. An operation that failed or exceeded its time closes its connection: a network that swallows
-/// everything would else take the pool all of its connections. The server does not notice that while it
-/// is at work or waits for a lock: so that it does not run out of connections then, give the pool
+/// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`) with
+/// the wait for a connection included: handlers that hold the connections of the same pool for longer
+/// than that let deliveries fail with 503, so give the store some of its own then; four are plenty. A
+/// connection that is being opened when its caller's time is up has another second for that, for the
+/// sake of those who come later (`PgPool::close` waits for it): leave the pool's `acquire_timeout`
+/// longer than `store_timeout`, as it is unless set, because sqlx would give that connection up. An
+/// operation that failed or exceeded its time closes its connection: a network that swallows everything
+/// would else take the pool all of its connections. The server does not notice that while it is at work
+/// or waits for a lock: so that it does not run out of connections then, give the pool
 /// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. sqlx asks a connection
 /// whether it lives before each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip,
 /// and costs a 503 per connection after the server restarted. For TLS, enable one of the features of

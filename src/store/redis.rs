@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::num::NonZeroU32;
+use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
 use std::time::Duration;
@@ -15,6 +16,7 @@ use redis::{
     RedisResult, Script, ScriptInvocation, ServerErrorKind,
 };
 use tokio::sync::Mutex;
+use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::{
@@ -308,8 +310,8 @@ impl Scripts {
             };
         }
         Self {
-            // Without flags the server refuses its write alone, where that cannot be done: duplicates
-            // are told that their event was handled all the same.
+            // Without flags, only its write is refused where the server cannot write: duplicates are
+            // still answered.
             claim: script!("", "redis/claim.lua"),
             peek: script!("#!lua flags=no-writes\n", "redis/peek.lua"),
             // A server whose memory is full claims nothing more, but what is in flight can end:
@@ -486,7 +488,11 @@ impl Connection {
         }
         let (client, link) = (self.client.clone(), Arc::clone(&self.link));
         let connecting = tokio::spawn(async move { link.lock().await.connect(&client).await });
-        connecting.await.map_err(io::Error::other)?
+        match connecting.await.map_err(JoinError::try_into_panic) {
+            Ok(connected) => connected,
+            Err(Ok(panic)) => resume_unwind(panic),
+            Err(Err(ended)) => Err(io::Error::other(ended).into()),
+        }
     }
 
     /// Calls a script; once more, if that does no harm, when the connection turns out to be closed,
@@ -634,9 +640,13 @@ fn is_answer(error: &RedisError) -> bool {
     }
 }
 
-/// Whether it comes from a server that has lost the others, which may have another primary by now.
+/// Whether it comes from a server that may not be the primary any more.
 fn is_cut_off(error: &RedisError) -> bool {
-    matches!(error.code(), Some("NOREPLICAS" | "MASTERDOWN"))
+    let code = error.code();
+    matches!(
+        code,
+        Some("NOREPLICAS" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN")
+    )
 }
 
 fn is_unauthenticated(error: &RedisError) -> bool {

@@ -73,7 +73,8 @@ impl Transactions {
     }
 
     /// Lets a delivery whose event is being handled wait this long for the outcome, before it is
-    /// answered with 409: 5 seconds unless set, and zero does not wait.
+    /// answered with 409: 5 seconds unless set. With zero it waits 100 ms at most, for
+    /// one of another process.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
         self.in_flight_wait = wait;
         self

@@ -12,8 +12,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-/// How long a connection may take to open after its caller has left.
-const OPENING: Duration = Duration::from_secs(2);
+/// How long a connection may take to open after its caller has left. One that does not live any more is
+/// asked for as long, if the server does not say so.
+const OPENING: Duration = Duration::from_secs(1);
 
 #[derive(Clone)]
 pub(super) struct Pool {
@@ -63,7 +64,8 @@ impl Drop for Acquiring<'_> {
         if self.has_ended {
             return;
         }
-        // Those who waited longest leave first: the places are taken by those who have a connection to open.
+        // Those who waited longest leave first, and have a connection to open if anybody has: the others
+        // find no place.
         if let Ok(runtime) = Handle::try_current()
             && let Ok(place) = Arc::clone(self.places).try_acquire_owned()
         {
