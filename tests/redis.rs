@@ -676,7 +676,9 @@ async fn a_connection_that_was_closed_while_idle_is_not_noticed() {
     ));
     close();
     store.release(&lease).await.unwrap();
-    assert_eq!(state(&store, &id("a")).await, KeyState::Free);
+    close();
+    let lease = acquired(&store, &id("a"), MINUTE).await;
+    store.complete(&lease, WEEK).await.unwrap();
 }
 
 #[tokio::test]
@@ -823,18 +825,15 @@ async fn a_connection_without_answers_is_replaced() {
 #[tokio::test]
 async fn a_connection_without_answers_is_replaced_also_when_callers_give_up_first() {
     let server = RedisServer::start();
-    for (patience, one_is_enough) in [(500, true), (100, false)] {
+    for (patience, calls) in [(500, 1), (100, 3)] {
         let proxy = Proxy::before(&server).await;
         let store = proxy.connect().await;
         proxy.silenced.store(1, Ordering::SeqCst);
         let id = id("a");
-        let call = async || timeout(Duration::from_millis(patience), store.peek(&id)).await;
-        let given_up = call().await;
-        assert!(given_up.is_err(), "{given_up:?}");
-        if !one_is_enough {
-            let answered = async { while call().await.is_err() {} };
-            let replaced = timeout(Duration::from_secs(20), answered).await;
-            replaced.expect("a connection without answers is kept");
+        for call in 0..calls {
+            let given_up = timeout(Duration::from_millis(patience), store.peek(&id)).await;
+            // On a slow machine fewer calls take as long, and the last is answered.
+            assert!(given_up.is_err() || call > 0, "{given_up:?}");
         }
         assert_eq!(state(&store, &id).await, KeyState::Free);
         assert_eq!(proxy.accepted.load(Ordering::SeqCst), 2);

@@ -171,9 +171,8 @@ async fn what_was_acknowledged_is_recorded_however_often_the_server_goes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_server_that_stands_still_is_answered_for_in_time() {
-    // That of an operation is 2 seconds, and a slow machine takes longer; but TCP would wait for a
-    // quarter of an hour.
-    const LIMIT: Duration = Duration::from_secs(20);
+    // That of an operation is 2 seconds; the rest is for a slow machine.
+    const LIMIT: Duration = Duration::from_secs(4);
 
     let server = RedisServer::durable();
     let store = connect(&server).await;
@@ -205,7 +204,7 @@ async fn a_server_that_stands_still_is_answered_for_in_time() {
     for event in 0..16 {
         let key = format!("frozen {event}");
         while deliver(&service, &key).await.status != StatusCode::OK {
-            assert!(back.elapsed() < Duration::from_secs(20), "{key} is stuck");
+            assert!(back.elapsed() < Duration::from_secs(10), "{key} is stuck");
             sleep(Duration::from_millis(50)).await;
         }
         assert_eq!(book.runs.lock().unwrap()[&key], 1);
