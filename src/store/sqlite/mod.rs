@@ -65,6 +65,11 @@ use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
 /// belongs `VACUUM INTO`. Never delete or replace it under a process that has it open. `sqlite3` can look
 /// into it at any time; a reader that stays for long lets the log grow.
 ///
+/// **Beside sqlx.** One program can have only one SQLite compiled in, and `sqlx` 0.9 takes none as new as this
+/// one. Cargo says so (``links to the native library `sqlite3` ``) as soon as `sqlx` has its feature `sqlite`, or
+/// one that mentions it, as `any`, `json`, `macros` and `migrate` do, which it has unless told otherwise. Add it with
+/// `default-features = false`, or use another store.
+///
 /// Clones share one thread. Dropping the last one waits until the file is closed.
 ///
 /// ```no_run
