@@ -23,7 +23,7 @@ use http_body_util::Full;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
-use tower_webhook::store::{Claim, DeliveryId, MokaStore, Store};
+use tower_webhook::store::{Claim, EventKey, MokaStore, Store};
 use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer};
 
 use self::deliveries::{Deliveries, secret};
@@ -79,7 +79,7 @@ fn store() -> MokaStore {
 }
 
 async fn claim_and_complete(store: &MokaStore, number: u64) {
-    let id = DeliveryId::new("", &number.to_be_bytes(), b"{}");
+    let id = EventKey::new("", &number.to_be_bytes(), b"{}");
     let minute = Duration::from_secs(60);
     let claim = store.claim(&id, minute, minute).await.expect("memory");
     let Claim::Acquired(lease) = claim else {

@@ -38,18 +38,18 @@ pub(crate) enum Answer {
     BodyTooLarge {
         limit: usize,
     },
-    BuffersFull {
+    Overloaded {
         retry_after: Duration,
     },
-    BodySlow {
+    BodyTimeout {
         limit: Duration,
     },
-    BodyBroken(BoxError),
-    Unauthentic(SignatureError),
-    NotJson,
-    KindUnclear,
-    KeysDiffer,
-    KeyMissing,
+    MalformedBody(BoxError),
+    InvalidSignature(SignatureError),
+    UnsupportedMediaType,
+    InvalidEventHeader,
+    ConflictingKeys,
+    MissingKey,
     StoreUnavailable {
         error: StoreError,
         retry_after: Duration,
@@ -123,14 +123,14 @@ impl Answer {
         match self {
             Self::MethodNotAllowed        => row!("method-not-allowed", METHOD_NOT_ALLOWED 405 "Method Not Allowed", "Deliveries are sent with POST."),
             Self::BodyTooLarge { .. }     => row!("body-too-large", PAYLOAD_TOO_LARGE 413 "Payload Too Large", "The body is larger than this receiver accepts."),
-            Self::BuffersFull { .. }      => row!("buffers-full", SERVICE_UNAVAILABLE 503 "Service Unavailable", "Too many bodies are being received at once."),
-            Self::BodySlow { .. }         => row!("body-slow", REQUEST_TIMEOUT 408 "Request Timeout", "The body did not arrive in time."),
-            Self::BodyBroken(_)           => row!("body-broken", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
-            Self::Unauthentic(_)          => row!("unauthentic", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
-            Self::NotJson                 => row!("not-json", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
-            Self::KindUnclear             => row!("kind-unclear", BAD_REQUEST 400 "Bad Request", "The event header must be there once and be a token."),
-            Self::KeysDiffer              => row!("keys-differ", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
-            Self::KeyMissing              => row!("key-missing", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
+            Self::Overloaded { .. }      => row!("overloaded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "Too many bodies are being received at once."),
+            Self::BodyTimeout { .. }         => row!("body-timeout", REQUEST_TIMEOUT 408 "Request Timeout", "The body did not arrive in time."),
+            Self::MalformedBody(_)           => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
+            Self::InvalidSignature(_)          => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
+            Self::UnsupportedMediaType                 => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
+            Self::InvalidEventHeader             => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must be there once and be a token."),
+            Self::ConflictingKeys              => row!("conflicting-keys", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
+            Self::MissingKey              => row!("missing-key", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
             Self::StoreUnavailable { .. } => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of idempotency keys is unavailable."),
             Self::Replayed                => row!("replayed", OK, "The event had been handled before."),
             Self::InFlight { .. }         => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
@@ -145,7 +145,7 @@ impl Answer {
             Self::Discarded(_)            => row!("discarded", OK, ""),
             Self::Failed(_)               => row!("failed", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::Panicked                => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
-            Self::TimedOut { .. }         => row!("timed-out", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
+            Self::TimedOut { .. }         => row!("handler-timeout", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
             Self::LeaseLost               => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
         }
     }
@@ -173,7 +173,7 @@ impl Answer {
             Self::MethodNotAllowed => {
                 headers.insert(ALLOW, HeaderValue::from_static("POST"));
             }
-            Self::BuffersFull { retry_after: wait }
+            Self::Overloaded { retry_after: wait }
             | Self::StoreUnavailable {
                 retry_after: wait, ..
             }
@@ -248,17 +248,17 @@ impl Answer {
             Self::BodyTooLarge { limit } => {
                 refused(outcome, &format_args!("more than {limit} bytes"))
             }
-            Self::BodySlow { limit } => refused(outcome, &format_args!("not within {limit:?}")),
-            Self::BodyBroken(error) => refused(outcome, &Chain(error.as_ref())),
-            Self::Unauthentic(error) => refused(outcome, error),
+            Self::BodyTimeout { limit } => refused(outcome, &format_args!("not within {limit:?}")),
+            Self::MalformedBody(error) => refused(outcome, &Chain(error.as_ref())),
+            Self::InvalidSignature(error) => refused(outcome, error),
             Self::StoreUnavailable { error, .. } => refused(outcome, &Chain(error)),
             Self::Undecodable(error) => refused(outcome, error),
             Self::MethodNotAllowed
-            | Self::BuffersFull { .. }
-            | Self::NotJson
-            | Self::KindUnclear
-            | Self::KeysDiffer
-            | Self::KeyMissing
+            | Self::Overloaded { .. }
+            | Self::UnsupportedMediaType
+            | Self::InvalidEventHeader
+            | Self::ConflictingKeys
+            | Self::MissingKey
             | Self::InFlight { .. }
             | Self::BodyChanged
             | Self::BodyReplayed
@@ -409,16 +409,16 @@ mod tests {
         vec![
             Answer::MethodNotAllowed,
             Answer::BodyTooLarge { limit: 1 },
-            Answer::BuffersFull {
+            Answer::Overloaded {
                 retry_after: 600 * SECOND,
             },
-            Answer::BodySlow { limit: SECOND },
-            Answer::BodyBroken(SAID.into()),
-            Answer::Unauthentic(SignatureError::Wrong),
-            Answer::NotJson,
-            Answer::KindUnclear,
-            Answer::KeysDiffer,
-            Answer::KeyMissing,
+            Answer::BodyTimeout { limit: SECOND },
+            Answer::MalformedBody(SAID.into()),
+            Answer::InvalidSignature(SignatureError::Wrong),
+            Answer::UnsupportedMediaType,
+            Answer::InvalidEventHeader,
+            Answer::ConflictingKeys,
+            Answer::MissingKey,
             Answer::StoreUnavailable {
                 error: store_error(),
                 retry_after: 600 * SECOND,
@@ -453,14 +453,14 @@ mod tests {
     const TABLE: [(u16, &str, Header); 26] = [
         (405, "method-not-allowed", Some(("allow", "POST"))),
         (413, "body-too-large", None),
-        (503, "buffers-full", Some(("retry-after", "600"))),
-        (408, "body-slow", None),
-        (400, "body-broken", None),
-        (401, "unauthentic", None),
-        (415, "not-json", None),
-        (400, "kind-unclear", None),
-        (400, "keys-differ", None),
-        (400, "key-missing", None),
+        (503, "overloaded", Some(("retry-after", "600"))),
+        (408, "body-timeout", None),
+        (400, "malformed-body", None),
+        (401, "invalid-signature", None),
+        (415, "unsupported-media-type", None),
+        (400, "invalid-event-header", None),
+        (400, "conflicting-keys", None),
+        (400, "missing-key", None),
         (503, "store-unavailable", Some(("retry-after", "600"))),
         (200, "replayed", Some(("idempotent-replayed", "true"))),
         (409, "in-flight", Some(("retry-after", "42"))),
@@ -475,7 +475,7 @@ mod tests {
         (200, "discarded", None),
         (500, "failed", None),
         (500, "panicked", None),
-        (503, "timed-out", None),
+        (503, "handler-timeout", None),
         (503, "lease-lost", None),
     ];
 

@@ -20,7 +20,7 @@ use http_body_util::Full;
 use tokio::time::Instant;
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::{DeliveryId, KeyState, MokaStore, Store};
+use tower_webhook::store::{EventKey, KeyState, MokaStore, Store};
 use tower_webhook::{
     Delivery, EventRouter, HandlerResult, HeaderNames, IdempotencyLayer, RawDelivery, SenderPolicy,
     WebhookLayer,
@@ -127,31 +127,31 @@ const FAULTS: &[Fault] = &[
     Fault { status: 413, name: "body-too-large", part: "size", apply: |case| {
         case.request.body_mut().frames = vec![Bytes::from_static(&[b' '; 1025])];
     } },
-    Fault { status: 503, name: "buffers-full", part: "buffers", apply: |case| case.max_buffered = BODY.len() - 1 },
-    Fault { status: 408, name: "body-slow", part: "end", apply: |case| case.request.body_mut().end = End::Slow },
-    Fault { status: 400, name: "body-broken", part: "end", apply: |case| case.request.body_mut().end = End::Broken },
-    Fault { status: 400, name: "body-broken", part: "end", apply: |case| {
+    Fault { status: 503, name: "overloaded", part: "buffers", apply: |case| case.max_buffered = BODY.len() - 1 },
+    Fault { status: 408, name: "body-timeout", part: "end", apply: |case| case.request.body_mut().end = End::Slow },
+    Fault { status: 400, name: "malformed-body", part: "end", apply: |case| case.request.body_mut().end = End::Broken },
+    Fault { status: 400, name: "malformed-body", part: "end", apply: |case| {
         // Unless it is declared to be too large.
         let headers = case.request.headers_mut();
         headers.entry("content-length").or_insert(http::HeaderValue::from_static("1000"));
     } },
-    Fault { status: 401, name: "unauthentic", part: "signature", apply: |case| { case.request.headers_mut().remove(SIGNATURE); } },
-    Fault { status: 401, name: "unauthentic", part: "signature", apply: |case| case.header(SIGNATURE, "0") },
-    Fault { status: 401, name: "unauthentic", part: "signature", apply: |case| {
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| { case.request.headers_mut().remove(SIGNATURE); } },
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| case.header(SIGNATURE, "0") },
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| {
         case.header(SIGNATURE, "00000000000000000000000000000000000000000000000000000000000000ff");
     } },
-    Fault { status: 401, name: "unauthentic", part: "signature", apply: |case| {
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| {
         let signature = case.request.headers()[SIGNATURE].clone();
         case.request.headers_mut().append(SIGNATURE, signature);
     } },
-    Fault { status: 415, name: "not-json", part: "type", apply: |case| case.header(CONTENT_TYPE, "text/plain") },
-    Fault { status: 415, name: "not-json", part: "encoding", apply: |case| case.header("content-encoding", "gzip") },
-    Fault { status: 400, name: "kind-unclear", part: "kind", apply: |case| { case.request.headers_mut().remove(EVENT); } },
-    Fault { status: 400, name: "kind-unclear", part: "kind", apply: |case| case.header(EVENT, "chat rated") },
-    Fault { status: 400, name: "keys-differ", part: "key", apply: |case| {
+    Fault { status: 415, name: "unsupported-media-type", part: "type", apply: |case| case.header(CONTENT_TYPE, "text/plain") },
+    Fault { status: 415, name: "unsupported-media-type", part: "encoding", apply: |case| case.header("content-encoding", "gzip") },
+    Fault { status: 400, name: "invalid-event-header", part: "kind", apply: |case| { case.request.headers_mut().remove(EVENT); } },
+    Fault { status: 400, name: "invalid-event-header", part: "kind", apply: |case| case.header(EVENT, "chat rated") },
+    Fault { status: 400, name: "conflicting-keys", part: "key", apply: |case| {
         case.request.headers_mut().append(KEY, "key-2".try_into().unwrap());
     } },
-    Fault { status: 400, name: "key-missing", part: "key", apply: |case| {
+    Fault { status: 400, name: "missing-key", part: "key", apply: |case| {
         case.request.headers_mut().remove(KEY);
         case.require_key = true;
     } },
@@ -256,7 +256,7 @@ async fn full_buffers_say_when_the_sender_comes_again() {
     ] {
         let service = layer.max_buffered(1).layer(router(&Crm::default()));
         let answered = send(&service, delivery(BODY)).await;
-        answered.assert_problem(503, "buffers-full");
+        answered.assert_problem(503, "overloaded");
         assert_eq!(answered.header("retry-after"), Some(retry_after));
     }
 }
@@ -275,7 +275,7 @@ async fn a_slow_body_is_waited_for_until_its_time_limit() {
         let start = Instant::now();
         send(&service, request)
             .await
-            .assert_problem(408, "body-slow");
+            .assert_problem(408, "body-timeout");
         assert!((limit..limit + SECOND / 10).contains(&start.elapsed()));
     }
 }
@@ -304,7 +304,7 @@ async fn content_types() {
         "application/json, text/plain",
     ] {
         let answered = send(&service, delivery(BODY).with(CONTENT_TYPE, refused)).await;
-        answered.assert_problem(415, "not-json");
+        answered.assert_problem(415, "unsupported-media-type");
     }
     for request in [
         delivery(BODY).without(CONTENT_TYPE),
@@ -314,7 +314,7 @@ async fn content_types() {
     ] {
         send(&service, request)
             .await
-            .assert_problem(415, "not-json");
+            .assert_problem(415, "unsupported-media-type");
     }
 }
 
@@ -339,12 +339,12 @@ async fn kinds_are_tokens() {
         "å".as_bytes(),
     ] {
         let answered = send(&service, delivery(BODY).with(EVENT, kind)).await;
-        answered.assert_problem(400, "kind-unclear");
+        answered.assert_problem(400, "invalid-event-header");
     }
     let doubled = delivery(BODY).and(EVENT, "chat-rated");
     send(&service, doubled)
         .await
-        .assert_problem(400, "kind-unclear");
+        .assert_problem(400, "invalid-event-header");
 }
 
 #[tokio::test]
@@ -387,7 +387,7 @@ async fn several_keys_are_one_if_they_agree() {
         let differ = delivery(BODY).key("a").and(KEY, "a").and(KEY, other);
         send(&service, differ)
             .await
-            .assert_problem(400, "keys-differ");
+            .assert_problem(400, "conflicting-keys");
     }
 }
 
@@ -404,10 +404,10 @@ async fn without_a_key_nothing_is_deduplicated_unless_one_is_required() {
 
     send(&strict, delivery(BODY))
         .await
-        .assert_problem(400, "key-missing");
+        .assert_problem(400, "missing-key");
     send(&strict, delivery(BODY).key(""))
         .await
-        .assert_problem(400, "key-missing");
+        .assert_problem(400, "missing-key");
     send(&strict, delivery(BODY).key("a")).await.assert_ok();
     assert_eq!(crm.runs(), 5);
 }
@@ -431,11 +431,11 @@ async fn headers_may_carry_a_brand() {
     assert_eq!(crm.runs(), 1);
     send(&service, delivery(BODY))
         .await
-        .assert_problem(401, "unauthentic");
+        .assert_problem(401, "invalid-signature");
     let half = branded().without("x-acme-event").kind("chat-rated");
     send(&service, half)
         .await
-        .assert_problem(400, "kind-unclear");
+        .assert_problem(400, "invalid-event-header");
 }
 
 #[tokio::test]
@@ -454,7 +454,9 @@ async fn unsigned_deliveries_pass_only_where_that_was_asked_for() {
     assert_eq!(crm.runs(), 2);
     // All other rows stay.
     let typed = delivery(BODY).with(CONTENT_TYPE, "text/plain");
-    send(&service, typed).await.assert_problem(415, "not-json");
+    send(&service, typed)
+        .await
+        .assert_problem(415, "unsupported-media-type");
 }
 
 // -------------------------------------------------------------------------------------------------
@@ -705,10 +707,10 @@ async fn several_layers_share_one_store() {
     send(&two, for_two()).await.assert_replayed();
     send(&two, delivery(BODY).key("a"))
         .await
-        .assert_problem(401, "unauthentic");
+        .assert_problem(401, "invalid-signature");
     send(&one, for_two())
         .await
-        .assert_problem(401, "unauthentic");
+        .assert_problem(401, "invalid-signature");
     assert_eq!(crm.runs(), 1);
 }
 
@@ -904,7 +906,7 @@ async fn what_handlers_do_decides_on_the_answer_and_the_claim() {
         (Step::Fail, Some((500, "failed")), false),
         (Step::Panic, Some((500, "panicked")), false),
         (Step::PanicAfterAwait, Some((500, "panicked")), false),
-        (Step::Hang, Some((503, "timed-out")), false),
+        (Step::Hang, Some((503, "handler-timeout")), false),
     ] {
         let (store, crm) = (MokaStore::new(), Crm::new([step]));
         let service = layer(&store).layer(router(&crm));
@@ -939,7 +941,7 @@ async fn a_handler_has_30_seconds_unless_set_with_or_without_a_key() {
             let start = Instant::now();
             send(&service, request)
                 .await
-                .assert_problem(503, "timed-out");
+                .assert_problem(503, "handler-timeout");
             assert!((limit..limit + SECOND / 10).contains(&start.elapsed()));
         }
     }
@@ -989,7 +991,7 @@ async fn every_claim_is_settled_once_and_the_key_after_the_body() {
         tokio::time::sleep(SECOND).await;
 
         let operations = store.operations();
-        let key = DeliveryId::new("", b"a", b"").key();
+        let key = EventKey::new("", b"a", b"").key();
         let [(Claim, first), (Claim, body), one, other] = operations[..] else {
             panic!("{step:?}: {operations:?}");
         };
@@ -1159,7 +1161,7 @@ async fn the_layers_work_apart_with_another_one_between_them() {
         .service(router(&crm));
 
     let refused = send(&service, delivery(BODY).without(SIGNATURE)).await;
-    refused.assert_problem(401, "unauthentic");
+    refused.assert_problem(401, "invalid-signature");
     assert_eq!(refused.header("x-between"), None);
     for replayed in [None, Some("true")] {
         let answered = send(&service, delivery(BODY).key("a")).await;

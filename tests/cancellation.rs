@@ -155,8 +155,8 @@ async fn a_run_goes_on_without_its_client_and_is_waited_for() {
     let response = service.clone().call(delivery(BODY).key("a"));
     assert!(!cancel_after(1, response).await);
     assert_eq!(runs.detached(), 1);
-    let still_running = runs.drain(Duration::from_secs(10)).await.unwrap_err();
-    assert_eq!(still_running.count(), 1);
+    let timeout = runs.drain(Duration::from_secs(10)).await.unwrap_err();
+    assert_eq!(timeout.count(), 1);
     runs.drain(Duration::from_secs(11)).await.unwrap();
     assert_eq!((runs.detached(), crm.successes()), (0, 1));
     send(&service, delivery(BODY).key("a"))

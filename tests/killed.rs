@@ -37,7 +37,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_webhook::Secret;
 use tower_webhook::store::{
-    DeliveryId, KeyState, PostgresStore, RedisStore, SqliteStore, Store, StoreErrorKind,
+    EventKey, KeyState, PostgresStore, RedisStore, SqliteStore, Store, StoreErrorKind,
 };
 
 use postgres_server::PostgresServer;
@@ -179,7 +179,7 @@ impl Peeked {
 
 /// Asks again while the store is unavailable, as it may be on a busy machine.
 async fn peek(store: &impl Store, event: usize) -> Peeked {
-    let id = DeliveryId::new("", key(event).as_bytes(), b"");
+    let id = EventKey::new("", key(event).as_bytes(), b"");
     let give_up = Instant::now() + PATIENCE;
     loop {
         let asked = Instant::now();

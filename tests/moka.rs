@@ -11,7 +11,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, DeliveryId, Fence, KeyState, Lease, MokaStore, SettleError, Store,
+    Claim, EventKey, Fence, KeyState, Lease, MokaStore, SettleError, Store,
 };
 
 use support::Logs;
@@ -42,7 +42,7 @@ async fn a_full_store_warns_that_it_forgets() {
     let store = MokaStore::with_capacity(100);
     let day = Duration::from_secs(24 * 60 * 60);
     let handle = async |key: u32| {
-        let id = DeliveryId::new("", &key.to_be_bytes(), b"");
+        let id = EventKey::new("", &key.to_be_bytes(), b"");
         if let Claim::Acquired(lease) = store.claim(&id, day, day).await.unwrap() {
             store.complete(&lease, day).await.unwrap();
         }
@@ -159,14 +159,14 @@ const fn seconds(seconds: u64) -> Duration {
 fn agrees(result: Result<(), SettleError>, can: bool) -> bool {
     match result {
         Ok(()) => can,
-        Err(SettleError::Superseded) => !can,
+        Err(SettleError::LeaseExpired) => !can,
         Err(_) => false,
     }
 }
 
 async fn agrees_with_the_model(steps: Vec<Step>) -> Result<(), TestCaseError> {
     let store = MokaStore::new();
-    let id = |key: u8, body: u8| DeliveryId::new("", &[key], &[body]);
+    let id = |key: u8, body: u8| EventKey::new("", &[key], &[body]);
     let mut model: HashMap<u8, History> = HashMap::new();
     let mut leases: Vec<(u8, Lease)> = Vec::new();
     let mut now = 0;

@@ -23,8 +23,7 @@ use tokio::time::{sleep, timeout};
 use tower_webhook::ConfigError;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, DeliveryId, KeyState, Lease, PostgresStore, SettleError, Store, StoreError,
-    StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, PostgresStore, SettleError, Store, StoreError, StoreErrorKind,
 };
 
 use self::server::{PostgresServer, Stop};
@@ -99,8 +98,8 @@ async fn count(pool: &PgPool, sql: &str) -> i64 {
     count.fetch_one(pool).await.unwrap()
 }
 
-fn id(key: &str) -> DeliveryId {
-    DeliveryId::new("", key.as_bytes(), b"{}")
+fn id(key: &str) -> EventKey {
+    EventKey::new("", key.as_bytes(), b"{}")
 }
 
 async fn acquire(store: &PostgresStore, key: &str, lease: Duration) -> Lease {
@@ -653,7 +652,7 @@ async fn the_servers_clock_decides_alone() {
     jump(MINUTE + Duration::from_secs(1)).await;
     assert_eq!(other.peek(&id("key")).await.unwrap(), KeyState::Free);
     let refused = one.complete(&lease, RETENTION).await;
-    assert!(matches!(refused, Err(SettleError::Superseded)));
+    assert!(matches!(refused, Err(SettleError::LeaseExpired)));
 
     let lease = acquire(&other, "key", MINUTE).await;
     assert_eq!(lease.attempt().get(), 2);

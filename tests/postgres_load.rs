@@ -22,7 +22,7 @@ use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::{DeliveryId, KeyState, PostgresStore, Store};
+use tower_webhook::store::{EventKey, KeyState, PostgresStore, Store};
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
 use self::server::{PostgresServer, Stop};
@@ -181,7 +181,7 @@ impl Load {
         );
         let store = PostgresStore::new(connect(url, 4).await);
         for key in &acknowledged {
-            let id = DeliveryId::new("", key.as_bytes(), BODY.as_bytes());
+            let id = EventKey::new("", key.as_bytes(), BODY.as_bytes());
             let state = store.peek(&id).await.unwrap();
             assert_eq!(state, KeyState::Done, "{key} was acknowledged");
             assert!(runs.contains_key(key), "{key} was acknowledged");

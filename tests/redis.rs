@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::ConfigError;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, DeliveryId, KeyState, Lease, RedisConnectError, RedisStore, SettleError, Store,
+    Claim, EventKey, KeyState, Lease, RedisConnectError, RedisStore, SettleError, Store,
     StoreError, StoreErrorKind,
 };
 
@@ -50,23 +50,23 @@ async fn refused(url: &str) -> RedisConnectError {
     RedisStore::connect(url).await.unwrap_err()
 }
 
-fn id(key: &str) -> DeliveryId {
-    DeliveryId::new("", key.as_bytes(), b"{}")
+fn id(key: &str) -> EventKey {
+    EventKey::new("", key.as_bytes(), b"{}")
 }
 
-async fn acquired(store: &RedisStore, id: &DeliveryId, lease: Duration) -> Lease {
+async fn acquired(store: &RedisStore, id: &EventKey, lease: Duration) -> Lease {
     match store.claim(id, lease, WEEK).await.unwrap() {
         Claim::Acquired(lease) => lease,
         claim => panic!("{id:?} cannot be claimed: {claim:?}"),
     }
 }
 
-async fn state(store: &RedisStore, id: &DeliveryId) -> KeyState {
+async fn state(store: &RedisStore, id: &EventKey) -> KeyState {
     store.peek(id).await.unwrap()
 }
 
 fn is_superseded(result: Result<(), SettleError>) -> bool {
-    matches!(result, Err(SettleError::Superseded))
+    matches!(result, Err(SettleError::LeaseExpired))
 }
 
 /// An error with its causes, as a log has it.
@@ -87,7 +87,7 @@ fn assert_unavailable(error: &StoreError, reason: &str) {
 }
 
 /// The key of `id` in Redis.
-fn redis_key(id: &DeliveryId) -> Vec<u8> {
+fn redis_key(id: &EventKey) -> Vec<u8> {
     [b"webhook:".as_slice(), &id.key().to_be_bytes()].concat()
 }
 

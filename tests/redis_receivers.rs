@@ -20,7 +20,7 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::{DeliveryId, KeyState, RedisStore, Store};
+use tower_webhook::store::{EventKey, KeyState, RedisStore, Store};
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
 use servers::RedisServer;
@@ -47,7 +47,7 @@ fn layer(store: RedisStore, lease: Duration) -> WebhookLayer<RedisStore> {
 }
 
 async fn is_done(store: &RedisStore, key: &str) -> bool {
-    let id = DeliveryId::new("", key.as_bytes(), b"");
+    let id = EventKey::new("", key.as_bytes(), b"");
     store.peek(&id).await.unwrap() == KeyState::Done
 }
 

@@ -732,11 +732,11 @@ async fn hands_can_hurry_the_platform() {
 
     let began = Instant::now();
     let (shown, retry) = (sandbox.now(), sandbox.latest(1)[0].next_retry.unwrap());
-    sandbox.skip(10 * MINUTE);
+    sandbox.advance(10 * MINUTE);
     assert_eq!(sandbox.now().as_millis() - shown.as_millis(), 600_000);
     sandbox.idle().await;
     assert_eq!(live.try_recv().unwrap().at, retry);
-    sandbox.skip(HOUR);
+    sandbox.advance(HOUR);
     sandbox.idle().await;
     assert!(live.try_recv().is_ok());
     assert!(
@@ -755,7 +755,7 @@ async fn hands_can_hurry_the_platform() {
     assert!(!sandbox.retry_now(event));
 
     let waits = sandbox.chat().assign();
-    sandbox.skip(8 * DAY);
+    sandbox.advance(8 * DAY);
     sandbox.idle().await;
     assert_eq!(sandbox.latest(1)[0].id, waits);
 }
@@ -766,7 +766,7 @@ async fn a_jump_over_seven_days_loses_what_waits() {
     let sandbox = sandbox(&recorder);
     sandbox.chat().assign();
     sandbox.idle().await;
-    sandbox.skip(8 * DAY);
+    sandbox.advance(8 * DAY);
     sandbox.idle().await;
     let event = sandbox.latest(1).remove(0);
     assert_eq!((event.state, event.attempts.len()), (EventState::Lost, 1));
@@ -898,7 +898,7 @@ async fn a_dropped_response_was_answered() {
 
 #[tokio::test(start_paused = true)]
 async fn a_cut_ends_within_the_body() {
-    let (seen, outcomes) = meet(Fault::Cut).await;
+    let (seen, outcomes) = meet(Fault::TruncateBody).await;
     let (cut, whole) = (
         seen[0].body.as_ref().unwrap_err(),
         seen[1].body.as_ref().unwrap(),
@@ -923,7 +923,7 @@ async fn who_leaves_drops_the_request_while_it_is_handled() {
         }
     }));
     sandbox.configure_all(&signed());
-    sandbox.inject(Fault::Leave);
+    sandbox.inject(Fault::Disconnect);
     sandbox.chat().open();
     let report = sandbox.finish().await;
     assert_eq!(*begun_and_ended.lock().unwrap(), (2, 1));
@@ -1039,7 +1039,15 @@ fn faults_are_read_as_they_are_written() {
             Ok(Faults::none().with(fault, 0.5))
         );
     }
-    for text in ["", "al", "cut=", "cut=2", "cut=-1", "cut=NaN", "cut;tamper"] {
+    for text in [
+        "",
+        "al",
+        "tamper=",
+        "tamper=2",
+        "tamper=-1",
+        "tamper=NaN",
+        "tamper;reorder",
+    ] {
         let error = text.parse::<Faults>().unwrap_err().to_string();
         assert!(error.contains("drop-response"), "{error}");
     }
@@ -1299,7 +1307,7 @@ mod over_http {
             Fault::DropResponse,
             Fault::Tamper,
             Fault::WrongSecret,
-            Fault::Cut,
+            Fault::TruncateBody,
         ] {
             sandbox.inject(fault);
             let event = chat.open();
@@ -1317,7 +1325,7 @@ mod over_http {
     async fn a_cut_breaks_the_connection_within_the_body() {
         let recorder = Recorder::answering(StatusCode::OK);
         let sandbox = to(&receiver(&recorder).await);
-        sandbox.inject(Fault::Cut);
+        sandbox.inject(Fault::TruncateBody);
         let event = sandbox.chat().open();
         sandbox.idle().await;
         sandbox.retry_now(event);

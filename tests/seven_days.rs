@@ -26,7 +26,7 @@ use tower_webhook::sandbox::{
     AttemptId, Body, EventState, Fault, Faults, Outcome, Report, Sandbox, Settings, Webhook,
 };
 use tower_webhook::store::{
-    Claim, DeliveryId, Fence, KeyState, Lease, MokaStore, SettleError, Store, StoreError,
+    Claim, EventKey, Fence, KeyState, Lease, MokaStore, SettleError, Store, StoreError,
     StoreErrorKind,
 };
 use tower_webhook::{
@@ -333,7 +333,7 @@ impl Key {
 }
 
 fn store_key(key: &str) -> u128 {
-    DeliveryId::new("", key.as_bytes(), b"").key()
+    EventKey::new("", key.as_bytes(), b"").key()
 }
 
 #[derive(Clone, Default)]
@@ -638,11 +638,11 @@ impl<S> Watched<S> {
 }
 
 impl<S: Store> Store for Watched<S> {
-    const LEASES_OUTLIVE_PROCESS: bool = S::LEASES_OUTLIVE_PROCESS;
+    const DURABLE_LEASES: bool = S::DURABLE_LEASES;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -653,7 +653,7 @@ impl<S: Store> Store for Watched<S> {
         Ok(claim)
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         self.inner.peek(id).await
     }
 
@@ -708,16 +708,16 @@ impl<const OUTLIVES: bool> MapStore<OUTLIVES> {
         let entry = keys.1.get_mut(&lease.id().key()).filter(|entry| {
             stale || entry.fence == lease.fence() && entry.leased_until > Instant::now()
         });
-        entry.map(change).ok_or(SettleError::Superseded)
+        entry.map(change).ok_or(SettleError::LeaseExpired)
     }
 }
 
 impl<const OUTLIVES: bool> Store for MapStore<OUTLIVES> {
-    const LEASES_OUTLIVE_PROCESS: bool = OUTLIVES;
+    const DURABLE_LEASES: bool = OUTLIVES;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         _: Duration,
     ) -> Result<Claim, StoreError> {
@@ -755,7 +755,7 @@ impl<const OUTLIVES: bool> Store for MapStore<OUTLIVES> {
         )))
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let now = Instant::now();
         let keys = self.keys.lock().unwrap();
         Ok(match keys.1.get(&id.key()) {
@@ -818,11 +818,11 @@ impl<S> Unreliable<S> {
 }
 
 impl<S: Store> Store for Unreliable<S> {
-    const LEASES_OUTLIVE_PROCESS: bool = S::LEASES_OUTLIVE_PROCESS;
+    const DURABLE_LEASES: bool = S::DURABLE_LEASES;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -832,7 +832,7 @@ impl<S: Store> Store for Unreliable<S> {
         Ok(claim)
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         self.trouble().await?;
         self.inner.peek(id).await
     }

@@ -124,7 +124,7 @@ async fn what_openssl_signs_is_authentic() {
         let tag = openssl(&format!("{secret}x"), BODY.as_bytes());
         deliver(this, BODY, &tag)
             .await
-            .assert_problem(401, "unauthentic");
+            .assert_problem(401, "invalid-signature");
     }
 }
 
@@ -158,7 +158,7 @@ async fn a_signature_is_64_lowercase_hex_digits_once() {
     ];
     for signature in malformed {
         let answered = send(&service, delivery(BODY).with(SIGNATURE, signature)).await;
-        answered.assert_problem(401, "unauthentic");
+        answered.assert_problem(401, "invalid-signature");
         let verified = Secrets::from(secret()).verify(BODY.as_bytes(), signature.as_bytes());
         assert_eq!(verified, Err(SignatureError::Malformed), "{signature:?}");
     }
@@ -170,7 +170,7 @@ async fn a_signature_is_64_lowercase_hex_digits_once() {
     ] {
         send(&service, request)
             .await
-            .assert_problem(401, "unauthentic");
+            .assert_problem(401, "invalid-signature");
     }
     assert_eq!(crm.runs(), 0);
     send(&service, delivery(BODY).with(SIGNATURE, &tag))
@@ -206,7 +206,7 @@ async fn whichever_secret_matched_is_named_in_the_log() {
     log.clear();
     send(&service, delivery(BODY))
         .await
-        .assert_problem(401, "unauthentic");
+        .assert_problem(401, "invalid-signature");
     assert_eq!(log.spans()[0].get("secret"), None);
 }
 
@@ -253,7 +253,7 @@ async fn a_body_that_is_half_received_is_compared_with_the_new_set() {
 
     let secrets = Secrets::from(old.clone());
     let removed = halfway(&secrets, &old, || secrets.replace([new.clone()]).unwrap()).await;
-    removed.assert_problem(401, "unauthentic");
+    removed.assert_problem(401, "invalid-signature");
 
     let secrets = Secrets::from(old.clone());
     let added = halfway(&secrets, &new, || {
@@ -314,7 +314,7 @@ proptest! {
             let other = secret().sign(&[&body, &b" "[..]].concat());
             send(&service, in_frames(frames, trailers).with(SIGNATURE, &other))
                 .await
-                .assert_problem(401, "unauthentic");
+                .assert_problem(401, "invalid-signature");
         });
     }
 
@@ -349,7 +349,7 @@ async fn no_bit_of_body_or_signature_can_be_flipped() {
         let tampered = delivery(body).with(SIGNATURE, &tag);
         send(&service, tampered)
             .await
-            .assert_problem(401, "unauthentic");
+            .assert_problem(401, "invalid-signature");
     }
     let mut sent = 0;
     for bit in 0..8 * tag.len() {
@@ -360,7 +360,7 @@ async fn no_bit_of_body_or_signature_can_be_flipped() {
             let forged = delivery(BODY).with(SIGNATURE, value);
             send(&service, forged)
                 .await
-                .assert_problem(401, "unauthentic");
+                .assert_problem(401, "invalid-signature");
             sent += 1;
         }
     }

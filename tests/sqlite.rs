@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, DeliveryId, KeyState, Lease, SettleError, SqliteStore, Store, StoreError, StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, SettleError, SqliteStore, Store, StoreError, StoreErrorKind,
 };
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -75,8 +75,8 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
 }
 
-fn id(key: impl ToString) -> DeliveryId {
-    DeliveryId::new("", key.to_string().as_bytes(), b"{}")
+fn id(key: impl ToString) -> EventKey {
+    EventKey::new("", key.to_string().as_bytes(), b"{}")
 }
 
 async fn acquire(store: &SqliteStore, key: impl ToString) -> Result<Lease, StoreError> {

@@ -129,20 +129,20 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
     vec![
         ("method-not-allowed", WARN, setup(&[]).request(|mut it| { *it.method_mut() = Method::PUT; it })),
         ("body-too-large", WARN, setup(&[]).layer(|it| it.max_body(9))),
-        ("buffers-full", WARN, setup(&[]).layer(|it| it.max_buffered(9))),
-        ("body-slow", WARN, setup(&[]).request(|it| it.map(|_| endless()))),
-        ("body-broken", WARN, setup(&[]).request(|it| it.map(|_| broken()))),
-        ("body-broken", WARN, setup(&[]).request(|it| it.with("content-length", "9999"))),
-        ("body-broken", WARN, setup(&[]).request(|it| it.with("content-length", MARKER))),
-        ("unauthentic", WARN, setup(&[]).request(|it| it.without(SIGNATURE))),
-        ("unauthentic", WARN, setup(&[]).request(|it| it.with(SIGNATURE, MARKER))),
-        ("unauthentic", WARN, setup(&[]).request(|it| it.with(SIGNATURE, SECRET))),
-        ("unauthentic", WARN, setup(&[]).request(|it| it.with(SIGNATURE, &other_tag))),
-        ("unauthentic", WARN, setup(&[]).request(|it| it.and(SIGNATURE, &other_tag))),
-        ("not-json", WARN, setup(&[]).request(|it| it.with(CONTENT_TYPE, MARKER))),
-        ("kind-unclear", WARN, setup(&[]).request(|it| it.with(EVENT, format!("{MARKER} {MARKER}")))),
-        ("keys-differ", WARN, setup(&[]).request(|it| it.and(KEY, MARKER))),
-        ("key-missing", WARN, setup(&[]).layer(WebhookLayer::require_key).request(|it| it.without(KEY))),
+        ("overloaded", WARN, setup(&[]).layer(|it| it.max_buffered(9))),
+        ("body-timeout", WARN, setup(&[]).request(|it| it.map(|_| endless()))),
+        ("malformed-body", WARN, setup(&[]).request(|it| it.map(|_| broken()))),
+        ("malformed-body", WARN, setup(&[]).request(|it| it.with("content-length", "9999"))),
+        ("malformed-body", WARN, setup(&[]).request(|it| it.with("content-length", MARKER))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.without(SIGNATURE))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.with(SIGNATURE, MARKER))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.with(SIGNATURE, SECRET))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.with(SIGNATURE, &other_tag))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.and(SIGNATURE, &other_tag))),
+        ("unsupported-media-type", WARN, setup(&[]).request(|it| it.with(CONTENT_TYPE, MARKER))),
+        ("invalid-event-header", WARN, setup(&[]).request(|it| it.with(EVENT, format!("{MARKER} {MARKER}")))),
+        ("conflicting-keys", WARN, setup(&[]).request(|it| it.and(KEY, MARKER))),
+        ("missing-key", WARN, setup(&[]).layer(WebhookLayer::require_key).request(|it| it.without(KEY))),
         ("store-unavailable", WARN, setup(&[]).fails(Operation::Claim)),
         ("replayed", None, setup(&[]).before(Before::Delivered(boxed(delivery(MARKED).key("a"))))),
         ("replayed", None, setup(&[]).before(Before::Delivered(other_body()))),
@@ -167,7 +167,7 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
         ("failed", ERROR, setup(&[Step::Fail])),
         ("panicked", ERROR, setup(&[Step::Panic])),
         ("panicked", ERROR, setup(&[Step::PanicAfterAwait])),
-        ("timed-out", ERROR, setup(&[Step::Hang])),
+        ("handler-timeout", ERROR, setup(&[Step::Hang])),
         ("lease-lost", ERROR, setup(&[Step::Hang]).fails(Operation::Renew)
             .layer(|it| it.handler_timeout(90 * SECOND).unwrap())),
     ]
@@ -201,7 +201,7 @@ async fn every_delivery_has_one_span_and_every_refusal_one_event() {
                     (outcome, level.as_str())
                 );
                 assert_eq!(event["span"], "delivery");
-                let reason = ["panicked", "timed-out", "lease-lost"];
+                let reason = ["panicked", "handler-timeout", "lease-lost"];
                 assert_ne!(
                     reason.contains(&outcome),
                     event.contains_key("reason"),

@@ -260,7 +260,7 @@ async fn what_did_not_succeed_leaves_nothing() {
     panicked.assert_problem(500, "panicked");
     database.assert(0, 0).await;
     let slow = send(&short, event("a")).await;
-    slow.assert_problem(503, "timed-out");
+    slow.assert_problem(503, "handler-timeout");
     database.assert(0, 0).await;
 
     // What a statement wrote is gone with the one that failed after it, though nobody noticed.
@@ -425,7 +425,7 @@ async fn a_delivery_without_a_key_has_a_transaction_all_the_same() {
     let requiring = SignatureLayer::new(secret()).require_key();
     let events = EventRouter::new().on::<ChatRated>(database.transactions().handler(crm));
     let refused = send(&requiring.layer(events), delivery(BODY)).await;
-    refused.assert_problem(400, "key-missing");
+    refused.assert_problem(400, "missing-key");
 }
 
 #[tokio::test]

@@ -25,7 +25,7 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection};
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::Secret;
-use tower_webhook::store::DeliveryId;
+use tower_webhook::store::EventKey;
 
 use self::server::{PostgresServer, Stop};
 
@@ -288,7 +288,7 @@ fn body(event: usize) -> String {
 
 /// The key as it is stored.
 fn stored_key(event: usize) -> String {
-    let id = DeliveryId::new(" transactions", key(event).as_bytes(), b"");
+    let id = EventKey::new(" transactions", key(event).as_bytes(), b"");
     let hex = format!("{:032x}", id.key());
     let parts = [
         &hex[..8],

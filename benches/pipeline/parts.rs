@@ -13,7 +13,7 @@ use http_body_util::{BodyExt, Full};
 use sha2::Sha256;
 use tower::{Service, service_fn};
 use tower_webhook::event::{ChatClosed, Event};
-use tower_webhook::store::{Claim, DeliveryId, MokaStore, Store};
+use tower_webhook::store::{Claim, EventKey, MokaStore, Store};
 
 use super::by_hand;
 
@@ -42,7 +42,7 @@ where
                 return Ok(answer(StatusCode::UNAUTHORIZED));
             }
             // A digest of no body is one that the pipeline does not make.
-            let id = DeliveryId::new("", head.headers["idempotency-key"].as_bytes(), &[]);
+            let id = EventKey::new("", head.headers["idempotency-key"].as_bytes(), &[]);
             let lease = match store.claim(&id, RETENTION, RETENTION).await {
                 Ok(Claim::Acquired(lease)) => lease,
                 Ok(Claim::Done { .. }) => return Ok(replayed()),

@@ -123,7 +123,7 @@ impl Desk {
     async fn go_forward(self) {
         let mut steps = self.0.steps.subscribe();
         while steps.wait_for(|steps| *steps > 0).await.is_ok() {
-            self.sandbox().skip(STEP);
+            self.sandbox().advance(STEP);
             // Longer than an attempt may take: under a high rate it never gets idle.
             let _ = timeout(Duration::from_secs(11), self.sandbox().idle()).await;
             self.0.steps.send_modify(|steps| *steps -= 1);

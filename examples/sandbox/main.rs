@@ -64,7 +64,7 @@ struct Args {
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
-    /// What goes wrong on purpose: `none`, `all`, `all=0.05`, or a list such as `cut=0.1,tamper=0.01`
+    /// What goes wrong on purpose: `none`, `all`, `all=0.05`, or a list such as `truncate-body=0.1,tamper=0.01`
     #[arg(long, value_name = "FAULTS", default_value = "none")]
     faults: Faults,
 

@@ -8,7 +8,7 @@ use arbitrary::Arbitrary;
 use futures_util::FutureExt;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
-use tower_webhook::store::{Claim, DeliveryId, KeyState, Lease, MokaStore, SettleError, Store};
+use tower_webhook::store::{Claim, EventKey, KeyState, Lease, MokaStore, SettleError, Store};
 
 #[derive(Arbitrary, Debug)]
 enum Operation {
@@ -268,8 +268,8 @@ impl World {
     }
 }
 
-fn id(key: u64, body: u8) -> DeliveryId {
-    DeliveryId::new("", &key.to_be_bytes(), &[body])
+fn id(key: u64, body: u8) -> EventKey {
+    EventKey::new("", &key.to_be_bytes(), &[body])
 }
 
 fn now<T>(operation: impl Future<Output = T>) -> T {
@@ -279,7 +279,7 @@ fn now<T>(operation: impl Future<Output = T>) -> T {
 fn assert_settled(result: Result<(), SettleError>, claimed: bool) {
     match result {
         Ok(()) => assert!(claimed, "a lease that had ended was settled"),
-        Err(SettleError::Superseded) => assert!(!claimed, "a valid lease was refused"),
+        Err(SettleError::LeaseExpired) => assert!(!claimed, "a valid lease was refused"),
         Err(error) => panic!("{error}"),
     }
 }

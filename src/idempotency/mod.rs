@@ -43,5 +43,5 @@ mod service;
 
 pub use self::future::ResponseFuture;
 pub use self::layer::IdempotencyLayer;
-pub use self::run::{Runs, StillRunning};
+pub use self::run::{DrainTimeout, Runs};
 pub use self::service::Idempotency;

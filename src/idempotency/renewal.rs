@@ -76,7 +76,7 @@ impl<St: Store> Renewals<St> {
         match seen {
             Seen::InTime => return renewal,
             Seen::Now => {}
-            Seen::ByNew(looks) => drop(runtime.spawn(looks.run(config.lease / 3))),
+            Seen::ByNew(scheduler) => drop(runtime.spawn(scheduler.run(config.lease / 3))),
         }
         // Should the task still wait for its turn when the handler is polled, it could wait behind it.
         yield_now().await;
@@ -97,7 +97,7 @@ impl<St: Store> Renewals<St> {
                 (queue, seen)
             }
             Entry::Vacant(free) => {
-                let looks = Looks {
+                let scheduler = RenewalScheduler {
                     waiting: Arc::clone(&self.waiting),
                     runtime: lease.runtime,
                     look_now: Arc::default(),
@@ -107,9 +107,9 @@ impl<St: Store> Renewals<St> {
                     leases: BTreeMap::new(),
                     newest: 0,
                     looks_at: lease.place.0,
-                    look_now: Arc::clone(&looks.look_now),
+                    look_now: Arc::clone(&scheduler.look_now),
                 };
-                (free.insert(queue), Seen::ByNew(looks))
+                (free.insert(queue), Seen::ByNew(scheduler))
             }
         };
         queue.newest = lease.place.1;
@@ -180,11 +180,11 @@ enum Seen<St> {
     /// The queue's task, which has to look now.
     Now,
     /// A task that has to be spawned.
-    ByNew(Looks<St>),
+    ByNew(RenewalScheduler<St>),
 }
 
 /// The task that looks after a queue. With the one the other ends.
-struct Looks<St> {
+struct RenewalScheduler<St> {
     waiting: Arc<Mutex<Queues<St>>>,
     runtime: runtime::Id,
     look_now: Arc<Notify>,
@@ -192,7 +192,7 @@ struct Looks<St> {
     newest: Option<u64>,
 }
 
-impl<St: Store> Looks<St> {
+impl<St: Store> RenewalScheduler<St> {
     /// Ends when no lease came for `every`, the time from a claim until it is due.
     async fn run(mut self, every: Duration) {
         while let Some(again) = self.look(every) {
@@ -228,7 +228,7 @@ impl<St: Store> Looks<St> {
     }
 }
 
-impl<St> Drop for Looks<St> {
+impl<St> Drop for RenewalScheduler<St> {
     fn drop(&mut self) {
         let is_own = |queue: &Queue<St>| Arc::ptr_eq(&queue.look_now, &self.look_now);
         let mut queues = lock(&self.waiting);

@@ -22,7 +22,7 @@ use super::renewal::{Renewal, Renewals};
 use crate::answer::{Answer, Chain, Outcome, ResponseBody, Settle};
 use crate::delivery::Verified;
 use crate::limit::Limit;
-use crate::store::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
+use crate::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 use crate::trace::DeliverySpan;
 
 /// How a run ended.
@@ -108,8 +108,8 @@ fn settlement<B>(response: &Response<B>) -> Settle {
 
 /// What one run has claimed: the event's key and, with `replay_guard`, its body.
 struct Claims<St: Store> {
-    key: Option<Held<St>>,
-    body: Option<Box<Held<St>>>,
+    key: Option<HeldLease<St>>,
+    body: Option<Box<HeldLease<St>>>,
 }
 
 enum NotTaken {
@@ -127,14 +127,14 @@ impl<St: Store> Claims<St> {
             body: None,
         };
         if let Some(key) = key {
-            let id = DeliveryId::with_body_digest(&config.namespace, key, body);
-            claims.key = Held::take(config, id, Identity::Key).await?;
+            let id = EventKey::with_body_digest(&config.namespace, key, body);
+            claims.key = HeldLease::take(config, id, Identity::Key).await?;
         }
         if config.replay_guard {
             // The body is claimed as if it were a key, so that "another body" means another key.
             let namespace = format!("{} bodies", config.namespace);
-            let id = DeliveryId::new(&namespace, body, key.unwrap_or_default());
-            match Held::take(config, id, Identity::Body).await {
+            let id = EventKey::new(&namespace, body, key.unwrap_or_default());
+            match HeldLease::take(config, id, Identity::Body).await {
                 Ok(held) => claims.body = held.map(Box::new),
                 Err(not_taken) => {
                     let _ = claims.release().await;
@@ -187,7 +187,7 @@ impl<St: Store> Claims<St> {
 
     /// The body comes first: a crash between the two leaves an event that was handled, and whose
     /// key is free; its next delivery then meets its own body.
-    fn held(&mut self) -> impl Iterator<Item = &mut Held<St>> {
+    fn held(&mut self) -> impl Iterator<Item = &mut HeldLease<St>> {
         self.body.as_deref_mut().into_iter().chain(&mut self.key)
     }
 }
@@ -200,22 +200,22 @@ enum Identity {
 }
 
 /// A lease that is held, and renewed where it has to be. Dropped, it is released by a task.
-struct Held<St: Store> {
+struct HeldLease<St: Store> {
     lease: Lease,
     config: Arc<Config<St>>,
     renewal: Option<Renewal<St>>,
     settled: bool,
 }
 
-impl<St: Store> Held<St> {
+impl<St: Store> HeldLease<St> {
     /// Claims `id`. `None` when the store fails and the delivery is to be handled all the same.
     async fn take(
         config: &Arc<Config<St>>,
-        id: DeliveryId,
+        id: EventKey,
         identity: Identity,
     ) -> Result<Option<Self>, NotTaken> {
         let lease = config.claimed_lease();
-        let asked = St::LEASES_OUTLIVE_PROCESS.then(Instant::now);
+        let asked = St::DURABLE_LEASES.then(Instant::now);
         let claim = config
             .within_limit(config.store.claim(&id, lease, config.retention))
             .await;
@@ -297,13 +297,13 @@ impl<St: Store> Held<St> {
                     self.settled = true;
                     return Ok(());
                 }
-                Err(SettleError::Superseded) => {
+                Err(SettleError::LeaseExpired) => {
                     self.settled = true;
                     // A try whose answer was lost may have ended the lease itself.
                     let state = config.within_limit(config.store.peek(self.lease.id()));
                     return match retried && matches!(state.await, Ok(KeyState::Done)) {
                         true => Ok(()),
-                        false => Err(Answer::NotRecorded(SettleError::Superseded)),
+                        false => Err(Answer::NotRecorded(SettleError::LeaseExpired)),
                     };
                 }
                 Err(error) => error,
@@ -312,7 +312,7 @@ impl<St: Store> Held<St> {
             let now = Instant::now();
             if now + pause >= *valid_until.get_or_insert(now + self.config.lease) {
                 // A lease that no crash would end has to be given up.
-                self.settled = St::LEASES_OUTLIVE_PROCESS;
+                self.settled = St::DURABLE_LEASES;
                 return Err(Answer::NotRecorded(error));
             }
             tracing::warn!(
@@ -327,19 +327,19 @@ impl<St: Store> Held<St> {
     async fn release(&mut self) {
         let released = release(&self.config, &self.lease).await;
         // Where no crash would end the lease, only another try does.
-        self.settled = released || St::LEASES_OUTLIVE_PROCESS;
+        self.settled = released || St::DURABLE_LEASES;
     }
 }
 
-impl<St: Store> Drop for Held<St> {
+impl<St: Store> Drop for HeldLease<St> {
     fn drop(&mut self) {
         if self.settled {
             return;
         }
-        if !St::LEASES_OUTLIVE_PROCESS {
+        if !St::DURABLE_LEASES {
             // Memory does it at once, even when the runtime is about to end.
             let released = self.config.store.release(&self.lease).now_or_never();
-            if let Some(Ok(()) | Err(SettleError::Superseded)) = released {
+            if let Some(Ok(()) | Err(SettleError::LeaseExpired)) = released {
                 return;
             }
         }
@@ -364,9 +364,7 @@ impl<St: Store> Drop for Held<St> {
 async fn release_later<St: Store>(config: Arc<Config<St>>, lease: Lease) {
     let give_up = Instant::now() + config.lease;
     let mut pause = Duration::from_millis(50);
-    while !release(&config, &lease).await
-        && !St::LEASES_OUTLIVE_PROCESS
-        && Instant::now() + pause < give_up
+    while !release(&config, &lease).await && !St::DURABLE_LEASES && Instant::now() + pause < give_up
     {
         sleep(pause).await;
         pause = (2 * pause).min(Duration::from_secs(5));
@@ -377,7 +375,7 @@ async fn release_later<St: Store>(config: Arc<Config<St>>, lease: Lease) {
 async fn release<St: Store>(config: &Config<St>, lease: &Lease) -> bool {
     match config.within_limit(config.store.release(lease)).await {
         Ok(()) => true,
-        Err(SettleError::Superseded) => {
+        Err(SettleError::LeaseExpired) => {
             tracing::debug!("the lease had ended before its release");
             true
         }
@@ -393,7 +391,7 @@ async fn release<St: Store>(config: &Config<St>, lease: &Lease) -> bool {
 
 /// The run that has a key which another delivery asked for.
 pub(super) struct OtherRun {
-    id: DeliveryId,
+    id: EventKey,
     remaining: Duration,
     when_done: Answer,
 }
@@ -429,7 +427,7 @@ impl OtherRun {
 impl<St: Store> Config<St> {
     /// For how long a key is claimed.
     fn claimed_lease(&self) -> Duration {
-        if St::LEASES_OUTLIVE_PROCESS {
+        if St::DURABLE_LEASES {
             self.lease
         } else {
             self.retention
@@ -477,8 +475,8 @@ impl<St: Store> Config<St> {
 /// let runs = layer.runs();
 ///
 /// serve().await?; // with graceful shutdown, which does not know these runs
-/// if let Err(still_running) = runs.drain(Duration::from_secs(30)).await {
-///     eprintln!("{still_running}");
+/// if let Err(timeout) = runs.drain(Duration::from_secs(30)).await {
+///     eprintln!("{timeout}");
 /// }
 /// # Ok(())
 /// # }
@@ -528,11 +526,11 @@ impl Runs {
     ///
     /// When the deadline passed before that. Those that remain end with the process: their events
     /// are handled again when the sender retries.
-    pub async fn drain(&self, deadline: Duration) -> Result<(), StillRunning> {
+    pub async fn drain(&self, deadline: Duration) -> Result<(), DrainTimeout> {
         let mut count = self.count.subscribe();
         match timeout(deadline, count.wait_for(|count| count.all() == 0)).await {
             Ok(_) => Ok(()),
-            Err(_) => Err(StillRunning(self.count.borrow().all())),
+            Err(_) => Err(DrainTimeout(self.count.borrow().all())),
         }
     }
 
@@ -607,9 +605,9 @@ impl Drop for Place {
 
 /// Runs were still going on when the deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StillRunning(usize);
+pub struct DrainTimeout(usize);
 
-impl StillRunning {
+impl DrainTimeout {
     /// How many there were, together with the claims that were still to be released.
     #[must_use]
     pub fn count(&self) -> usize {
@@ -617,7 +615,7 @@ impl StillRunning {
     }
 }
 
-impl fmt::Display for StillRunning {
+impl fmt::Display for DrainTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
@@ -627,4 +625,4 @@ impl fmt::Display for StillRunning {
     }
 }
 
-impl std::error::Error for StillRunning {}
+impl std::error::Error for DrainTimeout {}

@@ -21,14 +21,14 @@ use crate::event::{
 /// transferred is rated by its customer in the end, whether or not you call [`rate`](Self::rate)
 /// (Spec 3, rule 1; see [`Settings::rate_after`](super::Settings::rate_after)).
 #[derive(Clone)]
-pub struct Chat {
+pub struct SimulatedChat {
     sandbox: Sandbox,
     index: usize,
 }
 
-impl fmt::Debug for Chat {
+impl fmt::Debug for SimulatedChat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Chat")
+        f.debug_struct("SimulatedChat")
             .field("index", &self.index)
             .finish_non_exhaustive()
     }
@@ -55,7 +55,7 @@ impl Rating {
     }
 }
 
-impl Chat {
+impl SimulatedChat {
     pub(super) fn new(sandbox: Sandbox, index: usize) -> Self {
         Self { sandbox, index }
     }
@@ -349,7 +349,7 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
 pub struct Generator {
     sandbox: Sandbox,
     rng: Rng,
-    chats: Vec<(Chat, Phase)>,
+    chats: Vec<(SimulatedChat, Phase)>,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -31,13 +31,13 @@ impl Clock {
             .saturating_add(self.origin.elapsed().saturating_mul(self.speed))
     }
 
-    pub(super) fn skip(&mut self, time: Duration) {
+    pub(super) fn advance(&mut self, time: Duration) {
         self.base = self.now().saturating_add(time);
         self.origin = Instant::now();
     }
 
     pub(super) fn set_speed(&mut self, speed: u32) {
-        self.skip(Duration::ZERO);
+        self.advance(Duration::ZERO);
         self.speed = speed.max(1);
     }
 

@@ -22,10 +22,10 @@ pub enum Fault {
     /// The receiver answered, and the answer does not reach the platform.
     DropResponse,
     /// The connection breaks within the request's body, before byte [`Injected::parameter`].
-    Cut,
+    TruncateBody,
     /// The request arrives, and the connection breaks while the receiver works on it: in process,
     /// its future is dropped after it was polled [`Injected::parameter`] times.
-    Leave,
+    Disconnect,
     /// The attempt begins [`Injected::parameter`] milliseconds late.
     Delay,
     /// Byte [`Injected::parameter`] of the body is changed after it was signed.
@@ -43,8 +43,8 @@ impl Fault {
         Self::ConcurrentDuplicate,
         Self::Reorder,
         Self::DropResponse,
-        Self::Cut,
-        Self::Leave,
+        Self::TruncateBody,
+        Self::Disconnect,
         Self::Delay,
         Self::Tamper,
         Self::WrongSecret,
@@ -59,8 +59,8 @@ impl Fault {
             Self::ConcurrentDuplicate => "concurrent-duplicate",
             Self::Reorder => "reorder",
             Self::DropResponse => "drop-response",
-            Self::Cut => "cut",
-            Self::Leave => "leave",
+            Self::TruncateBody => "truncate-body",
+            Self::Disconnect => "disconnect",
             Self::Delay => "delay",
             Self::Tamper => "tamper",
             Self::WrongSecret => "wrong-secret",
@@ -82,8 +82,8 @@ impl Fault {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let parameter = match self {
             Self::Duplicate if rng.bool() => rng.u64(1..=millis(policy.retry_for).max(1)),
-            Self::Cut | Self::Tamper => rng.u64(0..body.max(1) as u64),
-            Self::Leave => rng.u64(1..=4),
+            Self::TruncateBody | Self::Tamper => rng.u64(0..body.max(1) as u64),
+            Self::Disconnect => rng.u64(1..=4),
             Self::Delay => rng.u64(1..=60_000),
             _ => 0,
         };
@@ -115,8 +115,8 @@ impl fmt::Display for Injected {
         let Self { fault, parameter } = self;
         match fault {
             Fault::Duplicate | Fault::Delay => write!(f, "{fault} ({parameter} ms)"),
-            Fault::Cut | Fault::Tamper => write!(f, "{fault} (byte {parameter})"),
-            Fault::Leave => write!(f, "{fault} ({parameter} polls)"),
+            Fault::TruncateBody | Fault::Tamper => write!(f, "{fault} (byte {parameter})"),
+            Fault::Disconnect => write!(f, "{fault} ({parameter} polls)"),
             _ => fault.fmt(f),
         }
     }
@@ -131,8 +131,8 @@ impl fmt::Display for Injected {
 /// use tower_webhook::sandbox::{Fault, Faults};
 ///
 /// let faults = Faults::all(0.02).with(Fault::Delay, 0.0);
-/// assert_eq!("drop-response=0.1,cut=0.05".parse(), Ok(
-///     Faults::none().with(Fault::DropResponse, 0.1).with(Fault::Cut, 0.05),
+/// assert_eq!("drop-response=0.1,truncate-body=0.05".parse(), Ok(
+///     Faults::none().with(Fault::DropResponse, 0.1).with(Fault::TruncateBody, 0.05),
 /// ));
 /// assert_eq!("all".parse(), Ok(Faults::all(0.02)));
 /// ```

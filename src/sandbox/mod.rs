@@ -73,7 +73,7 @@ use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 use tower_service::Service;
 
-pub use self::chat::{Chat, Generator, Rating};
+pub use self::chat::{Generator, Rating, SimulatedChat};
 pub use self::fault::{Fault, Faults, Injected, InvalidFaults};
 pub use self::graphql::GraphQl;
 pub use self::portal::{ApiKey, Webhook, WebhookStatus};
@@ -272,21 +272,21 @@ impl Sandbox {
 
     /// A new chat, about something. Nobody is told before it is [assigned](Chat::assign).
     #[must_use]
-    pub fn chat(&self) -> Chat {
+    pub fn chat(&self) -> SimulatedChat {
         let index = self.change(|state| {
             let number = state.chats.len() + 1;
             let now = state.clock.timestamp(state.clock.now());
             let chat = invent(&mut state.rng, number, now);
             state.add_chat(Facts::new(chat))
         });
-        Chat::new(self.clone(), index)
+        SimulatedChat::new(self.clone(), index)
     }
 
     /// A new chat about what you say. What is `None` or empty is omitted from payloads.
     #[must_use]
-    pub fn chat_about(&self, chat: ChatLifecycle) -> Chat {
+    pub fn chat_about(&self, chat: ChatLifecycle) -> SimulatedChat {
         let index = self.change(|state| state.add_chat(Facts::new(chat)));
-        Chat::new(self.clone(), index)
+        SimulatedChat::new(self.clone(), index)
     }
 
     /// Lets chats live by chance, from the sandbox's seed.
@@ -324,8 +324,8 @@ impl Sandbox {
     }
 
     /// Puts the platform's clock forward. Of the retries that fall into that time, one remains.
-    pub fn skip(&self, time: Duration) {
-        self.change(|state| state.clock.skip(time));
+    pub fn advance(&self, time: Duration) {
+        self.change(|state| state.clock.advance(time));
     }
 
     /// Changes how much faster than `tokio::time` the platform's clock runs.

@@ -618,7 +618,7 @@ fn request(
             }
             Body::new(bytes.into(), None)
         }
-        (Some((Fault::Cut, _)), place) => Body::new(body, place),
+        (Some((Fault::TruncateBody, _)), place) => Body::new(body, place),
         _ => Body::new(body, None),
     };
     request.body(body)
@@ -627,7 +627,7 @@ fn request(
 async fn exchange(shared: &Shared, request: Request<Body>, fault: Option<Injected>) -> Outcome {
     let fault = fault.map(|injected| (injected.fault, injected.parameter));
     let polls = match fault {
-        Some((Fault::Leave, polls)) => polls,
+        Some((Fault::Disconnect, polls)) => polls,
         _ => u64::MAX,
     };
     let response = AssertUnwindSafe((shared.target)(request)).catch_unwind();
@@ -635,12 +635,14 @@ async fn exchange(shared: &Shared, request: Request<Body>, fault: Option<Injecte
         Err(_) => Outcome::TimedOut,
         Ok(None) => Outcome::Withheld(None),
         Ok(Some(Ok(Ok(status)))) => match fault {
-            Some((Fault::DropResponse | Fault::Cut | Fault::Leave, _)) => {
+            Some((Fault::DropResponse | Fault::TruncateBody | Fault::Disconnect, _)) => {
                 Outcome::Withheld(Some(status))
             }
             _ => Outcome::Answered(status),
         },
-        Ok(Some(Ok(Err(_)))) if matches!(fault, Some((Fault::Cut, _))) => Outcome::Withheld(None),
+        Ok(Some(Ok(Err(_)))) if matches!(fault, Some((Fault::TruncateBody, _))) => {
+            Outcome::Withheld(None)
+        }
         Ok(Some(Ok(Err(error)))) => Outcome::Failed(Chain(error.as_ref()).to_string()),
         Ok(Some(Err(_))) => Outcome::Failed("the service panicked".to_owned()),
     }

@@ -55,7 +55,7 @@ impl Share {
         let used = self.budget.used.fetch_add(more, Ordering::Relaxed);
         self.bytes += more;
         if used.saturating_add(more) > self.budget.limit {
-            return Err(Answer::BuffersFull {
+            return Err(Answer::Overloaded {
                 retry_after: self.budget.retry_after,
             });
         }
@@ -150,7 +150,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
                     slice = slice.saturating_sub(FRAME_COST);
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    return Poll::Ready(Err(Answer::BodyBroken(error.into())));
+                    return Poll::Ready(Err(Answer::MalformedBody(error.into())));
                 }
                 Poll::Ready(None) => *this.ended = true,
                 Poll::Pending => break,
@@ -158,7 +158,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
         }
 
         ready!(this.limit.poll_unpin(cx));
-        Poll::Ready(Err(Answer::BodySlow {
+        Poll::Ready(Err(Answer::BodyTimeout {
             limit: this.limit.duration(),
         }))
     }
@@ -203,7 +203,7 @@ impl Content {
             .declared
             .is_some_and(|declared| length as u64 > declared)
         {
-            return Err(Answer::BodyBroken(
+            return Err(Answer::MalformedBody(
                 "it is longer than its `Content-Length`".into(),
             ));
         }
@@ -243,7 +243,7 @@ impl Content {
             Joined::Frames(frames) => frames.freeze(),
         };
         match self.declared {
-            Some(declared) if declared != bytes.len() as u64 => Err(Answer::BodyBroken(
+            Some(declared) if declared != bytes.len() as u64 => Err(Answer::MalformedBody(
                 "it is shorter than its `Content-Length`".into(),
             )),
             _ => Ok((bytes, self.hashing)),
@@ -389,7 +389,7 @@ mod tests {
         ] {
             let body = frames([&b"abc"[..], b"def"], END);
             match complete(body, Some(declared), &bounds).await {
-                Err(Answer::BodyBroken(error)) => assert_eq!(error.to_string(), text),
+                Err(Answer::MalformedBody(error)) => assert_eq!(error.to_string(), text),
                 other => panic!("{other:?}"),
             }
         }
@@ -404,7 +404,7 @@ mod tests {
         let bounds = bounds(1024, 1024);
         let body = frames([&b"abc"[..]], Poll::Ready(Some("connection reset")));
         match complete(body, None, &bounds).await {
-            Err(Answer::BodyBroken(error)) => assert_eq!(error.to_string(), "connection reset"),
+            Err(Answer::MalformedBody(error)) => assert_eq!(error.to_string(), "connection reset"),
             other => panic!("{other:?}"),
         }
         assert_eq!(bounds.used(), 0);
@@ -438,7 +438,7 @@ mod tests {
 
         let start = Instant::now();
         let refused = complete(drip(1000), None, &bounds).await;
-        assert!(matches!(refused, Err(Answer::BodySlow { limit }) if limit == bounds.timeout));
+        assert!(matches!(refused, Err(Answer::BodyTimeout { limit }) if limit == bounds.timeout));
         let elapsed = start.elapsed();
         assert!(elapsed >= bounds.timeout && elapsed < bounds.timeout + Duration::from_secs(1));
         assert_eq!(bounds.used(), 0);
@@ -455,7 +455,7 @@ mod tests {
         // Clones share the budget.
         let full = complete(stays(&[0; 25]), None, &bounds.clone()).await;
         assert!(
-            matches!(full, Err(Answer::BuffersFull { retry_after }) if retry_after.as_secs() == 600)
+            matches!(full, Err(Answer::Overloaded { retry_after }) if retry_after.as_secs() == 600)
         );
         assert_eq!(bounds.used(), 40);
         assert!(

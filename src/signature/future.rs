@@ -163,7 +163,7 @@ fn verify(
 ) -> Result<Verified, Answer> {
     let authentic = hashing
         .verify(&body, headers, &config.names.signature)
-        .map_err(Answer::Unauthentic)?;
+        .map_err(Answer::InvalidSignature)?;
     let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
     let delivery = RawDelivery::new(kind, body).with_key(key);
     let secret = authentic

@@ -68,7 +68,7 @@ pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer
     };
     let is_number = !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_digit);
     if !is_number || values.any(|other| other != value) {
-        return Err(Answer::BodyBroken(
+        return Err(Answer::MalformedBody(
             "its `Content-Length` is not one number".into(),
         ));
     }
@@ -84,12 +84,12 @@ pub(super) fn kind_and_key(
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Answer> {
     if !is_plain_json(headers) {
-        return Err(Answer::NotJson);
+        return Err(Answer::UnsupportedMediaType);
     }
     let kind = kind(headers, &names.event)?;
     let key = key(headers, &names.key)?;
     if require_key && key.is_none() {
-        return Err(Answer::KeyMissing);
+        return Err(Answer::MissingKey);
     }
     Ok((kind, key))
 }
@@ -113,9 +113,9 @@ fn is_plain_json(headers: &HeaderMap) -> bool {
 fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Answer> {
     let mut values = headers.get_all(name).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
-        return Err(Answer::KindUnclear);
+        return Err(Answer::InvalidEventHeader);
     };
-    EventKind::from_bytes(value.as_bytes()).map_err(|_| Answer::KindUnclear)
+    EventKind::from_bytes(value.as_bytes()).map_err(|_| Answer::InvalidEventHeader)
 }
 
 /// Several headers are one key as long as they agree.
@@ -125,7 +125,7 @@ fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>,
         return Ok(None);
     };
     if values.any(|value| value != first) {
-        return Err(Answer::KeysDiffer);
+        return Err(Answer::ConflictingKeys);
     }
     Ok(IdempotencyKey::new(first.clone()))
 }
@@ -152,7 +152,7 @@ mod tests {
         ));
         for wrong in ["", "-1", "+1", "1.0", "0x10", "1, 1", "ten"] {
             assert!(
-                matches!(declared(wrong), Err(Answer::BodyBroken(_))),
+                matches!(declared(wrong), Err(Answer::MalformedBody(_))),
                 "{wrong:?}"
             );
         }

@@ -52,7 +52,7 @@ use futures_util::FutureExt;
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
-use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store};
+use super::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store};
 use crate::answer::Chain;
 
 /// A lease, or a retention, whose end is waited for.
@@ -271,7 +271,7 @@ pub async fn bodies_are_compared<H: Harness>(harness: &H) {
 }
 
 /// Renewing or settling with a fence that is not the key's is refused as
-/// [`Superseded`](SettleError::Superseded), and changes nothing: a fence that never was, that of an
+/// [`LeaseExpired`](SettleError::LeaseExpired), and changes nothing: a fence that never was, that of an
 /// earlier claim, and that of another key.
 ///
 /// # Panics
@@ -560,7 +560,7 @@ pub async fn keys_never_meet<H: Harness>(harness: &H) {
         .flat_map(|key| {
             namespaces
                 .iter()
-                .map(move |namespace| DeliveryId::new(namespace, &key, b"{}"))
+                .map(move |namespace| EventKey::new(namespace, &key, b"{}"))
                 .collect::<Vec<_>>()
         })
         .collect();
@@ -704,14 +704,14 @@ impl Keys {
         }
     }
 
-    fn next(&mut self) -> DeliveryId {
+    fn next(&mut self) -> EventKey {
         self.two_bodies().0
     }
 
     /// One key, with two bodies.
-    fn two_bodies(&mut self) -> (DeliveryId, DeliveryId) {
+    fn two_bodies(&mut self) -> (EventKey, EventKey) {
         self.next += 1;
-        let with = |body| DeliveryId::new(&self.namespace, &self.next.to_be_bytes(), body);
+        let with = |body| EventKey::new(&self.namespace, &self.next.to_be_bytes(), body);
         (with(b"a body"), with(b"another body"))
     }
 }
@@ -730,7 +730,7 @@ async fn handles<H: Harness>(harness: &H, count: usize) -> Vec<Arc<H::Store>> {
     handles
 }
 
-async fn one_winner<S: Store>(handles: &[Arc<S>], id: DeliveryId, what: &str) -> Lease {
+async fn one_winner<S: Store>(handles: &[Arc<S>], id: EventKey, what: &str) -> Lease {
     let start = Arc::new(Barrier::new(RIVALS));
     let claims: Vec<_> = (0..RIVALS)
         .map(|at| {
@@ -768,12 +768,7 @@ async fn joined<T>(tasks: Vec<tokio::task::JoinHandle<T>>) -> Vec<T> {
     results
 }
 
-async fn acquired<S: Store>(
-    store: &S,
-    id: &DeliveryId,
-    lease: Duration,
-    retain: Duration,
-) -> Lease {
+async fn acquired<S: Store>(store: &S, id: &EventKey, lease: Duration, retain: Duration) -> Lease {
     match ok(store.claim(id, lease, retain).await, "claim") {
         Claim::Acquired(lease) => lease,
         claim => panic!("a key that should be free cannot be claimed: {claim:?}"),
@@ -781,7 +776,7 @@ async fn acquired<S: Store>(
 }
 
 /// Asserts that the key is in flight, for a lease of `HELD`, by all accounts.
-async fn in_flight<S: Store>(store: &S, id: &DeliveryId) -> Duration {
+async fn in_flight<S: Store>(store: &S, id: &EventKey) -> Duration {
     let sane = |remaining: Duration| {
         assert!(
             remaining > HELD / 2 && remaining <= HELD,
@@ -800,7 +795,7 @@ async fn in_flight<S: Store>(store: &S, id: &DeliveryId) -> Duration {
 }
 
 /// Asserts that the key is done by all accounts.
-async fn done<S: Store>(store: &S, id: &DeliveryId) {
+async fn done<S: Store>(store: &S, id: &EventKey) {
     match ok(store.claim(id, HELD, HELD).await, "claim") {
         Claim::Done { same_body } => assert!(same_body, "`same_body` of a key that is done"),
         claim => panic!("a key that is done was not found so: {claim:?}"),
@@ -809,13 +804,13 @@ async fn done<S: Store>(store: &S, id: &DeliveryId) {
     assert_eq!(state, KeyState::Done, "what a key that is done looks like");
 }
 
-async fn assert_free<S: Store>(store: &S, id: &DeliveryId, what: &str) {
+async fn assert_free<S: Store>(store: &S, id: &EventKey, what: &str) {
     let state = ok(store.peek(id).await, "peek");
     assert_eq!(state, KeyState::Free, "what {what} looks like");
 }
 
 /// Waits for the end of something that lasts for `SHORT`, and was not begun before `began`.
-async fn ends<S: Store>(store: &S, id: &DeliveryId, began: Instant, what: &str) {
+async fn ends<S: Store>(store: &S, id: &EventKey, began: Instant, what: &str) {
     free_before_long(store, id, what).await;
     let lasted = began.elapsed();
     assert!(
@@ -824,7 +819,7 @@ async fn ends<S: Store>(store: &S, id: &DeliveryId, began: Instant, what: &str) 
     );
 }
 
-async fn free_before_long<S: Store>(store: &S, id: &DeliveryId, what: &str) {
+async fn free_before_long<S: Store>(store: &S, id: &EventKey, what: &str) {
     let give_up = Instant::now() + PATIENCE;
     while ok(store.peek(id).await, "peek") != KeyState::Free {
         assert!(Instant::now() < give_up, "{what} never ends");
@@ -840,7 +835,7 @@ async fn refuses<S: Store>(store: &S, lease: &Lease, what: &str) {
         ("released", store.release(lease).await),
     ] {
         match result {
-            Err(SettleError::Superseded) => {}
+            Err(SettleError::LeaseExpired) => {}
             Ok(()) => panic!("{what} could be {operation}"),
             Err(error) => panic!("{what}, {operation}, failed: {}", Chain(&error)),
         }

@@ -74,7 +74,7 @@ pub trait Store: Send + Sync + 'static {
     /// Where it does, leases are kept short and renewed while the run lasts. Where it does not, as
     /// in memory, a lease is taken once for as long as it may ever be needed. So there a claim whose
     /// future was dropped must not have taken effect: nobody would wait for its lease to end.
-    const LEASES_OUTLIVE_PROCESS: bool;
+    const DURABLE_LEASES: bool;
 
     /// Takes the key, in one atomic step, if it is neither in flight nor done.
     ///
@@ -86,7 +86,7 @@ pub trait Store: Send + Sync + 'static {
     /// When the store cannot be reached or does not work. The caller may assume nothing then.
     fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> impl Future<Output = Result<Claim, StoreError>> + Send;
@@ -96,13 +96,13 @@ pub trait Store: Send + Sync + 'static {
     /// # Errors
     ///
     /// As for [`claim`](Self::claim).
-    fn peek(&self, id: &DeliveryId) -> impl Future<Output = Result<KeyState, StoreError>> + Send;
+    fn peek(&self, id: &EventKey) -> impl Future<Output = Result<KeyState, StoreError>> + Send;
 
     /// Lets the claim last for `extend` from now on.
     ///
     /// # Errors
     ///
-    /// [`SettleError::Superseded`] when the lease has ended, even if nobody has claimed the key since.
+    /// [`SettleError::LeaseExpired`] when the lease has ended, even if nobody has claimed the key since.
     fn renew(
         &self,
         lease: &Lease,
@@ -114,7 +114,7 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`SettleError::Superseded`] when the lease has ended, even if nobody has claimed the key since.
+    /// [`SettleError::LeaseExpired`] when the lease has ended, even if nobody has claimed the key since.
     fn complete(
         &self,
         lease: &Lease,
@@ -125,23 +125,23 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`SettleError::Superseded`] when the lease has ended, even if nobody has claimed the key since.
+    /// [`SettleError::LeaseExpired`] when the lease has ended, even if nobody has claimed the key since.
     fn release(&self, lease: &Lease) -> impl Future<Output = Result<(), SettleError>> + Send;
 }
 
 impl<T: Store> Store for Arc<T> {
-    const LEASES_OUTLIVE_PROCESS: bool = T::LEASES_OUTLIVE_PROCESS;
+    const DURABLE_LEASES: bool = T::DURABLE_LEASES;
 
     fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> impl Future<Output = Result<Claim, StoreError>> + Send {
         T::claim(self, id, lease, retain)
     }
 
-    fn peek(&self, id: &DeliveryId) -> impl Future<Output = Result<KeyState, StoreError>> + Send {
+    fn peek(&self, id: &EventKey) -> impl Future<Output = Result<KeyState, StoreError>> + Send {
         T::peek(self, id)
     }
 
@@ -170,12 +170,12 @@ impl<T: Store> Store for Arc<T> {
 ///
 /// Keys of any length and content become 16 bytes, so a store never meets what a sender wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct DeliveryId {
+pub struct EventKey {
     key: u128,
     body: u128,
 }
 
-impl DeliveryId {
+impl EventKey {
     /// The identity of `key` in `namespace`, carried by `body`.
     ///
     /// Keys of different namespaces never meet. Each part is reduced to the first 128 bits of a
@@ -250,7 +250,7 @@ pub enum KeyState {
 /// A claim with a deadline and a [`Fence`].
 #[derive(Clone, Debug)]
 pub struct Lease {
-    id: DeliveryId,
+    id: EventKey,
     fence: Fence,
     attempt: NonZeroU32,
 }
@@ -258,13 +258,13 @@ pub struct Lease {
 impl Lease {
     /// A lease as a store hands it out.
     #[must_use]
-    pub fn new(id: DeliveryId, fence: Fence, attempt: NonZeroU32) -> Self {
+    pub fn new(id: EventKey, fence: Fence, attempt: NonZeroU32) -> Self {
         Self { id, fence, attempt }
     }
 
     /// What was claimed.
     #[must_use]
-    pub fn id(&self) -> &DeliveryId {
+    pub fn id(&self) -> &EventKey {
         &self.id
     }
 
@@ -351,7 +351,7 @@ impl std::error::Error for StoreError {
 #[non_exhaustive]
 pub enum SettleError {
     /// The lease has ended: the key belongs to somebody else or to nobody. Nothing was changed.
-    Superseded,
+    LeaseExpired,
     /// The store did not do it; the lease may still be valid.
     Store(StoreError),
 }
@@ -359,7 +359,7 @@ pub enum SettleError {
 impl fmt::Display for SettleError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Superseded => {
+            Self::LeaseExpired => {
                 f.write_str("the lease has ended, and the key is free or somebody else's")
             }
             Self::Store(error) => error.fmt(f),
@@ -370,7 +370,7 @@ impl fmt::Display for SettleError {
 impl std::error::Error for SettleError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Superseded => None,
+            Self::LeaseExpired => None,
             Self::Store(error) => error.source(),
         }
     }
@@ -388,7 +388,7 @@ mod tests {
 
     #[test]
     fn equal_texts_are_parted_by_their_namespace() {
-        let key = |namespace, key: &[u8]| DeliveryId::new(namespace, key, b"").key();
+        let key = |namespace, key: &[u8]| EventKey::new(namespace, key, b"").key();
         assert_ne!(key("a", b"bc"), key("ab", b"c"));
         assert_ne!(key("", b"abc"), key("abc", b""));
         assert_ne!(key("a", b"bc"), key("", b"abc"));

@@ -14,7 +14,7 @@ use moka::policy::EvictionPolicy;
 use moka::sync::Cache;
 use tokio::time::Instant;
 
-use super::{Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError};
+use super::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError};
 use crate::SenderPolicy;
 
 /// Remembers keys in the memory of this process: the default, for one process that may forget.
@@ -297,11 +297,11 @@ impl fmt::Debug for MokaStore {
 }
 
 impl Store for MokaStore {
-    const LEASES_OUTLIVE_PROCESS: bool = false;
+    const DURABLE_LEASES: bool = false;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -346,7 +346,7 @@ impl Store for MokaStore {
         Ok(Claim::Acquired(Lease::new(*id, run.fence, run.attempt)))
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let now = Instant::now();
         let keys = self.part(id.key()).lock();
         Ok(match keys.in_flight.runs.get(&id.key()) {
@@ -397,7 +397,7 @@ impl InFlight {
         self.runs
             .get_mut(&lease.id().key())
             .filter(|run| run.fence == lease.fence() && run.until > now)
-            .ok_or(SettleError::Superseded)
+            .ok_or(SettleError::LeaseExpired)
     }
 
     /// Adds a run, and returns those that ended unsettled whenever enough have gathered to be worth
@@ -544,8 +544,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-    fn id(key: u64) -> DeliveryId {
-        DeliveryId::new("", &key.to_be_bytes(), b"{}")
+    fn id(key: u64) -> EventKey {
+        EventKey::new("", &key.to_be_bytes(), b"{}")
     }
 
     async fn claim(store: &MokaStore, key: u64, lease: Duration) -> Lease {

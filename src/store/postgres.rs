@@ -23,7 +23,7 @@ use tokio::time::timeout;
 
 use self::pool::Pool;
 use super::{
-    Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
+    Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
 use crate::answer::Chain;
 use crate::config::ConfigError;
@@ -272,7 +272,7 @@ impl PostgresStore {
         values.extend(time.map(|time| Value::Number(micros(time))));
         match self.fetch(sql, &values).await? {
             Some(_) => Ok(()),
-            None => Err(SettleError::Superseded),
+            None => Err(SettleError::LeaseExpired),
         }
     }
 
@@ -290,11 +290,11 @@ impl fmt::Debug for PostgresStore {
 }
 
 impl Store for PostgresStore {
-    const LEASES_OUTLIVE_PROCESS: bool = true;
+    const DURABLE_LEASES: bool = true;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -331,7 +331,7 @@ impl Store for PostgresStore {
         ))
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let values = [Value::Id(id.key())];
         let row = self.fetch(&self.shared.statements.peek, &values).await?;
         let Some(row) = row else {

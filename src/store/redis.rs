@@ -20,7 +20,7 @@ use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::{
-    Claim, DeliveryId, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
+    Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
 use crate::config::ConfigError;
 
@@ -163,7 +163,7 @@ impl RedisStore {
     }
 
     /// The script's call on the key of `id`, which is the prefix and 16 bytes.
-    fn call<'a>(&self, script: &'a Script, id: &DeliveryId) -> ScriptInvocation<'a> {
+    fn call<'a>(&self, script: &'a Script, id: &EventKey) -> ScriptInvocation<'a> {
         script.key([self.prefix.as_bytes(), &id.key().to_be_bytes()].concat())
     }
 
@@ -176,7 +176,7 @@ impl RedisStore {
         let connection = &self.shared.connection;
         match connection.invoke(call, repeatable).await? {
             true => Ok(()),
-            false => Err(SettleError::Superseded),
+            false => Err(SettleError::LeaseExpired),
         }
     }
 }
@@ -191,11 +191,11 @@ impl fmt::Debug for RedisStore {
 }
 
 impl Store for RedisStore {
-    const LEASES_OUTLIVE_PROCESS: bool = true;
+    const DURABLE_LEASES: bool = true;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -223,7 +223,7 @@ impl Store for RedisStore {
         }
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let call = self.call(&self.shared.scripts.peek, id);
         let found: Vec<u64> = self.shared.connection.invoke(&call, true).await?;
         match found[..] {
@@ -266,7 +266,7 @@ fn hex(Fence(fence): Fence) -> String {
 }
 
 /// What tells bodies apart: 63 bits, which Redis keeps as an integer.
-fn fingerprint(id: &DeliveryId) -> u64 {
+fn fingerprint(id: &EventKey) -> u64 {
     (id.body() >> 65) as u64
 }
 

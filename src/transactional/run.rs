@@ -10,8 +10,8 @@ use crate::answer::{Answer, BoxError};
 use crate::delivery::Delivery;
 use crate::event::Event;
 use crate::handler::{Handler, HandlerResult};
-use crate::store::postgres::transaction::{CommitError, Held, Inserted, Number, commit};
-use crate::store::{DeliveryId, StoreError};
+use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId, commit};
+use crate::store::{EventKey, StoreError};
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
 /// [`Transactions::handler`].
@@ -77,7 +77,7 @@ const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 /// What a key is recognised by, and how long to wait for another delivery of it.
 #[derive(Clone, Copy)]
 pub(super) struct Key {
-    id: DeliveryId,
+    id: EventKey,
     wait_until: Instant,
 }
 
@@ -88,7 +88,7 @@ impl Transactions {
         let namespace = format!("{} transactions", self.namespace);
         let key = delivery.key()?;
         Some(Key {
-            id: DeliveryId::new(&namespace, key.as_bytes(), delivery.raw().body()),
+            id: EventKey::new(&namespace, key.as_bytes(), delivery.raw().body()),
             wait_until: Instant::now() + self.in_flight_wait.min(YEARS_30),
         })
     }
@@ -101,7 +101,7 @@ impl Transactions {
         }
     }
 
-    async fn connection(&self) -> Result<Held, Answer> {
+    async fn connection(&self) -> Result<HeldConnection, Answer> {
         self.step(self.store.acquire()).await
     }
 
@@ -117,7 +117,7 @@ impl Transactions {
         &self,
         connection: &mut PgConnection,
         key: Option<&Key>,
-    ) -> Result<Number, Answer> {
+    ) -> Result<TxId, Answer> {
         let limit = self.handler_timeout;
         let Some(key) = key else {
             return self.step(self.store.number(connection, limit)).await;
@@ -162,7 +162,7 @@ impl Transactions {
         self.step(self.store.roll_back(transaction)).await
     }
 
-    async fn commit(&self, transaction: PgTransaction<'_>, begun: &Number) -> Result<(), Answer> {
+    async fn commit(&self, transaction: PgTransaction<'_>, begun: &TxId) -> Result<(), Answer> {
         let committed = timeout(self.store_timeout, commit(transaction, begun)).await;
         let error: BoxError = match committed {
             Ok(Ok(())) => return Ok(()),

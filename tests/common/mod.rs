@@ -20,7 +20,7 @@ use serde_json::Value;
 use tower::{Service, ServiceExt};
 use tower_webhook::event::ChatRated;
 use tower_webhook::store::{
-    Claim, DeliveryId, KeyState, Lease, MokaStore, SettleError, Store, StoreError, StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, MokaStore, SettleError, Store, StoreError, StoreErrorKind,
 };
 use tower_webhook::{Delivery, Handler, HandlerError, HandlerResult, Secret};
 use tracing::field::{Field, Visit};
@@ -300,7 +300,7 @@ impl<const OUTLIVES: bool> TestStore<OUTLIVES> {
     async fn during<T, E: From<StoreError>>(
         &self,
         operation: Operation,
-        id: &DeliveryId,
+        id: &EventKey,
         effect: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
         lock(&self.operations).push((operation, id.key()));
@@ -319,11 +319,11 @@ impl<const OUTLIVES: bool> TestStore<OUTLIVES> {
 }
 
 impl<const OUTLIVES: bool> Store for TestStore<OUTLIVES> {
-    const LEASES_OUTLIVE_PROCESS: bool = OUTLIVES;
+    const DURABLE_LEASES: bool = OUTLIVES;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -331,7 +331,7 @@ impl<const OUTLIVES: bool> Store for TestStore<OUTLIVES> {
             .await
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         self.moka.peek(id).await
     }
 
@@ -362,7 +362,7 @@ pub trait StoreExt {
 
 impl StoreExt for MokaStore {
     async fn state(&self, key: &str) -> KeyState {
-        self.peek(&DeliveryId::new("", key.as_bytes(), b""))
+        self.peek(&EventKey::new("", key.as_bytes(), b""))
             .await
             .unwrap()
     }

@@ -19,7 +19,7 @@ use http_body_util::Full;
 use tokio::time::{Instant, sleep};
 use tower::{Service, ServiceExt};
 use tower_webhook::store::{
-    Claim, DeliveryId, KeyState, Lease, MokaStore, SettleError, Store, StoreError, StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, MokaStore, SettleError, Store, StoreError, StoreErrorKind,
 };
 use tower_webhook::{ResponseBody, Secret};
 use tracing::subscriber::DefaultGuard;
@@ -185,7 +185,7 @@ impl<const OUTLIVE: bool> Scripted<OUTLIVE> {
 
     /// What is true of a key, whatever the script says.
     pub(crate) async fn state(&self, key: &str) -> KeyState {
-        let id = DeliveryId::new("", key.as_bytes(), b"");
+        let id = EventKey::new("", key.as_bytes(), b"");
         self.truth.peek(&id).await.unwrap()
     }
 
@@ -225,11 +225,11 @@ impl<const OUTLIVE: bool> Clone for Scripted<OUTLIVE> {
 }
 
 impl<const OUTLIVE: bool> Store for Scripted<OUTLIVE> {
-    const LEASES_OUTLIVE_PROCESS: bool = OUTLIVE;
+    const DURABLE_LEASES: bool = OUTLIVE;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
@@ -241,7 +241,7 @@ impl<const OUTLIVE: bool> Store for Scripted<OUTLIVE> {
         Ok(claim)
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         self.call(Op::Peek).await?;
         self.truth.peek(id).await
     }

@@ -12,7 +12,7 @@ use super::*;
 pub(crate) enum Inserted {
     /// It is inserted, by the transaction of this number. Whoever inserts it as well waits until that
     /// has ended.
-    Fresh(Number),
+    Fresh(TxId),
     /// It was there: its event was handled.
     Done { same_body: bool },
     /// Another transaction has inserted it, and did not end within the wait.
@@ -21,9 +21,9 @@ pub(crate) enum Inserted {
 
 impl PostgresStore {
     /// A connection of the pool's.
-    pub(crate) async fn acquire(&self) -> Result<Held, StoreError> {
+    pub(crate) async fn acquire(&self) -> Result<HeldConnection, StoreError> {
         let connection = self.pool.acquire().await;
-        Ok(Held(Busy::new(
+        Ok(HeldConnection(Busy::new(
             connection.map_err(|error| self.error(error))?,
         )))
     }
@@ -48,12 +48,12 @@ impl PostgresStore {
         &self,
         transaction: &mut PgConnection,
         limit: Duration,
-    ) -> Result<Number, StoreError> {
+    ) -> Result<TxId, StoreError> {
         let row = query(AssertSqlSafe(Arc::clone(&self.shared.statements.number)))
             .bind(millis(limit).to_string())
             .fetch_one(transaction);
         let row = row.await.map_err(|error| self.error(error))?;
-        Ok(Number(column(&row, 0)?))
+        Ok(TxId(column(&row, 0)?))
     }
 
     /// Inserts a key as one that is done, or waits for a transaction that has inserted it. Then limits
@@ -61,7 +61,7 @@ impl PostgresStore {
     pub(crate) async fn insert(
         &self,
         connection: &mut PgConnection,
-        id: &DeliveryId,
+        id: &EventKey,
         retain: Duration,
         wait: Duration,
         limit: Duration,
@@ -78,7 +78,7 @@ impl PostgresStore {
         match inserted {
             Ok(Some(row)) => {
                 self.claimed();
-                return Ok(Inserted::Fresh(Number(column(&row, 0)?)));
+                return Ok(Inserted::Fresh(TxId(column(&row, 0)?)));
             }
             Ok(None) => {}
             Err(error) if is_wait_over(&error) => return Ok(Inserted::InFlight),
@@ -101,7 +101,7 @@ impl PostgresStore {
 /// transaction.
 pub(crate) async fn commit(
     mut transaction: PgTransaction<'_>,
-    begun: &Number,
+    begun: &TxId,
 ) -> Result<(), CommitError> {
     if !transaction.is_in_transaction() {
         return Err(CommitError::EndedBefore);
@@ -153,12 +153,12 @@ impl std::error::Error for CommitError {
 
 /// The number that the server gave to a transaction.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Number(String);
+pub(crate) struct TxId(String);
 
 /// The number of the current transaction. Fails when one of its statements has failed.
-async fn number(connection: &mut PgConnection) -> sqlx::Result<Number> {
+async fn number(connection: &mut PgConnection) -> sqlx::Result<TxId> {
     let number = query_scalar("SELECT pg_current_xact_id()::text");
-    number.fetch_one(connection).await.map(Number)
+    number.fetch_one(connection).await.map(TxId)
 }
 
 /// Whether an insertion failed because it waited for another one.
@@ -180,15 +180,15 @@ fn millis(time: Duration) -> i32 {
 /// A connection that goes back to its pool when all is in order on it. Dropped before that, it is
 /// closed, and the server rolls back: nobody else ever meets a statement that is still at work, or a
 /// `BEGIN` that was on its way when its future was dropped.
-pub(crate) struct Held(Busy);
+pub(crate) struct HeldConnection(Busy);
 
-impl Held {
+impl HeldConnection {
     pub(crate) fn give_back(mut self) {
         self.0.is_sound = !self.0.connection.is_in_transaction();
     }
 }
 
-impl Deref for Held {
+impl Deref for HeldConnection {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -196,7 +196,7 @@ impl Deref for Held {
     }
 }
 
-impl DerefMut for Held {
+impl DerefMut for HeldConnection {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.0.connection
     }

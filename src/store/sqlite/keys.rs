@@ -6,8 +6,8 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::clock::{self, after};
-use super::writer::Turn;
-use crate::store::{Claim, DeliveryId, Fence, KeyState, Lease};
+use super::writer::Tx;
+use crate::store::{Claim, EventKey, Fence, KeyState, Lease};
 
 /// Times are milliseconds since 1970, and the last ones of what they limit.
 ///
@@ -73,8 +73,8 @@ impl Known {
 }
 
 pub(super) fn claim(
-    turn: &mut Turn<'_>,
-    id: DeliveryId,
+    tx: &mut Tx<'_>,
+    id: EventKey,
     lease: Duration,
     retain: Duration,
 ) -> rusqlite::Result<Claim> {
@@ -88,10 +88,10 @@ pub(super) fn claim(
         WHERE id = ?1";
 
     let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
-    let fence = turn.fence();
-    let lease_until = clock::lease_end(turn.now, lease);
-    let keep_until = after(turn.now, retain);
-    let new = turn.db.prepare_cached(NEW)?.execute(params![
+    let fence = tx.fence();
+    let lease_until = clock::lease_end(tx.now, lease);
+    let keep_until = after(tx.now, retain);
+    let new = tx.db.prepare_cached(NEW)?.execute(params![
         key,
         body,
         fence.0.to_be_bytes(),
@@ -102,10 +102,10 @@ pub(super) fn claim(
         return Ok(Claim::Acquired(Lease::new(id, fence, NonZeroU32::MIN)));
     }
 
-    let mut by_key = turn.db.prepare_cached(Known::BY_KEY)?;
+    let mut by_key = tx.db.prepare_cached(Known::BY_KEY)?;
     let known = by_key.query_row([key], Known::read)?;
     let same_body = known.body == body;
-    match known.state(turn.now) {
+    match known.state(tx.now) {
         KeyState::Done => return Ok(Claim::Done { same_body }),
         KeyState::InFlight { remaining } => {
             return Ok(Claim::InFlight {
@@ -115,8 +115,8 @@ pub(super) fn claim(
         }
         KeyState::Free => {}
     }
-    let attempt = known.next_attempt(turn.now);
-    turn.db.prepare_cached(AGAIN)?.execute(params![
+    let attempt = known.next_attempt(tx.now);
+    tx.db.prepare_cached(AGAIN)?.execute(params![
         known.id,
         body,
         fence.0.to_be_bytes(),
@@ -127,12 +127,12 @@ pub(super) fn claim(
     Ok(Claim::Acquired(Lease::new(id, fence, attempt)))
 }
 
-pub(super) fn peek(turn: &Turn<'_>, key: u128) -> rusqlite::Result<KeyState> {
-    let mut by_key = turn.db.prepare_cached(Known::BY_KEY)?;
+pub(super) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeyState> {
+    let mut by_key = tx.db.prepare_cached(Known::BY_KEY)?;
     let known = by_key
         .query_row([key.to_be_bytes()], Known::read)
         .optional()?;
-    Ok(known.map_or(KeyState::Free, |known| known.state(turn.now)))
+    Ok(known.map_or(KeyState::Free, |known| known.state(tx.now)))
 }
 
 /// What is done with a lease that is still valid.
@@ -144,12 +144,7 @@ pub(super) enum Settle {
 }
 
 /// Whether the lease was still valid.
-pub(super) fn settle(
-    turn: &Turn<'_>,
-    key: u128,
-    fence: Fence,
-    how: Settle,
-) -> rusqlite::Result<bool> {
+pub(super) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settle) -> rusqlite::Result<bool> {
     const RENEW: &str = "
         UPDATE keys SET lease_until = ?4
         WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
@@ -158,14 +153,14 @@ pub(super) fn settle(
         WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
 
     let (statement, until) = match how {
-        Settle::Renew(extend) => (RENEW, clock::lease_end(turn.now, extend)),
-        Settle::Complete(retain) => (COMPLETE, after(turn.now, retain)),
-        Settle::Release => (RENEW, clock::past(turn.now)),
+        Settle::Renew(extend) => (RENEW, clock::lease_end(tx.now, extend)),
+        Settle::Complete(retain) => (COMPLETE, after(tx.now, retain)),
+        Settle::Release => (RENEW, clock::past(tx.now)),
     };
-    let settled = turn.db.prepare_cached(statement)?.execute(params![
+    let settled = tx.db.prepare_cached(statement)?.execute(params![
         key.to_be_bytes(),
         fence.0.to_be_bytes(),
-        turn.now,
+        tx.now,
         until
     ])?;
     Ok(settled == 1)
@@ -182,7 +177,7 @@ pub(super) struct Purge {
 }
 
 impl Purge {
-    pub(super) fn step(&mut self, turn: &Turn<'_>, rows: u16) -> rusqlite::Result<()> {
+    pub(super) fn step(&mut self, tx: &Tx<'_>, rows: u16) -> rusqlite::Result<()> {
         // Without a LIMIT, whose every new value would have SQLite compile the statement again.
         const NEXT: &str = "
             SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1
@@ -202,8 +197,8 @@ impl Purge {
         };
         let mut expired = Vec::new();
         let (mut last, mut left) = (from, rows);
-        let mut next = turn.db.prepare_cached(NEXT)?;
-        let mut next = next.query(params![turn.now, from])?;
+        let mut next = tx.db.prepare_cached(NEXT)?;
+        let mut next = next.query(params![tx.now, from])?;
         while left > 0
             && let Some(row) = next.next()?
         {
@@ -217,7 +212,7 @@ impl Purge {
         self.skip = 0;
         self.seen = if left == 0 { last } else { 0 };
         for id in expired {
-            turn.db.prepare_cached(DROP)?.execute([id])?;
+            tx.db.prepare_cached(DROP)?.execute([id])?;
         }
         Ok(())
     }
@@ -229,9 +224,9 @@ pub(super) fn highest_time(db: &rusqlite::Connection) -> rusqlite::Result<i64> {
         .query_row([], |row| row.get(0))
 }
 
-pub(super) fn set_highest_time(turn: &Turn<'_>) -> rusqlite::Result<()> {
-    turn.db
+pub(super) fn set_highest_time(tx: &Tx<'_>) -> rusqlite::Result<()> {
+    tx.db
         .prepare_cached("UPDATE clock SET highest = ?1")?
-        .execute([turn.now])?;
+        .execute([tx.now])?;
     Ok(())
 }

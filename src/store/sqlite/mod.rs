@@ -15,7 +15,7 @@ use self::clock::{Clock, Machine};
 use self::error::{Reason, Refused};
 use self::keys::Settle;
 use self::writer::{Batches, Need, Writer};
-use super::{Claim, DeliveryId, KeyState, Lease, SettleError, Store, StoreError};
+use super::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 
 /// Remembers keys in a file of SQLite: the durable choice for one machine.
 ///
@@ -126,10 +126,10 @@ impl SqliteStore {
         let (key, fence) = (lease.id().key(), lease.fence());
         let settled = self
             .writer
-            .run(need, move |turn| keys::settle(turn, key, fence, how));
+            .run(need, move |tx| keys::settle(tx, key, fence, how));
         match settled.await? {
             true => Ok(()),
-            false => Err(SettleError::Superseded),
+            false => Err(SettleError::LeaseExpired),
         }
     }
 }
@@ -143,26 +143,24 @@ impl fmt::Debug for SqliteStore {
 }
 
 impl Store for SqliteStore {
-    const LEASES_OUTLIVE_PROCESS: bool = true;
+    const DURABLE_LEASES: bool = true;
 
     async fn claim(
         &self,
-        id: &DeliveryId,
+        id: &EventKey,
         lease: Duration,
         retain: Duration,
     ) -> Result<Claim, StoreError> {
         let id = *id;
         self.writer
-            .run(Need::Write, move |turn| {
-                keys::claim(turn, id, lease, retain)
-            })
+            .run(Need::Write, move |tx| keys::claim(tx, id, lease, retain))
             .await
     }
 
-    async fn peek(&self, id: &DeliveryId) -> Result<KeyState, StoreError> {
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let key = id.key();
         self.writer
-            .run(Need::Read, move |turn| keys::peek(turn, key))
+            .run(Need::Read, move |tx| keys::peek(tx, key))
             .await
     }
 
@@ -202,8 +200,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-    fn id(key: u64) -> DeliveryId {
-        DeliveryId::new("", &key.to_be_bytes(), b"{}")
+    fn id(key: u64) -> EventKey {
+        EventKey::new("", &key.to_be_bytes(), b"{}")
     }
 
     /// A machine whose clocks are set by hand, and its disk.
@@ -268,8 +266,7 @@ mod tests {
         }
 
         async fn ask(&self, need: Need, sql: &'static str) -> i64 {
-            let row =
-                move |turn: &mut writer::Turn<'_>| turn.db.query_row(sql, [], |row| row.get(0));
+            let row = move |tx: &mut writer::Tx<'_>| tx.db.query_row(sql, [], |row| row.get(0));
             self.writer.run(need, row).await.unwrap()
         }
     }
@@ -286,7 +283,7 @@ mod tests {
         assert_eq!(store.state(1).await, KeyState::Free);
         assert!(matches!(
             store.complete(&lease, DAY).await,
-            Err(SettleError::Superseded)
+            Err(SettleError::LeaseExpired)
         ));
     }
 
@@ -323,7 +320,7 @@ mod tests {
         assert_eq!(theirs.attempt().get(), 2);
         assert!(matches!(
             store.complete(&lease, DAY).await,
-            Err(SettleError::Superseded)
+            Err(SettleError::LeaseExpired)
         ));
         assert_eq!(
             store.state(2).await,

@@ -45,13 +45,13 @@ pub(super) enum Need {
 }
 
 /// The transaction, as a piece of work sees it.
-pub(super) struct Turn<'a> {
+pub(super) struct Tx<'a> {
     pub(super) db: &'a Connection,
     pub(super) now: i64,
     fences: &'a mut u128,
 }
 
-impl Turn<'_> {
+impl Tx<'_> {
     /// A fence that was never used before.
     pub(super) fn fence(&mut self) -> Fence {
         *self.fences = self.fences.wrapping_add(1);
@@ -90,7 +90,7 @@ impl Writer {
     pub(super) async fn run<T: Send + 'static>(
         &self,
         need: Need,
-        work: impl FnMut(&mut Turn<'_>) -> rusqlite::Result<T> + Send + 'static,
+        work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let ended = || Refused::new(&self.path, Reason::Ended).into();
         let (answer, answered) = oneshot::channel();
@@ -118,7 +118,7 @@ impl Drop for Writer {
 
 trait Job: Send {
     fn need(&self) -> Need;
-    fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()>;
+    fn execute(&mut self, tx: &mut Tx<'_>) -> rusqlite::Result<()>;
     /// Ends it alone, while the others are committed.
     fn fail(&mut self, refused: Refused);
     /// Where the answer is waited for.
@@ -136,18 +136,18 @@ struct Asked<W, T> {
 
 impl<W, T> Job for Asked<W, T>
 where
-    W: FnMut(&mut Turn<'_>) -> rusqlite::Result<T> + Send,
+    W: FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send,
     T: Send,
 {
     fn need(&self) -> Need {
         self.need
     }
 
-    fn execute(&mut self, turn: &mut Turn<'_>) -> rusqlite::Result<()> {
+    fn execute(&mut self, tx: &mut Tx<'_>) -> rusqlite::Result<()> {
         let given_up = self.answer.is_closed() && self.need != Need::Durable;
         self.made = None;
         if !given_up {
-            self.made = Some(Ok((self.work)(turn)?));
+            self.made = Some(Ok((self.work)(tx)?));
         }
         Ok(())
     }
@@ -278,18 +278,18 @@ enum Apart {
     Yes,
 }
 
-fn execute_apart(job: &mut dyn Job, turn: &mut Turn<'_>, path: &Arc<Path>) -> rusqlite::Result<()> {
+fn execute_apart(job: &mut dyn Job, tx: &mut Tx<'_>, path: &Arc<Path>) -> rusqlite::Result<()> {
     // A statement that meets damage may have been half done.
-    turn.db.execute_batch("SAVEPOINT job")?;
-    match job.execute(turn) {
+    tx.db.execute_batch("SAVEPOINT job")?;
+    match job.execute(tx) {
         Ok(()) => {}
-        Err(error) if is_damage(&error) && !turn.db.is_autocommit() => {
-            turn.db.execute_batch("ROLLBACK TO job")?;
+        Err(error) if is_damage(&error) && !tx.db.is_autocommit() => {
+            tx.db.execute_batch("ROLLBACK TO job")?;
             job.fail(Refused::new(path, error));
         }
         Err(error) => return Err(error),
     }
-    turn.db.execute_batch("RELEASE job")
+    tx.db.execute_batch("RELEASE job")
 }
 
 /// The connection, and what is carried from one transaction to the next.
@@ -351,21 +351,21 @@ impl Batches {
         let transaction = Transaction::begin(&self.db, need)?;
         let unchanged = self.db.total_changes();
         let highest = keys::highest_time(&self.db)?;
-        let mut turn = Turn {
+        let mut tx = Tx {
             db: &self.db,
             now: self.clock.now(highest),
             fences: &mut self.fences,
         };
         for job in &mut *jobs {
             match apart {
-                Apart::No => job.execute(&mut turn)?,
-                Apart::Yes => execute_apart(job.as_mut(), &mut turn, path)?,
+                Apart::No => job.execute(&mut tx)?,
+                Apart::Yes => execute_apart(job.as_mut(), &mut tx, path)?,
             }
         }
         if need > Need::Read {
             let calls = u16::try_from(jobs.len()).unwrap_or(BATCH);
             if apart == Apart::No
-                && let Err(error) = self.purge.step(&turn, PURGE * calls)
+                && let Err(error) = self.purge.step(&tx, PURGE * calls)
             {
                 if is_damage(&error) && !self.told {
                     self.told = true;
@@ -377,9 +377,9 @@ impl Batches {
                 }
                 return Err(error);
             }
-            let news = turn.now.saturating_sub(highest) >= AGREEMENT;
+            let news = tx.now.saturating_sub(highest) >= AGREEMENT;
             if news && self.db.total_changes() > unchanged {
-                keys::set_highest_time(&turn)?;
+                keys::set_highest_time(&tx)?;
             }
         }
         transaction.commit()
