@@ -1,7 +1,6 @@
 //! What is answered, and when: the one table of all answers.
 
-use std::error::Error as StdError;
-use std::fmt::{self, Write};
+use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -14,10 +13,9 @@ use http_body_util::Full;
 use pin_project_lite::pin_project;
 
 use crate::delivery::DecodeError;
+use crate::error::{BoxError, Chain};
 use crate::signature::SignatureError;
 use crate::store::{SettleError, StoreError};
-
-pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// How the claim on a delivery's key is to be settled.
 ///
@@ -103,7 +101,7 @@ macro_rules! row {
             status: StatusCode::$status,
             detail: $detail,
             problem: concat!(
-                r#"{"type":"https://docs.rs/tower-webhook/latest/tower_webhook/answers/#"#,
+                r#"{"type":"https://docs.rs/tower-webhook/latest/tower_webhook/docs/answers/#"#,
                 $name,
                 r#"","title":""#,
                 $title,
@@ -291,33 +289,6 @@ impl Outcome {
             None if response.status().is_success() => "handled",
             None => Self::FAILED,
         }
-    }
-}
-
-/// An error with its causes, in one line.
-pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'a));
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(OneLine(f), "{}", self.0)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            write!(OneLine(f), ": {error}")?;
-            cause = error.source();
-        }
-        Ok(())
-    }
-}
-
-/// Escapes what would begin a line of its own in a log, or steer a terminal.
-struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
-
-impl fmt::Write for OneLine<'_, '_> {
-    fn write_str(&mut self, text: &str) -> fmt::Result {
-        text.chars().try_for_each(|char| match char.is_control() {
-            true => write!(self.0, "{}", char.escape_default()),
-            false => self.0.write_char(char),
-        })
     }
 }
 
@@ -548,27 +519,5 @@ mod tests {
             let response = Response::builder().status(status).body(()).unwrap();
             assert_eq!(Outcome::of(&response), outcome);
         }
-    }
-
-    #[test]
-    fn an_error_cannot_forge_a_line_of_the_log() {
-        let forged = BoxError::from("bad\n2026-01-01 ERROR forged\u{1b}[2J");
-        let shown = Chain(forged.as_ref()).to_string();
-        assert_eq!(shown, r"bad\n2026-01-01 ERROR forged\u{1b}[2J");
-    }
-
-    #[test]
-    fn an_error_is_shown_with_its_causes() {
-        let inner = StoreError::new(StoreErrorKind::Unavailable, "connection refused");
-        let outer = StoreError::new(StoreErrorKind::Corrupt, inner);
-        let shown = Chain(&outer).to_string();
-        for part in [
-            "something that cannot be",
-            "unavailable",
-            "connection refused",
-        ] {
-            assert!(shown.contains(part), "{shown}");
-        }
-        assert!(!shown.contains('\n'));
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use http::HeaderName;
 
 /// A configuration that was refused when it was made, because it would break a promise of the
-/// [guarantees](crate::guarantees).
+/// [guarantees](crate::docs::guarantees).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {

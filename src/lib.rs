@@ -166,12 +166,16 @@
 //!
 //! Features only add API. None changes how anything behaves.
 
+//!
+//! [`guarantees`]: docs::guarantees
+//! [`answers`]: docs::answers
+
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-// The ground: what is delivered, and by whom.
+// Core types.
 mod config;
+mod error;
 pub mod event;
-mod sender;
 
 // What travels, and what is answered.
 mod answer;
@@ -192,41 +196,30 @@ mod router;
 #[cfg(feature = "postgres")]
 pub mod transactional;
 
-// The paved road.
+// Convenience layer.
 mod webhook;
 
-// The other direction: what is asked of the platform.
+// The client of the platform.
 #[cfg(feature = "admin")]
 pub mod admin;
 
-// The other side.
+// The simulated platform.
 #[cfg(feature = "sandbox")]
 pub mod sandbox;
+
+pub mod docs;
 
 pub use self::answer::{ResponseBody, Settle};
 pub use self::config::ConfigError;
 pub use self::delivery::{DecodeError, Delivery, IdempotencyKey, RawDelivery, Verified};
-pub use self::event::{Event, EventKind};
+pub use self::event::{Event, EventKind, SenderPolicy};
 #[cfg(feature = "axum")]
 pub use self::extract::DeliveryRejection;
 pub use self::handler::{Handler, HandlerError, HandlerResult};
 pub use self::idempotency::{IdempotencyLayer, Runs};
 pub use self::router::{Dispatch, EventRouter, RouterFuture};
-pub use self::sender::SenderPolicy;
 pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
 pub use self::webhook::WebhookLayer;
-
-#[doc = include_str!("docs/answers.md")]
-pub mod answers {}
-
-#[doc = include_str!("docs/guarantees.md")]
-pub mod guarantees {}
-
-#[doc = include_str!("docs/operations.md")]
-pub mod operations {}
-
-#[doc = include_str!("docs/threat_model.md")]
-pub mod threat_model {}
 
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]

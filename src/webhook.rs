@@ -5,8 +5,8 @@ use std::time::Duration;
 use tower_layer::Layer;
 
 use crate::config::ConfigError;
+use crate::event::SenderPolicy;
 use crate::idempotency::{Idempotency, IdempotencyLayer, Runs};
-use crate::sender::SenderPolicy;
 use crate::signature::{HeaderNames, Secrets, Signature, SignatureLayer};
 #[cfg(feature = "moka")]
 use crate::store::MokaStore;

@@ -24,7 +24,7 @@ use super::error::{AdminError, AdminErrorKind, excerpt};
 use super::response::GraphQlResponse;
 use super::token::AccessToken;
 use super::transport::{Exchange, ResponseBody, Transport, exchange};
-use crate::answer::BoxError;
+use crate::error::BoxError;
 
 /// How much of an answer is read that is no success: enough for the errors of GraphQL.
 const MAX_REFUSAL: usize = 64 * 1024;

@@ -6,7 +6,7 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
-use crate::answer::BoxError;
+use crate::error::BoxError;
 
 /// A setting that was refused when the client was made. Shows no token and no password.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 
 use super::response::GraphQlError;
-use crate::answer::BoxError;
+use crate::error::BoxError;
 
 /// How many characters of what a server wrote are shown.
 pub(super) const EXCERPT: usize = 512;

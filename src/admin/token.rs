@@ -12,8 +12,8 @@ use serde_json::Value;
 use zeroize::Zeroizing;
 
 use super::config::AdminConfigError;
-use crate::answer::BoxError;
 use crate::config::secret_variable;
+use crate::error::BoxError;
 
 const SCHEME: &str = "Bearer ";
 const REDACTED: &str = "[redacted]";

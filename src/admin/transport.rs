@@ -19,7 +19,7 @@ use tower_service::Service;
 
 use super::base_url::BaseUrl;
 use super::config::AdminConfigError;
-use crate::answer::BoxError;
+use crate::error::BoxError;
 
 /// A body of a response, whatever service it came from.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;

@@ -23,6 +23,7 @@
 
 mod lenient;
 mod payload;
+mod policy;
 mod repair;
 mod sample;
 
@@ -35,6 +36,7 @@ use serde::de::DeserializeOwned;
 pub use self::payload::{
     Attachment, Category, Chat, ChatLifecycle, Expert, Message, Reference, Timestamp, User,
 };
+pub use self::policy::SenderPolicy;
 pub(crate) use self::repair::repair;
 pub use self::sample::sample;
 

@@ -7,7 +7,7 @@ use super::renewal::Renewals;
 use super::run::Runs;
 use super::service::Idempotency;
 use crate::config::ConfigError;
-use crate::sender::SenderPolicy;
+use crate::event::SenderPolicy;
 use crate::store::Store;
 
 /// Lets each event be handled once: claims its key in a [`Store`] before the inner service runs,

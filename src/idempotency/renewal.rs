@@ -19,7 +19,7 @@ use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{Instrument, Span};
 
 use super::layer::Config;
-use crate::answer::Chain;
+use crate::error::Chain;
 use crate::store::{Lease, SettleError, Store};
 
 /// The renewals of a layer's runs. Clones are handles to the same ones.

@@ -19,8 +19,9 @@ use tracing::{Instrument, Span};
 
 use super::layer::Config;
 use super::renewal::{Renewal, Renewals};
-use crate::answer::{Answer, Chain, Outcome, ResponseBody, Settle};
+use crate::answer::{Answer, Outcome, ResponseBody, Settle};
 use crate::delivery::Verified;
+use crate::error::Chain;
 use crate::limit::Limit;
 use crate::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 use crate::trace::DeliverySpan;

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
-use crate::sender::SenderPolicy;
+use crate::event::SenderPolicy;
 
 /// Something that goes wrong with an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

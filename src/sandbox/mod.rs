@@ -83,8 +83,8 @@ pub use self::target::{Body, CutOff};
 use self::chat::{Facts, RATE_AFTER, invent};
 use self::sender::{Shared, State};
 use self::target::Target;
+use crate::event::SenderPolicy;
 use crate::event::{ChatLifecycle, EventKind, Timestamp, sample};
-use crate::sender::SenderPolicy;
 use crate::signature::HeaderNames;
 
 /// What a [`Sandbox`] is started with.

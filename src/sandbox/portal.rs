@@ -7,8 +7,8 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::event::SenderPolicy;
 use crate::event::{EventKind, Timestamp};
-use crate::sender::SenderPolicy;
 use crate::signature::Secret;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);

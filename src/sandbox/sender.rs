@@ -23,9 +23,9 @@ use super::fault::{Fault, Injected, chance};
 use super::portal::Portal;
 use super::report::{Attempt, AttemptId, EventId, EventReport, EventState, Outcome};
 use super::target::{Body, Target};
-use crate::answer::Chain;
+use crate::error::Chain;
 use crate::event::EventKind;
-use crate::sender::SenderPolicy;
+use crate::event::SenderPolicy;
 use crate::signature::Secret;
 
 /// What the handles of a sandbox share with its engine.

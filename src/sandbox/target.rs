@@ -13,7 +13,8 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tower_service::Service;
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
+use crate::error::BoxError;
+
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Sends one request, and tells the answer's status.

@@ -15,7 +15,8 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 
 use super::verify::Hashing;
-use crate::answer::{Answer, BoxError};
+use crate::answer::Answer;
+use crate::error::BoxError;
 use crate::limit::Limit;
 
 /// How much is hashed before other tasks get their turn: about 50 µs of work.

@@ -15,8 +15,9 @@ use super::buffer::Receive;
 use super::headers::kind_and_key;
 use super::layer::Config;
 use super::verify::Hashing;
-use crate::answer::{Answer, BoxError, ResponseBody};
+use crate::answer::{Answer, ResponseBody};
 use crate::delivery::{RawDelivery, Verified};
+use crate::error::BoxError;
 use crate::trace::DeliverySpan;
 
 pin_project! {

@@ -9,7 +9,7 @@ use super::secret::Secrets;
 use super::service::Signature;
 use super::verify::Authentication;
 use crate::config::ConfigError;
-use crate::sender::SenderPolicy;
+use crate::event::SenderPolicy;
 
 /// Lets authentic deliveries through, as `Request<Verified>`, and answers all others.
 ///

@@ -3,7 +3,7 @@
 //! The body is hashed while it arrives and kept in memory; then its tag under every current
 //! [`Secret`] is compared with the signature header in constant time (Spec 5.2). What passes is a
 //! `Request<`[`Verified`](crate::Verified)`>`, with the kind and the key already read from the
-//! headers; everything else is answered here, as the first part of the [table](crate::answers) says.
+//! headers; everything else is answered here, as the first part of the [table](crate::docs::answers) says.
 //!
 //! # Example
 //!

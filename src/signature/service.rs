@@ -11,8 +11,9 @@ use super::future::ResponseFuture;
 use super::headers::declared_length;
 use super::layer::Config;
 use super::verify::Hashing;
-use crate::answer::{Answer, BoxError, ResponseBody};
+use crate::answer::{Answer, ResponseBody};
 use crate::delivery::Verified;
+use crate::error::BoxError;
 
 /// The service that [`SignatureLayer`](super::SignatureLayer) makes.
 #[derive(Clone)]

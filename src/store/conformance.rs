@@ -53,7 +53,7 @@ use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
 use super::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store};
-use crate::answer::Chain;
+use crate::error::Chain;
 
 /// A lease, or a retention, whose end is waited for.
 const SHORT: Duration = Duration::from_millis(400);

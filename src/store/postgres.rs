@@ -25,8 +25,8 @@ use self::pool::Pool;
 use super::{
     Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
-use crate::answer::Chain;
 use crate::config::ConfigError;
+use crate::error::Chain;
 
 /// Remembers keys in PostgreSQL, on your application's own pool of connections: for several machines
 /// that share their keys, or where a PostgreSQL is at hand.

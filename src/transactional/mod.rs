@@ -115,7 +115,7 @@
 //! row nobody knows; the sender's next attempt either finds the key, or does all of it again.
 //!
 //! What is answered when the database cannot be reached, or has no connection to give in time, is 503
-//! with `Retry-After`: see [`answers`](crate::answers). It recovers by itself.
+//! with `Retry-After`: see [`answers`](crate::docs::answers). It recovers by itself.
 //!
 //! **A client that leaves cancels its run**, unlike behind an `IdempotencyLayer`: half a transaction is
 //! worth nothing, and the sender comes back. If your handlers take longer than the sender or a proxy

@@ -3,7 +3,7 @@ use std::time::Duration;
 use super::run::Transactional;
 use super::turns::Turns;
 use crate::config::ConfigError;
-use crate::sender::SenderPolicy;
+use crate::event::SenderPolicy;
 use crate::store::PostgresStore;
 
 /// Gives each handler a transaction that also holds its event's key.

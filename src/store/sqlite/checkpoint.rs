@@ -12,7 +12,7 @@ use rusqlite::wal::CheckpointMode;
 
 use super::error::Refused;
 use super::file;
-use crate::answer::Chain;
+use crate::error::Chain;
 
 /// After how many pages of 4 KiB the log is moved.
 pub(super) const EVERY: i32 = 16384;

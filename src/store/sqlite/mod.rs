@@ -194,7 +194,7 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::answer::Chain;
+    use crate::error::Chain;
     use crate::store::StoreErrorKind;
 
     const SECOND: Duration = Duration::from_secs(1);

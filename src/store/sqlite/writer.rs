@@ -16,7 +16,7 @@ use super::checkpoint::Checkpoints;
 use super::clock::{AGREEMENT, Clock};
 use super::error::{Reason, Refused, is_damage};
 use super::keys::{self, Purge};
-use crate::answer::Chain;
+use crate::error::Chain;
 use crate::store::{Fence, StoreError};
 
 /// How many calls wait for the thread before callers wait for room.
