@@ -1,13 +1,16 @@
-//! How many instructions a delivery takes, counted by valgrind: the guard against relapses.
+//! Counts the instructions of a delivery with valgrind, as a guard against regressions.
 //!
 //! Run with: cargo bench --bench instructions
 //!
-//! It fails when a part takes more than what is recorded here, and prints by how much. Counts do not
-//! depend on what else the machine does. They do not stand for time: valgrind's processor hashes without
-//! the instructions that real ones have for that.
+//! It fails if a part takes more instructions than recorded here, and prints the difference. Counts do not
+//! depend on the load of the machine. They are no measure of time: valgrind's processor has no
+//! instructions for hashing, which real ones have.
 //!
-//! Needs valgrind, and `cargo install gungraun-runner` in the version of the library.
-#![allow(missing_docs, reason = "what the macros make public is not documented")]
+//! It needs valgrind, and `cargo install gungraun-runner` in the version of the library.
+#![allow(
+    missing_docs,
+    reason = "the macros create public items without documentation"
+)]
 
 #[path = "pipeline/deliveries.rs"]
 mod deliveries;
@@ -30,15 +33,15 @@ use self::deliveries::{Deliveries, secret};
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 
-/// Deliveries in one count, after as many that are not counted.
+/// Deliveries in one count, after as many uncounted ones.
 const DELIVERIES: u64 = 1_000;
 
-/// What the memory store holds before.
+/// The number of keys in the memory store before the count.
 const KEYS: u64 = 20_000;
 
-/// What may be added to the recorded number, which is the most that was seen. The hash functions' random
-/// keys move `claim` by ten percent and the others by 0.3; where another compiler moves them by more, record
-/// them anew.
+/// The tolerance above the recorded number, which is the highest that was measured. The hash functions'
+/// random keys change `claim` by 10 % and the others by 0.3 %. If another compiler changes them by more,
+/// record them again.
 const TOLERANCE_PERCENT: u64 = 2;
 
 fn at_most(recorded: u64) -> LibraryBenchmarkConfig {
@@ -50,7 +53,7 @@ fn at_most(recorded: u64) -> LibraryBenchmarkConfig {
     config
 }
 
-/// What is counted, ready to run.
+/// The part that is counted, ready to run.
 type Counted = Box<dyn FnOnce()>;
 
 fn chat() -> Bytes {
@@ -62,12 +65,12 @@ fn runtime() -> &'static Runtime {
     kept(runtime.expect("a runtime without I/O"))
 }
 
-/// Never dropped: that would be counted.
+/// Is never dropped, because dropping would be counted.
 fn kept<T>(value: T) -> &'static T {
     Box::leak(Box::new(value))
 }
 
-/// Holds as many keys as it takes for its growth to be over, as far as these counts go.
+/// Returns a store with so many keys that it does not grow during a count.
 fn store() -> MokaStore {
     let store = MokaStore::new();
     runtime().block_on(async {
@@ -95,7 +98,7 @@ fn router() -> EventRouter {
     })
 }
 
-/// Sends half of the deliveries now, and the other half when it is called.
+/// Sends half of the deliveries now, and the other half when the result is called.
 fn sent<S, B>(service: S, deliveries: &Deliveries) -> Counted
 where
     S: Service<Request<Full<Bytes>>, Response = http::Response<B>, Error: std::fmt::Debug>,
@@ -146,7 +149,7 @@ fn routing() -> Counted {
         runtime.block_on(async {
             for _ in 0..DELIVERIES {
                 let delivery = RawDelivery::new(EventKind::CHAT_CLOSED, chat.clone());
-                black_box(router.dispatch(delivery).await);
+                drop(black_box(router.handle(delivery).await));
             }
         });
     };

@@ -13,16 +13,16 @@ use tower_webhook::admin::{AccessToken, AdminClient, AdminConfigError, BaseUrl};
 
 /// Ask the chat platform whether chat is available, and print `available` or `unavailable`.
 ///
-/// Exits with 0 when there was an answer, whichever it is; with 1 when there was none; and with 2
-/// when it was called in a wrong way.
+/// The exit code is 0 if the Admin API responded, whatever the availability; 1 if it did not; and 2 if
+/// the arguments are invalid.
 ///
-/// The access token is the API key from the partner portal: set it in the environment variable
-/// ADMIN_TOKEN, or use --token-file. There is no flag for it, because everybody on this machine can
-/// read the flags of a program.
+/// The access token is the API key from the partner portal: pass it in the environment variable
+/// ADMIN_TOKEN, or use --token-file. There is no flag for it, because every user of this machine can
+/// read the arguments of a process.
 #[derive(Parser)]
 #[command(name = "availability")]
 struct Args {
-    /// Where the Admin API is, without `/graphql`
+    /// The base URL of the Admin API, without `/graphql`
     #[arg(
         long,
         value_name = "URL",
@@ -31,11 +31,11 @@ struct Args {
     )]
     base_url: String,
 
-    /// A file that holds the access token
+    /// The file with the access token
     #[arg(long, value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// Send the access token over plain http, which everybody on the way can read
+    /// Allow plain http, which exposes the access token to the network
     #[arg(long)]
     dangerously_allow_http: bool,
 }

@@ -1,6 +1,6 @@
 //! Run with: cargo run --example extractor --features axum
 //!
-//! Ordinary axum handlers, one URL for each kind of event, all behind one layer.
+//! Receives webhooks with ordinary axum handlers, one URL for each kind of event, behind one layer.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -20,27 +20,27 @@ use tower_webhook::{Delivery, RawDelivery, Secret, WebhookLayer};
 #[derive(Parser)]
 #[command(name = "extractor")]
 struct Args {
-    /// Where to listen; port 0 is any free port
+    /// The address to listen on; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// The secret that is set in the partner portal; a random one is made and printed without it
+    /// The secret that is set in the partner portal; by default a random one, which is printed
     #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
     secret: Option<Secret>,
 }
 
 async fn rated(chat: Delivery<ChatRated>) -> Result<(), StatusCode> {
-    // Any status but 2xx lets the platform send the event again.
+    // With any status but 2xx, the platform retries the event.
     let id = chat.payload.id.ok_or(StatusCode::UNPROCESSABLE_ENTITY)?;
     println!("{id} was rated {:?}", chat.payload.rating);
     Ok(())
 }
 
 async fn message(message: Delivery<MessageCreated>) {
-    println!("a message came: {:?}", message.payload.text);
+    println!("new message: {:?}", message.payload.text);
 }
 
-/// Whatever its kind, and not decoded.
+/// Takes events of every kind, without decoding them.
 async fn any(delivery: RawDelivery) {
     println!("{}: {} bytes", delivery.kind(), delivery.body().len());
 }
@@ -79,7 +79,7 @@ async fn main() -> anyhow::Result<()> {
             }
         })
         .await?;
-    // Runs whose client has left are not known to axum.
+    // axum does not wait for runs whose client has disconnected.
     runs.drain(Duration::from_secs(30)).await?;
     Ok(())
 }

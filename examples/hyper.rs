@@ -1,6 +1,6 @@
 //! Run with: cargo run --example hyper
 //!
-//! The pipeline on bare hyper, without axum: one service, which answers on every path.
+//! Receives webhooks with hyper alone, without axum: one service for every path.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -23,11 +23,11 @@ use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, Webho
 #[derive(Parser)]
 #[command(name = "hyper")]
 struct Args {
-    /// Where to listen; port 0 is any free port
+    /// The address to listen on; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// The secret that is set in the partner portal; a random one is made and printed without it
+    /// The secret that is set in the partner portal; by default a random one, which is printed
     #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
     secret: Option<Secret>,
 }
@@ -43,7 +43,7 @@ impl Handler<ChatRated> for Crm {
 
 impl Handler<MessageCreated> for Crm {
     async fn handle(&self, message: Delivery<MessageCreated>) -> HandlerResult {
-        println!("a message came: {:?}", message.payload.text);
+        println!("new message: {:?}", message.payload.text);
         Ok(())
     }
 }
@@ -73,11 +73,11 @@ async fn main() -> anyhow::Result<()> {
     let service = TowerToHyperService::new(layer.layer(events));
 
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()); // Without one, headers have no time limit.
+    http.timer(TokioTimer::new()); // Without a timer, headers have no time limit.
     let connections = GracefulShutdown::new();
     let accept = async {
         loop {
-            // Such as too many open files.
+            // For instance, too many open files. Others may be closed after the pause.
             let Ok((stream, _)) = listener.accept().await else {
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -94,7 +94,7 @@ async fn main() -> anyhow::Result<()> {
     }
     drop(listener);
 
-    // Runs whose client has left are not among the connections.
+    // The connections do not include runs whose client has disconnected.
     let deadline = Duration::from_secs(30);
     let finish = async {
         connections.shutdown().await;
@@ -102,7 +102,7 @@ async fn main() -> anyhow::Result<()> {
     };
     timeout(deadline, finish)
         .await
-        .context("not all connections ended in time")??;
+        .context("some connections were still open at the deadline")??;
     Ok(())
 }
 

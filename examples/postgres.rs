@@ -1,7 +1,7 @@
 //! Run with: cargo run --example postgres --features postgres -- --database URL
 //!
-//! Ratings into a table of Postgres, each exactly once, whatever is sent again and whatever crashes.
-//! Look at them with `psql URL -c 'TABLE ratings'`.
+//! Writes ratings into a Postgres table exactly once, despite retries and crashes. List them with
+//! `psql URL -c 'TABLE ratings'`.
 
 use std::env::VarError;
 use std::error::Error;
@@ -26,34 +26,32 @@ use tower_webhook::{Delivery, EventRouter, HandlerError, HandlerResult, Secret, 
 
 /// Receive the chat platform's webhooks, and write each rating into the table `ratings` exactly once.
 ///
-/// The database's URL is taken from the environment variable DATABASE_URL as well, where it is not in
-/// the list of processes. Tables are created at start.
+/// The database's URL can also be passed in the environment variable DATABASE_URL, which does not show
+/// in the list of processes. Tables are created at startup.
 #[derive(Parser)]
 #[command(name = "postgres")]
 struct Args {
-    /// Where to listen; port 0 is any free port
+    /// The address to listen on; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000")]
     listen: SocketAddr,
 
-    /// The secret that is set in the partner portal; a random one is made and printed without it
+    /// The secret that is set in the partner portal; by default a random one, which is printed
     #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
     secret: Option<Secret>,
 
-    /// The database, such as postgres://user:password@localhost/crm
+    /// The database's URL, such as postgres://user:password@localhost/crm
     #[arg(long, value_name = "URL")]
     database: Option<String>,
 
-    /// How many ratings to write at once, each on a connection of its own
+    /// The maximum number of connections, which is how many ratings are written concurrently
     #[arg(long, value_name = "N", default_value_t = 10, value_parser = value_parser!(u32).range(1..))]
     connections: u32,
 }
 
-/// Handles one event, in the transaction that also holds its key.
+/// Handles one event, in the transaction that also records its key.
 async fn rate(chat: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
     let (Some(id), Some(rating)) = (&chat.payload.id, chat.payload.rating) else {
-        return Err(HandlerError::discard(
-            "a rating without its chat or its value",
-        ));
+        return Err(HandlerError::discard("the rating has no chat or no value"));
     };
     sqlx::query("INSERT INTO ratings (chat, rating) VALUES ($1, $2)")
         .bind(id)
@@ -73,7 +71,7 @@ async fn main() -> anyhow::Result<()> {
     let pool = connect(database(args.database), args.connections).await?;
     let store = PostgresStore::new(pool.clone());
     let migrated = store.migrate().await;
-    migrated.context("the tables of keys cannot be made")?;
+    migrated.context("the tables for keys cannot be created")?;
     pool.execute(
         "CREATE TABLE IF NOT EXISTS ratings (
             chat text NOT NULL,
@@ -111,20 +109,20 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the URL says. An error must not show it, because of its password.
+/// Parses the database's URL. Errors must not show it, because it may contain a password.
 fn database(given: Option<String>) -> PgConnectOptions {
     let url = match given.map_or_else(|| std::env::var("DATABASE_URL"), Ok) {
         Ok(url) => url,
         Err(VarError::NotPresent) => misused(
             ErrorKind::MissingRequiredArgument,
-            "no database was given: use --database URL, or set DATABASE_URL",
+            "the database's URL is missing: use --database URL, or set DATABASE_URL",
         ),
         Err(VarError::NotUnicode(_)) => misused(
             ErrorKind::InvalidUtf8,
             "the environment variable DATABASE_URL is not Unicode",
         ),
     };
-    let example = "give one such as postgres://user:password@localhost/crm";
+    let example = "use a URL such as postgres://user:password@localhost/crm";
     if !url.starts_with("postgres://") && !url.starts_with("postgresql://") {
         let message = format!("the database's URL does not begin with `postgres://`: {example}");
         misused(ErrorKind::ValueValidation, &message);
@@ -133,29 +131,29 @@ fn database(given: Option<String>) -> PgConnectOptions {
         let cause = error
             .source()
             .map_or_else(|| error.to_string(), ToString::to_string);
-        let message = format!("the database's URL cannot be read ({cause}): {example}");
+        let message = format!("the database's URL is invalid ({cause}): {example}");
         misused(ErrorKind::ValueValidation, &message)
     })
 }
 
-/// Ends the program as a wrong flag does.
+/// Exits like clap does for an invalid argument.
 fn misused(kind: ErrorKind, message: &str) -> ! {
     Args::command().error(kind, message).exit()
 }
 
 async fn connect(options: PgConnectOptions, connections: u32) -> anyhow::Result<PgPool> {
-    // The server ends what nobody waits for any more.
+    // The server ends queries whose client has disconnected.
     let options = options.options([("client_connection_check_interval", "1s")]);
-    // Once without the pool, which would try again and then tell only that time is up.
+    // Without the pool first: it retries, and then reports only that it timed out.
     let first = timeout(Duration::from_secs(10), options.connect()).await;
     let reached = match first {
         Ok(Ok(connection)) => connection.close().await.map_err(anyhow::Error::from),
         Ok(Err(error)) => Err(error.into()),
-        Err(_) => Err(anyhow::anyhow!("no answer within 10 seconds")),
+        Err(_) => Err(anyhow::anyhow!("no response within 10 seconds")),
     };
     reached.with_context(|| {
         let (host, port) = (options.get_host(), options.get_port());
-        format!("cannot reach the database at {host}:{port}; is it running, and is the URL right?")
+        format!("cannot connect to the database at {host}:{port}: check that it is running and that the URL is correct")
     })?;
     Ok(PgPoolOptions::new()
         .max_connections(connections)

@@ -1,6 +1,6 @@
 //! Run with: cargo run --example send -- --secret SECRET
 //!
-//! Plays the platform: signs deliveries and sends them to a receiver.
+//! Signs deliveries like the platform and sends them to a receiver.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,25 +24,25 @@ use tokio::time::timeout;
 use tower_webhook::event::sample;
 use tower_webhook::{EventKind, HeaderNames, Secret};
 
-/// What is sent for a kind that the platform does not have.
+/// The payload of kinds that have no sample.
 const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
 
-/// Sign a sample event as the chat platform does, and send it to a receiver.
+/// Sign a sample event like the chat platform, and send it to a receiver.
 ///
-/// Prints status and time of each delivery. Exits with 0 when all were accepted, with 1 when one
+/// Prints the status and latency of each delivery. The exit code is 0 if all were accepted, and 1 if any
 /// was refused or failed.
 #[derive(Parser)]
 #[command(name = "send")]
 struct Args {
-    /// Where to send to
+    /// The receiver's URL
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
     url: Uri,
 
-    /// The secret of the receiver
+    /// The receiver's secret
     #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
     secret: Secret,
 
-    /// The kind of event; those of the platform come with a full sample payload
+    /// The kind of event; the platform's kinds have a complete sample payload
     #[arg(long, value_name = "KIND", default_value = "chat-rated")]
     event: EventKind,
 
@@ -50,7 +50,7 @@ struct Args {
     #[arg(long, value_name = "FILE")]
     body: Option<String>,
 
-    /// The idempotency key of all deliveries; without it each has a random one
+    /// The idempotency key of all deliveries; by default each delivery has a random one
     #[arg(long, value_name = "KEY", value_parser = |text: &str| HeaderValue::from_bytes(text.as_bytes()))]
     key: Option<HeaderValue>,
 
@@ -58,32 +58,32 @@ struct Args {
     #[arg(long, conflicts_with = "key")]
     no_key: bool,
 
-    /// How many deliveries to send
+    /// The number of deliveries to send
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u64).range(1..))]
     count: u64,
 
-    /// How many deliveries to have under way at once
+    /// The number of concurrent deliveries
     #[arg(long, value_name = "C", default_value_t = 1, value_parser = value_parser!(u16).range(1..))]
     concurrency: u16,
 
-    /// Change the body after it was signed: the receiver must refuse it
+    /// Change the body after signing it, so that the receiver must refuse it
     #[arg(long)]
     tamper: bool,
 
-    /// The brand in the names of headers: `acme` sends X-Acme-Event instead of X-Service-Event
+    /// The brand in the header names: `acme` sends X-Acme-Event instead of X-Service-Event
     #[arg(long, value_name = "BRAND", value_parser = HeaderNames::branded)]
     header_prefix: Option<HeaderNames>,
 
-    /// How long an answer may take
+    /// The time limit of a response
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
     timeout: u64,
 
-    /// Print a line for every delivery, however many there are
+    /// Print a line for every delivery, not only for the first 20
     #[arg(short, long)]
     verbose: bool,
 }
 
-/// How many deliveries have a line of their own unless asked for more.
+/// How many deliveries are printed by default.
 const LINES: u64 = 20;
 
 #[tokio::main]
@@ -98,14 +98,14 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Tells whether all deliveries were accepted.
+/// Returns whether all deliveries were accepted.
 async fn send(args: Args) -> anyhow::Result<bool> {
     let (count, all_lines) = (args.count, args.verbose);
     let concurrency = args.concurrency.into();
     let sender = Sender::new(args)?;
     let bar = match count {
         0..=LINES => ProgressBar::hidden(),
-        _ => ProgressBar::new(count), // Hidden as well when standard error is not a terminal.
+        _ => ProgressBar::new(count), // Also hidden if standard error is not a terminal.
     };
     bar.set_style(ProgressStyle::with_template(
         "{wide_bar} {pos}/{len}, {eta} left",
@@ -132,7 +132,7 @@ async fn send(args: Args) -> anyhow::Result<bool> {
 
 struct Sender {
     client: Client<HttpConnector, Full<Bytes>>,
-    /// All but the key.
+    /// The request without the key.
     request: Request<Full<Bytes>>,
     names: HeaderNames,
     key: Key,
@@ -142,7 +142,7 @@ struct Sender {
 enum Key {
     None,
     Same(HeaderValue),
-    /// This, and the number of the delivery.
+    /// This prefix and the number of the delivery.
     Each(String),
 }
 
@@ -152,7 +152,7 @@ impl Sender {
             None => sample(&args.event)
                 .unwrap_or_else(|| {
                     eprintln!(
-                        "`{}` is none of the platform's kinds: sending {OTHER_SAMPLE}",
+                        "`{}` is not a kind of the platform: sending {OTHER_SAMPLE}",
                         args.event
                     );
                     OTHER_SAMPLE
@@ -176,7 +176,7 @@ impl Sender {
             Some(key) => Key::Same(key),
             None => {
                 let mut bytes = [0; 16];
-                getrandom::fill(&mut bytes).context("the system gives no random bytes")?;
+                getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
                 Key::Each(hex::encode(bytes))
             }
         };
@@ -208,7 +208,7 @@ impl Sender {
         let started = Instant::now();
         let outcome = match timeout(self.timeout, self.exchange(request)).await {
             Ok(outcome) => outcome,
-            Err(_) => Err(anyhow::anyhow!("no answer within {:?}", self.timeout)),
+            Err(_) => Err(anyhow::anyhow!("no response within {:?}", self.timeout)),
         };
         Answer {
             number,
@@ -217,7 +217,7 @@ impl Sender {
         }
     }
 
-    /// Status and detail of the answer.
+    /// Returns the status and detail of the response.
     async fn exchange(
         &self,
         request: Request<Full<Bytes>>,
@@ -228,7 +228,7 @@ impl Sender {
         let body = Limited::new(response.into_body(), 64 * 1024)
             .collect()
             .await
-            .map_err(|error| anyhow::anyhow!("the answer broke off: {error}"))?
+            .map_err(|error| anyhow::anyhow!("the response is incomplete: {error}"))?
             .to_bytes();
         let problem: Option<Problem> = serde_json::from_slice(&body).ok();
         let detail = match problem {
@@ -240,7 +240,7 @@ impl Sender {
     }
 }
 
-/// RFC 9457, as far as it is printed.
+/// The part of a problem document (RFC 9457) that is printed.
 #[derive(serde::Deserialize)]
 struct Problem {
     detail: String,
@@ -281,7 +281,7 @@ impl std::fmt::Display for Answer {
 
 #[derive(Default)]
 struct Summary {
-    /// How often each status and detail came.
+    /// The number of responses with each status and detail.
     counts: BTreeMap<(String, String), u64>,
     times: Vec<Duration>,
     refused: u64,
@@ -332,7 +332,7 @@ fn url(text: &str) -> Result<Uri, String> {
     let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http"), Some(_)) => Ok(uri),
-        (Some("https"), _) => Err("TLS is not supported: send to a plain http:// URL".to_owned()),
-        _ => Err("give a whole URL, such as http://127.0.0.1:3000/webhooks".to_owned()),
+        (Some("https"), _) => Err("TLS is not supported: use an http:// URL".to_owned()),
+        _ => Err("use an absolute URL, such as http://127.0.0.1:3000/webhooks".to_owned()),
     }
 }

@@ -1,4 +1,4 @@
-//! What can be wrong with a configuration.
+//! Errors in a configuration.
 
 use std::env::VarError;
 use std::ffi::OsString;
@@ -9,65 +9,73 @@ use std::time::Duration;
 
 use http::HeaderName;
 
-/// A configuration that was refused when it was made, because it would break a promise of the
+/// The error of a setter or constructor whose value would break one of the
 /// [guarantees](crate::docs::guarantees).
+///
+/// ```
+/// use tower_webhook::{ConfigError, Secret};
+///
+/// assert!(matches!(Secret::new(""), Err(ConfigError::EmptySecret)));
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ConfigError {
-    /// A secret has no bytes. Anybody can sign with it.
+    /// A [`Secret`](crate::Secret) is empty, so anyone could sign with it.
     EmptySecret,
-    /// A set of secrets has no member. No delivery could be authentic.
+    /// A set of [`Secrets`](crate::Secrets) is empty, so no delivery could be verified.
     NoSecrets,
-    /// The environment variable that should hold a secret is not set, or is not Unicode.
+    /// The environment variable with the secret is not set, or is not Unicode.
     Environment {
         /// The variable's name.
         name: String,
         /// Why it cannot be read.
         source: VarError,
     },
-    /// The file that should hold secrets cannot be read.
+    /// The file with the secrets cannot be read.
     SecretFile {
-        /// Where the file was looked for.
+        /// The file's path.
         path: PathBuf,
         /// Why it cannot be read.
         source: io::Error,
     },
-    /// The prefix does not make names of headers.
+    /// The prefix of [`HeaderNames::branded`](crate::HeaderNames::branded) does not form header names.
     HeaderPrefix(String),
-    /// The prefix does not make names of keys in Redis.
+    /// The prefix does not form names of keys in Redis.
     #[cfg(feature = "redis")]
     RedisPrefix(String),
-    /// Two of the names of headers are the same.
+    /// Two of the [`HeaderNames`](crate::HeaderNames) are the same.
     SameHeader(HeaderName),
-    /// A completed key would be forgotten while the sender still retries its event.
+    /// A completed key would be forgotten while the sender still retries its event
+    /// ([`SenderPolicy::retry_for`](crate::SenderPolicy::retry_for)).
     RetentionTooShort {
-        /// What was asked for.
+        /// The configured retention.
         retention: Duration,
-        /// How long the sender retries; retention must be longer.
+        /// How long the sender retries; the retention must be longer.
         retry_for: Duration,
     },
-    /// The lease would end before it could be renewed.
+    /// The lease would expire before it could be renewed.
     LeaseTooShort {
-        /// What was asked for.
+        /// The configured lease.
         lease: Duration,
     },
-    /// The retry after a crash would meet the claim of the crashed run.
+    /// The lease of a crashed run would not have expired at the sender's next retry
+    /// ([`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every)).
     LeaseTooLong {
-        /// What was asked for.
+        /// The configured lease.
         lease: Duration,
         /// The time between two attempts of the sender; the lease must be shorter.
         retry_every: Duration,
     },
-    /// Duplicates would wait for a run that has lost its lease.
+    /// Duplicates would wait for a run whose lease has expired.
     WaitTooLong {
-        /// What was asked for.
+        /// The configured wait.
         wait: Duration,
         /// The lease; the wait must be shorter.
         lease: Duration,
     },
-    /// The name is none that PostgreSQL takes for a schema.
+    /// PostgreSQL does not accept the name for a schema.
     SchemaName(String),
-    /// A limit is zero, and nothing could pass it.
+    /// A limit is zero, so nothing could pass it.
     Zero(
         /// The limit's name.
         &'static str,
@@ -81,7 +89,7 @@ impl fmt::Display for ConfigError {
                 "the secret is empty: set the secret that is configured in the partner portal",
             ),
             Self::NoSecrets => f.write_str(
-                "there is no secret: give at least one, as it is configured in the partner portal",
+                "there is no secret: pass at least one that is configured in the partner portal",
             ),
             Self::Environment { name, .. } => write!(
                 f,
@@ -103,7 +111,7 @@ impl fmt::Display for ConfigError {
             ),
             Self::SameHeader(name) => write!(
                 f,
-                "the header `{name}` cannot carry two things: give each of the headers its own name"
+                "two headers are named `{name}`: each header needs a name of its own"
             ),
             Self::RetentionTooShort {
                 retention,
@@ -111,7 +119,7 @@ impl fmt::Display for ConfigError {
             } => write!(
                 f,
                 "a retention of {retention:?} is too short: the sender retries for {retry_for:?}, \
-                 and a forgotten key would be handled again; choose a longer one"
+                 and an event whose key is forgotten is handled again; choose a longer retention"
             ),
             Self::LeaseTooShort { lease } => write!(
                 f,
@@ -120,16 +128,16 @@ impl fmt::Display for ConfigError {
             Self::LeaseTooLong { lease, retry_every } => write!(
                 f,
                 "a lease of {lease:?} is too long: the sender retries every {retry_every:?}, and \
-                 the first retry after a crash would find the key taken; choose a shorter one"
+                 the first retry after a crash would find the key claimed; choose a shorter lease"
             ),
             Self::WaitTooLong { wait, lease } => write!(
                 f,
                 "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: choose a \
-                 shorter wait, or a longer lease before it"
+                 shorter wait, or set a longer lease first"
             ),
             Self::SchemaName(name) => write!(
                 f,
-                "`{}` cannot be the name of a schema: use 1 to 63 bytes without a NUL, and none that \
+                "`{}` cannot be the name of a schema: use 1 to 63 bytes without NUL that do not \
                  begin with `pg_`",
                 name.escape_debug()
             ),
@@ -148,12 +156,12 @@ impl std::error::Error for ConfigError {
     }
 }
 
-/// Reads an environment variable whose value must not be shown, not even by an error.
+/// Reads an environment variable whose value must not be shown, not even in an error.
 pub(crate) fn secret_variable(name: &str) -> Result<String, VarError> {
     std::env::var(name).map_err(without_value)
 }
 
-/// An error that calls a value no Unicode holds and shows that value.
+/// Removes the value from the error: [`VarError::NotUnicode`] holds it, and its `Display` prints it.
 fn without_value(error: VarError) -> VarError {
     match error {
         VarError::NotPresent => VarError::NotPresent,
@@ -166,7 +174,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_variable_that_is_not_unicode_is_not_shown() {
+    fn variable_that_is_not_unicode_is_not_shown() {
         let error = without_value(VarError::NotUnicode(OsString::from("hunter2")));
 
         assert!(matches!(error, VarError::NotUnicode(_)));

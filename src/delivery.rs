@@ -1,45 +1,48 @@
-//! What travels through the pipeline: a delivery as it came, the proof that it is authentic, and
-//! the decoded form that a handler sees.
+//! A delivery, as it was received and as a handler gets it.
 
-use std::convert::Infallible;
 use std::fmt;
 use std::num::NonZeroU32;
-use std::pin::Pin;
 use std::str::Utf8Error;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::request::Parts;
-use http::{HeaderValue, Request};
-use http_body::{Body, Frame, SizeHint};
+use http::HeaderValue;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
 use crate::event::{Event, EventKind, repair};
 
-/// The value of an `Idempotency-Key` header: the same for all deliveries of one event, and unique
-/// to it (Spec 6, rule 2).
+/// The value of an `Idempotency-Key` header: the same for all deliveries of an event, and unique to it
+/// ([Spec 6, rule 2](crate::docs::platform#spec-6-rule-2)).
 ///
-/// A key is opaque: any bytes and any length that HTTP allows. It is never empty.
+/// A key is opaque: it has any bytes and any length that HTTP allows. It is never empty.
+///
+/// ```
+/// use http::HeaderValue;
+/// use tower_webhook::IdempotencyKey;
+///
+/// let key = IdempotencyKey::new(HeaderValue::from_static("event-1")).unwrap();
+/// assert_eq!(key.as_bytes(), b"event-1");
+/// assert!(IdempotencyKey::new(HeaderValue::from_static("")).is_none());
+/// ```
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct IdempotencyKey(HeaderValue);
 
 impl IdempotencyKey {
-    /// A key from a header's value; `None` when it is empty, which counts as no key.
+    /// Creates a key from a header's value. Returns `None` when it is empty, which counts as no key.
     #[must_use]
     pub fn new(value: HeaderValue) -> Option<Self> {
         (!value.is_empty()).then_some(Self(value))
     }
 
-    /// The bytes of the header's value.
+    /// Returns the bytes of the header's value.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
 }
 
-/// The key as text. Bytes that are not UTF-8 are read as ISO-8859-1, so that none is lost.
+/// The key as text. A key that is not UTF-8 is read as ISO-8859-1, so that no byte is lost.
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match str::from_utf8(self.as_bytes()) {
@@ -60,10 +63,19 @@ impl fmt::Debug for IdempotencyKey {
 
 /// A delivery before its payload is decoded: kind, key and the raw bytes of the body.
 ///
-/// It proves nothing: anybody can make one, for instance to feed a stored delivery to
-/// [`EventRouter::dispatch`](crate::EventRouter::dispatch). The proof is [`Verified`].
+/// It proves nothing: anybody can create one, for instance to pass a stored delivery to
+/// [`EventRouter::handle`](crate::EventRouter::handle). The proof is [`Verified`](crate::Verified).
 ///
-/// `Debug` shows the body's length, not the body. Clones are cheap.
+/// `Debug` shows the length of the body, not its bytes. Clones are cheap.
+///
+/// ```
+/// use tower_webhook::event::EventKind;
+/// use tower_webhook::RawDelivery;
+///
+/// let delivery = RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"chat-1"}"#);
+/// assert_eq!(delivery.json().unwrap(), r#"{"id":"chat-1"}"#);
+/// assert!(delivery.key().is_none());
+/// ```
 #[derive(Clone)]
 pub struct RawDelivery {
     content: Arc<Content>,
@@ -78,7 +90,7 @@ struct Content {
 }
 
 impl RawDelivery {
-    /// A delivery of `kind` with the given body, without a key.
+    /// Creates a delivery of `kind` with the given body, without a key.
     pub fn new(kind: EventKind, body: impl Into<Bytes>) -> Self {
         let content = Content {
             kind,
@@ -91,40 +103,44 @@ impl RawDelivery {
         }
     }
 
-    /// The same with a key.
+    /// Sets the key.
     #[must_use]
     pub fn with_key(mut self, key: impl Into<Option<IdempotencyKey>>) -> Self {
         Arc::make_mut(&mut self.content).key = key.into();
         self
     }
 
-    /// The same with the number of the attempt.
+    /// Sets the number of the attempt.
     #[must_use]
     pub fn with_attempt(mut self, attempt: impl Into<Option<NonZeroU32>>) -> Self {
         self.attempt = attempt.into();
         self
     }
 
-    /// The value of the event header. It is not signed.
+    pub(crate) fn set_attempt(&mut self, attempt: NonZeroU32) {
+        self.attempt = Some(attempt);
+    }
+
+    /// Returns the value of the event header. It is not signed.
     #[must_use]
     pub fn kind(&self) -> &EventKind {
         &self.content.kind
     }
 
-    /// The idempotency key, where the delivery has one. It is not signed.
+    /// Returns the idempotency key, if the delivery has one. It is not signed.
     #[must_use]
     pub fn key(&self) -> Option<&IdempotencyKey> {
         self.content.key.as_ref()
     }
 
-    /// Which run of this event's handler this is, counted from 1 across failed runs for as long as
-    /// the store remembers them. `None` without a key, or without a claim on it.
+    /// Returns the number of this attempt to handle the event, counted from 1 for as long as the store
+    /// remembers failed ones. `None` without a key, or without a claim on it.
     #[must_use]
     pub fn attempt(&self) -> Option<NonZeroU32> {
         self.attempt
     }
 
-    /// The body as it was received: what was signed, byte by byte.
+    /// Returns the body as it was received and signed.
     #[must_use]
     pub fn body(&self) -> &Bytes {
         &self.content.body
@@ -132,8 +148,8 @@ impl RawDelivery {
 
     /// Decodes the body into a type of your choice.
     ///
-    /// Text that was cut in the middle of a character by the sender (an unpaired `\ud83d`) is read
-    /// with U+FFFD in its place, and a number that no `f64` can hold as the largest that one can.
+    /// An unpaired surrogate such as `\ud83d`, which a sender leaves when it cuts a text in the middle of a
+    /// character, is read as U+FFFD. A number above the range of `f64` is read as the largest one.
     ///
     /// # Errors
     ///
@@ -145,10 +161,10 @@ impl RawDelivery {
                 Some(repaired) => serde_json::from_str(&repaired),
                 None => Err(error),
             })
-            .map_err(|error| DecodeError(Cause::Json(error)))
+            .map_err(|error| Cause::Json(error).into())
     }
 
-    /// The body as text, when it is what every payload must be.
+    /// Returns the body as text, if it is a JSON object.
     ///
     /// # Errors
     ///
@@ -157,17 +173,16 @@ impl RawDelivery {
         let text = self.text()?;
         match serde_json::from_str(text) {
             Ok(IgnoredAny) => Ok(text),
-            Err(error) => Err(DecodeError(Cause::Json(error))),
+            Err(error) => Err(Cause::Json(error).into()),
         }
     }
 
     fn text(&self) -> Result<&str, DecodeError> {
-        let text =
-            str::from_utf8(self.body()).map_err(|error| DecodeError(Cause::NotUtf8(error)))?;
+        let text = str::from_utf8(self.body()).map_err(Cause::NotUtf8)?;
         if text.trim_ascii_start().starts_with('{') {
             Ok(text)
         } else {
-            Err(DecodeError(Cause::NotAnObject))
+            Err(Cause::NotAnObject.into())
         }
     }
 }
@@ -183,91 +198,9 @@ impl fmt::Debug for RawDelivery {
     }
 }
 
-/// The body of a request whose signature was verified: the proof of promise P1.
+/// A delivery as a [`Handler`](crate::Handler) gets it: the decoded payload, and the raw delivery.
 ///
-/// Only [`SignatureLayer`](crate::SignatureLayer) makes one, so a service of
-/// `Request<Verified>` cannot be reached by anything else. It is also an `http_body::Body`, so
-/// that any service over bodies, such as an axum `Router`, can stand behind the layers.
-#[derive(Clone)]
-pub struct Verified {
-    raw: RawDelivery,
-    body_digest: [u8; 32],
-    read: bool,
-}
-
-impl Verified {
-    /// `body_digest` tells bodies apart: equal for equal bodies under one secret.
-    pub(crate) fn new(raw: RawDelivery, body_digest: [u8; 32]) -> Self {
-        Self {
-            raw,
-            body_digest,
-            read: false,
-        }
-    }
-
-    /// The delivery: kind, key, attempt, bytes.
-    #[must_use]
-    pub fn delivery(&self) -> &RawDelivery {
-        &self.raw
-    }
-
-    /// Gives up the proof and keeps the delivery.
-    #[must_use]
-    pub fn into_delivery(self) -> RawDelivery {
-        self.raw
-    }
-
-    pub(crate) fn body_digest(&self) -> &[u8; 32] {
-        &self.body_digest
-    }
-
-    /// The request that the next service gets.
-    pub(crate) fn into_request(self, head: Parts) -> Request<Self> {
-        #[cfg(feature = "axum")]
-        let head = crate::extract::offer(&self, head);
-        Request::from_parts(head, self)
-    }
-
-    pub(crate) fn set_attempt(&mut self, attempt: NonZeroU32) {
-        self.raw.attempt = Some(attempt);
-    }
-}
-
-impl fmt::Debug for Verified {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Verified").field(&self.raw).finish()
-    }
-}
-
-impl Body for Verified {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        if self.is_end_stream() {
-            return Poll::Ready(None);
-        }
-        self.read = true;
-        Poll::Ready(Some(Ok(Frame::data(self.raw.body().clone()))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.read || self.raw.body().is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let left = if self.read { 0 } else { self.raw.body().len() };
-        SizeHint::with_exact(left as u64)
-    }
-}
-
-/// A delivery as a handler sees it: the decoded payload, and the delivery that it came in.
-///
-/// With the feature `axum` it is also an extractor for ordinary axum handlers behind the layers;
-/// without the feature, axum refuses such a handler.
+/// With the feature `axum` it is also an extractor for ordinary axum handlers behind the layers.
 pub struct Delivery<E: Event> {
     /// The decoded body.
     pub payload: E::Payload,
@@ -275,7 +208,16 @@ pub struct Delivery<E: Event> {
 }
 
 impl<E: Event> Delivery<E> {
-    /// Decodes the body of `raw`. Its kind is not compared with the event's.
+    /// Decodes the body of `raw`, without comparing its kind with [`Event::KIND`].
+    ///
+    /// ```
+    /// use tower_webhook::event::{ChatRated, EventKind};
+    /// use tower_webhook::{Delivery, RawDelivery};
+    ///
+    /// let raw = RawDelivery::new(EventKind::CHAT_RATED, r#"{"rating":0.5}"#);
+    /// let delivery = Delivery::<ChatRated>::decode(raw).unwrap();
+    /// assert_eq!(delivery.payload.rating, Some(0.5));
+    /// ```
     ///
     /// # Errors
     ///
@@ -287,7 +229,7 @@ impl<E: Event> Delivery<E> {
         }
     }
 
-    /// The value of the event header, which is [`Event::KIND`] of `E`.
+    /// Returns the value of the event header, which is [`Event::KIND`] of `E`.
     #[must_use]
     pub fn kind(&self) -> &EventKind {
         self.raw.kind()
@@ -305,7 +247,7 @@ impl<E: Event> Delivery<E> {
         self.raw.attempt()
     }
 
-    /// The delivery before it was decoded, for the raw bytes.
+    /// Returns the delivery before it was decoded, with the raw bytes.
     #[must_use]
     pub fn raw(&self) -> &RawDelivery {
         &self.raw
@@ -321,7 +263,7 @@ impl<E: Event<Payload: Clone>> Clone for Delivery<E> {
     }
 }
 
-/// Shows the payload: mind where it is written.
+/// Shows the payload: do not log it where payloads must not be.
 impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
@@ -331,19 +273,19 @@ impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
     }
 }
 
-/// The body of an authentic delivery is not what it should be.
+/// The error of decoding the body of a delivery.
 ///
-/// `Display` says what is wrong and where, and neither it nor a `source` tells a byte of the body:
-/// a handler may return this error, and the log shows it with its sources. `Debug` may quote the
-/// body.
-#[derive(Debug)]
-pub struct DecodeError(Cause);
+/// `Display` says what is wrong and where. Neither it nor a `source` quotes the body, because a handler may
+/// return this error, which is then logged. `Debug` may quote the body.
+#[derive(Clone, Debug)]
+pub struct DecodeError(Arc<Cause>);
 
 impl DecodeError {
-    /// What serde_json says, when that is why. It may quote the body: mind where it is written.
+    /// Returns the error of `serde_json`, if there is one. It may quote the body: do not log it where payloads
+    /// must not be.
     #[must_use]
     pub fn json_error(&self) -> Option<&serde_json::Error> {
-        match &self.0 {
+        match &*self.0 {
             Cause::Json(error) => Some(error),
             Cause::NotUtf8(_) | Cause::NotAnObject => None,
         }
@@ -357,9 +299,15 @@ enum Cause {
     Json(serde_json::Error),
 }
 
+impl From<Cause> for DecodeError {
+    fn from(cause: Cause) -> Self {
+        Self(Arc::new(cause))
+    }
+}
+
 impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
+        match &*self.0 {
             Cause::NotUtf8(error) => {
                 write!(
                     f,
@@ -387,7 +335,7 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.0 {
+        match &*self.0 {
             Cause::NotUtf8(error) => Some(error),
             Cause::NotAnObject | Cause::Json(_) => None,
         }

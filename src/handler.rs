@@ -1,12 +1,14 @@
-//! What a user writes: a [`Handler`] for each event of interest.
+//! Handlers of events, and their errors.
 
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
-use crate::answer::Answer;
 use crate::delivery::Delivery;
+use crate::error::BoxError;
 use crate::event::Event;
+use crate::outcome::Outcome;
 
 /// Handles the events of one kind.
 ///
@@ -57,15 +59,15 @@ use crate::event::Event;
     note = "the documentation of `Handler` says what the compiler may object to"
 )]
 pub trait Handler<E: Event>: Send + Sync + 'static {
-    /// Handles one event. The sender is told of the success after this returned `Ok`.
+    /// Handles one event. The delivery is acknowledged after this has returned `Ok`.
     ///
-    /// It may be dropped at any `.await` when its time limit ends or its lease is lost, and the
-    /// event is then handled again.
+    /// The future may be dropped at any `.await`, when its time limit has passed or its lease is lost. The
+    /// event is then handled on the platform's next retry.
     ///
     /// # Errors
     ///
-    /// Any error means "try again": the sender delivers the event once more. Use
-    /// [`HandlerError::discard`] for an event that will never succeed.
+    /// Any error retries the event: the platform delivers it again. Return [`HandlerError::discard`] for an
+    /// event that will never succeed.
     fn handle(&self, delivery: Delivery<E>) -> impl Future<Output = HandlerResult> + Send;
 }
 
@@ -86,68 +88,144 @@ impl<E: Event, H: Handler<E>> Handler<E> for Arc<H> {
     }
 }
 
-/// What a handler returns.
+/// The result of a [`Handler`].
 pub type HandlerResult = Result<(), HandlerError>;
 
-/// Why a handler did not handle an event.
+/// The error of a [`Handler`], which decides whether the event is retried or given up.
 ///
-/// Every error converts into one with `?`, and means "try again". Its text is written to the log,
-/// never to the sender.
-pub struct HandlerError(Answer);
+/// Every error converts into one with `?`, which retries the event. The text of the error is logged and
+/// never sent to the platform.
+///
+/// | made by | inline | the event |
+/// |---|---|---|
+/// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes |
+/// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes |
+/// | [`discard`](Self::discard) | 200 | is given up |
+/// | [`dead_letter`](Self::dead_letter) | 200 | is given up, with a warning |
+///
+/// ```
+/// use std::time::Duration;
+///
+/// use tower_webhook::event::ChatRated;
+/// use tower_webhook::{Delivery, HandlerError, HandlerResult};
+///
+/// # fn is_maintenance() -> bool { true }
+/// async fn rated(delivery: Delivery<ChatRated>) -> HandlerResult {
+///     let Some(id) = delivery.payload.id else {
+///         return Err(HandlerError::discard("a rating without a chat"));
+///     };
+///     if is_maintenance() {
+///         return Err(HandlerError::retry_after(Duration::from_secs(60), "the CRM is read-only"));
+///     }
+///     let chat: u64 = id.parse()?; // is retried
+///     println!("{chat}");
+///     Ok(())
+/// }
+/// ```
+pub struct HandlerError(Verdict);
+
+enum Verdict {
+    Retry {
+        reason: BoxError,
+        after: Option<Duration>,
+    },
+    Discard(BoxError),
+    DeadLetter(BoxError),
+    /// A handler of this crate that ended the attempt itself.
+    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+    Ended(Outcome),
+}
 
 impl HandlerError {
-    /// Gives the event up for good: the sender is told 200 and never delivers it again.
-    ///
-    /// ```
-    /// use tower_webhook::event::ChatRated;
-    /// use tower_webhook::{Delivery, HandlerError, HandlerResult};
-    ///
-    /// async fn rated(delivery: Delivery<ChatRated>) -> HandlerResult {
-    ///     let Some(id) = delivery.payload.id else {
-    ///         return Err(HandlerError::discard("a rating without a chat"));
-    ///     };
-    ///     println!("{id}");
-    ///     Ok(())
-    /// }
-    /// ```
-    pub fn discard(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(Answer::Discarded(reason.into()))
-    }
-
-    /// Lets the sender try again. What `?` does.
+    /// Retries the event, as `?` does: the platform delivers it again after 10 minutes, for up to 7 days.
     pub fn retry(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(Answer::Failed(reason.into()))
+        Self(Verdict::Retry {
+            reason: reason.into(),
+            after: None,
+        })
     }
 
-    /// Whether the event was given up for good.
+    /// Retries the event, not earlier than after `delay`.
+    ///
+    /// The delay becomes the answer's `Retry-After`, rounded up to a second. The platform does not
+    /// promise to respect it.
+    pub fn retry_after(
+        delay: Duration,
+        reason: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self(Verdict::Retry {
+            reason: reason.into(),
+            after: Some(delay),
+        })
+    }
+
+    /// Gives the event up: the platform gets a 200 and never delivers it again. The reason is logged as
+    /// a warning.
+    pub fn discard(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(Verdict::Discard(reason.into()))
+    }
+
+    /// Gives the event up and keeps it for a person to look at.
+    ///
+    /// Only an inbox can keep it. A handler that runs while the platform waits has nowhere to put it: the
+    /// event is then discarded, with a warning that says so.
+    pub fn dead_letter(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
+        Self(Verdict::DeadLetter(reason.into()))
+    }
+
+    /// Whether the event is given up, by [`discard`](Self::discard) or
+    /// [`dead_letter`](Self::dead_letter).
     #[must_use]
     pub fn is_discard(&self) -> bool {
-        matches!(self.0, Answer::Discarded(_))
+        matches!(self.0, Verdict::Discard(_) | Verdict::DeadLetter(_))
     }
 
-    /// What went wrong.
+    /// Returns the error that it was made from.
     #[must_use]
     pub fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
         match self.0 {
-            Answer::Failed(error)
-            | Answer::Discarded(error)
-            | Answer::NotCommitted { error, .. } => error,
-            Answer::StoreUnavailable { error, .. } => error.into(),
-            answer => answer.detail().into(),
+            Verdict::Retry { reason, .. }
+            | Verdict::Discard(reason)
+            | Verdict::DeadLetter(reason) => reason,
+            Verdict::Ended(outcome) => Box::new(Ended(outcome)),
         }
     }
-}
 
-impl From<HandlerResult> for Answer {
-    fn from(result: HandlerResult) -> Self {
-        result.map_or_else(|error| error.0, |()| Self::Handled)
+    /// The error of a handler of this crate that ended the attempt with `outcome`.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn ended(outcome: Outcome) -> Self {
+        Self(Verdict::Ended(outcome))
     }
 }
 
-/// For what a handler of this crate may answer besides.
-impl From<Answer> for HandlerError {
-    fn from(answer: Answer) -> Self {
-        Self(answer)
+/// An outcome as an error.
+#[derive(Debug)]
+struct Ended(Outcome);
+
+impl fmt::Display for Ended {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for Ended {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.reason()
+    }
+}
+
+impl From<HandlerResult> for Outcome {
+    fn from(result: HandlerResult) -> Self {
+        match result.map_err(|error| error.0) {
+            Ok(()) => Self::Handled,
+            Err(Verdict::Retry { reason, after }) => Self::Failed {
+                reason: reason.into(),
+                retry_after: after,
+            },
+            Err(Verdict::Discard(reason)) => Self::Discarded(reason.into()),
+            Err(Verdict::DeadLetter(reason)) => Self::DeadLetter(reason.into()),
+            Err(Verdict::Ended(outcome)) => outcome,
+        }
     }
 }
 
@@ -157,20 +235,28 @@ impl<T: Into<Box<dyn std::error::Error + Send + Sync>>> From<T> for HandlerError
     }
 }
 
-impl fmt::Debug for HandlerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("HandlerError").field(&self.0).finish()
-    }
-}
-
 impl fmt::Display for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Answer::Failed(error)
-            | Answer::Discarded(error)
-            | Answer::NotCommitted { error, .. } => error.fmt(f),
-            Answer::StoreUnavailable { error, .. } => error.fmt(f),
-            answer => f.write_str(answer.detail()),
+            Verdict::Retry { reason, .. }
+            | Verdict::Discard(reason)
+            | Verdict::DeadLetter(reason) => reason.fmt(f),
+            Verdict::Ended(outcome) => outcome.fmt(f),
+        }
+    }
+}
+
+impl fmt::Debug for HandlerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Verdict::Retry { reason, after } => f
+                .debug_struct("Retry")
+                .field("reason", reason)
+                .field("after", after)
+                .finish(),
+            Verdict::Discard(reason) => f.debug_tuple("Discard").field(reason).finish(),
+            Verdict::DeadLetter(reason) => f.debug_tuple("DeadLetter").field(reason).finish(),
+            Verdict::Ended(outcome) => outcome.fmt(f),
         }
     }
 }

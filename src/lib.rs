@@ -1,23 +1,26 @@
-//! Receive a customer chat platform's webhooks inside your own axum or hyper application: proven
-//! authentic, handled once, and typed.
+//! Receive a customer chat platform's webhooks in your own axum or hyper application: verified,
+//! deduplicated and typed.
 //!
-//! - **Authentic.** Nothing reaches a handler whose signature was not verified over the raw bytes.
-//! - **Once.** Deliveries of one event are recognised by their key, in a store of your choice. An
-//!   event is handled by one run at a time, and not again after its success was recorded.
-//! - **Nothing is lost.** 2xx is answered only after a handler succeeded or gave the event up, or
-//!   when none wants its kind. A run that failed, panicked, took too long or died with its process
-//!   is repeated when the sender retries.
-//! - **Typed.** A handler is a struct or a closure that gets its event decoded, and no event is
-//!   refused for a detail of its payload.
-//! - **Bounded.** Bodies, time, memory and runs have limits, and settings that would break a promise
-//!   are refused when they are made.
+//! - **Verified.** Nothing reaches a handler whose signature was not verified over the raw bytes.
+//! - **Deduplicated.** Deliveries of one event are recognised by their key, in a [store](docs::stores) of
+//!   your choice. An event is handled by one run at a time, and not again after its success was recorded.
+//! - **Nothing is lost.** 2xx is answered only after a handler succeeded or gave the event up, or when
+//!   the event has no handler. A run that failed, panicked, took too long or died with its process is
+//!   repeated when the platform retries.
+//! - **Typed.** A handler is a struct or a closure that gets its event decoded, and no event is refused
+//!   for a detail of its payload.
+//! - **Bounded.** Bodies, time, memory and runs have limits, and settings that would break a promise are
+//!   refused when they are made.
 //!
-//! The [`guarantees`] say this exactly, and what it does not cover.
+//! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs): [getting
+//! started](docs::getting_started), [stores](docs::stores), [testing](docs::testing),
+//! [operations](docs::operations), [guarantees](docs::guarantees), [answers](docs::answers),
+//! [threat model](docs::threat_model), [platform](docs::platform), [architecture](docs::architecture).
 //!
 //! "Spec" in this documentation is the platform's own description of its webhooks and Admin API, by
-//! section and rule.
+//! section and rule: see [platform](docs::platform).
 //!
-//! # A receiver
+//! # Example
 //!
 //! ```no_run
 //! use axum::Router;
@@ -38,12 +41,12 @@
 //!
 //! #[tokio::main]
 //! async fn main() -> anyhow::Result<()> {
-//!     tracing_subscriber::fmt::init(); // says why an event failed
+//!     tracing_subscriber::fmt::init(); // logs why a delivery was refused or a handler failed
 //!     let events = EventRouter::new()
 //!         .on::<ChatRated>(Crm)
 //!         .on::<MessageCreated>(async |message: Delivery<MessageCreated>| {
 //!             println!("{:?}", message.payload.text);
-//!             Ok(()) // 200, and never again; any error means "try again"
+//!             Ok(()) // handled; after an error, the platform retries
 //!         });
 //!     let secret = Secret::from_env("WEBHOOK_SECRET")?;
 //!     let webhooks = WebhookLayer::new(secret).layer(events);
@@ -61,22 +64,14 @@
 //! WEBHOOK_SECRET=my-secret cargo run
 //! ```
 //!
-//! Then send it an event by hand from a second terminal (Spec 6, rule 5); send it twice, and the second
-//! is answered with `Idempotent-Replayed: true`:
-//!
-//! ```sh
-//! BODY='{"id":"chat-1","rating":1}'
-//! SIGNATURE=$(printf %s "$BODY" |
-//!   openssl dgst -sha256 -hmac my-secret | sed 's/^.* //')
-//! curl -i http://127.0.0.1:3000/webhooks -d "$BODY" \
-//!   -H 'Content-Type: application/json' -H 'X-Service-Event: chat-rated' \
-//!   -H 'Idempotency-Key: event-1' -H "X-Service-Hmac-Sha256: $SIGNATURE"
-//! ```
+//! The secret must not be reused for anything else; 20 random bytes in hex are recommended
+//! ([Spec 5.2, rule 1](docs::platform#spec-5-2-rule-1)). [Testing](docs::testing#by-hand) shows how to
+//! send an event by hand.
 //!
 //! In the repository, `cargo run --example receiver` is a receiver that needs no code of yours, and
 //! `cargo run --example send` sends it signed events of every kind.
 //!
-//! # The way of a delivery
+//! # How a delivery is processed
 //!
 //! ```text
 //! Request<B>
@@ -85,20 +80,24 @@
 //! Request<Verified>        the proof is the body's type
 //!    │  IdempotencyLayer   claim the key: fresh, in flight or done
 //!    ▼
-//! Request<Verified>        with the number of the attempt
+//! RawDelivery              with the number of the attempt
 //!    │  EventRouter        kind -> decode -> Handler<E>
 //!    ▼
-//! Response                 2xx completes the claim, others release it
+//! Outcome                  completes the claim, or releases it
+//!    │
+//!    ▼
+//! Response                 status, headers, problem document
 //! ```
 //!
 //! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
 //! `tower::ServiceBuilder`; a wrong order does not compile ("expected `Verified`"). Any service of
-//! `Request<Verified>` can take the router's place, such as an axum `Router`: [`Verified`] is an
+//! `Request<Verified>` can replace the router, such as an axum `Router`: [`Verified`] is an
 //! [HTTP body][body], and with the feature `axum`, [`Delivery`] is an extractor.
 //!
 //! [body]: https://docs.rs/http-body/1/http_body/trait.Body.html
 //!
-//! What is answered in which situation is one table: [`answers`].
+//! One table lists every [answer](docs::answers). [Architecture](docs::architecture) has the details, with
+//! the threads and tasks that run.
 //!
 //! Handlers that write to PostgreSQL can have their effects exactly once: see `transactional` (feature
 //! `postgres`).
@@ -106,12 +105,12 @@
 //! # Rotating the secret
 //!
 //! [`Secrets`] is a handle to the set of secrets that are accepted now. Accept the new one beside the
-//! old, change the partner portal, and drop the old one: see [`Secrets::replace`].
+//! old, change the partner portal, and remove the old one: see [`Secrets::replace`].
 //!
 //! # Settings
 //!
 //! Everything has a default that suits the platform (see [`SenderPolicy`]), and a setter on
-//! [`WebhookLayer`]:
+//! [`WebhookLayer`]; [limits](docs::guarantees#limits) lists them:
 //!
 //! ```
 //! # fn main() -> Result<(), tower_webhook::ConfigError> {
@@ -128,20 +127,20 @@
 //!
 //! # Shutdown
 //!
-//! A client that leaves does not cancel the handler that works on its delivery, unless that is a
-//! `transactional` one without an [`IdempotencyLayer`] around it. Servers do not know of such runs:
-//! after a graceful shutdown, which the program above leaves out, wait for them with
-//! [`WebhookLayer::runs`] and [`Runs::drain`].
+//! A client that disconnects does not cancel the handler of its delivery, unless that is a
+//! `transactional` one without an [`IdempotencyLayer`] around it. Servers do not wait for such runs: after
+//! a graceful shutdown, which the program above leaves out, wait for them with [`WebhookLayer::runs`] and
+//! [`Runs::drain`].
 //!
 //! # Logs
 //!
-//! Through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with its kind,
-//! key, attempt, secret (by label or place), outcome and duration, and one event for each refusal or
-//! failure with its reason, at `WARN` or `ERROR`.
+//! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
+//! its kind, key, attempt, secret (by label or position), outcome and duration, and one event for each
+//! refusal or failure with its reason, at `WARN` or `ERROR`.
 //!
-//! The span is at `INFO`, and it is what tells which delivery an event is about: a filter should let
-//! it pass, as `RUST_LOG=warn,tower_webhook=info` does. Successes are told by the span alone, and by
-//! events at `DEBUG`; to see its end, let the subscriber write it:
+//! The span is at `INFO`, and shows to which delivery an event belongs: a filter should let it pass, as
+//! `RUST_LOG=warn,tower_webhook=info` does. A success is recorded by the span alone, and by events at
+//! `DEBUG`; to see the span's end, let the subscriber write it:
 //!
 //! ```
 //! use tracing_subscriber::fmt::format::FmtSpan;
@@ -149,76 +148,93 @@
 //! tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).init();
 //! ```
 //!
-//! No secret and no payload is logged.
+//! No secret and no payload is logged. A layer of your own around these layers can read the outcome, or the
+//! refusal, in the response's extensions: see [`Decision`].
 //!
 //! # Features
 //!
 //! | feature | adds | default |
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
-//! | `sqlite` | `store::SqliteStore`, in a file of SQLite | no |
+//! | `sqlite` | `store::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
 //! | `redis` | `store::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `store::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
-//! | `sandbox` | `sandbox`, the platform, simulated: for your own tests, and on your desk | no |
+//! | `sandbox` | `sandbox`, a simulated platform, for your own tests and in your browser | no |
 //!
-//! Features only add API. None changes how anything behaves.
-
-//!
-//! [`guarantees`]: docs::guarantees
-//! [`answers`]: docs::answers
+//! Features only add API; none changes how anything behaves.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
+#![cfg_attr(
+    not(test),
+    warn(
+        // A panic or a line on the terminal is the application's choice.
+        clippy::expect_used,
+        clippy::unwrap_used,
+        clippy::print_stderr,
+        clippy::print_stdout,
+        // `Instant - Duration` panics near the start of the clock.
+        clippy::unchecked_time_subtraction,
+        // Leases are released on drop.
+        clippy::mem_forget,
+        // A large future is copied whenever it is moved.
+        clippy::large_futures,
+        clippy::unused_async,
+        // Code in documentation is marked as such, and an exception has its reason.
+        clippy::doc_markdown,
+        clippy::allow_attributes_without_reason,
+    )
+)]
 
 // Core types.
 mod config;
+mod deadline;
+mod delivery;
 mod error;
 pub mod event;
-
-// What travels, and what is answered.
-mod answer;
-mod delivery;
-mod limit;
-mod trace;
-
-// The pipeline, from the outside in.
-pub mod signature;
-
-pub mod idempotency;
-pub mod store;
-
-#[cfg(feature = "axum")]
-mod extract;
 mod handler;
+mod outcome;
 mod router;
+mod verified;
+
+// One attempt to handle an event, and the stores that it is claimed in.
+mod execution;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod storage;
+pub mod store;
+mod telemetry;
+
+// The layers, and how they answer.
+mod answer;
+pub mod idempotency;
+pub mod signature;
 #[cfg(feature = "postgres")]
 pub mod transactional;
-
-// Convenience layer.
 mod webhook;
 
-// The client of the platform.
+// The platform: its API, and a simulation of it.
 #[cfg(feature = "admin")]
 pub mod admin;
-
-// The simulated platform.
 #[cfg(feature = "sandbox")]
 pub mod sandbox;
 
 pub mod docs;
 
-pub use self::answer::{ResponseBody, Settle};
-pub use self::config::ConfigError;
-pub use self::delivery::{DecodeError, Delivery, IdempotencyKey, RawDelivery, Verified};
-pub use self::event::{Event, EventKind, SenderPolicy};
 #[cfg(feature = "axum")]
-pub use self::extract::DeliveryRejection;
+pub use self::answer::DeliveryRejection;
+pub use self::answer::{Decision, ResponseBody, RouterResponseFuture};
+pub use self::config::ConfigError;
+pub use self::delivery::{DecodeError, Delivery, IdempotencyKey, RawDelivery};
+pub use self::event::{Event, EventKind, SenderPolicy};
+pub use self::execution::{DrainTimeout, Runs};
 pub use self::handler::{Handler, HandlerError, HandlerResult};
-pub use self::idempotency::{IdempotencyLayer, Runs};
-pub use self::router::{Dispatch, EventRouter, RouterFuture};
+pub use self::idempotency::IdempotencyLayer;
+pub use self::outcome::Outcome;
+pub use self::router::{EventRouter, RouterFuture};
 pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
+pub use self::verified::Verified;
 pub use self::webhook::WebhookLayer;
 
 #[cfg(doctest)]

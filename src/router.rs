@@ -11,41 +11,39 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use bytes::Bytes;
 use futures_util::FutureExt;
-use http::{Request, Response};
-use http_body_util::Full;
 use tower_service::Service;
 
-use crate::answer::Answer;
-use crate::delivery::{DecodeError, Delivery, RawDelivery, Verified};
+use crate::delivery::{DecodeError, Delivery, RawDelivery};
 use crate::event::{Event, EventKind};
-use crate::handler::{Handler, HandlerError, HandlerResult};
+use crate::handler::{Handler, HandlerResult};
+use crate::outcome::Outcome;
 
-/// Routes verified deliveries to the [`Handler`] of their kind: the innermost service.
+/// Routes deliveries to the [`Handler`] of their kind: the innermost service.
 ///
 /// A kind without a handler is answered with 200 and not remembered, unless a
 /// [`fallback`](Self::fallback) takes it or [`reject_unhandled`](Self::reject_unhandled) was called.
 /// A handler that panics has failed, like one that returned an error.
 ///
-/// Behind [`IdempotencyLayer`](crate::IdempotencyLayer) handlers have a time limit, and go on when
-/// the client leaves; without it they have neither.
+/// Behind [`IdempotencyLayer`](crate::IdempotencyLayer), handlers have a time limit, and continue when
+/// the client disconnects; without it they have neither.
 ///
 /// Clones share their handlers.
 ///
 /// # Without HTTP
 ///
-/// [`dispatch`](Self::dispatch) takes a delivery that was stored somewhere:
+/// A router is a [`Service`] of [`RawDelivery`] too, whose response is the [`Outcome`]. The layers of tower
+/// can stand around it. [`handle`](Self::handle) is the same as a method:
 ///
 /// ```
 /// use tower_webhook::event::{ChatRated, EventKind};
-/// use tower_webhook::{Delivery, Dispatch, EventRouter, RawDelivery};
+/// use tower_webhook::{Delivery, EventRouter, Outcome, RawDelivery};
 ///
 /// # tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(async {
 /// let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
 ///
 /// let stored = RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"c-1","rating":1}"#);
-/// assert!(matches!(router.dispatch(stored).await, Dispatch::Handled));
+/// assert!(matches!(router.handle(stored).await, Outcome::Handled));
 /// # });
 /// ```
 #[derive(Clone, Default)]
@@ -60,40 +58,6 @@ struct Shared {
     fallback: Option<Arc<dyn Route>>,
     undecodable: Option<Arc<dyn OnUndecodable>>,
     reject_unhandled: bool,
-}
-
-/// What became of a delivery.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Dispatch {
-    /// A handler succeeded.
-    Handled,
-    /// It had been handled before, as `transactional` handlers can tell (feature `postgres`).
-    Replayed,
-    /// A handler gave the event up for good, for this reason.
-    Discarded(Box<dyn std::error::Error + Send + Sync>),
-    /// No handler wants its kind.
-    Unhandled,
-    /// Its body is not what its event should carry.
-    Undecodable(DecodeError),
-    /// A handler failed.
-    Failed(Box<dyn std::error::Error + Send + Sync>),
-    /// A handler panicked.
-    Panicked,
-}
-
-impl From<Answer> for Dispatch {
-    fn from(answer: Answer) -> Self {
-        match answer {
-            Answer::Handled => Self::Handled,
-            Answer::Replayed => Self::Replayed,
-            Answer::Discarded(reason) => Self::Discarded(reason),
-            Answer::Ignored | Answer::Unhandled => Self::Unhandled,
-            Answer::Undecodable(error) => Self::Undecodable(error),
-            Answer::Panicked => Self::Panicked,
-            answer => Self::Failed(HandlerError::from(answer).into_source()),
-        }
-    }
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -144,7 +108,15 @@ impl EventRouter {
 
     /// Handles the events of all kinds that have no handler of their own.
     ///
-    /// The body is known to be a JSON object in UTF-8, and is not decoded further.
+    /// The body is a JSON object in UTF-8, and is not decoded further:
+    ///
+    /// ```
+    /// # use tower_webhook::{EventRouter, RawDelivery};
+    /// let router = EventRouter::new().fallback(async |delivery: RawDelivery| {
+    ///     println!("{}: {}", delivery.kind(), delivery.json()?);
+    ///     Ok(())
+    /// });
+    /// ```
     pub fn fallback<F, Fut>(mut self, handler: F) -> Self
     where
         F: Fn(RawDelivery) -> Fut + Send + Sync + 'static,
@@ -154,8 +126,16 @@ impl EventRouter {
         self
     }
 
-    /// Takes the deliveries whose body cannot be decoded, which are otherwise answered with 422 and
-    /// sent again for days. `Ok` acknowledges them.
+    /// Handles the deliveries whose body cannot be decoded. Without such a handler they are answered with 422,
+    /// and retried for days. `Ok` acknowledges them:
+    ///
+    /// ```
+    /// # use tower_webhook::{DecodeError, EventRouter, RawDelivery};
+    /// let router = EventRouter::new().on_undecodable(async |delivery: RawDelivery, error: DecodeError| {
+    ///     eprintln!("a delivery of {} is lost: {error}", delivery.kind());
+    ///     Ok(())
+    /// });
+    /// ```
     pub fn on_undecodable<F, Fut>(mut self, handler: F) -> Self
     where
         F: Fn(RawDelivery, DecodeError) -> Fut + Send + Sync + 'static,
@@ -167,34 +147,37 @@ impl EventRouter {
         self
     }
 
-    /// Answers a kind that has no handler with 404 instead of 200. The sender counts each as a
-    /// failed attempt.
+    /// Answers a kind that has no handler with 404 instead of 200. The platform counts each answer as a
+    /// failed attempt, and disables a webhook after 500 of them in an hour.
+    ///
+    /// ```
+    /// # use tower_webhook::EventRouter;
+    /// let router = EventRouter::new().reject_unhandled();
+    /// ```
     pub fn reject_unhandled(mut self) -> Self {
         Arc::make_mut(&mut self.shared).reject_unhandled = true;
         self
     }
 
-    /// Hands a delivery to its handler. It is not deduplicated, and its time is not limited.
-    pub fn dispatch(
-        &self,
-        delivery: RawDelivery,
-    ) -> impl Future<Output = Dispatch> + Send + 'static {
-        self.route(delivery).map(Dispatch::from)
+    /// Runs the handler of a delivery, without HTTP. The delivery is not deduplicated, and the handler has no
+    /// time limit.
+    pub fn handle(&self, delivery: RawDelivery) -> impl Future<Output = Outcome> + Send + 'static {
+        self.route(delivery)
     }
 
-    fn route(&self, delivery: RawDelivery) -> BoxFuture<Answer> {
+    fn route(&self, delivery: RawDelivery) -> BoxFuture<Outcome> {
         let shared = &self.shared;
         let route = shared.handlers.get(delivery.kind());
         match route.or(shared.fallback.as_ref()) {
             Some(route) => Arc::clone(route).run(delivery, shared.undecodable.clone()),
-            None if shared.reject_unhandled => Box::pin(ready(Answer::Unhandled)),
-            None => Box::pin(ready(Answer::Ignored)),
+            None if shared.reject_unhandled => Box::pin(ready(Outcome::Unhandled)),
+            None => Box::pin(ready(Outcome::Ignored)),
         }
     }
 }
 
-impl Service<Request<Verified>> for EventRouter {
-    type Response = Response<Full<Bytes>>;
+impl Service<RawDelivery> for EventRouter {
+    type Response = Outcome;
     type Error = Infallible;
     type Future = RouterFuture;
 
@@ -202,9 +185,9 @@ impl Service<Request<Verified>> for EventRouter {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: Request<Verified>) -> RouterFuture {
+    fn call(&mut self, delivery: RawDelivery) -> RouterFuture {
         RouterFuture {
-            answer: self.route(request.into_body().into_delivery()),
+            outcome: self.route(delivery),
         }
     }
 }
@@ -219,18 +202,17 @@ impl fmt::Debug for EventRouter {
     }
 }
 
-/// The response of an [`EventRouter`].
+/// The response future of [`EventRouter`] as a service of deliveries.
 #[must_use = "futures do nothing unless polled"]
 pub struct RouterFuture {
-    answer: BoxFuture<Answer>,
+    outcome: BoxFuture<Outcome>,
 }
 
 impl Future for RouterFuture {
-    type Output = Result<Response<Full<Bytes>>, Infallible>;
+    type Output = Result<Outcome, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let answer = std::task::ready!(self.answer.as_mut().poll(cx));
-        Poll::Ready(Ok(answer.respond()))
+        self.outcome.as_mut().poll(cx).map(Ok)
     }
 }
 
@@ -246,7 +228,7 @@ trait Route: Send + Sync {
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Answer>;
+    ) -> BoxFuture<Outcome>;
 }
 
 trait OnUndecodable: Send + Sync {
@@ -259,12 +241,12 @@ struct Typed<E, H> {
 }
 
 impl<E: Event, H: Handler<E>> Typed<E, H> {
-    /// Not an `async fn`, whose future would keep room for what was decoded beside the handler's.
+    /// Not an `async fn`, whose future would keep room for the decoded delivery beside the handler's.
     fn handle(
         &self,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> impl Future<Output = Answer> + Send {
+    ) -> impl Future<Output = Outcome> + Send {
         match Delivery::decode(delivery) {
             Ok(delivery) => self.handler.handle(delivery).map_into().left_future(),
             Err((delivery, error)) => give_up(undecodable, delivery, error).right_future(),
@@ -277,7 +259,7 @@ impl<E: Event, H: Handler<E>> Route for Typed<E, H> {
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Answer> {
+    ) -> BoxFuture<Outcome> {
         catch_panic(async move { self.handle(delivery, undecodable).await })
     }
 }
@@ -293,7 +275,7 @@ where
         self: Arc<Self>,
         delivery: RawDelivery,
         undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Answer> {
+    ) -> BoxFuture<Outcome> {
         catch_panic(async move {
             match delivery.json().map(drop) {
                 Ok(()) => (self.0)(delivery).await.into(),
@@ -316,17 +298,17 @@ async fn give_up(
     handler: Option<Arc<dyn OnUndecodable>>,
     delivery: RawDelivery,
     error: DecodeError,
-) -> Answer {
+) -> Outcome {
     match handler {
         Some(handler) => handler.take(delivery, error).await.into(),
-        None => Answer::Undecodable(error),
+        None => Outcome::Undecodable(error),
     }
 }
 
-fn catch_panic(run: impl Future<Output = Answer> + Send + 'static) -> BoxFuture<Answer> {
+fn catch_panic(run: impl Future<Output = Outcome> + Send + 'static) -> BoxFuture<Outcome> {
     Box::pin(
         AssertUnwindSafe(run)
             .catch_unwind()
-            .map(|run| run.unwrap_or(Answer::Panicked)),
+            .map(|run| run.unwrap_or(Outcome::Panicked)),
     )
 }

@@ -1,4 +1,4 @@
-//! The paved road: both layers behind one builder.
+//! Both layers behind one builder.
 
 use std::time::Duration;
 
@@ -12,11 +12,27 @@ use crate::signature::{HeaderNames, Secrets, Signature, SignatureLayer};
 use crate::store::MokaStore;
 use crate::store::Store;
 
-/// Verifies deliveries and lets each event be handled once: [`SignatureLayer`] around
-/// [`IdempotencyLayer`].
+/// Verifies and deduplicates deliveries: a [`SignatureLayer`] around an [`IdempotencyLayer`].
 ///
 /// The inner service is an [`EventRouter`](crate::EventRouter), an axum `Router`, or any other
-/// service of `Request<Verified>`.
+/// service of `Request<`[`Verified`](crate::Verified)`>`.
+///
+/// ```
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// use std::time::Duration;
+///
+/// use tower::Layer;
+/// use tower_webhook::event::ChatRated;
+/// use tower_webhook::{Delivery, EventRouter, Secret, WebhookLayer};
+///
+/// let events = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+/// let webhooks = WebhookLayer::new(Secret::new("8c1f…")?)
+///     .max_body(256 * 1024)
+///     .handler_timeout(Duration::from_secs(10))?
+///     .layer(events);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct WebhookLayer<St> {
@@ -26,7 +42,7 @@ pub struct WebhookLayer<St> {
 
 #[cfg(feature = "moka")]
 impl WebhookLayer<MokaStore> {
-    /// Verifies with `secrets`, and remembers keys in memory.
+    /// Verifies with `secrets`, and remembers keys in memory, in a new [`MokaStore`].
     pub fn new(secrets: impl Into<Secrets>) -> Self {
         Self::with_store(secrets, MokaStore::new())
     }
@@ -41,11 +57,25 @@ impl WebhookLayer<MokaStore> {
 
 impl<St: Store> WebhookLayer<St> {
     /// Verifies with `secrets`, and remembers keys in `store`. Several layers may share one store.
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "sqlite")]
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_webhook::store::SqliteStore;
+    /// use tower_webhook::{Secret, WebhookLayer};
+    ///
+    /// let secret = Secret::from_env("WEBHOOK_SECRET")?;
+    /// let layer = WebhookLayer::with_store(secret, SqliteStore::open("webhooks.db")?);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sqlite"))]
+    /// # fn main() {}
+    /// ```
     pub fn with_store(secrets: impl Into<Secrets>, store: St) -> Self {
         Self::from_layers(SignatureLayer::new(secrets), IdempotencyLayer::new(store))
     }
 
-    /// Puts two layers together that were set up by themselves.
+    /// Combines two layers that were configured separately.
     pub fn from_layers(signature: SignatureLayer, idempotency: IdempotencyLayer<St>) -> Self {
         Self {
             signature,
@@ -53,7 +83,7 @@ impl<St: Store> WebhookLayer<St> {
         }
     }
 
-    /// Derives every default from another sender's limits.
+    /// Derives all defaults from the limits of another sender.
     ///
     /// # Errors
     ///
@@ -71,7 +101,7 @@ impl<St: Store> WebhookLayer<St> {
     }
 }
 
-/// The settings of the two layers, under the same names.
+/// The setters of the two layers, under the same names.
 macro_rules! forward {
     ($($layer:ident: $type:ident {
         $($setter:ident($($value:ident: $kind:ty)?) $(-> $fallible:ident)?;)*
@@ -92,7 +122,7 @@ macro_rules! forward {
         ///
         /// # Errors
         ///
-        /// Those given there.
+        /// As given there.
         pub fn $setter(mut self $(, $value: $kind)?) -> Result<Self, ConfigError> {
             self.$layer = self.$layer.$setter($($value)?)?;
             Ok(self)
@@ -160,8 +190,8 @@ mod tests {
         }
         assert_eq!(
             refusal(layer().retention(7 * DAY)),
-            "a retention of 604800s is too short: the sender retries for 604800s, and a forgotten \
-             key would be handled again; choose a longer one"
+            "a retention of 604800s is too short: the sender retries for 604800s, and an event \
+             whose key is forgotten is handled again; choose a longer retention"
         );
     }
 
@@ -178,7 +208,7 @@ mod tests {
         assert_eq!(
             refusal(layer().lease(10 * MINUTE)),
             "a lease of 600s is too long: the sender retries every 600s, and the first retry after \
-             a crash would find the key taken; choose a shorter one"
+             a crash would find the key claimed; choose a shorter lease"
         );
     }
 
@@ -198,8 +228,8 @@ mod tests {
         }
         assert_eq!(
             refusal(layer().in_flight_wait(MINUTE)),
-            "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or a \
-             longer lease before it"
+            "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or set \
+             a longer lease first"
         );
     }
 
@@ -311,7 +341,7 @@ mod tests {
         );
         assert_eq!(
             text(Secrets::new([]).unwrap_err()),
-            "there is no secret: give at least one, as it is configured in the partner portal"
+            "there is no secret: pass at least one that is configured in the partner portal"
         );
         let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
         assert!(missing.source().is_some());

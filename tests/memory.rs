@@ -1,4 +1,4 @@
-//! Many bodies at once, in a process of their own, so that its memory can be measured.
+//! The memory of many bodies at once. A process of its own, so that its memory can be measured.
 
 #![cfg(all(feature = "moka", target_os = "linux"))]
 
@@ -15,8 +15,9 @@ use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
+use support::delivery::{BODY, secret};
+use support::eventually;
 use support::net::*;
-use support::*;
 
 const MIB: usize = 1024 * 1024;
 const CONNECTIONS: usize = 2_000;
@@ -40,7 +41,7 @@ fn resident() -> usize {
     kib * 1024
 }
 
-/// Sends half a body, tells that it did or what was answered instead, and stays until told to go.
+/// Sends half a body, counts this or the refusal, and keeps the connection until `go`.
 async fn half_a_body(
     address: SocketAddr,
     key: usize,
@@ -73,7 +74,7 @@ async fn half_a_body(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn two_thousand_halves_of_bodies_stay_within_the_limit() {
+async fn two_thousand_unfinished_bodies_stay_within_the_limit() {
     let before = resident();
     for server in SERVERS {
         two_thousand_halves(server, before).await;
@@ -87,7 +88,10 @@ async fn two_thousand_halves(server: Server, before: usize) {
     let service = Watched::new(layer.layer(router));
     let live = service.live();
     let address = server.serve(service).await;
-    assert_handled(&post(address, whole("warm-up", BODY)).await.unwrap());
+    post(address, whole("warm-up", BODY))
+        .await
+        .unwrap()
+        .assert_ok();
 
     let (refused, tried) = (Arc::default(), Arc::new(AtomicUsize::new(0)));
     let turn = Arc::new(Semaphore::new(100));
@@ -138,10 +142,9 @@ async fn two_thousand_halves(server: Server, before: usize) {
     }
     eventually("all connections are at an end", || live() == 0).await;
     for nth in 0..100 {
-        assert_handled(
-            &post(address, whole(&format!("after {nth}"), BODY))
-                .await
-                .unwrap(),
-        );
+        post(address, whole(&format!("after {nth}"), BODY))
+            .await
+            .unwrap()
+            .assert_ok();
     }
 }

@@ -1,8 +1,6 @@
-//! Handlers whose effects and whose event's key are one transaction, against real servers.
+//! Handlers whose effects are committed together with the event's key, against real servers.
 
-mod common;
-#[path = "servers/postgres.rs"]
-mod server;
+mod support;
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -12,7 +10,6 @@ use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
-use common::{Answered, BODY, HANDLER_ERROR, Log, RequestExt, delivery, secret, send};
 use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
@@ -28,17 +25,19 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::PostgresStore;
 use tower_webhook::transactional::{TransactionalHandler, Transactions};
 use tower_webhook::{
-    Delivery, Dispatch, EventKind, EventRouter, HandlerError, HandlerResult, IdempotencyKey,
-    IdempotencyLayer, RawDelivery, SignatureLayer,
+    Delivery, EventKind, EventRouter, HandlerError, HandlerResult, IdempotencyKey,
+    IdempotencyLayer, Outcome, RawDelivery, SignatureLayer,
 };
 
-use self::server::{PostgresServer, Stop};
+use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
+use support::log::Log;
+use support::postgres::{PostgresServer, Stop};
 
 /// What a run does after it has written its effect.
 #[derive(Clone, Debug)]
 enum Step {
     Succeed,
-    /// Waits until the test lets it go on.
+    /// Waits until the test lets it continue.
     SucceedWhen(Arc<Semaphore>),
     FailWhen(Arc<Semaphore>),
     Fail,
@@ -49,7 +48,7 @@ enum Step {
     /// Tries what fails in a savepoint.
     Recover,
     DiscardAfterFailure,
-    /// Gives up waiting for a savepoint, and goes on.
+    /// Stops waiting for a savepoint, and continues.
     DropBegin,
     ForgetSavepoint,
     ForgetSavepointAndFail,
@@ -237,7 +236,7 @@ async fn effect_and_key_are_committed_together() {
 }
 
 #[tokio::test]
-async fn what_did_not_succeed_leaves_nothing() {
+async fn failed_run_leaves_nothing() {
     let database = Database::start().await;
     let never = Arc::new(Semaphore::new(0));
     let crm = Crm::new([
@@ -263,12 +262,12 @@ async fn what_did_not_succeed_leaves_nothing() {
     slow.assert_problem(503, "handler-timeout");
     database.assert(0, 0).await;
 
-    // What a statement wrote is gone with the one that failed after it, though nobody noticed.
+    // What a statement wrote is gone with the one that failed after it, unnoticed.
     let overlooked = send(&service, event("a")).await;
     overlooked.assert_problem(500, "failed");
     database.assert(0, 0).await;
 
-    // Whoever commits by himself is told so; the key was committed with the effect all the same.
+    // A handler that commits itself gets an error; the key was committed with the effect all the same.
     let ended = send(&service, event("b")).await;
     ended.assert_problem(500, "failed");
     database.assert(1, 1).await;
@@ -281,7 +280,7 @@ async fn what_did_not_succeed_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_transaction_that_is_not_as_it_was_is_not_committed() {
+async fn altered_transaction_is_not_committed() {
     let database = Database::start().await;
     let one = pool(&database.server.url(), 1).await;
     let transactions = patient(one);
@@ -306,7 +305,7 @@ async fn a_transaction_that_is_not_as_it_was_is_not_committed() {
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_cancels_its_run() {
+async fn disconnect_cancels_the_run() {
     let database = Database::start().await;
     let go = Arc::new(Semaphore::new(0));
     let crm = Crm::new([
@@ -323,7 +322,7 @@ async fn a_client_that_leaves_cancels_its_run() {
             () = crm.running(run) => {}
         }
     }
-    // The server ends the statement that nobody waits for, and the key is free again.
+    // The server cancels the abandoned statement, and the key is free again.
     send(&service, event("a")).await.assert_ok();
     database.assert(1, 1).await;
     assert_eq!(crm.runs(), 3);
@@ -337,9 +336,9 @@ async fn a_client_that_leaves_cancels_its_run() {
     .await;
 }
 
-/// Wherever a run is dropped, nobody who gets its connection meets the transaction.
+/// Wherever a run is dropped, its transaction is gone before its connection is used again.
 #[tokio::test]
-async fn a_run_can_be_dropped_at_any_point() {
+async fn run_can_be_dropped_at_any_point() {
     let database = Database::start().await;
     let crm = Crm::default();
     let one = pool(&database.server.url(), 1).await;
@@ -361,7 +360,7 @@ async fn a_run_can_be_dropped_at_any_point() {
             Some(answered) => answered.assert_ok(),
             None => dropped += 1,
         }
-        // What somebody else writes is not in a transaction that was left open.
+        // Other writes are not part of a transaction that was left open.
         let other = one.execute("INSERT INTO others DEFAULT VALUES").await;
         other.unwrap();
         let others = database.count("SELECT count(*) FROM others").await;
@@ -374,7 +373,7 @@ async fn a_run_can_be_dropped_at_any_point() {
     }
 }
 
-/// Polls a future so often, and drops it: at once, or when it could go on.
+/// Polls a future this often, and drops it: at once, or when it could continue.
 async fn poll_only<F: Future>(polls: usize, then_wait: bool, future: F) -> Option<F::Output> {
     let mut future = Box::pin(future);
     let mut left = polls;
@@ -393,7 +392,7 @@ async fn poll_only<F: Future>(polls: usize, then_wait: bool, future: F) -> Optio
 }
 
 #[tokio::test]
-async fn what_is_discarded_is_done_without_effect() {
+async fn discarded_event_is_completed_without_effect() {
     let database = Database::start().await;
     let crm = Crm::new([Step::Discard, Step::DiscardAfterFailure, Step::Discard]);
     let service = service(&database.transactions(), &crm);
@@ -409,7 +408,7 @@ async fn what_is_discarded_is_done_without_effect() {
 }
 
 #[tokio::test]
-async fn a_delivery_without_a_key_has_a_transaction_all_the_same() {
+async fn delivery_without_a_key_has_a_transaction() {
     let database = Database::start().await;
     let crm = Crm::new([Step::Succeed, Step::Fail, Step::Overlook]);
     let service = service(&database.transactions(), &crm);
@@ -429,7 +428,7 @@ async fn a_delivery_without_a_key_has_a_transaction_all_the_same() {
 }
 
 #[tokio::test]
-async fn of_64_deliveries_at_once_one_has_an_effect() {
+async fn one_of_64_concurrent_deliveries_has_an_effect() {
     let database = Database::start().await;
     let crm = Crm::default();
     let here = service(&database.transactions(), &crm);
@@ -449,7 +448,7 @@ async fn of_64_deliveries_at_once_one_has_an_effect() {
 }
 
 #[tokio::test]
-async fn a_duplicate_waits_for_the_outcome() {
+async fn duplicate_waits_for_the_outcome() {
     let database = Database::start().await;
     let wait = Duration::from_millis(500);
     // In one process, and in two.
@@ -508,7 +507,7 @@ async fn a_duplicate_waits_for_the_outcome() {
 }
 
 #[tokio::test]
-async fn no_time_is_too_long() {
+async fn longest_durations_are_accepted() {
     let database = Database::start().await;
     let transactions = database
         .transactions()
@@ -524,7 +523,7 @@ async fn no_time_is_too_long() {
 }
 
 #[tokio::test]
-async fn no_wait_is_no_wait() {
+async fn zero_wait_does_not_wait() {
     let database = Database::start().await;
     let go = Arc::new(Semaphore::new(0));
     let crm = Crm::new([Step::SucceedWhen(go.clone())]);
@@ -545,7 +544,7 @@ async fn no_wait_is_no_wait() {
 }
 
 #[tokio::test]
-async fn duplicates_that_wait_take_no_connection() {
+async fn waiting_duplicates_hold_no_connection() {
     let database = Database::start().await;
     let go = Arc::new(Semaphore::new(0));
     let crm = Crm::new([Step::SucceedWhen(go.clone())]);
@@ -571,7 +570,7 @@ async fn duplicates_that_wait_take_no_connection() {
 }
 
 #[tokio::test]
-async fn it_works_behind_an_idempotency_layer_too() {
+async fn works_behind_an_idempotency_layer() {
     let database = Database::start().await;
     let crm = Crm::new([Step::Fail, Step::Succeed, Step::Discard]);
     let store = PostgresStore::new(database.pool.clone());
@@ -596,7 +595,7 @@ async fn it_works_behind_an_idempotency_layer_too() {
 }
 
 #[tokio::test]
-async fn namespaces_keep_keys_apart_and_kinds_do_not() {
+async fn namespaces_separate_keys_and_kinds_do_not() {
     let database = Database::start().await;
     let crm = Crm::default();
     let (one, other) = (
@@ -616,10 +615,10 @@ async fn namespaces_keep_keys_apart_and_kinds_do_not() {
 }
 
 #[tokio::test]
-async fn a_key_with_another_body_is_the_same_event_and_warned_about() {
+async fn changed_body_is_replayed_with_a_warning() {
     let database = Database::start().await;
     let service = service(&database.transactions(), &Crm::default());
-    let (log, _guard) = Log::capture(tracing::Level::WARN);
+    let log = Log::capture(tracing::Level::WARN);
 
     send(&service, event("a")).await.assert_ok();
     send(&service, event("a")).await.assert_replayed();
@@ -634,7 +633,7 @@ async fn a_key_with_another_body_is_the_same_event_and_warned_about() {
 }
 
 #[tokio::test]
-async fn it_works_without_http() {
+async fn works_without_http() {
     let database = Database::start().await;
     let crm = Crm::new([Step::Succeed, Step::Fail]);
     let router = EventRouter::new().on::<ChatRated>(database.transactions().handler(crm));
@@ -643,19 +642,19 @@ async fn it_works_without_http() {
             .with_key(IdempotencyKey::new(http::HeaderValue::from_static(key)))
     };
 
-    let first = router.dispatch(stored("a")).await;
-    assert!(matches!(first, Dispatch::Handled), "{first:?}");
-    let again = router.dispatch(stored("a")).await;
-    assert!(matches!(again, Dispatch::Replayed), "{again:?}");
-    match router.dispatch(stored("b")).await {
-        Dispatch::Failed(error) => assert_eq!(error.to_string(), HANDLER_ERROR),
-        dispatch => panic!("{dispatch:?}"),
+    let first = router.handle(stored("a")).await;
+    assert!(matches!(first, Outcome::Handled), "{first:?}");
+    let again = router.handle(stored("a")).await;
+    assert!(matches!(again, Outcome::Replayed), "{again:?}");
+    match router.handle(stored("b")).await {
+        Outcome::Failed { reason, .. } => assert_eq!(reason.to_string(), HANDLER_ERROR),
+        outcome => panic!("{outcome:?}"),
     }
 }
 
 /// The limits of ours end with what they are for; shorter ones of the connection stay.
 #[tokio::test]
-async fn a_handler_meets_the_limits_of_its_connection() {
+async fn limits_of_the_connection_apply_to_the_handler() {
     let database = Database::start().await;
     let shown = Arc::new(Mutex::new(Vec::new()));
     struct Show(Arc<Mutex<Vec<String>>>);
@@ -719,7 +718,7 @@ async fn a_handler_meets_the_limits_of_its_connection() {
 }
 
 #[tokio::test]
-async fn stricter_isolation_refuses_a_duplicate_instead_of_answering_it() {
+async fn stricter_isolation_refuses_a_concurrent_duplicate() {
     let database = Database::start().await;
     for level in ["repeatable read", "serializable"] {
         let options: PgConnectOptions = database.server.url().parse().unwrap();
@@ -750,7 +749,7 @@ async fn stricter_isolation_refuses_a_duplicate_instead_of_answering_it() {
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_is_503_until_it_is_back() {
+async fn stopped_database_returns_503_until_it_is_back() {
     let mut database = Database::start().await;
     let crm = Crm::default();
     let transactions = database.transactions();
@@ -779,11 +778,11 @@ async fn a_database_that_is_away_is_503_until_it_is_back() {
 }
 
 #[tokio::test]
-async fn missing_tables_are_named() {
+async fn missing_tables_are_reported() {
     let server = PostgresServer::start();
     let store = PostgresStore::new(pool(&server.url(), 1).await);
     let service = service(&Transactions::new(store.clone()), &Crm::default());
-    let (log, _guard) = Log::capture(tracing::Level::WARN);
+    let log = Log::capture(tracing::Level::WARN);
 
     let refused = send(&service, event("a")).await;
     refused.assert_problem(503, "store-unavailable");
@@ -795,7 +794,7 @@ async fn missing_tables_are_named() {
 }
 
 #[tokio::test]
-async fn a_commit_whose_answer_is_lost_is_found_by_the_next_delivery() {
+async fn commit_with_a_lost_response_is_found_by_the_next_delivery() {
     let database = Database::start().await;
     let crm = Crm::default();
     for (key, forwarded) in [("reached the server", true), ("did not", false)] {

@@ -1,4 +1,4 @@
-//! A receiver in a process of its own, seen from the outside.
+//! A receiver in its own process, seen from the outside.
 
 use std::env;
 use std::fs;
@@ -14,14 +14,14 @@ use nix::unistd::Pid;
 
 use crate::machine::{Cores, cpu_time};
 
-/// A receiver that runs until this is dropped.
+/// A receiver process, which is stopped on drop.
 pub(crate) struct Receiver {
     process: Child,
     address: SocketAddr,
 }
 
 impl Receiver {
-    /// Starts this program again, as `what`.
+    /// Starts this program again as the receiver `what`.
     pub(crate) fn start(what: &str, cores: &Cores) -> Result<Self> {
         let mut process = Command::new(env::current_exe()?)
             .args(["serve", what, "--cores", &cores.to_string()])
@@ -46,12 +46,12 @@ impl Receiver {
         self.address
     }
 
-    /// Processor time that it has used.
+    /// Returns the processor time that the receiver has used.
     pub(crate) fn cpu(&self) -> Result<Duration> {
         cpu_time(ClockId::pid_cpu_clock_id(self.pid())?)
     }
 
-    /// Bytes that are in memory.
+    /// Returns the resident memory in bytes.
     pub(crate) fn memory(&self) -> Result<u64> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
         let kilobytes = status
@@ -61,20 +61,20 @@ impl Receiver {
         Ok(kilobytes.parse::<u64>()? * 1024)
     }
 
-    /// Asks it to end, and waits until it has.
+    /// Asks the receiver to exit, and waits for it.
     pub(crate) fn stop(mut self) -> Result<()> {
         drop(self.process.stdin.take());
         let deadline = Instant::now() + Duration::from_secs(20);
         while Instant::now() < deadline {
             if let Some(status) = self.process.try_wait()? {
                 if !status.success() {
-                    bail!("the receiver ended with {status}");
+                    bail!("the receiver exited with {status}");
                 }
                 return Ok(());
             }
             thread::sleep(Duration::from_millis(5));
         }
-        bail!("the receiver does not end");
+        bail!("the receiver does not exit");
     }
 
     fn pid(&self) -> Pid {

@@ -1,4 +1,4 @@
-//! Measures contestants in turns, so that a noisy moment of the machine does not hit only one.
+//! Measures contestants in turns, so that noise on the machine does not affect only one of them.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use crate::load::{Deliveries, Load, Pace, Sample};
 use crate::machine::Cores;
 use crate::report::{Spread, Table, Verdicts};
 
-/// How thoroughly, and on what.
+/// The effort of a measurement, and the cores that it uses.
 pub(crate) struct Effort {
     pub(crate) rounds: u64,
     pub(crate) time: Duration,
@@ -30,7 +30,7 @@ impl Effort {
         Load::connect(receiver.address(), connections, &self.load_cores)
     }
 
-    /// Warms up, measures with new connections, and looks at the processor time of both sides.
+    /// Warms up, measures with new connections, and reads the processor time of both sides.
     pub(crate) fn measure(
         &self,
         receiver: &Receiver,
@@ -47,7 +47,7 @@ impl Effort {
     }
 }
 
-/// What one contestant did in one round.
+/// The measurement of one contestant in one round.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Measured {
     /// Answers per second.
@@ -61,7 +61,7 @@ pub(crate) struct Measured {
     pub(crate) late: f64,
     /// Microseconds of processor time per answer.
     pub(crate) cpu: f64,
-    // The part of the time that the cores of each side were at work.
+    // The share of the time in which the cores of each side were busy.
     pub(crate) receiver_busy: f64,
     pub(crate) load_busy: f64,
 }
@@ -90,7 +90,7 @@ impl Measured {
     }
 }
 
-/// A receiver, and what it is sent.
+/// A receiver and the deliveries that are sent to it.
 pub(crate) struct Contestant<'a> {
     pub(crate) name: &'a str,
     pub(crate) receiver: &'a Receiver,
@@ -98,7 +98,7 @@ pub(crate) struct Contestant<'a> {
 }
 
 impl<'a> Contestant<'a> {
-    /// Sends what nobody has sent before.
+    /// Sends deliveries with new keys.
     pub(crate) fn unique(name: &'a str, receiver: &'a Receiver) -> Self {
         Self {
             name,
@@ -108,7 +108,7 @@ impl<'a> Contestant<'a> {
     }
 }
 
-/// Contestants, and what they did.
+/// Contestants and their measurements.
 pub(crate) struct Contest<'a> {
     contestants: Vec<Contestant<'a>>,
     connections: usize,
@@ -128,8 +128,8 @@ impl<'a> Contest<'a> {
         }
     }
 
-    /// Measures all, one after the other. Every other round goes backwards, so that nobody always
-    /// comes after the same.
+    /// Measures all, one after the other. Every other round is in reverse order, so that no contestant
+    /// always follows the same one.
     pub(crate) fn round(&mut self, effort: &Effort, pace: Pace) -> Result<()> {
         let mut order: Vec<_> = (0..self.contestants.len()).collect();
         if self.rounds[0].len() % 2 == 1 {
@@ -161,7 +161,7 @@ impl<'a> Contest<'a> {
         Spread::of(self.measured(name).iter().map(what))
     }
 
-    /// Compares round by round, so that noise which lasts longer than a round cancels out.
+    /// Compares round by round, so that noise that lasts longer than a round cancels out.
     pub(crate) fn ratio(
         &self,
         name: &str,
@@ -172,13 +172,13 @@ impl<'a> Contest<'a> {
         Spread::of(both.map(|(measured, control)| what(measured) / what(control)))
     }
 
-    /// What a contestant did, round by round.
+    /// Returns the measurements of a contestant, round by round.
     pub(crate) fn measured(&self, name: &str) -> &[Measured] {
         let at = self.all().position(|other| other == name);
         at.map_or(&[], |at| &self.rounds[at])
     }
 
-    /// Speeds, and ratios to `controls`.
+    /// Returns a table of speeds and ratios to `controls`.
     pub(crate) fn table(&self, controls: &[&str]) -> Table {
         let ratios = controls.iter().map(|control| format!("of {control}"));
         let head = ["", "events/s"].map(str::to_owned).into_iter();
@@ -202,7 +202,7 @@ impl<'a> Contest<'a> {
         table
     }
 
-    /// Says where the speeds may not be the receivers' own.
+    /// Reports contestants whose speed may not be their own.
     pub(crate) fn doubt(&self, verdicts: &mut Verdicts) {
         const ENOUGH: f64 = 0.93;
         for name in self.all() {
@@ -210,7 +210,7 @@ impl<'a> Contest<'a> {
             let (receiver, load) = (busy(|of| of.receiver_busy), busy(|of| of.load_busy));
             if receiver < ENOUGH {
                 let why = match load < ENOUGH {
-                    true => "something else runs on these cores",
+                    true => "other processes run on these cores",
                     false => "the load generator is the bottleneck",
                 };
                 let [receiver, load] = [receiver, load].map(|busy| busy * 100.0);

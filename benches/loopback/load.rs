@@ -1,5 +1,5 @@
-//! The load generator: requests that were made before, over keep-alive connections, by one thread for
-//! each core. Every answer is checked.
+//! The load generator: sends prepared requests over keep-alive connections, with one thread per core.
+//! Every response is checked.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -17,9 +17,9 @@ use tower_webhook::event::{EventKind, sample};
 use crate::SECRET;
 use crate::machine::{Cores, cpu_time};
 
-/// What is sent, and how it must be answered.
+/// Prepared requests and the expected response.
 ///
-/// Requests differ in nothing but their key, so the signature of the one body stays right.
+/// Requests differ only in their key, so the signature of their common body stays valid.
 pub(crate) struct Deliveries {
     request: Vec<u8>,
     keys: Keys,
@@ -32,7 +32,7 @@ struct Keys {
     taken: AtomicU64,
 }
 
-/// What an answer says.
+/// The relevant parts of a response.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Verdict {
     status: [u8; 3],
@@ -42,17 +42,17 @@ struct Verdict {
 const KEY_DIGITS: usize = 32;
 
 impl Deliveries {
-    /// `chat-closed`, under keys that nobody has used before.
+    /// Returns `chat-closed` deliveries with new keys.
     pub(crate) fn unique() -> Self {
         Self::new(chat_closed(), Keys::new(Keys::SPACE))
     }
 
-    /// `chat-closed`, under `count` keys in turn that nobody has used before.
+    /// Returns `chat-closed` deliveries with `count` new keys in turn.
     pub(crate) fn cycling(count: u64) -> Self {
         Self::new(chat_closed(), Keys::new(count))
     }
 
-    /// The same deliveries from the first key on, but for a receiver that knows them all.
+    /// Returns the same deliveries from the first key on, for a receiver that knows all keys.
     pub(crate) fn replays(&self) -> Self {
         Self {
             request: self.request.clone(),
@@ -68,7 +68,7 @@ impl Deliveries {
         }
     }
 
-    /// The last `count` of the deliveries that were sent, for a receiver that knows them.
+    /// Returns the last `count` deliveries that were sent, for a receiver that knows their keys.
     pub(crate) fn last_replayed(&self, count: u64) -> Self {
         let mut replays = self.replays();
         replays.keys.first += self.sent() - count;
@@ -76,7 +76,7 @@ impl Deliveries {
         replays
     }
 
-    /// The first `count` of the deliveries that were sent, for a receiver that forgot them.
+    /// Returns the first `count` deliveries that were sent, for a receiver that forgot their keys.
     pub(crate) fn first_again(&self, count: u64) -> Self {
         let mut again = self.replays();
         again.expected = self.expected;
@@ -84,7 +84,7 @@ impl Deliveries {
         again
     }
 
-    /// Deliveries whose signature is another body's.
+    /// Returns deliveries with the signature of another body.
     pub(crate) fn forged() -> Self {
         let mut forged = Self::unique();
         let body = forged.request.len() - 2;
@@ -93,7 +93,7 @@ impl Deliveries {
         forged
     }
 
-    /// How many were sent.
+    /// Returns how many deliveries were sent.
     pub(crate) fn sent(&self) -> u64 {
         self.keys.taken.load(Ordering::Relaxed)
     }
@@ -135,7 +135,7 @@ impl Deliveries {
     }
 }
 
-/// Where the digits of the key begin: behind the request line, the header's name and `evt-`.
+/// The offset of the key's digits: after the request line, the header's name and `evt-`.
 const KEY_AT: usize = "POST /webhooks HTTP/1.1\r\nidempotency-key: evt-".len();
 
 impl Keys {
@@ -159,19 +159,20 @@ fn chat_closed() -> &'static str {
     sample(&EventKind::CHAT_CLOSED).expect("a kind of the platform")
 }
 
-/// How many, and how fast.
+/// How many requests are sent, and how fast.
 #[derive(Clone, Copy)]
 pub(crate) enum Pace {
-    /// Each connection sends its next request when it has the answer to the last one.
+    /// Each connection sends its next request after the response to the last one, for a time.
     ClosedFor(Duration),
-    /// The same, for a number of requests.
+    /// Each connection sends its next request after the response to the last one, for a number of
+    /// requests.
     Closed(u64),
-    /// So many requests a second, whether or not the receiver keeps up. Their time counts from when
-    /// they should have been sent.
+    /// A fixed number of requests per second, even if the receiver does not keep up. Latency is counted
+    /// from the time at which a request should have been sent.
     Open { rate: f64, time: Duration },
 }
 
-/// What a run measured.
+/// The measurements of a run.
 #[derive(Default)]
 pub(crate) struct Sample {
     pub(crate) answers: u64,
@@ -180,12 +181,12 @@ pub(crate) struct Sample {
     pub(crate) cpu: Duration,
     /// In nanoseconds, sorted.
     pub(crate) latencies: Vec<u64>,
-    /// By how much the generator itself was late, in nanoseconds, sorted; for an open pace.
+    /// The delays of the generator itself at an open pace, in nanoseconds, sorted.
     pub(crate) delays: Vec<u64>,
 }
 
 impl Sample {
-    /// Answers per second.
+    /// Returns the responses per second.
     pub(crate) fn rate(&self) -> f64 {
         self.answers as f64 / self.time.as_secs_f64()
     }
@@ -221,11 +222,11 @@ impl Load {
         })
     }
 
-    /// Sends, and returns when everything was answered.
+    /// Sends requests, and returns after the last response.
     ///
     /// # Errors
     ///
-    /// When an answer is not what it must be, or does not come.
+    /// Returns an error if a response is missing or not the expected one.
     pub(crate) fn run(&mut self, deliveries: &Deliveries, pace: Pace) -> Result<Sample> {
         let threads = self.threads.len();
         let share = |at: usize| match pace {
@@ -311,7 +312,7 @@ impl Thread {
         let mut events = vec![EpollEvent::empty(); self.connections.len()];
         while sample.answers < sent {
             let ready = self.epoll.wait(&mut events, PATIENCE)?;
-            ensure!(ready > 0, "no answer within {PATIENCE} ms");
+            ensure!(ready > 0, "no response within {PATIENCE} ms");
             for event in &events[..ready] {
                 let connection = &mut self.connections[event.data() as usize];
                 if !connection.receive(deliveries.expected)? {
@@ -329,7 +330,7 @@ impl Thread {
         Ok(sample)
     }
 
-    /// Never sleeps: to be woken up would take longer than an answer.
+    /// Polls without sleeping, because waking up would take longer than a response.
     fn open(&mut self, deliveries: &Deliveries, rate: f64, time: Duration) -> Result<Sample> {
         let mut sample = Sample::default();
         let total = (rate * time.as_secs_f64()) as u64;
@@ -371,12 +372,12 @@ impl Thread {
                     heard = now;
                 }
             }
-            // Until what has piled up is sent, the receiver is what it waits for.
+            // While requests are queued, the generator waits for the receiver.
             receiver_keeps_up |= began + Duration::from_secs_f64(sent as f64 / rate) > now;
             let waited = now - heard;
             ensure!(
                 waited.as_millis() < PATIENCE.into() || idle.len() == self.connections.len(),
-                "no answer within {PATIENCE} ms"
+                "no response within {PATIENCE} ms"
             );
         }
         Ok(sample)
@@ -395,7 +396,7 @@ struct Connection {
     request: Vec<u8>,
     answer: [u8; 4096],
     received: usize,
-    /// When the request was, or should have been, sent.
+    /// When the request was sent, or should have been sent.
     since: Instant,
 }
 
@@ -425,10 +426,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the whole answer is there, which is `expected`.
+    /// Returns whether the complete response has arrived, and checks that it is `expected`.
     fn receive(&mut self, expected: Verdict) -> Result<bool> {
         match self.stream.read(&mut self.answer[self.received..]) {
-            Ok(0) => bail!("the receiver closed the connection, or its answer has no end"),
+            Ok(0) => bail!("the receiver closed the connection, or its response is too long"),
             Ok(read) => self.received += read,
             Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
             Err(error) => return Err(error).context("cannot receive"),
@@ -438,13 +439,13 @@ impl Connection {
             return Ok(false);
         };
         let (verdict, body) = parse(&answer[..head])
-            .with_context(|| format!("not an answer: {}", String::from_utf8_lossy(answer)))?;
+            .with_context(|| format!("not a response: {}", String::from_utf8_lossy(answer)))?;
         if self.received < head + 4 + body {
             return Ok(false);
         }
         ensure!(
             verdict == expected && self.received == head + 4 + body,
-            "a wrong answer: not {expected}, but\n{}",
+            "wrong response: expected {expected}, got\n{}",
             String::from_utf8_lossy(answer)
         );
         self.received = 0;
@@ -452,7 +453,7 @@ impl Connection {
     }
 }
 
-/// Reads the head of an answer: what it says, and the length of its body.
+/// Parses the head of a response: its relevant parts and the length of its body.
 fn parse(head: &[u8]) -> Option<(Verdict, usize)> {
     let mut lines = head.split(|byte| *byte == b'\n');
     let status = lines.next()?.strip_prefix(b"HTTP/1.1 ")?.first_chunk()?;

@@ -1,5 +1,5 @@
-//! Redis and Postgres: the receiver beside a bare loop that sends the server the same, from the same core
-//! and with as much at a time, but does nothing else.
+//! Compares the receiver on Redis and Postgres with a bare loop that sends the server the same commands,
+//! from the same core and with the same concurrency, and does nothing else.
 
 use std::future::Future;
 use std::thread;
@@ -69,7 +69,7 @@ fn compare<C: Client, F: Future<Output = Result<C>>>(
     Ok(())
 }
 
-/// How many keys a second a loop gets done, on the receiver's cores.
+/// Returns how many keys per second a loop processes on the receiver's cores.
 fn rate<C: Client, F: Future<Output = Result<C>>>(
     client: impl Fn() -> F + Sync,
     effort: &Effort,
@@ -107,7 +107,7 @@ fn getrandom() -> Result<u128> {
     Ok(u128::from_ne_bytes(bytes))
 }
 
-// As the receiver has them by default.
+// The receiver's defaults.
 const LEASE_MICROS: i64 = 60_000_000;
 const RETAIN_MICROS: i64 = 8 * 24 * 60 * 60 * 1_000_000;
 
@@ -128,7 +128,7 @@ mod redis {
 
     impl Loop {
         pub(super) async fn connect(url: String) -> Result<Self> {
-            // By their digests: should these not be what the receiver has loaded, the server says so.
+            // By their digests: the server returns an error if the receiver has loaded other scripts.
             macro_rules! digest {
                 ($flags:literal, $file:literal) => {
                     Script::new(concat!(
@@ -196,7 +196,7 @@ mod postgres {
     use crate::servers::postgres::PostgresServer;
     use crate::stores::Stored;
 
-    /// What the server says it was sent, so that there is no second text of it here.
+    /// The statements that the server reports to have received, so that this file need not repeat them.
     #[derive(Clone)]
     pub(super) struct Statements {
         claim: Arc<str>,
@@ -228,7 +228,7 @@ mod postgres {
         )
         .fetch_one(&mut connection)
         .await
-        .context("the server does not tell what it was sent")?;
+        .context("the server does not report the statements that it received")?;
         connection.close().await?;
         Ok(statement.into())
     }

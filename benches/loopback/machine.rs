@@ -1,4 +1,4 @@
-//! What this runs on: its cores, its clocks, its disk, and what it calls itself.
+//! The machine: its cores, clocks and disk, and a description of it.
 
 use std::fmt;
 use std::fs;
@@ -13,20 +13,19 @@ use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::time::ClockId;
 use nix::unistd::Pid;
 
-/// Some of the machine's cores, never none.
+/// A non-empty set of the machine's cores.
 #[derive(Clone, Debug)]
 pub(crate) struct Cores(Vec<usize>);
 
 impl Cores {
-    /// Those that this process may use.
+    /// Returns the cores that this process may use.
     pub(crate) fn allowed() -> Result<Self> {
         let set = sched_getaffinity(THIS)?;
         let cores = (0..CpuSet::count()).filter(|core| set.is_set(*core).unwrap_or(false));
         Ok(Self(cores.collect()))
     }
 
-    /// One for the receiver and one for the load, which are not two threads of one core if that can
-    /// be helped.
+    /// Returns one core for the receiver and one for the load; if possible, not two threads of one core.
     pub(crate) fn two() -> Result<(Self, Self)> {
         let allowed = Self::allowed()?;
         let first = allowed.0[0];
@@ -47,7 +46,7 @@ impl Cores {
         Self(vec![self.0[at]])
     }
 
-    /// Lets this thread, and those that it will start, run on these cores only.
+    /// Restricts this thread, and the threads that it starts, to these cores.
     pub(crate) fn pin(&self) -> Result<()> {
         let mut set = CpuSet::new();
         for core in &self.0 {
@@ -59,7 +58,7 @@ impl Cores {
 
 const THIS: Pid = Pid::from_raw(0);
 
-/// The threads of the same core: `0,4` or `0-1`.
+/// Returns the threads of the same core, which Linux lists as `0,4` or `0-1`.
 fn siblings(core: usize) -> Vec<usize> {
     let path = format!("/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list");
     let list = fs::read_to_string(path).unwrap_or_default();
@@ -91,14 +90,13 @@ impl fmt::Display for Cores {
     }
 }
 
-/// How much processor time a clock of that kind has counted.
+/// Returns the processor time of a clock.
 pub(crate) fn cpu_time(clock: ClockId) -> Result<Duration> {
     Ok(clock.now()?.into())
 }
 
-/// The median times that it takes to bring 4 KiB safely to the disk that `directory` is on: written over
-/// and over into a file that has its size, as SQLite does with a log that it has begun again; and
-/// appended, as it does until then.
+/// Returns the median times to write 4 KiB durably to the disk of `directory`: overwriting a file that has
+/// its final size, as SQLite does with a log that it reuses, and appending, as it does until then.
 pub(crate) fn fdatasync(directory: &Path, time: Duration) -> Result<[Duration; 2]> {
     const PAGE: [u8; 4096] = [0x5a; 4096];
     const PAGES: u64 = 1024;
@@ -124,7 +122,7 @@ pub(crate) fn fdatasync(directory: &Path, time: Duration) -> Result<[Duration; 2
     Ok([median(&mut (0..PAGES).cycle())?, median(&mut (PAGES..))?])
 }
 
-/// What `benches/README.md` wants to know of a machine, and whether it was quiet.
+/// Describes the machine for `benches/README.md`, and its load.
 pub(crate) fn describe() -> String {
     let read = |path| fs::read_to_string(path).unwrap_or_default();
     let cpu = read("/proc/cpuinfo");

@@ -1,9 +1,9 @@
-//! What a receiver costs over loopback, each in a process and on a core of its own, beside one that is
-//! written by hand and beside a route that does nothing.
+//! Measures receivers over loopback, each in its own process and on its own core, against a handwritten
+//! receiver and a route that does nothing.
 //!
 //! Run with: cargo bench --bench loopback --features postgres,redis,sqlite
 //!
-//! Linux only. `-- --help` tells what can be chosen.
+//! It runs only on Linux. `-- --help` lists the options.
 
 #[path = "../pipeline/by_hand.rs"]
 mod by_hand;
@@ -40,26 +40,26 @@ use self::report::Verdicts;
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 const STORE_CAPACITY: u64 = 1_000_000;
 
-/// What a receiver costs over loopback, beside one by hand and a route that does nothing.
+/// Measure receivers over loopback, against a handwritten one and a route that does nothing.
 ///
-/// Ends with a table of the targets, met or missed. Only a wrong answer, or a receiver that fails, is
-/// an error.
+/// Prints a table of the targets, met or missed, at the end. Only a wrong response or a failed receiver
+/// is an error.
 #[derive(Parser)]
 #[command(name = "loopback")]
 struct Args {
-    /// Only show that it works, in some seconds; the figures mean nothing
+    /// Only show that the benchmark works, in a few seconds; the figures are meaningless
     #[arg(long)]
     quick: bool,
 
-    /// How often each contestant is measured, in turns [default: 5]
+    /// The number of rounds in which each contestant is measured [default: 5]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     rounds: Option<u64>,
 
-    /// How long each is measured, each time [default: 1]
+    /// The duration of each measurement [default: 1]
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     seconds: Option<Duration>,
 
-    /// How many keys the memory store is sent; it keeps a million of them [default: 1200000]
+    /// The number of keys sent to the memory store, which keeps a million of them [default: 1200000]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(10_000..))]
     keys: Option<u64>,
 
@@ -67,19 +67,19 @@ struct Args {
     #[arg(long, value_name = "CORES", requires = "load_cores")]
     server_cores: Option<Cores>,
 
-    /// The cores of the load generator, a thread on each [default: one other core]
+    /// The cores of the load generator, with one thread each [default: one other core]
     #[arg(long, value_name = "CORES", requires = "server_cores")]
     load_cores: Option<Cores>,
 
-    /// Only a part; may be repeated
+    /// Run only this part; may be repeated
     #[arg(long, value_name = "PART")]
     only: Vec<Part>,
 
-    /// Where SQLite keeps its file; the servers keep theirs in TMPDIR [default: within `target`]
+    /// The directory of SQLite's file; servers keep their files in TMPDIR [default: within `target`]
     #[arg(long, value_name = "DIRECTORY")]
     directory: Option<PathBuf>,
 
-    // Cargo says that it is `cargo bench` and not `cargo test` that asks.
+    // Cargo passes this for `cargo bench`, and not for `cargo test`.
     #[arg(long, hide = true)]
     bench: bool,
 
@@ -89,15 +89,15 @@ struct Args {
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Part {
-    /// The receiver with the memory store, by hand, and bare axum
+    /// The receiver with the memory store, a handwritten one, and bare axum
     Receivers,
-    /// A million keys in memory: their size, and the slowest answers
+    /// A million keys in memory: their size, and the slowest responses
     Million,
     /// Every store at 1 to 256 connections
     Stores,
     /// SQLite with a million keys: speed and size
     Sqlite,
-    /// Redis and Postgres beside bare loops of what they are sent
+    /// Redis and Postgres against bare loops of the same commands
     Loops,
 }
 
@@ -117,7 +117,7 @@ fn seconds(text: &str) -> Result<Duration> {
 }
 
 fn main() -> ExitCode {
-    // What runs tests asks what there is.
+    // A test runner asks for the list of tests.
     if env::args().any(|argument| argument == "--list") {
         return ExitCode::SUCCESS;
     }
@@ -144,7 +144,7 @@ fn run(args: Args) -> Result<()> {
         effort.server_cores, effort.load_cores, effort.rounds, effort.time
     );
     if quick || cfg!(debug_assertions) {
-        println!("THESE FIGURES MEAN NOTHING: they only show that the benchmark works");
+        println!("THESE FIGURES ARE MEANINGLESS: they only show that the benchmark works");
     }
 
     let mut verdicts = Verdicts::default();
@@ -184,7 +184,7 @@ fn effort(args: &Args, quick: bool) -> Result<Effort> {
         rounds: args.rounds.unwrap_or(defaults.0),
         time: args.seconds.unwrap_or(defaults.1),
         keys,
-        // Five of six keys fit in.
+        // Five of six keys fit.
         capacity: STORE_CAPACITY.min(keys / 6 * 5),
         server_cores,
         load_cores,

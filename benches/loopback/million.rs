@@ -1,4 +1,4 @@
-//! The memory store, full: how large it is, and how slow its slowest answers are.
+//! Measures the full memory store: its size and its slowest responses.
 
 use anyhow::Result;
 
@@ -19,7 +19,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 
 fn fill(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let mut load = effort.connect(pipeline, CONNECTIONS)?;
-    // What connections and first requests take is not the keys'.
+    // The memory of connections and first requests does not belong to the keys.
     load.run(&Deliveries::unique(), Pace::Closed(1_000))?;
     let empty = pipeline.memory()?;
 
@@ -50,7 +50,7 @@ fn fill(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result
         Spread::of([sizes[0]]),
         0,
     );
-    // The first million is what it grew by; what it keeps after that should stay.
+    // The store grows with the first million keys; after that its size should stay the same.
     if let [_, full, .., last] = sizes[..] {
         verdicts.add(
             format!("memory at {} keys, of that when just full", effort.keys),
@@ -60,14 +60,14 @@ fn fill(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result
         );
     }
 
-    // It is full: the oldest are forgotten, the newest known.
+    // The store is full: the oldest keys are forgotten, the newest are known.
     const PROBES: u64 = 100;
     load.run(&deliveries.last_replayed(PROBES), Pace::Closed(PROBES))?;
     load.run(&deliveries.first_again(PROBES), Pace::Closed(PROBES))?;
     Ok(())
 }
 
-/// At half of what the pipeline can take, at a rate that does not wait for answers.
+/// Measures latency at half of the pipeline's capacity, at a rate that does not wait for responses.
 fn slowest(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let bare = effort.start("bare")?;
     let flat_out = Pace::ClosedFor(effort.time);
@@ -114,7 +114,7 @@ fn slowest(pipeline: &Receiver, effort: &Effort, verdicts: &mut Verdicts) -> Res
         let (late, slowest) = (median(|of| of.late), median(|of| of.p999));
         if late > slowest / 2.0 {
             verdicts.doubt(&format!(
-                "the load for `{name}` was {late:.0} µs late itself: something else runs on its core"
+                "the load for `{name}` was {late:.0} µs late itself: other processes run on its core"
             ));
         }
     }

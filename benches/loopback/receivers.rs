@@ -1,5 +1,5 @@
-//! The pipeline with the memory store, beside a receiver by hand, a route that does nothing, and what no
-//! delivery can do without.
+//! Compares the pipeline with the memory store to a handwritten receiver, a route that does nothing, and
+//! the parts that every delivery needs.
 
 use anyhow::Result;
 
@@ -72,7 +72,7 @@ fn start_two(effort: &Effort, kind: &str) -> Result<[Receiver; 2]> {
     Ok([effort.start(&what)?, effort.start(&what)?])
 }
 
-/// Deliveries that the receiver has handled.
+/// Returns deliveries that the receiver has handled.
 fn known(effort: &Effort, receiver: &Receiver) -> Result<Deliveries> {
     let known = Deliveries::cycling(KNOWN);
     effort

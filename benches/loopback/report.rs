@@ -1,8 +1,8 @@
-//! Figures as text: Markdown, to be read as it is and to be pasted into `benches/README.md`.
+//! Formats figures as Markdown, for reading and for `benches/README.md`.
 
 use std::fmt;
 
-/// A median, with the least and the most.
+/// A median with its minimum and maximum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Spread {
     pub(crate) least: f64,
@@ -78,13 +78,13 @@ impl fmt::Display for Table {
     }
 }
 
-/// What was aimed at.
+/// The target of a figure.
 pub(crate) enum Target {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// What became of the targets.
+/// The verdicts on all targets.
 #[derive(Default)]
 pub(crate) struct Verdicts {
     rows: Vec<(String, Target, Spread, usize)>,
@@ -92,7 +92,7 @@ pub(crate) struct Verdicts {
 }
 
 impl Verdicts {
-    /// Medians decide. `digits` are those behind the point.
+    /// Compares medians. `digits` is the number of decimal places.
     pub(crate) fn add(
         &mut self,
         what: impl Into<String>,
@@ -103,7 +103,7 @@ impl Verdicts {
         self.rows.push((what.into(), target, measured, digits));
     }
 
-    /// Prints why figures may not be the receivers' own, and remembers that there was a reason.
+    /// Prints why figures may be wrong, and records that there was a reason.
     pub(crate) fn doubt(&mut self, why: &str) {
         println!("\nDOUBTFUL: {why}.");
         self.is_doubtful = true;
@@ -124,7 +124,7 @@ impl fmt::Display for Verdicts {
         table.fmt(f)?;
         if self.is_doubtful {
             f.write_str(
-                "\n\nDOUBTFUL, see above: the machine was not quiet, so these say little.",
+                "\n\nDOUBTFUL, see above: the machine was not idle, so these figures are unreliable.",
             )?;
         }
         Ok(())

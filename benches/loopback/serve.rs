@@ -1,4 +1,4 @@
-//! The receivers: what a child process of the benchmark does.
+//! The receivers, which run in child processes of the benchmark.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -29,7 +29,7 @@ use tower_webhook::{Delivery, EventRouter, Secret, WebhookLayer};
 use crate::machine::Cores;
 use crate::{SECRET, by_hand, parts};
 
-/// Serves on a free port, which is printed, until standard input is closed.
+/// Prints a free port and serves on it until standard input is closed.
 pub(crate) fn serve(what: &str, cores: &Cores) -> Result<()> {
     cores.pin()?;
     runtime(cores)?.block_on(async {
@@ -83,7 +83,7 @@ fn memory(capacity: &str) -> Result<MokaStore> {
     Ok(MokaStore::with_capacity(capacity))
 }
 
-/// As many connections as keep the server busy.
+/// Enough connections to keep the server busy.
 #[cfg(feature = "postgres")]
 pub(crate) async fn pool(url: &str) -> Result<PgPool> {
     let options = PgPoolOptions::new().max_connections(16);
@@ -95,7 +95,7 @@ fn bare() -> Router {
     Router::new().route("/webhooks", post(async |body: Bytes| drop(black_box(body))))
 }
 
-/// What this crate is for.
+/// A receiver with this crate.
 fn pipeline<S: Store + Clone>(store: S) -> Router {
     let events = EventRouter::new().on::<ChatClosed>(async |chat: Delivery<ChatClosed>| {
         black_box(chat);

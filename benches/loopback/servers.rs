@@ -1,8 +1,8 @@
-//! The servers of the shared stores, as the tests start them.
+//! The servers of the shared stores, started like in the tests.
 
 #[cfg(feature = "postgres")]
-#[path = "../../tests/servers/postgres.rs"]
+#[path = "../../tests/support/postgres.rs"]
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
-#[path = "../../tests/servers/redis.rs"]
+#[path = "../../tests/support/redis.rs"]
 pub(crate) mod redis;

@@ -1,4 +1,4 @@
-//! What a million keys cost in SQLite: time and room.
+//! Measures the time and disk space of a million keys in SQLite.
 
 use std::fs;
 
@@ -31,7 +31,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 
     full.receiver.stop()?;
     let file = full.on.path().join("keys.db");
-    // What is still in the log belongs to the file.
+    // The pages in the log belong to the file's size.
     let database = Connection::open(&file).context("cannot open the file")?;
     database.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |_| Ok(()))?;
     database.close().map_err(|(_, error)| error)?;

@@ -1,4 +1,4 @@
-//! Every store that was compiled in, at 1 to 256 connections.
+//! Measures every compiled store with 1 to 256 connections.
 
 use std::any::Any;
 #[cfg(feature = "sqlite")]
@@ -23,7 +23,7 @@ use crate::servers::redis::RedisServer;
 
 const CONNECTIONS: [usize; 4] = [1, 16, 64, 256];
 
-/// A receiver with a store, and what the store stands on: that ends after the receiver.
+/// A receiver with a store, and the store's server or file, which is dropped after the receiver.
 pub(crate) struct Stored<T: ?Sized = dyn Any> {
     pub(crate) receiver: Receiver,
     pub(crate) on: Box<T>,
@@ -45,7 +45,7 @@ impl<T: Any> Stored<T> {
     }
 }
 
-/// A new file in a directory of its own.
+/// Creates a file in its own directory.
 #[cfg(feature = "sqlite")]
 pub(crate) fn sqlite(effort: &Effort) -> Result<Stored<tempfile::TempDir>> {
     let directory = tempfile::tempdir_in(&effort.directory)?;
@@ -53,22 +53,22 @@ pub(crate) fn sqlite(effort: &Effort) -> Result<Stored<tempfile::TempDir>> {
     Stored::start(effort, &what, directory)
 }
 
-/// A new server with these settings.
+/// Starts a server with these settings.
 #[cfg(feature = "redis")]
 pub(crate) fn redis(effort: &Effort, settings: &[&str]) -> Result<Stored<RedisServer>> {
     let server = RedisServer::start_with(settings);
     Stored::start(effort, &server.url(), server)
 }
 
-/// A new server that can tell whole statements.
+/// Starts a server that reports complete statements.
 #[cfg(feature = "postgres")]
 pub(crate) fn postgres(effort: &Effort) -> Result<Stored<PostgresServer>> {
     let server = PostgresServer::start_with(&["track_activity_query_size=16384"]);
     Stored::start(effort, &server.url(), server)
 }
 
-/// Lets the log of a SQLite store grow to the size that it keeps: until then a commit waits longer for
-/// the disk.
+/// Lets the log of a SQLite store grow to its final size, because until then commits wait longer for the
+/// disk.
 #[cfg(feature = "sqlite")]
 fn grown(effort: &Effort, store: Stored<tempfile::TempDir>) -> Result<Stored> {
     const EVENTS: u64 = 10_000;
@@ -83,7 +83,7 @@ fn grown(effort: &Effort, store: Stored<tempfile::TempDir>) -> Result<Stored> {
             return Ok(store.any());
         }
     }
-    bail!("the log of SQLite does not stop growing")
+    bail!("SQLite's log does not stop growing")
 }
 
 pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
@@ -155,7 +155,7 @@ fn judge(
         return;
     }
     match connections {
-        // Its log is written over. One that an application keeps by itself is appended to.
+        // SQLite overwrites its log. The log of an application is usually appended to.
         1 => {
             for (sync, syncs) in [("appends", behind), ("overwrites", over)] {
                 let p50 = contest.measured("sqlite").iter().map(|of| of.p50);

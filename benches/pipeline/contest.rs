@@ -1,4 +1,4 @@
-//! Measures contestants in turns, so that a noisy moment of the machine does not hit only one.
+//! Measures contestants in turns, so that noise on the machine does not affect only one of them.
 
 use std::fmt::Debug;
 use std::ops::Range;
@@ -34,7 +34,7 @@ impl Effort {
     };
 }
 
-/// Contestants that answer equal numbers of requests in each round.
+/// Contestants that answer the same number of requests in each round.
 pub(crate) struct Contest {
     title: String,
     requests: u64,
@@ -48,7 +48,7 @@ struct Entry {
     prepare: Box<dyn Fn(Range<u64>) -> Serve>,
 }
 
-/// Serves requests that were made before.
+/// Serves prepared requests.
 type Serve = Box<dyn FnOnce()>;
 
 impl Entry {
@@ -56,7 +56,7 @@ impl Entry {
         measure((self.prepare)(numbers)).count_total
     }
 
-    /// So few requests at a time that they stay in the processor's caches, as they do in a server.
+    /// Few requests at a time, so that they stay in the processor's caches, as in a server.
     fn time(&self, numbers: Range<u64>) -> Duration {
         let batches = numbers.clone().step_by(BATCH as usize);
         batches
@@ -136,7 +136,7 @@ impl Contest {
         self.results = results;
     }
 
-    /// Prints what one costs more than another, round by round.
+    /// Prints the cost of one above another, round by round.
     pub(crate) fn compare(&self, one: &str, other: &str) {
         let result = |name| self.results.iter().find(|result| result.name == name);
         let (Some(a), Some(b)) = (result(one), result(other)) else {
@@ -164,7 +164,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Compares round by round, so that noise which lasts longer than a round cancels out.
+    /// Compares round by round, so that noise that lasts longer than a round cancels out.
     fn ratio(&self, control: &Self) -> f64 {
         let rounds = self.nanoseconds.iter().zip(&control.nanoseconds);
         let [_, median, _] = spread(rounds.map(|(time, control)| time / control));

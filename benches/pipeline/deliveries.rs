@@ -1,4 +1,4 @@
-//! What is sent.
+//! The deliveries that are sent.
 
 use bytes::Bytes;
 use http::{Request, StatusCode};
@@ -7,7 +7,7 @@ use tower_webhook::Secret;
 
 use super::SECRET;
 
-/// Requests, and how they must be answered.
+/// Requests and the expected response.
 #[derive(Clone)]
 pub(crate) struct Deliveries {
     pub(crate) body: Bytes,

@@ -1,4 +1,4 @@
-//! What a delivery costs within this process, beside what people write by hand.
+//! Measures a delivery within this process, against handwritten receivers.
 //!
 //! Run with: cargo bench --bench pipeline
 
@@ -27,7 +27,7 @@ const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 const STORE_CAPACITY: u64 = 1_000_000;
 
 fn main() {
-    // Without `--bench` it is `cargo test` that asks, and only whether this works.
+    // `cargo test` does not pass `--bench`, and only checks that this works.
     let arguments: Vec<String> = std::env::args().collect();
     let has = |name: &str| arguments.iter().any(|argument| argument == name);
     if has("--list") {
@@ -78,7 +78,7 @@ fn bare_axum() -> Router {
     Router::new().route("/webhooks", post(async |body: Bytes| drop(black_box(body))))
 }
 
-/// What this crate is for.
+/// A receiver with this crate.
 fn pipeline() -> Pipeline {
     let events = EventRouter::new().on::<ChatClosed>(async |chat: Delivery<ChatClosed>| {
         black_box(chat);
@@ -104,7 +104,7 @@ fn verification()
     SignatureLayer::new(secret()).layer(nothing)
 }
 
-/// What no verification can do without.
+/// The parts that every verification needs.
 fn plain_hmac()
 -> impl Service<Request<Full<Bytes>>, Response = Response<impl Sized>, Error = Infallible> + Clone {
     let keyed = by_hand::keyed();

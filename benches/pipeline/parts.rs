@@ -1,4 +1,4 @@
-//! What no delivery can do without: the parts of the pipeline that do the work, and nothing around them.
+//! The parts of the pipeline that every delivery needs, and nothing around them.
 
 use std::convert::Infallible;
 use std::fmt::Debug;
@@ -46,7 +46,7 @@ where
             let lease = match store.claim(&id, RETENTION, RETENTION).await {
                 Ok(Claim::Acquired(lease)) => lease,
                 Ok(Claim::Done { .. }) => return Ok(replayed()),
-                claim => panic!("nobody else claims it: {claim:?}"),
+                claim => panic!("the key is new: {claim:?}"),
             };
             let text = str::from_utf8(&body).unwrap_or_default();
             let chat: Result<<ChatClosed as Event>::Payload, _> = serde_json::from_str(text);

@@ -1,4 +1,4 @@
-//! What becomes of an event: a line of JSON, first for the command, then for standard output.
+//! Forwards each event as a line of JSON: first to the command, then to standard output.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -33,8 +33,9 @@ impl Forward {
         if let Some(command) = &self.command {
             run(command, line.as_bytes()).await?;
         }
-        // Of those that a slow reader holds up, only the one that writes cannot be dropped at its
-        // time limit. It must not be: what was written counts as handled.
+        // A slow reader can block this write beyond the handler's time limit. `block_in_place` cannot be
+        // cancelled there, and must not be: an event whose line was written is handled. Events that
+        // wait for the lock are still cancelled.
         let mut output = self.output.lock().await;
         block_in_place(|| output.write(&line))?;
         Ok(())
@@ -63,8 +64,8 @@ fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
     ))
 }
 
-/// Valid JSON without the whitespace between its tokens. Decoding and encoding it would change
-/// the text of numbers.
+/// Removes the whitespace between the tokens of valid JSON. Decoding and encoding it again would change
+/// numbers such as `1.50`.
 fn minify(json: &str) -> String {
     let mut in_string = false;
     let mut escaped = false;
@@ -82,13 +83,13 @@ fn minify(json: &str) -> String {
 }
 
 struct Output {
-    /// Whether the last line may have been written in part.
+    /// Whether the last line may be incomplete.
     torn: bool,
 }
 
 impl Output {
     fn write(&mut self, line: &str) -> io::Result<()> {
-        // The torn line must not spoil the next.
+        // An incomplete line must not corrupt the next one.
         let line = match self.torn {
             true => format!("\n{line}"),
             false => line.to_owned(),
@@ -102,12 +103,13 @@ impl Output {
     }
 }
 
-/// Gives `line` to a command. When this is dropped, the command is killed with all that it started.
+/// Runs a command with `line` as its input. If the future is dropped, the command is killed with all
+/// processes that it started.
 async fn run(command: &str, line: &[u8]) -> anyhow::Result<()> {
     let mut child = Command::new("sh")
         .args(["-c", command])
         .stdin(Stdio::piped())
-        .stdout(io::stderr()) // Ours is for lines of JSON.
+        .stdout(io::stderr()) // Standard output is reserved for lines of JSON.
         .env_remove("WEBHOOK_SECRET")
         .env_remove("WEBHOOK_STORE")
         .process_group(0)
@@ -115,7 +117,7 @@ async fn run(command: &str, line: &[u8]) -> anyhow::Result<()> {
     let mut group = Group(child.id());
     let mut stdin = child.stdin.take();
 
-    // The command decides when it has read enough.
+    // The command may exit before it has read everything, so a broken pipe is no error.
     let feed = async {
         if let Some(mut stdin) = stdin.take()
             && let Err(error) = stdin.write_all(line).await
@@ -130,17 +132,17 @@ async fn run(command: &str, line: &[u8]) -> anyhow::Result<()> {
         fed = feed => match fed? {},
     };
     group.0 = None;
-    anyhow::ensure!(status.success(), "the command ended with {status}");
+    anyhow::ensure!(status.success(), "the command failed: {status}");
     Ok(())
 }
 
-/// The process group of a command that has not ended.
+/// The process group of a running command.
 struct Group(Option<u32>);
 
 impl Drop for Group {
     fn drop(&mut self) {
         if let Some(id) = self.0 {
-            // It cannot have ended without our knowledge, so the id is still its own.
+            // The command was not waited for, so the operating system has not reused its id.
             let _ = killpg(Pid::from_raw(id.cast_signed()), Signal::SIGKILL);
         }
     }

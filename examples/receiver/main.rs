@@ -1,12 +1,12 @@
 //! Run with: cargo run --example receiver
 //!
-//! A receiver that is ready to operate, without a line of Rust: it verifies and deduplicates what
-//! arrives, prints one line of JSON for each event, and can run a command for it. Logs go to
-//! standard error; `RUST_LOG=debug` says more.
+//! A complete receiver that needs no Rust code: it verifies and deduplicates deliveries, prints one line
+//! of JSON for each event, and can run a command for it. Logs go to standard error; `RUST_LOG=debug`
+//! logs more.
 //!
-//! It speaks HTTP/1.1 without TLS, which is for a proxy in front of it to end. It is served by
-//! hyper, with a time limit of 30 seconds for a request's headers: `axum::serve` sets none. Unix
-//! only, because of its signals and process groups.
+//! It speaks HTTP/1.1; put a proxy in front of it for TLS. It uses hyper for a time limit of 30 seconds
+//! on a request's headers, because `axum::serve` sets none. It runs only on Unix, because it uses signals
+//! and process groups.
 
 #[path = "../shared/demo.rs"]
 mod demo;
@@ -48,17 +48,17 @@ use self::store::Place;
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
-/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt where there is
-/// none. An event that could not be handled is answered with an error, so that the platform sends
-/// it again. GET /healthz is answered with 200.
+/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none.
+/// An event that could not be handled is answered with an error, so that the platform retries it.
+/// GET /healthz is answered with 200.
 ///
-/// SIGTERM and Ctrl-C stop the receiver when what is running has finished, and a second one at once;
-/// SIGHUP makes it read the file of secrets again. It exits with 0 when it was stopped, even if events were
-/// still running, with 1 when it could not start, and with 2 when it was called in a wrong way.
+/// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
+/// it at once. SIGHUP reloads the file of secrets. The exit code is 0 after a signal, even if events were
+/// still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
 #[derive(Parser)]
 #[command(name = "receiver")]
 struct Args {
-    /// Where to listen; port 0 is any free port
+    /// The address to listen on; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
     listen: SocketAddr,
 
@@ -68,28 +68,28 @@ struct Args {
 
     /// The secret that is set in the partner portal; repeat it to accept several
     ///
-    /// Everybody on this machine can read it in the list of processes: rather set the environment
-    /// variable WEBHOOK_SECRET, or use --secret-file. Without any of the three a random secret is
-    /// made, and the command to send a first event is printed.
+    /// Every user of this machine can read it in the list of processes. Prefer the environment variable
+    /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver creates a random secret
+    /// and prints the command that sends a first event.
     #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
     secret: Vec<Secret>,
 
-    /// A file of secrets, one a line, used exactly as they stand; read again on SIGHUP
+    /// A file with one secret per line, used without trimming; reloaded on SIGHUP
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     secret_file: Option<PathBuf>,
 
-    /// Use the secret that `sandbox --demo` uses, which is public: for demonstrations only
+    /// Use the public secret of `sandbox --demo`; for demonstrations only
     #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
     demo: bool,
 
-    /// Where keys are remembered, so that an event is handled once: `memory`, `sqlite:PATH`,
+    /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
     /// `redis://HOST` or `postgres://HOST/DATABASE`
     ///
-    /// `memory` forgets when the receiver stops, and what the platform then sends again is handled
-    /// again. `sqlite:webhooks.db` is the choice for one machine: a file, which survives a crash.
-    /// Redis and Postgres are for several receivers that share their work. Everybody on this machine
-    /// can read a password here in the list of processes: rather put the URL into the environment
-    /// variable WEBHOOK_STORE. All but `memory` need the feature of their name, as in
+    /// `memory` is lost when the receiver stops, so events that the platform then retries are handled
+    /// again. `sqlite:webhooks.db` is a file that survives a crash, for one machine. Redis and Postgres
+    /// are for several receivers that share their work. Every user of this machine can read a password
+    /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Each
+    /// store but `memory` needs the feature of its name, as in
     /// `cargo run --features sqlite --example receiver`.
     #[arg(
         long,
@@ -100,20 +100,21 @@ struct Args {
     )]
     store: String,
 
-    /// How long a key stays taken when its receiver has died; at most 599
+    /// How long a key stays claimed after its receiver has crashed; at most 599
     ///
-    /// The key of a running event is renewed, however long it takes. Of no use with `memory`.
+    /// The lease of a running event is renewed until the event is finished. It has no effect with
+    /// `memory`.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..600))]
     lease: u64,
 
-    /// A command to run for each event, by `sh -c`
+    /// A command that is run for each event, by `sh -c`
     ///
-    /// It gets the line of JSON on standard input. When it fails, so has the event: the line is not
-    /// printed, and the platform sends the event again. What it prints goes to standard error.
+    /// It receives the line of JSON on standard input. If it fails, the event fails too: the line is not
+    /// printed, and the platform retries the event. Its output goes to standard error.
     #[arg(long, value_name = "COMMAND")]
     exec: Option<String>,
 
-    /// How long an event may take; a command is then killed with all that it started
+    /// The time limit of an event, after which a command is killed with all processes that it started
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
     handler_timeout: u64,
 
@@ -121,11 +122,11 @@ struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..))]
     max_body: u32,
 
-    /// The brand in the names of headers: `acme` reads X-Acme-Event instead of X-Service-Event
+    /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
     #[arg(long, value_name = "BRAND")]
     header_prefix: Option<String>,
 
-    /// How long running events may take to finish when the receiver is stopped
+    /// How long the receiver waits for running events when it is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     grace: u64,
 }
@@ -138,19 +139,19 @@ fn main() -> ExitCode {
                 .with_default_directive(LevelFilter::INFO.into())
                 .from_env_lossy(),
         )
-        // A delivery is a span: the line of its end tells all about it.
+        // Each delivery is a span, and the line at its end has all its fields.
         .with_span_events(FmtSpan::CLOSE)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
-        // They would go to standard error, and panic if it is gone.
+        // These would be written to standard error, with a panic if it is closed.
         .log_internal_errors(false)
         .init();
 
     let result = Runtime::new()
-        .context("no threads to run on")
+        .context("the runtime cannot be started")
         .and_then(|runtime| {
             let result = runtime.block_on(run(args));
-            // What was given up is dropped here, and its commands are killed.
+            // Events that are still running are dropped here, which kills their commands.
             runtime.shutdown_timeout(Duration::from_secs(1));
             result
         });
@@ -185,7 +186,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
             .header_prefix
             .map(|brand| format!(" --header-prefix {brand}"));
         eprintln!(
-            "no secret was given, so a random one was made; send a first event with\n\n  \
+            "no secret was configured, so a random one was created; send a first event with\n\n  \
              cargo run --example send -- --url {url} --secret {secret}{}\n",
             brand.unwrap_or_default()
         );
@@ -194,7 +195,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is served, and the runs to wait for at the end.
+/// Returns the application, and the runs to wait for at shutdown.
 fn app<St>(args: &Args, secrets: &Secrets, store: St) -> anyhow::Result<(Router, Runs)>
 where
     St: Store + Clone,
@@ -224,7 +225,7 @@ where
     Ok((app, runs))
 }
 
-/// The secrets that were given, or a random one together with its text.
+/// Returns the configured secrets, or a random one together with its text.
 fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
     let mut random = None;
     let secrets = match &args.secret_file {
@@ -237,7 +238,7 @@ fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
                 ..
             }) => {
                 let mut bytes = [0; 20];
-                getrandom::fill(&mut bytes).context("the system gives no random bytes")?;
+                getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
                 Secret::new(random.insert(hex::encode(bytes)).as_str())
             }
             secret => secret,
@@ -250,7 +251,7 @@ fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
     ))
 }
 
-/// Ends the program as a wrong flag does.
+/// Exits like clap does for an invalid argument.
 fn misused(error: impl fmt::Display) -> ! {
     Args::command()
         .error(ErrorKind::ValueValidation, error)
@@ -262,13 +263,13 @@ fn reread_on_hangup(secrets: Secrets, file: Option<PathBuf>) -> io::Result<()> {
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
             let Some(file) = &file else {
-                tracing::warn!("there is no `--secret-file` to read again");
+                tracing::warn!("there is no `--secret-file` to reload");
                 continue;
             };
             match secrets.replace_from_file(file) {
-                Ok(()) => tracing::info!("the secrets were read again"),
+                Ok(()) => tracing::info!("the secrets were reloaded"),
                 Err(error) => {
-                    tracing::error!(reason = %chain(&error), "the secrets stay as they were");
+                    tracing::error!(reason = %chain(&error), "the secrets could not be reloaded and are unchanged");
                 }
             }
         }
@@ -279,17 +280,17 @@ fn reread_on_hangup(secrets: Secrets, file: Option<PathBuf>) -> io::Result<()> {
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "; is another receiver running? Choose another port, as with --listen 127.0.0.1:3001",
+            io::ErrorKind::AddrInUse => "; if another receiver is running, choose another port, such as --listen 127.0.0.1:3001",
             _ => "",
         };
         anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
     })
 }
 
-/// Serves until it is to stop, then lets what is running finish.
+/// Serves until a signal arrives, then waits for the running events.
 async fn serve(listener: TcpListener, app: Router, runs: Runs, mut stop: Stop, grace: Duration) {
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()); // Without one, headers have no time limit.
+    http.timer(TokioTimer::new()); // Without a timer, headers have no time limit.
     let connections = GracefulShutdown::new();
     loop {
         let stream = tokio::select! {
@@ -297,11 +298,11 @@ async fn serve(listener: TcpListener, app: Router, runs: Runs, mut stop: Stop, g
                 Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
-                    sleep(Duration::from_millis(100)).await; // Files may be closed until then.
+                    sleep(Duration::from_millis(100)).await; // Open files may be closed until then.
                     continue;
                 }
             },
-            () = stop.asked_for() => break,
+            () = stop.requested() => break,
         };
         let service = TowerToHyperService::new(app.clone());
         let connection = http.serve_connection(TokioIo::new(stream), service);
@@ -309,19 +310,19 @@ async fn serve(listener: TcpListener, app: Router, runs: Runs, mut stop: Stop, g
     }
     drop(listener);
 
-    tracing::info!("stopping when what is running has finished");
+    tracing::info!("stopping after the running events have finished");
     let finished = async {
         connections.shutdown().await;
         runs.drain(grace).await
     };
     tokio::select! {
         Ok(()) = finished => tracing::info!("stopped"),
-        () = sleep(grace) => tracing::warn!("stopped at the deadline: the platform sends again what was running"),
-        () = stop.asked_for() => tracing::warn!("stopped at once: the platform sends again what was running"),
+        () = sleep(grace) => tracing::warn!("stopped at the deadline: the platform retries the events that were running"),
+        () = stop.requested() => tracing::warn!("stopped at once: the platform retries the events that were running"),
     }
 }
 
-/// SIGTERM and Ctrl-C.
+/// The signals that stop the receiver: SIGTERM and Ctrl-C.
 struct Stop {
     terminate: Signal,
     interrupt: Signal,
@@ -335,7 +336,7 @@ impl Stop {
         })
     }
 
-    async fn asked_for(&mut self) {
+    async fn requested(&mut self) {
         tokio::select! {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
@@ -347,20 +348,20 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.to_socket_addrs()
         .ok()
         .and_then(|mut addresses| addresses.next())
-        .ok_or_else(|| "give an address and a port, such as 127.0.0.1:3000".to_owned())
+        .ok_or_else(|| "use an address and a port, such as 127.0.0.1:3000".to_owned())
 }
 
 fn path(text: &str) -> Result<String, &'static str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     match text {
-        "/healthz" => Err("this path is taken by the health check"),
+        "/healthz" => Err("this path is used by the health check"),
         _ if !text.starts_with('/') => Err("a path starts with `/`"),
         _ if !text.bytes().all(is_plain) => Err("use letters, digits and `/-._~`"),
         _ => Ok(text.to_owned()),
     }
 }
 
-/// An error with its causes, in one line.
+/// Formats an error with its cause on one line.
 fn chain(error: &ConfigError) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {cause}"),

@@ -1,4 +1,4 @@
-//! Where keys are remembered, as `--store` says.
+//! The stores of `--store`.
 
 #[cfg(feature = "sqlite")]
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ pub(crate) enum Place {
 }
 
 impl Place {
-    /// Errors do not repeat the text, which may hold a password.
+    /// Parses the value of `--store`. Errors do not repeat it, because it may contain a password.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         match text.split_once(':') {
             None if text == "memory" => Ok(Self::Memory),
@@ -45,8 +45,8 @@ impl Place {
 #[cfg(feature = "sqlite")]
 fn sqlite_at(path: &str) -> Result<Place, String> {
     match path {
-        "" => Err("the store needs a file: give one such as `sqlite:webhooks.db`".to_owned()),
-        ":memory:" => Err("the store in memory is called `memory`".to_owned()),
+        "" => Err("the store needs a file, such as `sqlite:webhooks.db`".to_owned()),
+        ":memory:" => Err("the in-memory store is called `memory`".to_owned()),
         _ => Ok(Place::Sqlite(path.into())),
     }
 }
@@ -55,13 +55,13 @@ fn sqlite_at(path: &str) -> Result<Place, String> {
 fn redis_at(url: &str) -> Result<Place, String> {
     match redis::Client::open(url) {
         Ok(_) => Ok(Place::Redis(url.to_owned())),
-        // The crate tells this only by its text.
+        // The crate has no kind for this error, only its text.
         Err(error) if error.to_string().contains("TLS") => {
             Err(without_tls("redis,redis/tokio-rustls-comp,rustls/ring"))
         }
         Err(error) => Err(format!(
-            "the store's URL cannot be used: {error}; give one such as \
-             `redis://USER:PASSWORD@HOST:6379`, and percent-encode what is special in a password"
+            "the store's URL is invalid: {error}; use one such as \
+             `redis://USER:PASSWORD@HOST:6379`, and percent-encode special characters in a password"
         )),
     }
 }
@@ -71,8 +71,8 @@ fn postgres_at(url: &str) -> Result<Place, String> {
     match url.parse::<PgConnectOptions>() {
         Ok(options) => Ok(Place::Postgres(Box::new(options))),
         Err(error) => Err(format!(
-            "the store's URL cannot be used: {error}; give one such as \
-             `postgres://USER@HOST/DATABASE`, and percent-encode what is special in a password"
+            "the store's URL is invalid: {error}; use one such as \
+             `postgres://USER@HOST/DATABASE`, and percent-encode special characters in a password"
         )),
     }
 }
@@ -112,14 +112,14 @@ pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
 
 #[cfg(feature = "postgres")]
 pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
-    /// How long the server may take to let us in.
+    /// The time limit of connecting and migrating.
     const PATIENCE: Duration = Duration::from_secs(10);
 
     let address = format!("{}:{}", options.get_host(), options.get_port());
-    // The server ends what nobody waits for any more.
+    // The server ends queries whose client has disconnected.
     let options = options.options([("client_connection_check_interval", "1s")]);
     let open = async {
-        // A pool would try for a while, and then not say why.
+        // Without the pool first: it retries, and then does not report the reason.
         PgConnection::connect_with(&options).await?.close().await?;
         let pool = PgPoolOptions::new()
             .max_connections(16)
@@ -131,15 +131,15 @@ pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<P
     };
     let opened = timeout(PATIENCE, open)
         .await
-        .unwrap_or_else(|_| Err(anyhow::anyhow!("no answer within {PATIENCE:?}")));
+        .unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {PATIENCE:?}")));
     opened.map_err(|error| {
-        // The crate tells this only by its text.
+        // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {
             without_tls("postgres,sqlx/tls-rustls-ring-native-roots")
         } else {
             format!(
-                "the store at {address} cannot be used; does the server run, do user, password and \
-                 database exist, and may the user create tables?"
+                "the store at {address} cannot be used: check that the server is running, that the \
+                 user, password and database exist, and that the user may create tables"
             )
         };
         error.context(advice)

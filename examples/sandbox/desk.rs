@@ -1,4 +1,4 @@
-//! What the page shows and steers, besides the sandbox itself.
+//! The state that the page shows and controls, besides the sandbox itself.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -9,9 +9,9 @@ use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 use tower_webhook::sandbox::{Attempt, Sandbox};
 
-/// Events per minute.
+/// The highest number of generated events per minute.
 pub(crate) const MAX_RATE: u32 = 60_000;
-/// The clock is put forward in steps of one round of retries, so that none is left out.
+/// The clock is advanced in steps of one round of retries, so that no round is skipped.
 pub(crate) const STEP: Duration = Duration::from_secs(600);
 
 const MAX_STEPS: u32 = 30 * 144;
@@ -22,15 +22,15 @@ pub(crate) struct Desk(Arc<Shared>);
 
 struct Shared {
     sandbox: Sandbox,
-    /// The last of them, the last one first.
+    /// The latest attempts, newest first.
     attempts: Mutex<VecDeque<Attempt>>,
     notice: Mutex<Option<Notice>>,
     rate: watch::Sender<u32>,
-    /// How many steps the clock is still to be put forward.
+    /// How many steps the clock is still to be advanced.
     steps: watch::Sender<u32>,
 }
 
-/// What the next page says once.
+/// A message that the next page shows once.
 pub(crate) enum Notice {
     Done(String),
     Refused(String),
@@ -48,7 +48,7 @@ impl Desk {
         }));
         tokio::spawn(desk.clone().watch());
         tokio::spawn(desk.clone().generate());
-        tokio::spawn(desk.clone().go_forward());
+        tokio::spawn(desk.clone().advance());
         desk
     }
 
@@ -120,11 +120,11 @@ impl Desk {
         }
     }
 
-    async fn go_forward(self) {
+    async fn advance(self) {
         let mut steps = self.0.steps.subscribe();
         while steps.wait_for(|steps| *steps > 0).await.is_ok() {
             self.sandbox().advance(STEP);
-            // Longer than an attempt may take: under a high rate it never gets idle.
+            // Longer than the timeout of an attempt. At a high rate the sandbox is never idle.
             let _ = timeout(Duration::from_secs(11), self.sandbox().idle()).await;
             self.0.steps.send_modify(|steps| *steps -= 1);
         }

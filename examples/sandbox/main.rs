@@ -1,9 +1,9 @@
 //! Run with: cargo run --features sandbox --example sandbox -- --demo
 //!
-//! The platform on your desk: a sandbox that delivers to your receiver, with a page that plays the
-//! partner portal's Developer settings. The Admin API is at `/graphql`, for the keys made there.
+//! A simulated platform that delivers to your receiver, with a page for the partner portal's Developer
+//! settings. The Admin API is at `/graphql` and accepts the API keys that are created on the page.
 //!
-//! Unix only, because of its signals.
+//! It runs only on Unix, because it uses signals.
 
 #[path = "../shared/demo.rs"]
 mod demo;
@@ -29,46 +29,47 @@ use tracing_subscriber::filter::LevelFilter;
 
 use self::desk::Desk;
 
-/// Play the chat platform: deliver generated chats to a receiver, with a page to watch and steer it.
+/// Simulate the chat platform: deliver generated chats to a receiver, and serve a page that shows and
+/// controls it.
 ///
-/// All that it does is in memory and gone when it stops. SIGTERM and Ctrl-C stop it.
+/// All data is in memory and lost when it stops. SIGTERM and Ctrl-C stop it.
 #[derive(Parser)]
 #[command(name = "sandbox")]
 struct Args {
-    /// Where the page and the Admin API are; port 0 is any free port
+    /// The address of the page and the Admin API; port 0 picks a free port
     ///
-    /// Whoever reaches the page can use it, so keep it on this machine.
+    /// The page has no access control, so keep it on this machine.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:4000", value_parser = address)]
     listen: SocketAddr,
 
-    /// Where all webhooks are sent at first
+    /// The initial URL of all webhooks
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
     target: Uri,
 
-    /// The secret of all webhooks at first
+    /// The initial secret of all webhooks
     ///
-    /// Everybody on this machine can read it in the list of processes: rather set the environment
-    /// variable WEBHOOK_SECRET. Without either a random secret is made and printed.
+    /// Every user of this machine can read it in the list of processes: pass it in the environment
+    /// variable WEBHOOK_SECRET instead. Without either, a random secret is created and printed.
     #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
     secret: Option<Secret>,
 
-    /// Use the secret that `receiver --demo` uses, which is public: for demonstrations only
+    /// Use the public secret of `receiver --demo`; for demonstrations only
     #[arg(long, conflicts_with = "secret")]
     demo: bool,
 
-    /// How many events of generated chats arise per minute of this machine's time; 0 is none
+    /// The number of generated events per minute of this machine's time; 0 disables them
     #[arg(long, value_name = "EVENTS", default_value_t = 20, value_parser = value_parser!(u32).range(..=i64::from(desk::MAX_RATE)))]
     rate: u32,
 
-    /// Where all chance comes from: chats, keys, faults; without it, from the system
+    /// The seed of random chats, keys and faults; random by default
     #[arg(long, value_name = "NUMBER")]
     seed: Option<u64>,
 
-    /// What goes wrong on purpose: `none`, `all`, `all=0.05`, or a list such as `truncate-body=0.1,tamper=0.01`
+    /// The injected faults: `none`, `all`, `all=0.05`, or a list such as `truncate-body=0.1,tamper=0.01`
     #[arg(long, value_name = "FAULTS", default_value = "none")]
     faults: Faults,
 
-    /// How much faster the platform's clock runs
+    /// How much faster than real time the platform's clock runs
     #[arg(long, value_name = "FACTOR", default_value_t = 1, value_parser = value_parser!(u32).range(1..=100_000))]
     speed: u32,
 }
@@ -100,7 +101,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let (secret, receiver) = secret(&args)?;
     let seed = match args.seed {
         Some(seed) => seed,
-        None => getrandom::u64().context("the system gives no random bytes")?,
+        None => getrandom::u64().context("the system returned no random bytes")?,
     };
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -117,16 +118,16 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
     eprintln!("listening on http://{}/", listener.local_addr()?);
     eprintln!("open it in a browser, and start a receiver in a second terminal with\n");
-    eprintln!("  {receiver}{}\n", placed(&args.target));
+    eprintln!("  {receiver}{}\n", flags(&args.target));
     eprintln!("the seed is {seed}");
     tokio::select! {
-        served = axum::serve(listener, app) => served.context("the page is not served any more"),
+        served = axum::serve(listener, app) => served.context("the server failed"),
         _ = terminate.recv() => Ok(()),
         _ = interrupt.recv() => Ok(()),
     }
 }
 
-/// The secret, and the command of a receiver that has it too.
+/// Returns the secret, and the command that starts a receiver with the same secret.
 fn secret(args: &Args) -> anyhow::Result<(Secret, String)> {
     let run = "cargo run --example receiver --";
     let (secret, receiver) = match &args.secret {
@@ -138,7 +139,7 @@ fn secret(args: &Args) -> anyhow::Result<(Secret, String)> {
                 ..
             }) => {
                 let mut bytes = [0; 20];
-                getrandom::fill(&mut bytes).context("the system gives no random bytes")?;
+                getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
                 let random = hex::encode(bytes);
                 let receiver = format!("{run} --secret {random}");
                 (Secret::new(random), receiver)
@@ -155,8 +156,8 @@ fn secret(args: &Args) -> anyhow::Result<(Secret, String)> {
     Ok((secret, receiver))
 }
 
-/// The flags of a receiver that is not where it is by itself.
-fn placed(target: &Uri) -> String {
+/// Returns the flags of a receiver at `target`, if it is not the default URL.
+fn flags(target: &Uri) -> String {
     let mut flags = String::new();
     if let Some(authority) = target.authority().filter(|at| *at != "127.0.0.1:3000") {
         flags += &format!(" --listen {authority}");
@@ -170,7 +171,7 @@ fn placed(target: &Uri) -> String {
 async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "; is another sandbox running? Choose another port",
+            io::ErrorKind::AddrInUse => "; if another sandbox is running, choose another port",
             _ => "",
         };
         anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
@@ -181,15 +182,15 @@ fn address(text: &str) -> Result<SocketAddr, String> {
     text.to_socket_addrs()
         .ok()
         .and_then(|mut addresses| addresses.next())
-        .ok_or_else(|| "give an address and a port, such as 127.0.0.1:4000".to_owned())
+        .ok_or_else(|| "use an address and a port, such as 127.0.0.1:4000".to_owned())
 }
 
-/// Where the sandbox can deliver to.
+/// Parses a URL that the sandbox can deliver to.
 fn url(text: &str) -> Result<Uri, &'static str> {
     let url: Uri = text.parse().map_err(|_| "this is not a URL")?;
     match (url.scheme_str(), url.host()) {
         (Some("http"), Some(_)) => Ok(url),
         (Some("https"), _) => Err("TLS is not supported: use http"),
-        _ => Err("give a URL such as http://127.0.0.1:3000/webhooks"),
+        _ => Err("use a URL such as http://127.0.0.1:3000/webhooks"),
     }
 }

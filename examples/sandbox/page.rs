@@ -1,4 +1,4 @@
-//! The page. `maud` escapes whatever stands in it.
+//! The page. `maud` escapes all texts in it.
 
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -6,12 +6,12 @@ use maud::{DOCTYPE, Markup, html};
 use serde_json::Value;
 use tower_webhook::event::Timestamp;
 use tower_webhook::sandbox::{
-    ApiKey, Attempt, EventReport, EventState, Outcome, Report, WebhookStatus,
+    ApiKey, Attempt, AttemptResult, EventReport, EventState, Report, WebhookStatus,
 };
 
 use crate::desk::{Desk, MAX_RATE, Notice, STEP};
 
-/// As many events that wait are shown at most.
+/// How many waiting events are shown at most.
 const MAX_WAITING: usize = 20;
 
 pub(crate) fn index(desk: &Desk, notice: Option<&Notice>) -> Markup {
@@ -49,20 +49,20 @@ pub(crate) fn index(desk: &Desk, notice: Option<&Notice>) -> Markup {
                     (time(sandbox.now())) " UTC"
                     @match desk.steps_ahead() {
                         0 => {}
-                        steps => { ", " (minutes(steps)) " minutes to go forward" }
+                        steps => { ", " (minutes(steps)) " minutes left to advance" }
                     }
                 }
-                form.row method="post" action="/forward" aria-label="Put the clock forward" {
+                form.row method="post" action="/forward" aria-label="Advance the clock" {
                     button #forward-10 name="steps" value="1" { "+ 10 minutes" }
                     button #forward-60 name="steps" value="6" { "+ 1 hour" }
                     button #forward-day name="steps" value="144" { "+ 1 day" }
                 }
-                p.quiet { "Goes from one round of retries to the next, every 10 minutes." }
+                p.quiet { "The clock advances from one round of retries to the next, every 10 minutes." }
             }
             section aria-labelledby="availability-title" {
                 h2 #availability-title { "Availability" }
                 @let available = sandbox.is_available();
-                p { "The Admin API at " code { "/graphql" } " tells: chat is "
+                p { "The Admin API at " code { "/graphql" } " reports that chat is "
                     strong #availability { @if available { "available" } @else { "unavailable" } } "." }
                 form method="post" action="/availability" {
                     button #switch-availability name="available" value=(!available) {
@@ -99,8 +99,8 @@ pub(crate) fn event(event: &EventReport) -> Markup {
         p { a href="/" { "Back to the settings" } }
         section aria-labelledby="facts" {
             h2 #facts { (event.kind) }
-            p { "Arose " (time(event.arose_at)) " UTC; " (became(event)) }
-            p { "Chat: " @match &event.chat { Some(chat) => { code { (chat) } }, None => "none: this is a test event" } }
+            p { "Created " (time(event.arose_at)) " UTC; " (state(event)) }
+            p { "Chat: " @match &event.chat { Some(chat) => { code { (chat) } }, None => "none (test event)" } }
             p { "Idempotency key: " @match &event.key { Some(key) => { code { (key) } }, None => "none" } }
         }
         section aria-labelledby="attempts-title" {
@@ -111,7 +111,7 @@ pub(crate) fn event(event: &EventReport) -> Markup {
                     @for attempt in &event.attempts {
                         tr {
                             td data-label="Time" { (time(attempt.at)) }
-                            td data-label="Status" { (outcome(&attempt.outcome)) }
+                            td data-label="Status" { (result(&attempt.result)) }
                             td data-label="Took" { (attempt.took.as_millis()) " ms" }
                             td data-label="Fault" { @if let Some(fault) = attempt.fault { (fault.to_string()) } }
                         }
@@ -141,7 +141,7 @@ fn document(title: &str, content: &Markup, live: bool) -> Markup {
             body {
                 header {
                     h1 { (title) }
-                    p.quiet { "A sandbox of the chat platform. What is here is gone when it stops." }
+                    p.quiet { "A simulated chat platform. All data is lost when it stops." }
                     @if live {
                         nav aria-label="On this page" {
                             a href="#keys" { "API keys" } " "
@@ -163,7 +163,7 @@ fn said(notice: &Notice) -> Markup {
             Notice::Done(text) => p.notice #notice role="status" { (text) },
             Notice::Refused(text) => p.notice.refused #notice role="alert" { (text) },
             Notice::NewKey(key) => p.notice #notice role="status" {
-                "Copy the new API key now, it is not shown again: " code #new-key { (key) }
+                "Copy the new API key now. It is not shown again: " code #new-key { (key) }
             },
         }
     }
@@ -183,7 +183,7 @@ fn keys(keys: &[ApiKey]) -> Markup {
                 }
             }
             @if keys.is_empty() {
-                p.quiet { "There is none yet." }
+                p.quiet { "There are no API keys yet." }
             } @else {
                 table {
                     thead { tr { th scope="col" { "Description" } th scope="col" { "Created" } } }
@@ -220,7 +220,7 @@ fn webhook(status: &WebhookStatus) -> Markup {
                     } @else {
                         span.good { "delivering" }
                     }
-                    div.quiet { (status.recent_failures) " failed within the hour" }
+                    div.quiet { (status.recent_failures) " failed within the last hour" }
                 }
             }
             form method="post" action={ "/webhooks/" (kind) } {
@@ -252,11 +252,11 @@ fn waiting(report: &Report) -> Markup {
         .take(MAX_WAITING)
         .collect();
     if events.is_empty() {
-        return html! { p.quiet { "Nothing waits." } };
+        return html! { p.quiet { "No event is waiting." } };
     }
     html! {
         table {
-            caption { "The last " (events.len()) " of " (report.count(EventState::Waiting)) }
+            caption { "The latest " (events.len()) " of " (report.count(EventState::Waiting)) }
             thead { tr {
                 th scope="col" { "Event" } th scope="col" { "Kind" } th scope="col" { "Chat" }
                 th scope="col" { "Attempts" } th scope="col" { "Next retry (UTC)" } th scope="col" { "Action" }
@@ -296,15 +296,15 @@ fn summary(report: &Report) -> Markup {
 
 fn attempts_table(desk: &Desk, attempts: &[Attempt]) -> Markup {
     if attempts.is_empty() {
-        return html! { p.quiet { "There was none yet." } };
+        return html! { p.quiet { "There are no attempts yet." } };
     }
     html! {
         table {
-            caption { "The last " (attempts.len()) ", the newest first" }
+            caption { "The latest " (attempts.len()) ", newest first" }
             thead { tr {
                 th scope="col" { "Time (UTC)" } th scope="col" { "Event" } th scope="col" { "Kind" }
                 th scope="col" { "Key" } th scope="col" { "Status" } th scope="col" { "Took" }
-                th scope="col" { "Fault" } th scope="col" { "Event is" }
+                th scope="col" { "Fault" } th scope="col" { "State" }
             } }
             tbody {
                 @for attempt in attempts {
@@ -324,18 +324,18 @@ fn row(attempt: &Attempt, event: &EventReport) -> Markup {
             td data-label="Key" {
                 @match &event.key {
                     Some(key) => code title=(key) { (&key[..8]) "…" },
-                    None => span.quiet { "none: a test" },
+                    None => span.quiet { "none (test event)" },
                 }
             }
-            td data-label="Status" { (outcome(&attempt.outcome)) }
+            td data-label="Status" { (result(&attempt.result)) }
             td data-label="Took" { (attempt.took.as_millis()) " ms" }
             td data-label="Fault" { @if let Some(fault) = attempt.fault { (fault.to_string()) } }
-            td data-label="Event is" { (became(event)) }
+            td data-label="State" { (state(event)) }
         }
     }
 }
 
-fn became(event: &EventReport) -> Markup {
+fn state(event: &EventReport) -> Markup {
     html! {
         span {
             (event.state)
@@ -344,16 +344,12 @@ fn became(event: &EventReport) -> Markup {
     }
 }
 
-fn outcome(outcome: &Outcome) -> Markup {
-    let class = if outcome.is_delivered() {
-        "good"
-    } else {
-        "bad"
-    };
-    html! { span class=(class) { (outcome) } }
+fn result(result: &AttemptResult) -> Markup {
+    let class = if result.is_delivered() { "good" } else { "bad" };
+    html! { span class=(class) { (result) } }
 }
 
-/// Such as `20 Nov 2026 20:56:43`.
+/// Formats a time such as `20 Nov 2026 20:56:43`.
 fn time(at: Timestamp) -> Markup {
     let millis = u64::try_from(at.as_millis()).unwrap_or_default();
     let text = httpdate::fmt_http_date(UNIX_EPOCH + Duration::from_millis(millis));

@@ -1,4 +1,4 @@
-//! What the page's links and buttons lead to.
+//! The routes of the page's links and forms.
 
 use axum::extract::{Path, Request, State};
 use axum::http::header::{
@@ -44,12 +44,12 @@ pub(crate) fn app(desk: Desk) -> Router {
         .route("/favicon.ico", get(StatusCode::NO_CONTENT))
         .with_state(desk)
         .layer(from_fn(guard));
-    // A token protects it, and whoever asks may call it by any name.
+    // Not behind `guard`: a token protects it, and clients may use any host name.
     page.route_service("/graphql", graphql)
 }
 
-/// The page belongs to who sits at this desk. Other sites that they visit must not use it: neither
-/// by posting its forms, nor by a name of theirs that leads to this address.
+/// Protects the page from other sites that its user visits: they must not post its forms (CSRF), nor read
+/// it under a name of their own that resolves to this address (DNS rebinding).
 async fn guard(request: Request, next: Next) -> Response {
     if let Err(reason) = is_own(request.method(), request.headers()) {
         return (StatusCode::FORBIDDEN, reason).into_response();
@@ -59,7 +59,7 @@ async fn guard(request: Request, next: Next) -> Response {
     let headers: [(HeaderName, &str); 4] = [
         (CONTENT_SECURITY_POLICY, policy),
         (X_CONTENT_TYPE_OPTIONS, "nosniff"),
-        // `no-referrer` would take the origin away from the forms.
+        // With `no-referrer`, the page's own forms would be sent without their origin.
         (REFERRER_POLICY, "same-origin"),
         (CACHE_CONTROL, "no-store"),
     ];
@@ -68,16 +68,16 @@ async fn guard(request: Request, next: Next) -> Response {
 
 fn is_own(method: &Method, headers: &HeaderMap) -> Result<(), &'static str> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
-    let host = text(HOST).ok_or("The request names no host.")?;
+    let host = text(HOST).ok_or("The request has no host.")?;
     let name = host.parse::<Authority>();
     let name = name.as_ref().map_or("", |authority| authority.host());
     let address = name.trim_start_matches('[').trim_end_matches(']');
     if name != "localhost" && address.parse::<std::net::IpAddr>().is_err() {
-        return Err("Open this page by its IP address, or as localhost.");
+        return Err("Open this page by its IP address or as localhost.");
     }
     let origin = text(ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
     if !method.is_safe() && origin != Some(host) {
-        return Err("This did not come from the sandbox's own page.");
+        return Err("The request does not come from the sandbox's own page.");
     }
     Ok(())
 }
@@ -87,7 +87,7 @@ async fn index(State(desk): State<Desk>) -> Html<String> {
     Html(page::index(&desk, notice.as_ref()).into_string())
 }
 
-/// The same for the script, which does not show what is said once.
+/// The page for the script's updates, without the notice, which is shown only once.
 async fn live(State(desk): State<Desk>) -> Html<String> {
     Html(page::index(&desk, None).into_string())
 }
@@ -104,9 +104,9 @@ async fn event(
 async fn retry(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Redirect, StatusCode> {
     let id: EventId = id.parse().map_err(|_| StatusCode::NOT_FOUND)?;
     desk.say(match desk.sandbox().retry_now(id) {
-        true => Notice::Done(format!("Event {id} is tried again.")),
+        true => Notice::Done(format!("Event {id} is retried.")),
         false => Notice::Refused(format!(
-            "Event {id} cannot be tried now: it is not waiting, or its webhook does not deliver."
+            "Event {id} cannot be retried now: it is not waiting, or its webhook does not deliver."
         )),
     });
     Ok(Redirect::to("/"))
@@ -120,7 +120,7 @@ struct NewKey {
 async fn create_key(State(desk): State<Desk>, Form(form): Form<NewKey>) -> Redirect {
     let description = form.description.trim();
     desk.say(match description {
-        "" => Notice::Refused("Say what the API key is for.".to_owned()),
+        "" => Notice::Refused("The API key needs a description.".to_owned()),
         _ => Notice::NewKey(desk.sandbox().create_api_key(description)),
     });
     Redirect::to("/")
@@ -183,7 +183,7 @@ async fn send_test(
 ) -> Result<Redirect, StatusCode> {
     let kind = known(&kind)?;
     desk.sandbox().send_test(kind.clone());
-    desk.say(Notice::Done(format!("A test event {kind} is on its way.")));
+    desk.say(Notice::Done(format!("A test event {kind} is being sent.")));
     Ok(Redirect::to("/"))
 }
 

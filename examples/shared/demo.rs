@@ -1,4 +1,4 @@
-//! What the examples agree on when they are told `--demo`.
+//! The values that examples share with `--demo`.
 
-/// A secret that everybody knows, so that two programs on one desk need no configuration.
+/// A public secret, so that two programs on one machine need no configuration.
 pub(crate) const SECRET: &str = "the-public-demo-secret";

@@ -1,4 +1,4 @@
-//! The memory store, held against a model of the `Store` contract, step by step.
+//! Compares the memory store with a model of the `Store` contract, step by step.
 #![no_main]
 
 use std::collections::{HashMap, HashSet};
@@ -21,7 +21,7 @@ enum Operation {
     Peek {
         key: u8,
     },
-    /// The other operations pick one of all leases that were ever handed out.
+    /// The other operations pick one of all leases that were acquired.
     Renew {
         lease: u8,
         extend: Time,
@@ -36,8 +36,7 @@ enum Operation {
     Wait(Time),
 }
 
-/// Long, so that the real time which passes meanwhile does not count: moka collects its garbage
-/// by it.
+/// Long, so that the real time of a run, by which moka collects its garbage, does not matter.
 #[derive(Arbitrary, Clone, Copy, Debug)]
 struct Time(u8);
 
@@ -51,11 +50,11 @@ const KEYS: u8 = 4;
 const BODIES: u8 = 2;
 const FLOOD: u64 = 3500;
 
-/// What the contract says of a key.
+/// The state of a key according to the contract.
 #[derive(Default)]
 struct Key {
     state: State,
-    /// How often it was claimed, and until when that stays known.
+    /// How often the key was claimed, and until when the count is kept.
     attempts: Option<(u32, Duration)>,
 }
 
@@ -85,7 +84,7 @@ impl Key {
         self
     }
 
-    /// Its claim, as long as it is the one with this fence.
+    /// Returns the claim, if it has this fence.
     fn claim(&mut self, wanted: u128) -> Option<(u8, &mut Duration)> {
         match &mut self.state {
             State::InFlight { fence, body, until } if *fence == wanted => Some((*body, until)),
@@ -120,7 +119,7 @@ fuzz_target!(|operations: Vec<Operation>| {
                 leases: Vec::new(),
                 fences: HashSet::new(),
             };
-            // Seldom, because a flood takes as long as thousands of operations.
+            // Rarely, because a flood takes as long as thousands of operations.
             let flood = operations.len() % 16 == 15;
             for operation in operations {
                 world.step(operation).await;
@@ -197,8 +196,7 @@ impl World {
         }
     }
 
-    /// Makes so many claims that those which ended unsettled are swept, and then looks whether
-    /// their number is still known.
+    /// Makes so many claims that expired ones are swept, and then checks that their counts are kept.
     fn flood(&mut self) {
         for key in (0..FLOOD).chain(0..FLOOD) {
             self.claim(key, 0, Duration::ZERO, Duration::from_secs(10_000_000));
@@ -261,7 +259,7 @@ impl World {
         self.keys.entry(number).or_default().at(self.now)
     }
 
-    /// The newest leases are the most interesting ones.
+    /// Prefers the newest leases, which are the most interesting ones.
     fn lease(&self, back: u8) -> Option<(u64, Lease)> {
         let back = usize::from(back) % self.leases.len().max(1);
         self.leases.iter().rev().nth(back).cloned()
@@ -278,7 +276,7 @@ fn now<T>(operation: impl Future<Output = T>) -> T {
 
 fn assert_settled(result: Result<(), SettleError>, claimed: bool) {
     match result {
-        Ok(()) => assert!(claimed, "a lease that had ended was settled"),
+        Ok(()) => assert!(claimed, "an expired lease was settled"),
         Err(SettleError::LeaseExpired) => assert!(!claimed, "a valid lease was refused"),
         Err(error) => panic!("{error}"),
     }

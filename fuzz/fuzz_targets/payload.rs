@@ -1,4 +1,4 @@
-//! Payloads: exactly the JSON objects decode, nothing is made up, and encoding loses nothing.
+//! Payloads: exactly the JSON objects decode, no value is invented, and encoding loses nothing.
 #![no_main]
 
 use std::fmt::Debug;
@@ -38,7 +38,7 @@ where
     let Ok(payload) = decoded else { return };
     let fields = to_value(&payload).expect("a payload encodes");
 
-    // Bodies that had to be repaired differ from their payload in what was replaced.
+    // A repaired body differs from its payload in the replaced tokens.
     if let Ok(sent) = serde_json::from_slice(raw.body()) {
         assert_sent(&fields, &sent);
     }
@@ -72,7 +72,8 @@ fn same_rating(one: &Value, other: &Value) -> bool {
     }
 }
 
-/// Every field of a payload has the value that was sent. Lists may lack what is no string.
+/// Asserts that every field of a payload has the value that was sent. Lists may lack elements that are not
+/// strings.
 fn assert_sent(field: &Value, sent: &Value) {
     match (field, sent) {
         (Value::Object(fields), Value::Object(sent)) => {

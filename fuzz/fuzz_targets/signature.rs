@@ -1,4 +1,4 @@
-//! Is a body authentic? Held against RFC 2104 and hex digits read by hand.
+//! Compares the verification of signatures with RFC 2104 and hex digits that are parsed by hand.
 #![no_main]
 
 use std::convert::Infallible;
@@ -58,7 +58,7 @@ impl Header {
     }
 }
 
-/// The place of the first secret that proves the body to be authentic.
+/// Returns the position of the first secret that verifies the body.
 fn expected(input: &Input, value: &[u8]) -> Result<usize, SignatureError> {
     let claimed = parse_signature(value).ok_or(SignatureError::Malformed)?;
     let mut secrets = input.secrets.iter();
@@ -91,7 +91,7 @@ fuzz_target!(|input: Input| -> Corpus {
         assert_eq!(secrets.verify(&input.body, value), expected(&input, value));
     }
 
-    // What is no header at all never arrives.
+    // A value that is no valid header value never arrives.
     let values: Vec<_> = values
         .iter()
         .filter_map(|value| HeaderValue::from_bytes(value).ok())

@@ -1,8 +1,8 @@
-//! JSON, read by the letter of RFC 8259 and written at random.
+//! A parser of RFC 8259's grammar, and a generator of random JSON.
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 
-/// Whether `body` is a JSON object in UTF-8.
+/// Returns whether `body` is a JSON object in UTF-8.
 pub fn is_object(body: &[u8]) -> bool {
     let mut text = Text(body);
     text.space();
@@ -12,7 +12,7 @@ pub fn is_object(body: &[u8]) -> bool {
         && text.0.is_empty()
 }
 
-/// What is left of a text. Each method takes what its name says from the start of it.
+/// The rest of a text. Each method takes the token of its name from the start.
 struct Text<'a>(&'a [u8]);
 
 impl Text<'_> {
@@ -111,7 +111,7 @@ impl Text<'_> {
     }
 }
 
-/// Any object, but with a liking for what the payloads know.
+/// Generates any object, with a preference for the payloads' fields.
 pub fn object(u: &mut Unstructured<'_>) -> Result<String> {
     let mut json = String::new();
     write_object(u, &mut json, 0)?;

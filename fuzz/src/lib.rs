@@ -1,10 +1,10 @@
-//! What the fuzz targets hold the crate against. Nothing here calls the crate.
+//! The references that the fuzz targets compare the crate with. Nothing here calls the crate.
 
 pub mod json;
 
 use sha2::{Digest, Sha256};
 
-/// HMAC-SHA-256 as RFC 2104 writes it down.
+/// HMAC-SHA-256 according to RFC 2104.
 pub fn hmac(secret: &[u8], message: &[u8]) -> [u8; 32] {
     let mut key = [0; 64];
     if secret.len() > key.len() {
@@ -17,7 +17,7 @@ pub fn hmac(secret: &[u8], message: &[u8]) -> [u8; 32] {
     keyed(0x5c).chain_update(inner).finalize().into()
 }
 
-/// The bytes that 64 lowercase hex digits stand for.
+/// Parses 64 lowercase hex digits.
 pub fn parse_signature(value: &[u8]) -> Option<[u8; 32]> {
     let digit = |byte: u8| match byte {
         b'0'..=b'9' => Some(byte - b'0'),

@@ -1,4 +1,4 @@
-//! Where the Admin API is.
+//! The base URL of the Admin API.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,10 +8,11 @@ use url::{Host, Url};
 
 use super::config::AdminConfigError;
 
-/// Where the Admin API is: `/graphql` under it is the one endpoint (Spec 4.1).
+/// The base URL of the Admin API, whose only endpoint is `/graphql` below it
+/// ([Spec 4.1](crate::docs::platform#spec-4-1)).
 ///
-/// A path before `/graphql` is kept, with a slash at its end or not. `https` may go anywhere; plain
-/// `http` only to this machine: `127.0.0.0/8`, `::1` and `localhost`. Parsed from text:
+/// It may have a path, with or without a trailing slash. `https` is allowed for every host, and plain
+/// `http` only for this machine: `127.0.0.0/8`, `::1` and `localhost`. It is parsed from text:
 ///
 /// ```
 /// use tower_webhook::admin::BaseUrl;
@@ -29,19 +30,27 @@ pub struct BaseUrl {
 }
 
 impl BaseUrl {
-    /// Parses a base URL that may use plain `http` to anywhere.
+    /// Parses a base URL that may use plain `http` for every host.
     ///
-    /// Everybody on the way can then read the access token and use it. For a test system in a
-    /// network of its own.
+    /// Anyone on the network path can then read and use the [`AccessToken`](super::AccessToken). Use it
+    /// only for a test system in an isolated network.
+    ///
+    /// ```
+    /// use tower_webhook::admin::BaseUrl;
+    ///
+    /// let base_url = BaseUrl::dangerously_allow_http("http://10.0.0.1:4000")?;
+    /// assert_eq!(base_url.endpoint(), "http://10.0.0.1:4000/graphql");
+    /// # Ok::<_, tower_webhook::admin::AdminConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// Those of parsing, but [`AdminConfigError::PlainHttp`].
+    /// Returns the same errors as parsing, except [`AdminConfigError::PlainHttp`].
     pub fn dangerously_allow_http(text: &str) -> Result<Self, AdminConfigError> {
         Self::parse(text, true)
     }
 
-    /// Where requests go.
+    /// Returns the URL that requests are sent to.
     #[must_use]
     pub fn endpoint(&self) -> &Uri {
         &self.endpoint
@@ -69,6 +78,8 @@ impl BaseUrl {
         if let Some((_, part)) = parts.iter().find(|(present, _)| *present) {
             return Err(AdminConfigError::UnexpectedPart(part));
         }
+        // Decided by the parsed host, because the text misleads: `127.0.0.1.example` is another
+        // machine, and `127.1` is this one. Any name but `localhost` depends on a name server.
         let is_local = match url.host() {
             Some(Host::Ipv4(address)) => address.is_loopback(),
             Some(Host::Ipv6(address)) => address.is_loopback(),
@@ -131,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_endpoint_is_graphql_under_the_base_url() {
+    fn endpoint_is_graphql_below_the_base_url() {
         for (text, endpoint) in [
             ("https://a.example", "https://a.example/graphql"),
             ("https://a.example/", "https://a.example/graphql"),
@@ -170,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn plain_http_stays_on_this_machine_unless_asked_for() {
+    fn plain_http_to_other_hosts_must_be_allowed_explicitly() {
         for (text, refused) in [
             ("http://a.example", "a.example"),
             ("http://10.0.0.1:4000/v1", "10.0.0.1"),
@@ -197,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_base_url_is_refused_without_repeating_it() {
+    fn invalid_base_url_is_refused_without_repeating_it() {
         for (text, says) in [
             ("", "not a URL"),
             ("hunter2", "not a URL"),
@@ -227,7 +238,7 @@ mod tests {
             ),
         ] {
             for result in [text.parse(), BaseUrl::dangerously_allow_http(text)] {
-                let error: AdminConfigError = result.map(|url| url.to_owned()).expect_err(text);
+                let error: AdminConfigError = result.expect_err(text);
                 assert!(error.to_string().contains(says), "{text}: {error}");
                 if !text.starts_with("hunter2.") {
                     assert!(!format!("{error:?} {error}").contains("hunter2"), "{text}");

@@ -1,4 +1,4 @@
-//! The client.
+//! The client of the Admin API.
 
 use std::fmt;
 use std::future::Future;
@@ -26,7 +26,7 @@ use super::token::AccessToken;
 use super::transport::{Exchange, ResponseBody, Transport, exchange};
 use crate::error::BoxError;
 
-/// How much of an answer is read that is no success: enough for the errors of GraphQL.
+/// How many bytes of an unsuccessful response are read: enough for GraphQL's errors.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// A client for the platform's GraphQL Admin API.
@@ -43,11 +43,19 @@ pub struct AdminClient {
 }
 
 impl AdminClient {
-    /// A client for the API under `base_url`, which is a [`BaseUrl`] or the text of one.
+    /// Creates a client for the API at `base_url`, a [`BaseUrl`] or its text.
+    ///
+    /// ```
+    /// use tower_webhook::admin::{AccessToken, AdminClient};
+    ///
+    /// let admin = AdminClient::new("https://api.example.com/v1", AccessToken::new("key")?)?;
+    /// assert_eq!(admin.endpoint(), "https://api.example.com/v1/graphql");
+    /// # Ok::<_, tower_webhook::admin::AdminConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// See [`AdminConfigError`].
+    /// Returns an [`AdminConfigError`] if `base_url` is invalid or TLS cannot be set up.
     pub fn new<U>(base_url: U, token: AccessToken) -> Result<Self, AdminConfigError>
     where
         U: TryInto<BaseUrl, Error: Into<AdminConfigError>>,
@@ -57,13 +65,14 @@ impl AdminClient {
         Self::with_service(base_url, token, transport)
     }
 
-    /// A client that sends its requests through `service`.
+    /// Creates a client that sends its requests through `service`, such as a [`Transport`] inside
+    /// layers or a stub in a test; see the [module](super#layers) for an example.
     ///
-    /// A service that follows redirects may carry the token elsewhere.
+    /// The service must not follow redirects: they could send the token to another host.
     ///
     /// # Errors
     ///
-    /// See [`AdminConfigError`].
+    /// Returns an [`AdminConfigError`] if `base_url` is invalid.
     pub fn with_service<U, S, B>(
         base_url: U,
         token: AccessToken,
@@ -86,29 +95,42 @@ impl AdminClient {
         })
     }
 
-    /// How long a call may take in all. 10 seconds unless set.
+    /// Sets the time limit of a whole call, after which it fails with [`AdminErrorKind::TimedOut`].
+    /// Defaults to 10 seconds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_webhook::admin::{AccessToken, AdminClient};
+    ///
+    /// let admin = AdminClient::new("https://api.example.com", AccessToken::new("key")?)?
+    ///     .timeout(Duration::from_secs(3))
+    ///     .max_response(64 * 1024);
+    /// # Ok::<_, tower_webhook::admin::AdminConfigError>(())
+    /// ```
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How many bytes the body of an answer may have. 1 MiB unless set.
+    /// Sets the limit of a response's body in bytes; a larger one is an
+    /// [`AdminErrorKind::TooLarge`] error. Defaults to 1 MiB.
     pub fn max_response(mut self, bytes: usize) -> Self {
         self.max_response = bytes;
         self
     }
 
-    /// Where requests go.
+    /// Returns the URL that requests are sent to: [`BaseUrl::endpoint`].
     #[must_use]
     pub fn endpoint(&self) -> &Uri {
         &self.endpoint
     }
 
-    /// Whether chat is available: `partner { state { chat { isAvailable } } }`.
+    /// Returns whether chat is available: `partner { state { chat { isAvailable } } }`
+    /// ([Spec 2.4](crate::docs::platform#spec-2-4)).
     ///
     /// # Errors
     ///
-    /// Those of [`query`](Self::query).
+    /// Returns the same errors as [`query`](Self::query).
     pub async fn chat_is_available(&self) -> Result<bool, AdminError> {
         let data: Availability = self
             .query("{ partner { state { chat { isAvailable } } } }")
@@ -116,10 +138,10 @@ impl AdminClient {
         Ok(data.partner.state.chat.is_available)
     }
 
-    /// Sends the text of a query or mutation, and decodes the answer's data.
+    /// Sends the text of a query or mutation, and decodes the response's data.
     ///
-    /// Unknown fields are ignored, as serde does. Any error of GraphQL makes the call fail, even
-    /// when there is data.
+    /// Unknown fields are ignored by default, as always with serde. A response with errors makes the
+    /// call fail, even if it has data; [`execute`](Self::execute) returns both.
     ///
     /// ```no_run
     /// # async fn example(admin: tower_webhook::admin::AdminClient) -> anyhow::Result<()> {
@@ -141,7 +163,7 @@ impl AdminClient {
     ///
     /// # Errors
     ///
-    /// Each [`AdminErrorKind`].
+    /// Returns an [`AdminError`] of any [`AdminErrorKind`].
     pub async fn query<T: DeserializeOwned>(&self, text: &str) -> Result<T, AdminError> {
         let GraphQlResponse { data, errors, .. } = self.execute(text).await?;
         if !errors.is_empty() {
@@ -151,12 +173,32 @@ impl AdminClient {
         serde_json::from_value(data).map_err(|error| self.undecodable(error.into()))
     }
 
-    /// Sends the text of a query or mutation, and gives its data and errors as they came.
+    /// Sends the text of a query or mutation, and returns its data and errors without decoding them.
+    ///
+    /// ```
+    /// # use std::convert::Infallible;
+    /// # use bytes::Bytes;
+    /// # use http::{Request, Response};
+    /// # use http_body_util::Full;
+    /// # use tower_webhook::admin::{AccessToken, AdminClient};
+    /// # tokio::runtime::Builder::new_current_thread().enable_time().build()?.block_on(async {
+    /// # let stub = tower::service_fn(async |_: Request<Full<Bytes>>| {
+    /// #     let body = r#"{"data":{"a":1,"b":null},"errors":[{"message":"no b","path":["b"]}]}"#;
+    /// #     Ok::<_, Infallible>(Response::new(Full::<Bytes>::from(body)))
+    /// # });
+    /// # let admin = AdminClient::with_service("https://api.example.com", AccessToken::new("key")?, stub)?;
+    /// let response = admin.execute("{ a b }").await?;
+    /// assert_eq!(response.data, Some(serde_json::json!({ "a": 1, "b": null })));
+    /// assert_eq!(response.errors[0].to_string(), "no b (at b)");
+    /// # anyhow::Ok(())
+    /// # })?;
+    /// # Ok::<_, anyhow::Error>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// Each [`AdminErrorKind`] but [`GraphQl`](AdminErrorKind::GraphQl): with a 2xx status, what
-    /// GraphQL reports is in the answer.
+    /// Returns an [`AdminError`] of any kind but [`AdminErrorKind::GraphQl`]: the errors of a response
+    /// with a 2xx status are in [`GraphQlResponse::errors`].
     pub async fn execute(&self, text: &str) -> Result<GraphQlResponse, AdminError> {
         let started = Instant::now();
         let result = self.receive(text).await;
@@ -182,7 +224,8 @@ impl AdminClient {
         let (head, body) = response.into_parts();
         let mut bytes = BytesMut::new();
         if !head.status.is_success() {
-            // Whatever becomes of the body: the status is what matters.
+            // The status is the error. The body only explains it, so failing to read it is no error
+            // of its own.
             let reading = read(body, &mut bytes, MAX_REFUSAL.min(self.max_response));
             let is_whole = self.in_time(deadline, reading).await.unwrap_or(false);
             return Err(self.refusal(head.status, &head.headers, &bytes, is_whole));
@@ -200,6 +243,7 @@ impl AdminClient {
             return Err(too_large());
         }
         let answer = self.parse(&bytes)?;
+        // Neither data nor errors is not a GraphQL response: another server may be at the URL.
         match answer {
             GraphQlResponse {
                 data: None, errors, ..
@@ -208,7 +252,7 @@ impl AdminClient {
         }
     }
 
-    /// Spec 4.1: one string field, `query`, and nothing else.
+    /// Builds a request whose body is an object with the one string `query` (Spec 4.1).
     fn request(&self, text: &str) -> Result<Request<Full<Bytes>>, AdminError> {
         #[derive(Serialize)]
         struct Query<'a> {
@@ -232,6 +276,7 @@ impl AdminClient {
         step: impl Future<Output = Result<T, BoxError>>,
     ) -> Result<T, AdminError> {
         tokio::select! {
+            // A response that is complete at the deadline is not discarded.
             biased;
             result = step => result.map_err(|error| {
                 AdminError::with_source(AdminErrorKind::Transport, self.token.redact_error(error))
@@ -246,6 +291,7 @@ impl AdminClient {
         if !answer.is_object() {
             return Err(self.undecodable("it is not a JSON object".into()));
         }
+        // Only errors are shown in errors and logs; `data` is the caller's, unchanged.
         if let Some(errors) = answer.get_mut("errors") {
             self.token.redact_json(errors);
         }
@@ -293,7 +339,7 @@ impl fmt::Debug for AdminClient {
     }
 }
 
-/// Reads a body, and tells whether that was all of it.
+/// Reads a body up to `limit` bytes, and returns whether it is complete.
 async fn read(
     mut body: ResponseBody,
     bytes: &mut BytesMut,

@@ -1,4 +1,4 @@
-//! What can be wrong with the settings of a client.
+//! Errors in the settings of a client.
 
 use std::convert::Infallible;
 use std::env::VarError;
@@ -8,51 +8,61 @@ use std::path::PathBuf;
 
 use crate::error::BoxError;
 
-/// A setting that was refused when the client was made. Shows no token and no password.
+/// The error of creating an [`AccessToken`](super::AccessToken), a [`BaseUrl`](super::BaseUrl), a
+/// [`Transport`](super::Transport) or an [`AdminClient`](super::AdminClient).
+///
+/// It shows neither the token nor a password.
+///
+/// ```
+/// use tower_webhook::admin::{AccessToken, AdminConfigError};
+///
+/// assert!(matches!(AccessToken::new(""), Err(AdminConfigError::EmptyToken)));
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum AdminConfigError {
-    /// The access token has no characters.
+    /// The access token is empty.
     EmptyToken,
-    /// The access token holds something that a header cannot carry, or no token contains.
+    /// The access token contains a character that is not allowed in a token.
     InvalidToken,
-    /// The environment variable that should hold the token is not set, or is not Unicode.
+    /// The environment variable with the token is not set, or is not Unicode.
     TokenVariable {
         /// The variable's name.
         name: String,
         /// Why it cannot be read.
         source: VarError,
     },
-    /// The file that should hold the token cannot be read.
+    /// The file with the token cannot be read.
     TokenFile {
-        /// Where the file was looked for.
+        /// The file's path.
         path: PathBuf,
         /// Why it cannot be read.
         source: io::Error,
     },
     /// The base URL is not a URL.
     InvalidUrl(
-        /// What is wrong with it.
+        /// The error of the URL parser.
         BoxError,
     ),
-    /// The base URL is neither `https` nor `http`.
+    /// The scheme of the base URL is neither `https` nor `http`.
     UnsupportedScheme(
         /// The URL's scheme.
         String,
     ),
-    /// The base URL has a part that it must not have.
+    /// The base URL has a part that is not allowed, such as a query.
     UnexpectedPart(
         /// The part's name.
         &'static str,
     ),
-    /// The base URL would send the token over the network without encryption.
+    /// The base URL would send the token over the network without encryption; see
+    /// [`BaseUrl::dangerously_allow_http`](super::BaseUrl::dangerously_allow_http).
     PlainHttp {
         /// The URL's host.
         host: String,
     },
     /// TLS cannot be set up.
     Tls(
-        /// Why not.
+        /// The error of the TLS library.
         BoxError,
     ),
 }
@@ -65,9 +75,9 @@ impl fmt::Display for AdminConfigError {
                  Settings, Developer",
             ),
             Self::InvalidToken => f.write_str(
-                "the access token must be visible ASCII characters, without spaces, line breaks, \
-                 quotation marks and backslashes: copy the API key exactly as the partner portal \
-                 shows it",
+                "the access token must consist of visible ASCII characters, without spaces, line \
+                 breaks, quotation marks and backslashes: copy the API key exactly as the partner \
+                 portal shows it",
             ),
             Self::TokenVariable { name, .. } => write!(
                 f,
@@ -78,24 +88,24 @@ impl fmt::Display for AdminConfigError {
                 write!(f, "the access token in `{}` cannot be read", path.display())
             }
             Self::InvalidUrl(_) => f.write_str(
-                "the base URL is not a URL: give a whole one, such as https://api.example.com",
+                "the base URL is not a URL: use an absolute one, such as https://api.example.com",
             ),
             Self::UnsupportedScheme(scheme) => write!(
                 f,
-                "the base URL has the scheme `{scheme}`: give one that starts with https://"
+                "the base URL has the scheme `{scheme}`: use one that starts with https://"
             ),
             Self::UnexpectedPart(part) => write!(
                 f,
-                "the base URL has {part}: leave it out, `/graphql` is added to the rest"
+                "the base URL has {part}: remove it; `/graphql` is appended to the rest"
             ),
             Self::PlainHttp { host } => write!(
                 f,
-                "plain http would show the access token to everybody between here and `{host}`: \
-                 use https, or ask for it with `BaseUrl::dangerously_allow_http`"
+                "plain http would expose the access token on the way to `{host}`: use https, or \
+                 allow it with `BaseUrl::dangerously_allow_http`"
             ),
             Self::Tls(_) => f.write_str(
-                "TLS cannot be set up: are the certificates of the operating system installed? \
-                 (Debian's package is `ca-certificates`)",
+                "TLS cannot be set up: check that the operating system's certificates are \
+                 installed (on Debian, the package `ca-certificates`)",
             ),
         }
     }

@@ -1,4 +1,4 @@
-//! Why a query got no answer.
+//! Errors of a query.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,52 +8,70 @@ use http::StatusCode;
 use super::response::GraphQlError;
 use crate::error::BoxError;
 
-/// How many characters of what a server wrote are shown.
+/// How many characters of a server's text are shown.
 pub(super) const EXCERPT: usize = 512;
 
-/// A query got no answer that can be used.
+/// The error of a query: no usable response was received.
 ///
-/// The access token is in none of it: where the server repeated it, `[redacted]` stands.
+/// It never contains the [`AccessToken`](super::AccessToken): where the server repeated it, the error
+/// shows `[redacted]`.
+///
+/// ```
+/// use tower_webhook::admin::{AdminClient, AdminErrorKind};
+///
+/// async fn chat_is_available(admin: &AdminClient) -> anyhow::Result<bool> {
+///     match admin.chat_is_available().await {
+///         Ok(is_available) => Ok(is_available),
+///         Err(error) if error.is_retryable() => Ok(false),
+///         Err(error) => match error.kind() {
+///             AdminErrorKind::Status { status, .. } if *status == 401 => {
+///                 anyhow::bail!("the access token was revoked")
+///             }
+///             _ => Err(error.into()),
+///         },
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub struct AdminError {
     kind: AdminErrorKind,
     source: Option<BoxError>,
 }
 
-/// What kind of trouble an [`AdminError`] is.
+/// The category of an [`AdminError`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AdminErrorKind {
-    /// No answer came, or it broke off: no connection, no TLS, or the service below failed.
+    /// No complete response was received: the connection, TLS or the underlying service failed.
     Transport,
-    /// The answer was not complete within the time limit.
+    /// The response was not complete within the [timeout](super::AdminClient::timeout).
     TimedOut {
         /// The limit.
         limit: Duration,
     },
-    /// The answer was no 2xx.
+    /// The response's status was not 2xx.
     #[non_exhaustive]
     Status {
-        /// The answer's status.
+        /// The response's status.
         status: StatusCode,
-        /// Where a redirect led. It was not followed.
+        /// The target of a redirect, which was not followed.
         location: Option<String>,
         /// The beginning of the body, at most 512 characters, with control characters escaped.
         excerpt: String,
-        /// The errors in the body, if it was one of GraphQL.
+        /// The errors in the body, if it was a GraphQL response.
         errors: Vec<GraphQlError>,
     },
-    /// GraphQL reported errors. What data came with them is given by
-    /// [`AdminClient::execute`](super::AdminClient::execute).
+    /// GraphQL reported errors. [`AdminClient::execute`](super::AdminClient::execute) returns partial
+    /// data with them.
     GraphQl {
-        /// All of them, at least one.
+        /// The errors; at least one.
         errors: Vec<GraphQlError>,
     },
-    /// There was neither data nor an error.
+    /// The response had neither data nor errors.
     NoData,
-    /// The answer was no GraphQL response, or its data was not of the type asked for.
+    /// The response was not a GraphQL response, or its data did not decode into the requested type.
     Decode,
-    /// The answer was larger than is allowed.
+    /// The response was larger than [allowed](super::AdminClient::max_response).
     TooLarge {
         /// The limit in bytes.
         limit: usize,
@@ -72,16 +90,17 @@ impl AdminError {
         }
     }
 
-    /// What kind of trouble it is.
+    /// Returns the category of this error.
     #[must_use]
     pub fn kind(&self) -> &AdminErrorKind {
         &self.kind
     }
 
-    /// Whether the same query may get an answer later: after [`Transport`](AdminErrorKind::Transport),
-    /// [`TimedOut`](AdminErrorKind::TimedOut), and a status of 408, 425, 429, 500, 502, 503 or 504.
+    /// Returns whether the same query may succeed later: after
+    /// [`Transport`](AdminErrorKind::Transport), [`TimedOut`](AdminErrorKind::TimedOut), and a
+    /// [`Status`](AdminErrorKind::Status) of 408, 425, 429, 500, 502, 503 or 504.
     ///
-    /// None of these tells whether a mutation was carried out.
+    /// A mutation may have been executed all the same.
     #[must_use]
     pub fn is_retryable(&self) -> bool {
         match &self.kind {
@@ -93,7 +112,7 @@ impl AdminError {
         }
     }
 
-    /// What GraphQL reported, whatever the answer's status was.
+    /// Returns the errors that GraphQL reported, whatever the response's status was.
     #[must_use]
     pub fn graphql_errors(&self) -> &[GraphQlError] {
         match &self.kind {
@@ -137,10 +156,10 @@ impl fmt::Display for AdminError {
                     all => write!(f, ", and {} more", all - 1),
                 }
             }
-            AdminErrorKind::NoData => f.write_str("the answer holds neither data nor an error"),
-            AdminErrorKind::Decode => f.write_str("the answer is not what was asked for"),
+            AdminErrorKind::NoData => f.write_str("the response has neither data nor errors"),
+            AdminErrorKind::Decode => f.write_str("the response cannot be decoded"),
             AdminErrorKind::TooLarge { limit } => {
-                write!(f, "the answer is larger than {limit} bytes")
+                write!(f, "the response is larger than {limit} bytes")
             }
         }
     }
@@ -152,7 +171,8 @@ impl std::error::Error for AdminError {
     }
 }
 
-/// The beginning of a text, such that it cannot forge lines of a log or the look of a terminal.
+/// Returns the beginning of a text with escapes, so that it can neither forge lines of a log nor control
+/// a terminal.
 pub(super) fn excerpt(text: &str) -> String {
     let mut excerpt = String::new();
     for (length, character) in text.trim().chars().enumerate() {
@@ -160,7 +180,7 @@ pub(super) fn excerpt(text: &str) -> String {
             excerpt.push('…');
             break;
         }
-        // Also what reorders or breaks lines without being a control character.
+        // These reorder text or break lines, and are not control characters.
         match character {
             '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {
                 excerpt.extend(character.escape_unicode());
@@ -177,7 +197,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_excerpt_is_bounded_and_printable() {
+    fn excerpt_is_bounded_and_printable() {
         assert_eq!(excerpt(" a \"b\\\" é🧾\n"), "a \"b\\\" é🧾");
         assert_eq!(
             excerpt("a\r\n\x1b[31mb\0\u{85}\u{202e}\u{2028}c"),
@@ -188,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_may_pass_is_retryable() {
+    fn only_transient_errors_are_retryable() {
         let status = |code| AdminErrorKind::Status {
             status: StatusCode::from_u16(code).unwrap(),
             location: None,

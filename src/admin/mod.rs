@@ -1,4 +1,10 @@
-//! A client for the platform's GraphQL Admin API: [`AdminClient`].
+//! A client for the platform's GraphQL Admin API ([Spec 4.1](crate::docs::platform#spec-4-1)).
+//!
+//! [`AdminClient`] sends queries to a [`BaseUrl`] with an [`AccessToken`], the API key that the partner
+//! portal shows once under Settings, Developer, Create API Key
+//! ([Spec 5.1](crate::docs::platform#spec-5-1)).
+//!
+//! # Example
 //!
 //! ```no_run
 //! use tower_webhook::admin::{AccessToken, AdminClient};
@@ -7,18 +13,15 @@
 //! let admin = AdminClient::new("https://api.example.com", AccessToken::from_env("ADMIN_TOKEN")?)?;
 //!
 //! if admin.chat_is_available().await? {
-//!     println!("somebody is there to chat");
+//!     println!("chat is available");
 //! }
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! The token is the API key that the partner portal shows once, under Settings, Developer, Create
-//! API Key (Spec 5.1).
-//!
 //! # In a handler
 //!
-//! A client is cheap to clone, so each handler may hold one:
+//! An [`AdminClient`] is cheap to clone, so each [`Handler`](crate::Handler) can hold one:
 //!
 //! ```
 //! use tower_webhook::admin::AdminClient;
@@ -32,25 +35,27 @@
 //! impl Handler<ChatAssigned> for Desk {
 //!     async fn handle(&self, delivery: Delivery<ChatAssigned>) -> HandlerResult {
 //!         if !self.admin.chat_is_available().await? {
-//!             println!("{:?} waits, and nobody is there", delivery.payload.id);
+//!             println!("{:?} arrived while chat is unavailable", delivery.payload.id);
 //!         }
 //!         Ok(())
 //!     }
 //! }
 //! ```
 //!
-//! With `?`, a delivery fails when the question does, and the platform sends it again. Where the
-//! answer only helps, handle the error instead: failed deliveries count towards disabling the
-//! webhook (Spec 6, rule 4). A call's time limit is 10 seconds, well within a handler's 30.
+//! With `?`, a delivery fails if the query fails, and the platform retries it. If the handler can do
+//! without the response, handle the [`AdminError`] instead: failed deliveries count towards disabling
+//! the webhook ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)). The
+//! [timeout](AdminClient::timeout) of a call defaults to 10 seconds, and a handler's to 30.
 //!
 //! # Any query
 //!
 //! The platform does not publish its schema, so [`query`](AdminClient::query) takes any text and
-//! decodes `data` into your type. [`execute`](AdminClient::execute) gives `data` and `errors` as
-//! they came, which is the way to partial data.
+//! decodes `data` into your type. [`execute`](AdminClient::execute) returns a [`GraphQlResponse`] with
+//! `data` and `errors`, for partial data.
 //!
-//! A request holds the text alone, without variables (Spec 4.1). Write a value into it as JSON,
-//! whose strings are strings of GraphQL too, and never as it is:
+//! A request consists of the text alone, without variables
+//! ([Spec 4.1](crate::docs::platform#spec-4-1)). Encode a value as JSON before you insert it into the
+//! text; a JSON string is a GraphQL string too:
 //!
 //! ```
 //! let name = serde_json::to_string("said \"hello\"")?;
@@ -61,9 +66,9 @@
 //!
 //! # Layers
 //!
-//! [`AdminClient::with_service`] sends through any [`tower_service::Service`](https://docs.rs/tower-service/0.3/tower_service/trait.Service.html)
-//! of HTTP requests: [`Transport`], which [`new`](AdminClient::new) uses, inside layers of your own;
-//! another HTTP client; or a stub in a test:
+//! [`AdminClient::with_service`] sends through any [`Service`](tower_service::Service) of HTTP
+//! requests: [`Transport`], which [`new`](AdminClient::new) uses, inside layers of your own; another
+//! HTTP client; or a stub in a test:
 //!
 //! ```
 //! use std::convert::Infallible;
@@ -86,16 +91,17 @@
 //! # Ok::<_, anyhow::Error>(())
 //! ```
 //!
-//! # What keeps the token safe
+//! # How the token is protected
 //!
-//! - It goes to `{base_url}/graphql` and nowhere else: no redirect is followed, and plain `http` is
-//!   refused unless it stays on this machine or [is asked for](BaseUrl::dangerously_allow_http).
-//! - No `Debug`, error or log shows it: where an answer repeats it, errors show `[redacted]`.
-//! - It is wiped from memory with its last clone. Copies in the buffers of the HTTP client, and in
-//!   the environment, are out of reach.
+//! - It is sent only to [`BaseUrl::endpoint`]. Redirects are not followed, and plain `http` is refused
+//!   unless it stays on this machine or is [allowed explicitly](BaseUrl::dangerously_allow_http).
+//! - No `Debug` output, [`AdminError`] or log shows it: if a response repeats it, errors show
+//!   `[redacted]`.
+//! - It is wiped from memory when its last clone is dropped. Copies in the buffers of the HTTP client
+//!   and in the environment are not wiped.
 //!
-//! `HTTPS_PROXY` and `NO_PROXY` are respected, except for hosts on this machine, which no proxy
-//! could reach. `SSL_CERT_FILE` replaces the system's certificates on Linux.
+//! `HTTPS_PROXY` and `NO_PROXY` are respected, except for hosts on this machine, which a proxy cannot
+//! reach. On Linux, `SSL_CERT_FILE` replaces the system's certificates.
 
 mod base_url;
 mod client;

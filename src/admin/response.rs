@@ -1,23 +1,24 @@
-//! What GraphQL answers.
+//! GraphQL's response envelope.
 
 use std::fmt;
 
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
-/// The answer to a query as it came: data, errors, or some of both.
+/// The response to a query: data, errors, or both. See
+/// [`AdminClient::execute`](super::AdminClient::execute).
 ///
-/// `Debug` leaves the data out.
+/// `Debug` omits the data.
 #[derive(Clone, Default, PartialEq, Deserialize)]
 #[non_exhaustive]
 pub struct GraphQlResponse {
-    /// What was asked for. With [`errors`](Self::errors), the fields that failed are `null`.
+    /// The requested fields. If there are [`errors`](Self::errors), the failed fields are `null`.
     #[serde(default)]
     pub data: Option<Value>,
-    /// What went wrong.
+    /// The errors, empty on success.
     #[serde(default, deserialize_with = "or_default")]
     pub errors: Vec<GraphQlError>,
-    /// What the server adds of its own.
+    /// Additional entries of the server.
     #[serde(default, deserialize_with = "or_default")]
     pub extensions: Map<String, Value>,
 }
@@ -31,20 +32,20 @@ impl fmt::Debug for GraphQlResponse {
     }
 }
 
-/// Something that went wrong with a query. Where it repeats the access token, that is redacted.
+/// An error in a [`GraphQlResponse`], in which the [`AccessToken`](super::AccessToken) is redacted.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[non_exhaustive]
 pub struct GraphQlError {
-    /// What it is.
+    /// A description of the error.
     #[serde(default, deserialize_with = "or_default")]
     pub message: String,
-    /// Which field of the answer it is about; empty when it is about the whole query.
+    /// The path of the field that failed; empty if the whole query failed.
     #[serde(default, deserialize_with = "or_default")]
     pub path: Vec<PathSegment>,
-    /// Where in the query's text it is, if it is known.
+    /// The places in the query's text, if they are known.
     #[serde(default, deserialize_with = "or_default")]
     pub locations: Vec<Location>,
-    /// What the server adds of its own, such as a code.
+    /// Additional entries of the server, such as a code.
     #[serde(default, deserialize_with = "or_default")]
     pub extensions: Map<String, Value>,
 }
@@ -66,13 +67,13 @@ impl fmt::Display for GraphQlError {
     }
 }
 
-/// A step on the way to a field of an answer.
+/// A segment of [`GraphQlError::path`].
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(untagged)]
 pub enum PathSegment {
     /// The name of a field, or its alias.
     Field(String),
-    /// A place in a list, counted from 0.
+    /// An index into a list, counted from 0.
     Index(u64),
 }
 
@@ -85,16 +86,16 @@ impl fmt::Display for PathSegment {
     }
 }
 
-/// A place in the text of a query, counted from 1.
+/// A place in the text of a query, counted from 1: see [`GraphQlError::locations`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 pub struct Location {
     /// The line.
     pub line: u64,
-    /// The character of the line.
+    /// The character in the line.
     pub column: u64,
 }
 
-/// Servers write `null` where the specification of GraphQL leaves a member out.
+/// Reads `null` as omitted: some servers write it where GraphQL's specification omits the member.
 fn or_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,

@@ -1,4 +1,4 @@
-//! The access token, and keeping it out of sight.
+//! The access token and its redaction.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -18,32 +18,49 @@ use crate::error::BoxError;
 const SCHEME: &str = "Bearer ";
 const REDACTED: &str = "[redacted]";
 
-/// An access token for the Admin API: an API key from the partner portal (Spec 5.1).
+/// An access token for the Admin API: an API key from the partner portal
+/// ([Spec 5.1](crate::docs::platform#spec-5-1)).
 ///
-/// It is wiped from memory with its last clone, and `Debug` does not show it.
+/// It is wiped from memory when its last clone is dropped, and `Debug` does not show it. The
+/// [module](super#how-the-token-is-protected) describes how it is protected.
 #[derive(Clone)]
 pub struct AccessToken {
-    /// The whole header, on the one copy of the token that there is.
+    /// The whole header, so that the token exists only once in memory and is wiped with it.
     header: HeaderValue,
 }
 
 impl AccessToken {
-    /// A token from its characters.
+    /// Creates a token from its characters.
+    ///
+    /// ```
+    /// use tower_webhook::admin::AccessToken;
+    ///
+    /// let token = AccessToken::new("hunter2")?;
+    /// assert_eq!(format!("{token:?}"), "AccessToken { .. }");
+    /// # Ok::<_, tower_webhook::admin::AdminConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`AdminConfigError::EmptyToken`], and [`AdminConfigError::InvalidToken`] unless it is made of
-    /// visible ASCII characters other than `"` and `\`.
+    /// Returns [`AdminConfigError::EmptyToken`], or [`AdminConfigError::InvalidToken`] unless the token
+    /// consists of visible ASCII characters other than `"` and `\`.
     pub fn new(token: impl Into<Vec<u8>>) -> Result<Self, AdminConfigError> {
         Self::parse(&Zeroizing::new(token.into()))
     }
 
-    /// A token from an environment variable, used as it stands there.
+    /// Reads a token from an environment variable, without trimming it.
+    ///
+    /// ```no_run
+    /// use tower_webhook::admin::AccessToken;
+    ///
+    /// let token = AccessToken::from_env("ADMIN_TOKEN")?;
+    /// # Ok::<_, tower_webhook::admin::AdminConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`AdminConfigError::TokenVariable`] when the variable is not set or is not Unicode, and those
-    /// of [`new`](Self::new).
+    /// Returns [`AdminConfigError::TokenVariable`] if the variable is not set or is not Unicode, and
+    /// the errors of [`new`](Self::new).
     pub fn from_env(name: &str) -> Result<Self, AdminConfigError> {
         secret_variable(name)
             .map_err(|source| AdminConfigError::TokenVariable {
@@ -53,11 +70,18 @@ impl AccessToken {
             .and_then(Self::new)
     }
 
-    /// A token from a file that holds nothing else. White space around it is left out.
+    /// Reads a token from a file that contains nothing else. Surrounding whitespace is ignored.
+    ///
+    /// ```no_run
+    /// use tower_webhook::admin::AccessToken;
+    ///
+    /// let token = AccessToken::from_file("/run/secrets/admin-token")?;
+    /// # Ok::<_, tower_webhook::admin::AdminConfigError>(())
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`AdminConfigError::TokenFile`] when the file cannot be read, and those of
+    /// Returns [`AdminConfigError::TokenFile`] if the file cannot be read, and the errors of
     /// [`new`](Self::new).
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, AdminConfigError> {
         let path = path.as_ref();
@@ -76,7 +100,8 @@ impl AccessToken {
         if token.is_empty() {
             return Err(AdminConfigError::EmptyToken);
         }
-        // Neither `"` nor `\`, so that a token stands in JSON and in `Debug` as it is and is found.
+        // JSON and `Debug` escape `"` and `\`. Without them, a token that a server repeats is spelled
+        // as it is, or in one of the few ways that `find` knows.
         let is_valid = |byte: &u8| byte.is_ascii_graphic() && !matches!(byte, b'"' | b'\\');
         if !token.iter().all(is_valid) {
             return Err(AdminConfigError::InvalidToken);
@@ -88,7 +113,7 @@ impl AccessToken {
         Ok(Self { header })
     }
 
-    /// The value of the `Authorization` header, marked as sensitive.
+    /// Returns the value of the `Authorization` header, marked as sensitive.
     pub(super) fn header(&self) -> &HeaderValue {
         &self.header
     }
@@ -97,17 +122,17 @@ impl AccessToken {
         &self.header.as_bytes()[SCHEME.len()..]
     }
 
-    /// Takes the token out of what came from elsewhere.
+    /// Replaces the token in a text from another source, such as a response or an error.
     pub(super) fn redact(&self, text: &str) -> String {
         self.redact_from(text, false)
     }
 
-    /// The same for text that was cut off, perhaps within the token.
+    /// Redacts a text that was truncated, perhaps within the token.
     pub(super) fn redact_cut(&self, text: &str) -> String {
         self.redact_from(text, true)
     }
 
-    /// Takes the token out of every string in `value`.
+    /// Replaces the token in every string and key of `value`.
     pub(super) fn redact_json(&self, value: &mut Value) {
         match value {
             Value::String(text) => *text = self.redact(text),
@@ -125,13 +150,14 @@ impl AccessToken {
         }
     }
 
-    /// Gives an error back as it is; or its text, when that repeats the token.
+    /// Returns the error unchanged, or only its redacted text if it contains the token.
     pub(super) fn redact_error(&self, error: BoxError) -> BoxError {
         let chain = successors(Some(&*error as &(dyn StdError + 'static)), |error| {
             (*error).source()
         });
-        let texts: Vec<_> = chain.map(|error| error.to_string()).collect();
+        let texts: Vec<_> = chain.map(ToString::to_string).collect();
         let text = texts.join(": ");
+        // A type's `Debug` may show fields that its `Display` does not.
         let shown = format!("{text} {error:?}");
         if self.redact(&shown) == shown {
             return error;
@@ -148,6 +174,7 @@ impl AccessToken {
                     redacted.push_str(REDACTED);
                     rest = &rest[length..];
                 }
+                // Even one character of the token is one less to guess, so a possible beginning goes.
                 Found::Beginning if is_cut => break,
                 Found::Beginning | Found::No => {
                     redacted.push(first);
@@ -167,15 +194,16 @@ impl fmt::Debug for AccessToken {
 
 #[derive(Debug, PartialEq)]
 enum Found {
-    /// The text begins with the token, in so many bytes.
+    /// The text begins with the token, in this many bytes.
     Whole(usize),
     /// The text ends within the token.
     Beginning,
     No,
 }
 
-/// Whether `text` begins with the token: as it is, or as JSON or a URL may spell it.
+/// Returns whether `text` begins with the token, as it is or as JSON or a URL may spell it.
 fn find(text: &[u8], token: &[u8]) -> Found {
+    // Before any unescaping, because a token such as `a%41` looks escaped itself.
     if text.starts_with(token) {
         return Found::Whole(token.len());
     }
@@ -193,9 +221,10 @@ fn find(text: &[u8], token: &[u8]) -> Found {
     Found::Whole(text.len() - rest.len())
 }
 
-/// The first character, if it is ASCII, and what follows it: `/` may be spelled `\/`, `\u002F` or
-/// `%2F`. Nothing when the text ends before.
+/// Returns the first character, if it is ASCII, and the rest of the text, or `None` if the text ends
+/// within it. A character such as `/` may be spelled `\/`, `\u002F` or `%2F`.
 fn unescape(text: &[u8]) -> Option<(u8, &[u8])> {
+    // Any number of them: JSON within a JSON string, or within `Debug`, doubles each.
     let backslashes = text.iter().take_while(|byte| **byte == b'\\').count();
     let (first, rest) = text[backslashes..].split_first()?;
     let digits = match first {
@@ -209,6 +238,7 @@ fn unescape(text: &[u8]) -> Option<(u8, &[u8])> {
     }
     let code = u32::from_str_radix(str::from_utf8(hex).ok()?, 16);
     match (hex.len() == digits, code) {
+        // A token is ASCII and has no NUL, so 0 differs from each of its characters.
         (true, Ok(code)) => Some((u8::try_from(code).unwrap_or(0), &rest[digits..])),
         _ => None,
     }
@@ -223,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_sensitive_and_debug_shows_nothing() {
+    fn header_is_sensitive_and_debug_shows_no_token() {
         let token = token("abc/+1");
 
         assert_eq!(token.header(), "Bearer abc/+1");
@@ -232,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_token_contains_is_refused() {
+    fn invalid_characters_are_refused() {
         assert!(matches!(
             AccessToken::new(""),
             Err(AdminConfigError::EmptyToken)
@@ -259,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn the_environment_holds_a_token_or_the_error_names_the_variable() {
+    fn error_names_the_environment_variable() {
         let token = AccessToken::from_env("CARGO_PKG_NAME").unwrap(); // Cargo sets it for tests.
         assert_eq!(token.bytes(), b"tower-webhook");
 
@@ -272,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_holds_a_token_and_white_space() {
+    fn whitespace_around_the_token_in_a_file_is_ignored() {
         let file = tempfile::NamedTempFile::new().unwrap();
         for text in ["abc", "abc\n", "\u{feff} abc \r\n\n"] {
             fs::write(&file, text).unwrap();
@@ -329,13 +359,13 @@ mod tests {
     }
 
     #[test]
-    fn a_token_may_look_escaped() {
+    fn token_that_looks_escaped_is_redacted() {
         assert_eq!(token("a%41").redact("a%41 aA"), "[redacted] aA");
         assert_eq!(token("u0041").redact("u0041"), "[redacted]");
     }
 
     #[test]
-    fn text_that_ends_within_the_token_is_redacted() {
+    fn text_truncated_within_the_token_is_redacted() {
         let token = token("aB/c+d=");
         for end in ["a", "aB/c+d", r"aB\", r"aB\u00", r"aB\u002F", "aB%2", "aB%"] {
             assert_eq!(token.redact_cut(&format!("body {end}")), "body ", "{end}");
@@ -346,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_kept_unless_it_repeats_the_token() {
+    fn error_that_contains_the_token_is_redacted() {
         #[derive(Debug)]
         struct Outer(std::io::Error);
         impl fmt::Display for Outer {

@@ -1,4 +1,4 @@
-//! From requests to responses: over the network, or any other way.
+//! The transport: HTTP over the network, or any other service.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -21,12 +21,13 @@ use super::base_url::BaseUrl;
 use super::config::AdminConfigError;
 use crate::error::BoxError;
 
-/// A body of a response, whatever service it came from.
+/// The body of a response from any service.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Any service that a client can use, with its types erased.
+/// Any service that a client can use, with its types erased so that `AdminClient` has no type
+/// parameter.
 pub(super) type Exchange = dyn Fn(Request<Full<Bytes>>) -> BoxFuture<Result<Response<ResponseBody>, BoxError>>
     + Send
     + Sync;
@@ -50,11 +51,12 @@ where
     })
 }
 
-/// Sends requests over the network: what [`AdminClient::new`](super::AdminClient::new) uses, for
-/// layers of your own around it.
+/// The service that sends the requests of [`AdminClient::new`](super::AdminClient::new) over the
+/// network; wrap it in layers and pass it to
+/// [`AdminClient::with_service`](super::AdminClient::with_service).
 ///
-/// HTTP/1.1, and TLS with the certificates of the operating system. Connections are kept and shared
-/// by clones. No redirect is followed.
+/// It speaks HTTP/1.1, and TLS with the operating system's certificates. Connections are pooled and
+/// shared by clones. Redirects are not followed.
 ///
 /// ```
 /// use bytes::Bytes;
@@ -82,11 +84,11 @@ pub struct Transport {
 }
 
 impl Transport {
-    /// A transport for requests to `base_url`.
+    /// Creates a transport for requests to `base_url`.
     ///
     /// # Errors
     ///
-    /// [`AdminConfigError::Tls`].
+    /// Returns [`AdminConfigError::Tls`] if TLS cannot be set up.
     pub fn new(base_url: &BaseUrl) -> Result<Self, AdminConfigError> {
         let is_secure = base_url.endpoint().scheme_str() == Some("https");
         let tls = tls(is_secure).map_err(|error| AdminConfigError::Tls(error.into()))?;
@@ -94,7 +96,8 @@ impl Transport {
             .tls_backend_preconfigured(tls)
             .redirect(Policy::none());
         if base_url.is_local() {
-            // Neither a proxy nor a name server may turn this machine into another one.
+            // Plain http is allowed because the token stays on this machine. A proxy or a name server
+            // that sends it elsewhere would break that.
             let addresses = [
                 SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
                 SocketAddr::from((Ipv6Addr::LOCALHOST, 0)),
@@ -108,8 +111,9 @@ impl Transport {
     }
 }
 
-/// Plain http must not fail for the lack of certificates that it does not use.
+/// Configures TLS. Plain http gets no certificates, so that it works on a system without any.
 fn tls(is_secure: bool) -> Result<ClientConfig, rustls::Error> {
+    // Passed explicitly: a program may depend on several providers and have installed none.
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder =
         ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
@@ -146,7 +150,7 @@ impl fmt::Debug for Transport {
     }
 }
 
-/// The response to come from a [`Transport`].
+/// The response future of [`Transport`].
 #[must_use = "futures do nothing unless polled"]
 pub struct TransportFuture(BoxFuture<Result<Response<ResponseBody>, BoxError>>);
 

@@ -1,9 +1,9 @@
-//! Decoding that refuses no delivery for a detail.
+//! Lenient decoding: no detail of a payload makes a delivery fail.
 //!
-//! Each refused delivery counts towards the 500 that disable a webhook (Spec 6), so a field of an
-//! unexpected shape reads as omitted and a warning names it, by its path and never by its value.
-//! `null` is another way to omit a field, unknown fields are skipped, and of equal keys the last
-//! one counts. Values are decoded while they are read; nothing is buffered.
+//! Each failed delivery counts towards the 500 that disable a webhook (Spec 6, rule 4), so a field of
+//! an unexpected shape is read as omitted and logged as a warning, with its path and without its
+//! value. A `null` is read as omitted too, unknown fields are skipped, and of repeated keys the last
+//! one wins. Values are decoded while they are read; nothing is buffered.
 
 use std::borrow::Cow;
 use std::cell::Cell;
@@ -13,9 +13,12 @@ use std::marker::PhantomData;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-/// Declares structs that decode leniently and encode without their omitted fields.
+/// Declares structs that decode leniently and are encoded without their omitted fields.
 ///
 /// A field is written `name: Type = "nameOnTheWire"`, and its type is a [`Field`].
+//
+// serde's derive cannot do this: it refuses repeated keys, and the `deserialize_with` of a field does
+// not know the path that the warning shows.
 macro_rules! payload {
     ($(
         $(#[$meta:meta])*
@@ -42,7 +45,7 @@ macro_rules! payload {
             ) -> Result<Option<Self>, A::Error> {
                 #[derive(serde::Deserialize)]
                 #[serde(field_identifier)]
-                #[allow(non_camel_case_types)]
+                #[allow(non_camel_case_types, reason = "variants are named as fields")]
                 enum Key {
                     $(#[serde(rename = $name)] $field,)*
                     #[serde(other)]
@@ -55,6 +58,7 @@ macro_rules! payload {
                         $(Key::$field => {
                             payload.$field = lenient::read(map, lenient::Path::Field(path, $name))?;
                         })*
+                        // The platform may add fields at any time (Spec 9 shows no versions).
                         Key::Unknown => {
                             map.next_value::<serde::de::IgnoredAny>()?;
                         }
@@ -74,7 +78,7 @@ macro_rules! payload {
 
 pub(super) use payload;
 
-/// The type of a payload's field: its default says that the field is omitted.
+/// The type of a payload's field. Its default value means that the field is omitted.
 pub(super) trait Field: Default + From<Self::Shape> {
     type Shape: Shape;
 }
@@ -95,10 +99,12 @@ pub(super) fn is_omitted<T: Default + PartialEq>(field: &T) -> bool {
     *field == T::default()
 }
 
-/// What a present field is decoded from. A method answers `None` when the value it was given is
-/// of another shape, and it must read that value to its end all the same.
+/// A type that a present field is decoded into.
+///
+/// Each method returns `None` if the value has another shape. It must read the value to its end even
+/// then: the parser is in the middle of the document, and the next field would start at the wrong place.
 pub(super) trait Shape: Sized {
-    /// The shape in the words of a warning.
+    /// The name of the shape in a warning.
     const EXPECTED: &'static str;
 
     #[inline]
@@ -118,6 +124,8 @@ pub(super) trait Shape: Sized {
         map: &mut A,
         path: &Path<'_>,
     ) -> Result<Option<Self>, A::Error> {
+        // An object is not of this shape, unless it is serde_json's spelling of a number: see
+        // `NumberKey`.
         let mut number: Option<String> = None;
         while let Some(key) = map.next_key()? {
             match key {
@@ -128,14 +136,17 @@ pub(super) trait Shape: Sized {
             }
         }
         let number = number.and_then(|number| number.parse().ok());
+        // `1e999` parses as infinity, which JSON cannot encode again.
         Ok(number
             .filter(|number: &f64| number.is_finite())
             .and_then(|number| Self::from_scalar(Scalar::Float(number))))
     }
 }
 
-/// With serde_json's feature `arbitrary_precision`, which any crate of a program can turn on for
-/// all, a fraction arrives as an object of this one entry.
+/// The key of a fraction that `serde_json` passes as an object with one entry.
+///
+/// It does so with its feature `arbitrary_precision`, which any crate of a program can enable for all
+/// of them. Without this key, every rating of 0.5 would then be read as omitted.
 #[derive(serde::Deserialize)]
 #[serde(field_identifier)]
 enum NumberKey {
@@ -145,9 +156,10 @@ enum NumberKey {
     Other,
 }
 
-/// A JSON value that is neither null, an array nor an object.
+/// A JSON boolean, number or string.
 pub(super) enum Scalar<'a> {
     Bool(bool),
+    /// Wide enough for every `i64` and `u64`, so that one variant takes both.
     Integer(i128),
     Float(f64),
     Text(Cow<'a, str>),
@@ -190,7 +202,7 @@ impl Shape for f64 {
     }
 }
 
-/// Drops the elements that are no strings.
+/// Drops the elements that are not strings.
 impl Shape for Vec<String> {
     const EXPECTED: &'static str = "array";
 
@@ -208,7 +220,7 @@ impl Shape for Vec<String> {
     }
 }
 
-/// Drops the entries whose value is no string.
+/// Drops the entries whose value is not a string.
 impl Shape for BTreeMap<String, String> {
     const EXPECTED: &'static str = "object";
 
@@ -221,6 +233,7 @@ impl Shape for BTreeMap<String, String> {
         while let Some(key) = map.next_key()? {
             match read(map, Path::Part(&dropped))? {
                 Some(value) => strings.insert(key, value),
+                // The last of repeated keys wins, even if it is the one that is dropped.
                 None => strings.remove(&key),
             };
         }
@@ -229,24 +242,26 @@ impl Shape for BTreeMap<String, String> {
     }
 }
 
-/// One warning for a whole collection, however much of it was dropped.
+/// Logs one warning for a whole collection, so that a sender cannot flood the log with a long array.
 fn warn_of_dropped(path: &Path<'_>, dropped: &Cell<usize>) {
     if dropped.get() > 0 {
         tracing::warn!(
             field = %path,
             expected = String::EXPECTED,
             dropped = dropped.get(),
-            "parts of a field that are of an unexpected shape were dropped"
+            "parts of a field have an unexpected shape and were dropped"
         );
     }
 }
 
-/// Where a field stands in its payload, as in `user.locale`.
+/// The path of a field in its payload, such as `user.locale`.
+///
+/// It is a linked list on the stack: only a warning needs the text, and most payloads cause none.
 #[derive(Clone, Copy)]
 pub(super) enum Path<'a> {
     Root,
     Field(&'a Path<'a>, &'static str),
-    /// A part of a collection, which counts those that are dropped.
+    /// An element or entry of a collection, and the count of those that were dropped.
     Part(&'a Cell<usize>),
 }
 
@@ -260,7 +275,7 @@ impl fmt::Display for Path<'_> {
     }
 }
 
-/// Decodes a whole payload. Only a JSON object is one.
+/// Decodes a whole payload, which must be a JSON object.
 pub(super) fn deserialize<'de, T, D>(from: D) -> Result<T, D::Error>
 where
     T: Shape + Default,
@@ -283,7 +298,7 @@ impl<'de, T: Shape + Default> Visitor<'de> for Root<T> {
     }
 }
 
-/// Decodes the value of a field whose key was just read.
+/// Decodes the value of the field whose key was read last.
 pub(super) fn read<'de, F: Field, A: MapAccess<'de>>(
     map: &mut A,
     path: Path<'_>,
@@ -292,7 +307,7 @@ pub(super) fn read<'de, F: Field, A: MapAccess<'de>>(
     Ok(value.map_or_else(F::default, F::from))
 }
 
-/// Reads any JSON value, as `None` when it is null or not of the shape `T`.
+/// Reads any JSON value; the result is `None` if it is null or does not have the shape `T`.
 struct Reader<'a, T> {
     path: Path<'a>,
     shape: PhantomData<T>,
@@ -328,7 +343,7 @@ impl<'a, T: Shape> Reader<'a, T> {
                 field = %self.path,
                 expected = T::EXPECTED,
                 found,
-                "a field of an unexpected shape reads as omitted"
+                "a field has an unexpected shape and is read as omitted"
             );
         }
     }
@@ -338,6 +353,7 @@ impl<'de, T: Shape> DeserializeSeed<'de> for Reader<'_, T> {
     type Value = Option<T>;
 
     fn deserialize<D: Deserializer<'de>>(self, from: D) -> Result<Option<T>, D::Error> {
+        // A typed `deserialize_*` fails on another type, and serde_json cannot resume after an error.
         from.deserialize_any(self)
     }
 }
@@ -349,6 +365,7 @@ impl<'de, T: Shape> Visitor<'de> for Reader<'_, T> {
         f.write_str("any JSON value")
     }
 
+    /// `null`: omitted, and not worth a warning.
     fn visit_unit<E: Error>(self) -> Result<Option<T>, E> {
         Ok(None)
     }

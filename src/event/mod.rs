@@ -1,8 +1,25 @@
-//! The kinds of events, and what each of them carries.
+//! Events, their kinds and their payloads.
 //!
-//! An [`Event`] ties an [`EventKind`] (the value of the `X-Service-Event` header, Spec 6) to the
-//! payload of its deliveries. The seven events of the platform are defined here; an event that the
-//! platform adds tomorrow is four lines in your own crate:
+//! An [`Event`] ties an [`EventKind`], the value of the `X-Service-Event` header
+//! ([Spec 6](crate::docs::platform#spec-6)), to the payload of its deliveries. The platform's seven
+//! events are defined here:
+//!
+//! | event | kind | payload |
+//! |---|---|---|
+//! | [`ChatAssigned`] | [`CHAT_ASSIGNED`](EventKind::CHAT_ASSIGNED) | [`Chat`] |
+//! | [`ChatOpened`] | [`CHAT_OPENED`](EventKind::CHAT_OPENED) | [`ChatLifecycle`] |
+//! | [`ChatClosed`] | [`CHAT_CLOSED`](EventKind::CHAT_CLOSED) | [`ChatLifecycle`] |
+//! | [`ChatReopened`] | [`CHAT_REOPENED`](EventKind::CHAT_REOPENED) | [`ChatLifecycle`] |
+//! | [`ChatTransferred`] | [`CHAT_TRANSFERRED`](EventKind::CHAT_TRANSFERRED) | [`ChatLifecycle`] |
+//! | [`ChatRated`] | [`CHAT_RATED`](EventKind::CHAT_RATED) | [`ChatLifecycle`] |
+//! | [`MessageCreated`] | [`MESSAGE_CREATED`](EventKind::MESSAGE_CREATED) | [`Message`] |
+//!
+//! [`sample`] returns a complete payload of each kind, for tests. [`SenderPolicy`] holds the sender's
+//! limits.
+//!
+//! # Example
+//!
+//! An event that the platform adds later takes four lines in your own crate:
 //!
 //! ```
 //! use serde::Deserialize;
@@ -42,22 +59,24 @@ pub use self::sample::sample;
 
 /// A kind of event and the payload that its deliveries carry.
 ///
-/// The implementing type is only a name for the kind, so an uninhabited `enum` does.
+/// The implementing type is only a name, so it can be an uninhabited `enum`. The
+/// [module's example](self#example) implements it.
 pub trait Event: 'static {
-    /// The value of the event header.
+    /// The value of the event header, which [`EventRouter`](crate::EventRouter) routes by.
     const KIND: EventKind;
 
-    /// What the body is decoded into.
+    /// The type that the body is decoded into.
     ///
-    /// The payloads in this module decode from any JSON object. A stricter type of your own makes
-    /// the deliveries that it cannot decode fail with 422, and the sender counts each as a failed
-    /// attempt.
+    /// The payloads in this module decode from any JSON object. If a stricter type of your own cannot
+    /// decode a delivery, the delivery is answered with 422 and the sender counts a failed attempt
+    /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
     type Payload: DeserializeOwned + Send + 'static;
 }
 
-/// The value of the event header: which kind of event a delivery carries (Spec 6).
+/// The kind of event that a delivery carries: the value of the event header
+/// ([Spec 6](crate::docs::platform#spec-6)).
 ///
-/// Kinds are open: any token of HTTP is one, and kinds are compared exactly, case included.
+/// The set of kinds is open: any HTTP token is a kind. Kinds are compared exactly, including case.
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
@@ -69,22 +88,22 @@ pub trait Event: 'static {
 pub struct EventKind(Cow<'static, str>);
 
 impl EventKind {
-    /// A chat was offered to experts so that one accepts it.
+    /// A chat was offered to experts for acceptance: [`ChatAssigned`].
     pub const CHAT_ASSIGNED: Self = Self::from_static("chat-assigned");
-    /// An expert handles the chat.
+    /// An expert handles the chat: [`ChatOpened`].
     pub const CHAT_OPENED: Self = Self::from_static("chat-opened");
-    /// The chat was closed and counts as resolved.
+    /// The chat was closed and is considered resolved: [`ChatClosed`].
     pub const CHAT_CLOSED: Self = Self::from_static("chat-closed");
-    /// An expert or the customer opened the chat again.
+    /// An expert or the customer reopened the chat: [`ChatReopened`].
     pub const CHAT_REOPENED: Self = Self::from_static("chat-reopened");
-    /// The chat was handed to a company representative.
+    /// The chat was handed to a company representative: [`ChatTransferred`].
     pub const CHAT_TRANSFERRED: Self = Self::from_static("chat-transferred");
-    /// The customer finished and rated the chat.
+    /// The customer finished and rated the chat: [`ChatRated`].
     pub const CHAT_RATED: Self = Self::from_static("chat-rated");
-    /// A message was sent to a chat.
+    /// A message was sent to a chat: [`MessageCreated`].
     pub const MESSAGE_CREATED: Self = Self::from_static("message-created");
 
-    /// The kinds of the spec's section 6, in its order.
+    /// The platform's seven kinds, in the order of [Spec 6](crate::docs::platform#spec-6).
     pub const ALL: [Self; 7] = [
         Self::CHAT_ASSIGNED,
         Self::CHAT_OPENED,
@@ -95,23 +114,31 @@ impl EventKind {
         Self::MESSAGE_CREATED,
     ];
 
-    /// A kind that is known when the program is compiled.
+    /// Creates a kind from a string that is known at compile time.
+    ///
+    /// ```
+    /// use tower_webhook::EventKind;
+    ///
+    /// const ARCHIVED: EventKind = EventKind::from_static("chat-archived");
+    /// assert_eq!(ARCHIVED.as_str(), "chat-archived");
+    /// ```
     ///
     /// # Panics
     ///
-    /// When `kind` is not a token of HTTP (letters, digits and ``!#$%&'*+-.^_`|~``, at least one of
-    /// them). In a `const`, as in [`Event::KIND`], that is an error of the compiler.
+    /// Panics if `kind` is not an HTTP token (one or more letters, digits and
+    /// ``!#$%&'*+-.^_`|~``). In a `const`, such as [`Event::KIND`], that is a compile error.
     #[must_use]
     pub const fn from_static(kind: &'static str) -> Self {
         assert!(
             is_token(kind.as_bytes()),
-            "an event kind must be a token of HTTP"
+            "an event kind must be an HTTP token"
         );
         Self(Cow::Borrowed(kind))
     }
 
-    /// Reads a header's value. A kind of the platform is found without allocating.
+    /// Parses a header's value.
     pub(crate) fn from_bytes(kind: &[u8]) -> Result<Self, InvalidKind> {
+        // Every delivery passes here, and the platform's own kinds need no allocation.
         if let Some(known) = Self::ALL.iter().find(|known| known.0.as_bytes() == kind) {
             return Ok(known.clone());
         }
@@ -121,7 +148,7 @@ impl EventKind {
         }
     }
 
-    /// The kind as it stands in the header.
+    /// Returns the kind as it is spelled in the header.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -148,19 +175,19 @@ impl fmt::Debug for EventKind {
     }
 }
 
-/// The text is not a token of HTTP, and so no [`EventKind`].
+/// The error of parsing an [`EventKind`]: the text is not an HTTP token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidKind(());
 
 impl fmt::Display for InvalidKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an event kind must be a token of HTTP, such as `chat-rated`")
+        f.write_str("an event kind must be an HTTP token, such as `chat-rated`")
     }
 }
 
 impl std::error::Error for InvalidKind {}
 
-/// RFC 9110, section 5.6.2.
+/// Whether `text` is a `token` of RFC 9110, section 5.6.2.
 const fn is_token(text: &[u8]) -> bool {
     let mut at = 0;
     while at < text.len() {
@@ -191,19 +218,21 @@ macro_rules! events {
 }
 
 events! {
-    /// `chat-assigned`: a chat was offered to experts so that one accepts it.
+    /// `chat-assigned`: a chat was offered to experts for acceptance. Carries a [`Chat`].
     ChatAssigned = CHAT_ASSIGNED => Chat;
-    /// `chat-opened`: an expert handles the chat.
+    /// `chat-opened`: an expert handles the chat. Carries a [`ChatLifecycle`].
     ChatOpened = CHAT_OPENED => ChatLifecycle;
-    /// `chat-closed`: the chat was closed and counts as resolved. A [`ChatRated`] follows eventually.
+    /// `chat-closed`: the chat was closed and is considered resolved. Carries a [`ChatLifecycle`]; a
+    /// [`ChatRated`] follows eventually ([Spec 3, rule 1](crate::docs::platform#spec-3-rule-1)).
     ChatClosed = CHAT_CLOSED => ChatLifecycle;
-    /// `chat-reopened`: an expert or the customer opened the chat again.
+    /// `chat-reopened`: an expert or the customer reopened the chat. Carries a [`ChatLifecycle`].
     ChatReopened = CHAT_REOPENED => ChatLifecycle;
-    /// `chat-transferred`: the chat was handed to a company representative. A [`ChatRated`] follows
-    /// eventually.
+    /// `chat-transferred`: the chat was handed to a company representative. Carries a
+    /// [`ChatLifecycle`]; a [`ChatRated`] follows eventually
+    /// ([Spec 3, rule 1](crate::docs::platform#spec-3-rule-1)).
     ChatTransferred = CHAT_TRANSFERRED => ChatLifecycle;
-    /// `chat-rated`: the customer finished and rated the chat.
+    /// `chat-rated`: the customer finished and rated the chat. Carries a [`ChatLifecycle`].
     ChatRated = CHAT_RATED => ChatLifecycle;
-    /// `message-created`: a message was sent to a chat.
+    /// `message-created`: a message was sent to a chat. Carries a [`Message`].
     MessageCreated = MESSAGE_CREATED => Message;
 }

@@ -1,4 +1,4 @@
-//! The resources that deliveries carry (Spec 2).
+//! The payloads of deliveries (Spec 2).
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -10,12 +10,13 @@ use serde::ser::{Serialize, Serializer};
 use super::lenient::{self, Scalar, Shape, payload};
 
 payload! {
-    /// The chat of a `chat-assigned` event (Spec 2.1).
+    /// The payload of a [`ChatAssigned`](super::ChatAssigned) event
+    /// ([Spec 2.1](crate::docs::platform#spec-2-1)).
     ///
-    /// Like every payload here, it decodes from any JSON object. A field is `None` or empty when
-    /// the sender omitted it, sent `null`, or sent another JSON type than the spec's; only the last
-    /// is worth a warning, which names the field (`user.locale`) and never its value. Encoding
-    /// leaves omitted fields out.
+    /// Like every payload in this module, it decodes from any JSON object. A field is `None` or empty
+    /// if the sender omitted it, sent `null`, or sent another JSON type than the spec's. Only the
+    /// last is logged, as a warning with the field's path (`user.locale`) and without its value.
+    /// Fields that are `None` or empty are not encoded.
     ///
     /// ```
     /// use tower_webhook::event::{Chat, User};
@@ -33,60 +34,84 @@ payload! {
     pub struct Chat {
         /// The chat's identifier.
         pub id: Option<String> = "id",
-        /// The experts who are asked for. Elements that are no strings are dropped.
+        /// The requested experts. Elements that are not strings are dropped.
         pub requested_experts: Vec<String> = "requestedExperts",
-        /// What the chat is about.
+        /// The chat's topic.
         pub category: Option<Category> = "category",
         /// The customer.
         pub user: Option<User> = "user",
-        /// What the customer asks.
+        /// The customer's question.
         pub question: Option<String> = "question",
-        /// The chat's language: by the spec two letters of ISO 639-1.
+        /// The chat's language: an ISO 639-1 two-letter code, according to the spec.
         pub language_code: Option<String> = "languageCode",
         /// When the chat was created.
         pub created_at: Option<Timestamp> = "createdAt",
-        /// The page on which the chat was started.
+        /// The page from which the chat was started.
         pub referer: Option<String> = "referer",
-        /// What the chat loader added. Entries whose value is no string are dropped.
+        /// The entries that the chat loader defined. Those whose value is not a string are dropped.
         pub custom_meta: BTreeMap<String, String> = "customMeta",
         /// When the chat was offered to experts.
         pub assigned_at: Option<Timestamp> = "assignedAt",
     }
 
-    /// The message of a `message-created` event (Spec 2.2).
+    /// The payload of a [`MessageCreated`](super::MessageCreated) event
+    /// ([Spec 2.2](crate::docs::platform#spec-2-2)).
     ///
-    /// It decodes and encodes as [`Chat`] says.
+    /// It decodes and encodes like [`Chat`].
+    ///
+    /// ```
+    /// use tower_webhook::event::{EventKind, Message, sample};
+    ///
+    /// let json = sample(&EventKind::MESSAGE_CREATED).expect("a kind of the platform");
+    /// let message: Message = serde_json::from_str(json)?;
+    ///
+    /// assert_eq!(message.is_user, Some(true));
+    /// assert_eq!(serde_json::to_string(&message)?, json);
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
     #[derive(Eq)]
     pub struct Message {
         /// The chat that the message was sent to.
         pub chat: Option<Reference> = "chat",
         /// The message's identifier.
         pub id: Option<String> = "id",
-        /// The customer of the message.
+        /// The customer that the message belongs to.
         pub user: Option<Reference> = "user",
-        /// The expert of the message.
+        /// The expert that the message belongs to.
         pub expert: Option<Reference> = "expert",
-        /// Whether the customer wrote it.
+        /// Whether the customer wrote the message.
         pub is_user: Option<bool> = "isUser",
-        /// What was written.
+        /// The message's text.
         pub text: Option<String> = "text",
-        /// The type of message: `type` on the wire, which is a keyword in Rust. The spec does not
-        /// show its values.
+        /// The type of message: `type` on the wire, a keyword in Rust. The spec does not list its
+        /// values.
         pub kind: Option<String> = "type",
-        /// Whether the customer does not see it.
+        /// Whether the message is hidden from the customer.
         pub hide_for_user: Option<bool> = "hideForUser",
-        /// Whether the expert does not see it.
+        /// Whether the message is hidden from the expert.
         pub hide_for_expert: Option<bool> = "hideForExpert",
         /// When the message was created.
         pub created_at: Option<Timestamp> = "createdAt",
-        /// The file that came with the message.
+        /// The file attached to the message.
         pub attachment: Option<Attachment> = "attachment",
     }
 
-    /// The chat of the events `chat-opened`, `chat-closed`, `chat-reopened`, `chat-transferred` and
-    /// `chat-rated` (Spec 2.3).
+    /// The payload of [`ChatOpened`](super::ChatOpened), [`ChatClosed`](super::ChatClosed),
+    /// [`ChatReopened`](super::ChatReopened), [`ChatTransferred`](super::ChatTransferred) and
+    /// [`ChatRated`](super::ChatRated) events ([Spec 2.3](crate::docs::platform#spec-2-3)).
     ///
-    /// It decodes and encodes as [`Chat`] says.
+    /// It decodes and encodes like [`Chat`].
+    ///
+    /// ```
+    /// use tower_webhook::event::{ChatLifecycle, Timestamp};
+    ///
+    /// let chat: ChatLifecycle = serde_json::from_str(r#"{"rating":0.5,"ratedAt":1718191266440}"#)?;
+    ///
+    /// assert_eq!(chat.rating, Some(0.5));
+    /// assert_eq!(chat.rated_at, Some(Timestamp::from_millis(1_718_191_266_440)));
+    /// assert_eq!(chat.expert, None);
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
     pub struct ChatLifecycle {
         /// The chat's identifier.
         pub id: Option<String> = "id",
@@ -94,18 +119,18 @@ payload! {
         pub user: Option<User> = "user",
         /// The expert who handles the chat.
         pub expert: Option<Expert> = "expert",
-        /// What the chat is about.
+        /// The chat's topic.
         pub category: Option<Category> = "category",
-        /// What the customer asked.
+        /// The customer's question.
         pub question: Option<String> = "question",
-        /// The chat's language: by the spec two letters of ISO 639-1.
+        /// The chat's language: an ISO 639-1 two-letter code, according to the spec.
         pub language_code: Option<String> = "languageCode",
-        /// The chat's state. The spec does not show its values.
+        /// The chat's state. The spec does not list its values.
         pub status: Option<String> = "status",
-        /// The customer's rating: by the spec 0, 0.5 or 1, but any other number is kept.
+        /// The customer's rating: 0, 0.5 or 1 according to the spec; any other number is kept.
         #[serde(serialize_with = "serialize_rating")]
         pub rating: Option<f64> = "rating",
-        /// Where the transcript is found: `transcriptURL` on the wire.
+        /// The URL of the transcript: `transcriptURL` on the wire.
         pub transcript_url: Option<String> = "transcriptURL",
         /// When the chat was created.
         pub created_at: Option<Timestamp> = "createdAt",
@@ -117,13 +142,13 @@ payload! {
         pub rated_at: Option<Timestamp> = "ratedAt",
         /// When the chat was last opened.
         pub last_opened_at: Option<Timestamp> = "lastOpenedAt",
-        /// The page on which the chat was started.
+        /// The page from which the chat was started.
         pub referer: Option<String> = "referer",
-        /// What the chat loader added. Entries whose value is no string are dropped.
+        /// The entries that the chat loader defined. Those whose value is not a string are dropped.
         pub custom_meta: BTreeMap<String, String> = "customMeta",
     }
 
-    /// What a chat is about.
+    /// The topic of a [`Chat`] or [`ChatLifecycle`].
     #[derive(Eq)]
     pub struct Category {
         /// The category's identifier.
@@ -132,7 +157,7 @@ payload! {
         pub title: Option<String> = "title",
     }
 
-    /// The customer of a chat.
+    /// The customer of a [`Chat`] or [`ChatLifecycle`].
     #[derive(Eq)]
     pub struct User {
         /// The customer's identifier.
@@ -141,11 +166,11 @@ payload! {
         pub name: Option<String> = "name",
         /// The customer's e-mail address.
         pub email: Option<String> = "email",
-        /// The customer's country: by the spec two letters of ISO 3166.
+        /// The customer's country: an ISO 3166 two-letter code, according to the spec.
         pub locale: Option<String> = "locale",
     }
 
-    /// The expert who handles a chat.
+    /// The expert of a [`ChatLifecycle`].
     #[derive(Eq)]
     pub struct Expert {
         /// The expert's identifier.
@@ -156,17 +181,17 @@ payload! {
         pub email: Option<String> = "email",
     }
 
-    /// What a message names by its identifier only: its chat, user or expert.
+    /// The chat, user or expert of a [`Message`], by its identifier alone.
     #[derive(Eq)]
     pub struct Reference {
         /// The identifier.
         pub id: Option<String> = "id",
     }
 
-    /// A file that came with a message.
+    /// The file attached to a [`Message`].
     #[derive(Eq)]
     pub struct Attachment {
-        /// Where the file is found.
+        /// The file's URL.
         pub url: Option<String> = "url",
         /// The file's name.
         pub filename: Option<String> = "filename",
@@ -175,7 +200,7 @@ payload! {
     }
 }
 
-/// Encodes a whole rating as an integer: `1.0` would be another JSON number than the sender's `1`.
+/// Encodes a whole rating as an integer, because the sender writes `1` and not `1.0`.
 fn serialize_rating<S: Serializer>(rating: &Option<f64>, to: S) -> Result<S::Ok, S::Error> {
     match *rating {
         // Compared by bits, so that -0.0 keeps its sign.
@@ -186,10 +211,11 @@ fn serialize_rating<S: Serializer>(rating: &Option<f64>, to: S) -> Result<S::Ok,
     }
 }
 
-/// A point in time: whole milliseconds since the Unix epoch, before it when negative (Spec 2).
+/// A point in time: whole milliseconds since the Unix epoch, negative before it
+/// ([Spec 2](crate::docs::platform#spec-2)).
 ///
-/// It decodes from any JSON number that is whole and fits an `i64`, so also from `1.7e12`, and
-/// encodes and displays as an integer.
+/// It decodes from any whole JSON number that fits into an `i64`, including `1.7e12`, and is encoded
+/// and displayed as an integer.
 ///
 /// ```
 /// use std::time::{Duration, SystemTime};
@@ -202,19 +228,20 @@ fn serialize_rating<S: Serializer>(rating: &Option<f64>, to: S) -> Result<S::Ok,
 pub struct Timestamp(i64);
 
 impl Timestamp {
-    /// The time `millis` milliseconds after the Unix epoch.
+    /// Creates the timestamp `millis` milliseconds after the Unix epoch.
     #[must_use]
     pub const fn from_millis(millis: i64) -> Self {
         Self(millis)
     }
 
-    /// Milliseconds since the Unix epoch.
+    /// Returns the milliseconds since the Unix epoch.
     #[must_use]
     pub const fn as_millis(self) -> i64 {
         self.0
     }
 
-    /// The same time for the standard library, or `None` when this platform cannot represent it.
+    /// Converts to a [`SystemTime`], or returns `None` if the operating system cannot represent the
+    /// time.
     #[must_use]
     pub fn to_system_time(self) -> Option<SystemTime> {
         let distance = Duration::from_millis(self.0.unsigned_abs());
@@ -226,7 +253,8 @@ impl Timestamp {
     }
 
     fn from_float(millis: f64) -> Option<Self> {
-        // 2^63: the first whole float above every i64.
+        // 2^63 is the first float above every i64. `i64::MAX as f64` rounds up to it, so a closed
+        // range would accept a number that saturates in the cast.
         const END: f64 = -(i64::MIN as f64);
         (millis.fract() == 0.0 && (-END..END).contains(&millis)).then_some(Self(millis as i64))
     }
@@ -268,6 +296,7 @@ impl Visitor<'_> for TimestampVisitor {
         timestamp.map_err(|_| E::invalid_value(Unexpected::Unsigned(millis), &self))
     }
 
+    // Only a `Timestamp` that is decoded alone comes here; in a payload, `Shape` reads it.
     fn visit_f64<E: Error>(self, millis: f64) -> Result<Timestamp, E> {
         let timestamp = Timestamp::from_float(millis);
         timestamp.ok_or_else(|| E::invalid_value(Unexpected::Float(millis), &self))

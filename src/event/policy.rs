@@ -1,11 +1,12 @@
-//! What the sender promises, as one value from which every default is derived.
+//! The sender's limits, from which every default is derived.
 
 use std::time::Duration;
 
-/// The limits of the platform's sender (Spec 6, rules 3 and 4; Spec 8).
+/// The limits of the platform's sender ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3) and
+/// [rule 4](crate::docs::platform#spec-6-rule-4); [Spec 8](crate::docs::platform#spec-8)).
 ///
-/// Nothing in this crate repeats these numbers: retention, leases and `Retry-After` follow from
-/// them. Change them only for a platform that has other ones.
+/// The defaults of [`WebhookLayer`](crate::WebhookLayer) for retention, leases and `Retry-After` are
+/// derived from these numbers. Change them only for a platform with other limits.
 ///
 /// ```
 /// use std::time::Duration;
@@ -17,24 +18,41 @@ use std::time::Duration;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SenderPolicy {
-    /// The time between two attempts to deliver one event: 600 seconds.
+    /// The time between two attempts to deliver one event; 600 seconds by default.
     pub retry_every: Duration,
-    /// How long an event is retried: 7 days.
+    /// How long an event is retried; 7 days by default.
     pub retry_for: Duration,
-    /// A webhook with more failed attempts than this within an hour is disabled: 500.
+    /// How many attempts per hour may fail before the webhook is disabled; 500 by default.
     pub disable_after: u32,
 }
 
 impl SenderPolicy {
-    /// How long a completed key is remembered unless set: a day longer than the sender retries.
+    /// Returns how long a completed key is remembered by default: [`retry_for`](Self::retry_for) plus
+    /// one day.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_webhook::SenderPolicy;
+    ///
+    /// let day = Duration::from_secs(24 * 60 * 60);
+    /// assert_eq!(SenderPolicy::default().retention(), 8 * day);
+    /// ```
     #[must_use]
     pub const fn retention(&self) -> Duration {
         self.retry_for
             .saturating_add(Duration::from_secs(24 * 60 * 60))
     }
 
-    /// How long a claim lasts without renewal unless set: a tenth of `retry_every`, so that the
-    /// first retry after a crash finds the key free.
+    /// Returns how long a claim lasts without renewal by default: a tenth of
+    /// [`retry_every`](Self::retry_every), so that the lease has expired before the first retry after a
+    /// crash.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_webhook::SenderPolicy;
+    ///
+    /// assert_eq!(SenderPolicy::default().lease(), Duration::from_secs(60));
+    /// ```
     #[must_use]
     pub fn lease(&self) -> Duration {
         self.retry_every / 10

@@ -1,15 +1,15 @@
-//! What JSON's grammar allows and `serde_json` refuses.
+//! Repairs JSON that RFC 8259 allows and `serde_json` rejects.
 
 use serde::de::IgnoredAny;
 
-/// Rewrites what RFC 8259 allows and `serde_json` refuses, or returns `None` when there is no such
-/// thing in `json`:
+/// Rewrites the tokens that RFC 8259 allows and `serde_json` rejects, or returns `None` if `json`
+/// contains no such token:
 ///
 /// - Escapes of unpaired surrogates become `\ufffd`. JavaScript's `JSON.stringify` emits them for a
 ///   text that was cut in the middle of an emoji.
-/// - Numbers that `serde_json` finds too large for an `f64` become the largest one of their sign.
+/// - Numbers that `serde_json` considers too large for an `f64` become the largest one of their sign.
 ///
-/// Tokens are only replaced by tokens of the same kind, so that what is no JSON stays none.
+/// A token is only replaced by a token of the same type, so that invalid JSON stays invalid.
 pub(crate) fn repair(json: &str) -> Option<String> {
     let bytes = json.as_bytes();
     let mut repaired = String::new();
@@ -17,7 +17,8 @@ pub(crate) fn repair(json: &str) -> Option<String> {
     let mut at = 0;
     let mut in_string = false;
 
-    // Every index that a slice is cut at is next to an ASCII character.
+    // Bytes are enough: JSON's syntax is ASCII, no byte of a longer UTF-8 sequence looks like ASCII,
+    // and so every slice below starts and ends at the boundary of a character.
     while let Some(&byte) = bytes.get(at) {
         let (length, replacement) = match byte {
             b'\\' if in_string => escape(&bytes[at..]),
@@ -36,6 +37,7 @@ pub(crate) fn repair(json: &str) -> Option<String> {
         at += length;
     }
 
+    // A replacement advances `copied` by at least one byte, so 0 means that there was none.
     if copied == 0 {
         return None;
     }
@@ -43,12 +45,13 @@ pub(crate) fn repair(json: &str) -> Option<String> {
     Some(repaired)
 }
 
-/// The length of the escape at the start of `rest`, and what must stand in its place.
+/// Returns the length of the escape at the start of `rest`, and its replacement.
 fn escape(rest: &[u8]) -> (usize, Option<&'static str>) {
     const REPLACEMENT_CHARACTER: Option<&str> = Some(r"\ufffd");
 
     match code_unit(rest) {
         None => (2, None),
+        // A pair is skipped as a whole: its second half alone would look unpaired.
         Some(0xD800..=0xDBFF) => match code_unit(&rest[6..]) {
             Some(0xDC00..=0xDFFF) => (12, None),
             _ => (6, REPLACEMENT_CHARACTER),
@@ -58,7 +61,7 @@ fn escape(rest: &[u8]) -> (usize, Option<&'static str>) {
     }
 }
 
-/// The UTF-16 code unit that an escape such as `\ud83d` stands for.
+/// Parses an escape such as `\ud83d` as its UTF-16 code unit.
 fn code_unit(rest: &[u8]) -> Option<u32> {
     let [b'\\', b'u', digits @ ..] = rest else {
         return None;
@@ -69,12 +72,12 @@ fn code_unit(rest: &[u8]) -> Option<u32> {
     })
 }
 
-/// The length of the number at the start of `rest`, and what must stand in its place.
+/// Returns the length of the number at the start of `rest`, and its replacement.
 fn number(rest: &str) -> (usize, Option<&'static str>) {
     let is_end = |c| !matches!(c, '0'..='9' | '+' | '-' | '.' | 'e' | 'E');
     let token = &rest[..rest.find(is_end).unwrap_or(rest.len())];
 
-    // An ignored value is only held against the grammar.
+    // `IgnoredAny` checks the grammar alone, so only the size can be wrong if `f64` is an error.
     let is_number = serde_json::from_str::<IgnoredAny>(token).is_ok();
     let replacement = match serde_json::from_str::<f64>(token) {
         Err(_) if is_number && token.starts_with('-') => Some("-1.7976931348623157e308"),
@@ -147,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_the_rest_alone() {
+    fn other_text_is_unchanged() {
         for json in [
             "",
             "{}",
@@ -155,7 +158,7 @@ mod tests {
             r#""\ud83d\ude00 \u00e9 \ufffd \ue000 \ud7ff""#,
             r#"{"1e999":"1e999 \"1e999"}"#,
             "[0,-0,0e999,0.0e99999999999,1e-999,1e308,1.0E+2,18446744073709551616]",
-            // No JSON, and not to be made any.
+            // Invalid JSON, which must stay invalid.
             "01e999",
             "1e999.5",
             "-",
@@ -172,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_field_stays_in_its_payload() {
+    fn repaired_fields_are_decoded() {
         let json = r#"{"question":"cut \ud83d","rating":-1e999,"ratedAt":1e999,"id":"c"}"#;
         let chat: ChatLifecycle = decode(json).unwrap();
 
@@ -201,7 +204,7 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_made_json(text in r#"([-+.eE0189{}\[\]:,"\\ux😀 ]|\\u[dD][89cf]00|1e999|"id")*"#) {
+        fn repair_does_not_make_invalid_json_valid(text in r#"([-+.eE0189{}\[\]:,"\\ux😀 ]|\\u[dD][89cf]00|1e999|"id")*"#) {
             let is_json = serde_json::from_str::<IgnoredAny>(&text).is_ok();
             if let Some(repaired) = repair(&text) {
                 prop_assert_eq!(serde_json::from_str::<Value>(&repaired).is_ok(), is_json);
@@ -209,7 +212,7 @@ mod tests {
         }
     }
 
-    /// Texts of the RFC's grammar, token by token.
+    /// Generates objects of the RFC's grammar, token by token.
     fn object() -> impl Strategy<Value = String> {
         let scalar = prop_oneof![
             prop::sample::select(vec!["null", "true", "false"]).prop_map(str::to_owned),

@@ -1,12 +1,14 @@
-//! One full payload of each kind.
+//! Sample payloads.
 
 use super::EventKind;
 
-/// A payload as the platform would send it, minified: for tests, and for trying a receiver by hand.
+/// Returns a sample payload of the given kind as minified JSON, for tests and for trying a receiver by
+/// hand, or `None` if the kind is not in [`EventKind::ALL`].
 ///
-/// The seven samples tell the story of one chat, with every field of the spec's tables 2.1 to 2.3
-/// that fits the kind; `chat-rated` has all of 2.3. What the spec does not show (`status` and
-/// `type`) is made up. `None` for a kind that is not the platform's.
+/// The seven samples belong to one chat and contain every field of
+/// [Spec 2.1](crate::docs::platform#spec-2-1), [2.2](crate::docs::platform#spec-2-2) and
+/// [2.3](crate::docs::platform#spec-2-3) that fits the kind; `chat-rated` has all of 2.3. The values of
+/// `status` and `type`, which the spec does not list, are invented.
 ///
 /// ```
 /// use tower_webhook::event::{ChatLifecycle, EventKind, sample};
@@ -24,7 +26,7 @@ pub fn sample(kind: &EventKind) -> Option<&'static str> {
         .map(|(_, json)| *json)
 }
 
-/// The fields that the kinds of table 2.3 share, around those that only some of them have.
+/// Joins the fields that all kinds of Spec 2.3 share with those that only some of them have.
 macro_rules! lifecycle {
     ($status:literal, $last_opened_at:literal) => {
         lifecycle!($status, "", "", $last_opened_at)

@@ -7,38 +7,40 @@ use std::task::{Context, Poll, ready};
 
 use http::Response;
 
-use super::layer::Config;
+use super::duplicate::Refusal;
 use super::run::Ended;
-use crate::answer::{Answer, ResponseBody};
+use crate::answer::{Decision, ResponseBody};
+use crate::execution::Leases;
+use crate::outcome::Outcome;
 use crate::store::Store;
-use crate::trace::DeliverySpan;
+use crate::telemetry::DeliverySpan;
 
-/// The response of [`Idempotency`](super::Idempotency). Dropped while the event is handled, it
-/// leaves the run to go on by itself.
+/// The response future of [`Idempotency`](super::Idempotency). If it is dropped while the event is
+/// handled, the run continues as a task.
 #[must_use = "futures do nothing unless polled"]
 pub struct ResponseFuture<B: 'static, E: 'static, St> {
     state: State<B, E>,
-    config: Arc<Config<St>>,
-    /// Where the run goes on without its client. Most never wait, and need none.
+    leases: Arc<Leases<St>>,
+    /// The span in which a detached run continues. Most runs never wait, and need none.
     span: Option<DeliverySpan>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 enum State<B, E> {
-    /// Nothing has happened yet: dropping it loses nothing.
+    /// Not polled yet: dropping it loses nothing.
     New(BoxFuture<Ended<B, E>>),
     Running(BoxFuture<Ended<B, E>>),
-    /// For the outcome of another delivery's run.
-    Waiting(BoxFuture<Answer>),
+    /// Waiting for the outcome of another delivery's run.
+    Waiting(BoxFuture<Result<Outcome, Refusal>>),
     Ended,
 }
 
 impl<B, E, St> ResponseFuture<B, E, St> {
-    pub(super) fn new(run: BoxFuture<Ended<B, E>>, config: Arc<Config<St>>) -> Self {
+    pub(super) fn new(run: BoxFuture<Ended<B, E>>, leases: Arc<Leases<St>>) -> Self {
         Self {
             state: State::New(run),
-            config,
+            leases,
             span: None,
         }
     }
@@ -62,7 +64,7 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
                         return Poll::Ready(result);
                     }
                     Poll::Ready(Ended::InFlight(other)) => {
-                        let outcome = other.outcome(Arc::clone(&this.config));
+                        let outcome = other.outcome(Arc::clone(&this.leases));
                         this.state = State::Waiting(Box::pin(outcome));
                     }
                     Poll::Pending => {
@@ -71,9 +73,12 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
                     }
                 },
                 State::Waiting(outcome) => {
-                    let answer = ready!(outcome.as_mut().poll(cx));
+                    let outcome = ready!(outcome.as_mut().poll(cx));
                     this.state = State::Ended;
-                    return Poll::Ready(Ok(ResponseBody::answer(answer)));
+                    return Poll::Ready(Ok(match outcome {
+                        Ok(outcome) => ResponseBody::answer(outcome),
+                        Err(refusal) => ResponseBody::refuse(refusal, None),
+                    }));
                 }
                 State::Ended => return Poll::Pending,
             }
@@ -85,7 +90,13 @@ impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
     fn drop(&mut self) {
         if let State::Running(run) = mem::replace(&mut self.state, State::Ended) {
             let span = self.span.take().unwrap_or_else(DeliverySpan::current);
-            self.config.runs.adopt(run, &span);
+            let _entered = span.enter();
+            let span = span.clone();
+            self.leases.runs.adopt(async move {
+                if let Ended::Answered(result) = run.await {
+                    span.finish(result.as_ref().map_or(Decision::FAILED, Decision::name_of));
+                }
+            });
         }
     }
 }

@@ -3,222 +3,198 @@ use std::time::Duration;
 
 use tower_layer::Layer;
 
-use super::renewal::Renewals;
-use super::run::Runs;
 use super::service::Idempotency;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
+use crate::execution::{Leases, Limits, Runs};
 use crate::store::Store;
 
-/// Lets each event be handled once: claims its key in a [`Store`] before the inner service runs,
-/// and settles the claim by what that answers.
+/// Deduplicates deliveries: claims the key of an event in a [`Store`] before the inner service runs, and
+/// settles the claim by the [`Outcome`](crate::Outcome) or the status of its response.
 ///
 /// See the [module](super) for the states of a key.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct IdempotencyLayer<St> {
-    config: Config<St>,
+    leases: Leases<St>,
+    rules: Rules,
 }
 
-#[derive(Clone, Debug)]
-pub(super) struct Config<St> {
-    pub(super) store: St,
-    pub(super) namespace: String,
-    pub(super) policy: SenderPolicy,
-    pub(super) lease: Duration,
-    pub(super) retention: Duration,
-    pub(super) in_flight_wait: Duration,
-    pub(super) store_timeout: Duration,
-    pub(super) handler_timeout: Duration,
+/// How duplicates, and failures of the store, are answered.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rules {
     pub(super) handle_without_store: bool,
     pub(super) reject_changed_bodies: bool,
     pub(super) replay_guard: bool,
-    pub(super) renewals: Renewals<St>,
-    pub(super) runs: Runs,
 }
 
-/// What a renewal at a third of the lease can keep up with.
-const SHORTEST_LEASE: Duration = Duration::from_millis(100);
-
-/// What can be added to any time without an overflow.
-const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
-
 impl<St: Store> IdempotencyLayer<St> {
-    /// Remembers keys in `store`, for as long as [`SenderPolicy::default`] asks for.
+    /// Remembers keys in `store`, for as long as [`SenderPolicy::default`] requires.
     pub fn new(store: St) -> Self {
-        let policy = SenderPolicy::default();
+        let limits = Limits::new(Duration::from_secs(2)).with_lease();
         Self {
-            config: Config {
-                store,
-                namespace: String::new(),
-                policy,
-                lease: policy.lease(),
-                retention: policy.retention(),
-                in_flight_wait: Duration::from_secs(5),
-                store_timeout: Duration::from_secs(2),
-                handler_timeout: Duration::from_secs(30),
-                handle_without_store: false,
-                reject_changed_bodies: false,
-                replay_guard: false,
-                renewals: Renewals::default(),
-                runs: Runs::new(1024),
-            },
+            leases: Leases::new(store, limits),
+            rules: Rules::default(),
         }
     }
 
     /// Keeps the keys of this layer apart from those of other layers on the same store.
     ///
-    /// Keys are unique per event, whatever its kind, so webhooks of one platform can share the
-    /// namespace, which is empty unless set.
+    /// It defaults to an empty one. Keys are unique per event, whatever its kind, so the webhooks of one
+    /// platform can share it; receivers of different platforms or accounts on one store cannot.
+    ///
+    /// ```
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// let store = MokaStore::new();
+    /// let europe = IdempotencyLayer::new(store.clone()).namespace("europe");
+    /// let america = IdempotencyLayer::new(store).namespace("america");
+    /// ```
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.config.namespace = namespace.into();
+        self.leases.limits.namespace = namespace.into();
         self
     }
 
-    /// Derives retention, lease and `Retry-After` from another sender's limits. Call it before you
-    /// set any of them.
+    /// Derives retention, lease and `Retry-After` from the limits of another sender.
+    ///
+    /// It replaces a [`retention`](Self::retention) and a [`lease`](Self::lease) that were set before.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{IdempotencyLayer, SenderPolicy, store::MokaStore};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let policy = SenderPolicy {
+    ///     retry_for: Duration::from_secs(3 * 24 * 60 * 60),
+    ///     ..SenderPolicy::default()
+    /// };
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).sender_policy(policy)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// When the wait for an outcome is not shorter than the new lease.
-    pub fn sender_policy(mut self, policy: SenderPolicy) -> Result<Self, ConfigError> {
-        self.config.policy = policy;
-        self.config.lease = policy.lease();
-        self.config.retention = policy.retention();
-        self.checked()
+    /// When [`in_flight_wait`](Self::in_flight_wait) is not shorter than the new lease.
+    pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.set_policy(policy))
     }
 
-    /// Remembers a completed key for this long: 8 days unless set.
+    /// Sets how long a completed key is remembered: 8 days by default.
     ///
     /// # Errors
     ///
-    /// When that is not longer than the sender retries, which is 7 days.
-    pub fn retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        self.config.retention = retention;
-        self.checked()
+    /// When it is not longer than [`SenderPolicy::retry_for`], 7 days: a forgotten key would be handled
+    /// again.
+    pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.retention = retention)
     }
 
-    /// Claims a key for this long at a time: 60 seconds unless set. A lease is renewed while the
-    /// handler runs, so this is how long a key stays taken after its process died. A handler that
-    /// blocks its thread is covered as long as the runtime has another worker that is free.
+    /// Sets how long a claim on a key lasts: 60 seconds by default.
+    ///
+    /// A lease is renewed at a third of this time while the handler runs. So this is how long a key stays
+    /// claimed after its process died. The lease of a handler that blocks its thread is renewed as long as
+    /// the runtime has another worker that is idle.
     ///
     /// # Errors
     ///
-    /// When it is less than 100 milliseconds, not shorter than the sender's 600 seconds between two
-    /// attempts, or not longer than the wait for an outcome.
-    pub fn lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        self.config.lease = lease;
-        self.checked()
+    /// When it is shorter than 100 milliseconds, not shorter than [`SenderPolicy::retry_every`], 600
+    /// seconds, or not longer than [`in_flight_wait`](Self::in_flight_wait).
+    pub fn lease(self, lease: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.lease = Some(lease))
     }
 
-    /// Lets a delivery whose key is in flight wait this long for the outcome, before it is answered
-    /// with 409: 5 seconds unless set, and zero does not wait.
+    /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5
+    /// seconds by default. Zero does not wait.
     ///
     /// # Errors
     ///
-    /// When it is not shorter than the lease.
-    pub fn in_flight_wait(mut self, wait: Duration) -> Result<Self, ConfigError> {
-        self.config.in_flight_wait = wait;
-        self.checked()
+    /// When it is not shorter than the [`lease`](Self::lease).
+    pub fn in_flight_wait(self, wait: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.in_flight_wait = wait)
     }
 
-    /// Gives the store this long for each operation: 2 seconds unless set.
+    /// Sets the time limit of each operation of the store: 2 seconds by default.
+    ///
+    /// A delivery whose key cannot be claimed in that time is answered with 503.
     ///
     /// # Errors
     ///
     /// When it is zero.
-    pub fn store_timeout(mut self, timeout: Duration) -> Result<Self, ConfigError> {
-        self.config.store_timeout = timeout;
-        self.checked()
+    pub fn store_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.store_timeout = timeout)
     }
 
-    /// Gives the inner service this long for an event, and then drops its future: 30 seconds unless
-    /// set, from when it first waits for something. A handler that blocks its thread cannot be dropped.
+    /// Sets the time limit of a handler: 30 seconds by default, counted from when its future first
+    /// returns pending.
+    ///
+    /// When the limit has passed, the future is dropped and the delivery is answered with 503. A handler
+    /// that blocks its thread cannot be dropped.
     ///
     /// # Errors
     ///
     /// When it is zero.
-    pub fn handler_timeout(mut self, timeout: Duration) -> Result<Self, ConfigError> {
-        self.config.handler_timeout = timeout;
-        self.checked()
+    pub fn handler_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.handler_timeout = timeout)
     }
 
-    /// Lets at most this many runs go on whose client has left: 1,024 unless set. One more is
-    /// dropped, and its event handled again when the sender retries.
+    /// Sets how many runs may continue after their client disconnected: 1,024 by default.
+    ///
+    /// A run above the limit is dropped, and its event is handled on the platform's next retry. See
+    /// [`runs`](Self::runs).
     pub fn max_detached(self, runs: usize) -> Self {
-        self.config.runs.set_limit(runs);
+        self.leases.runs.set_limit(runs);
         self
     }
 
-    /// Handles events **without deduplication** while the store fails, instead of answering 503: an
-    /// event may then be handled several times, also at the same time.
+    /// Handles events **without deduplication** while the store fails, instead of answering 503.
+    ///
+    /// An event may then be handled several times, even concurrently.
     pub fn dangerously_handle_without_store(mut self) -> Self {
-        self.config.handle_without_store = true;
+        self.rules.handle_without_store = true;
         self
     }
 
-    /// Answers a key that comes again with another body with 422, instead of taking it for the same
-    /// event.
+    /// Answers a delivery whose key was used with another body with 422, instead of taking it for the
+    /// same event.
     ///
-    /// Bodies are told apart by their signatures. Thus a body that is sent again under a new secret
-    /// counts as changed: while you rotate secrets, an event that was handled is answered with 422
-    /// should the sender deliver it again, signed anew.
+    /// Bodies are compared by a 128-bit digest, so a retry that was signed with another secret is still
+    /// the same body.
+    ///
+    /// ```
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).reject_changed_bodies();
+    /// ```
     pub fn reject_changed_bodies(mut self) -> Self {
-        self.config.reject_changed_bodies = true;
+        self.rules.reject_changed_bodies = true;
         self
     }
 
-    /// Answers a body that was handled with a key, and comes again with another one or without one,
-    /// with 422. The key is not signed, so without this guard whoever captured a delivery can have
-    /// it handled again under another key. A body that has no key either time is answered as a
-    /// replay.
+    /// Answers a body that was handled under another key with 422, for as long as the
+    /// [`retention`](Self::retention) lasts.
     ///
-    /// Off unless called, because two events may legitimately share a body. It costs a second claim
-    /// for each delivery. Like [`reject_changed_bodies`](Self::reject_changed_bodies) it tells
-    /// bodies apart by their signatures.
+    /// The key is not signed. Without this guard, an attacker who captured a delivery can have it handled
+    /// again under another key. A body that had no key either time is answered as a replay.
+    ///
+    /// The guard is off by default, because two events may legitimately share a body. It costs a second
+    /// claim for each delivery. See the [threat model](crate::docs::threat_model).
+    ///
+    /// ```
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).replay_guard();
+    /// ```
     pub fn replay_guard(mut self) -> Self {
-        self.config.replay_guard = true;
+        self.rules.replay_guard = true;
         self
     }
 
-    /// A handle to the runs that go on after their client left, to wait for them at shutdown.
+    /// Returns a handle to the runs that continue after their client disconnected, to wait for them at
+    /// shutdown. See [`Runs::drain`].
     #[must_use]
     pub fn runs(&self) -> Runs {
-        self.config.runs.clone()
+        self.leases.runs.clone()
     }
 
-    fn checked(self) -> Result<Self, ConfigError> {
-        let Config {
-            lease,
-            retention,
-            in_flight_wait: wait,
-            ref policy,
-            ..
-        } = self.config;
-        if self.config.store_timeout.is_zero() {
-            return Err(ConfigError::Zero("store_timeout"));
-        }
-        if self.config.handler_timeout.is_zero() {
-            return Err(ConfigError::Zero("handler_timeout"));
-        }
-        if retention <= policy.retry_for {
-            return Err(ConfigError::RetentionTooShort {
-                retention,
-                retry_for: policy.retry_for,
-            });
-        }
-        if lease < SHORTEST_LEASE {
-            return Err(ConfigError::LeaseTooShort { lease });
-        }
-        if lease >= policy.retry_every.min(LONGEST_LEASE) {
-            return Err(ConfigError::LeaseTooLong {
-                lease,
-                retry_every: policy.retry_every,
-            });
-        }
-        if wait >= lease {
-            return Err(ConfigError::WaitTooLong { wait, lease });
-        }
+    fn change(mut self, set: impl FnOnce(&mut Limits)) -> Result<Self, ConfigError> {
+        self.leases.limits.change(set)?;
         Ok(self)
     }
 }
@@ -227,6 +203,6 @@ impl<S, St: Clone> Layer<S> for IdempotencyLayer<St> {
     type Service = Idempotency<S, St>;
 
     fn layer(&self, inner: S) -> Idempotency<S, St> {
-        Idempotency::new(inner, Arc::new(self.config.clone()))
+        Idempotency::new(inner, Arc::new(self.leases.clone()), self.rules)
     }
 }

@@ -1,4 +1,4 @@
-//! Lets each event be handled once: [`IdempotencyLayer`], on a [`Store`](crate::store::Store).
+//! Deduplicates deliveries: [`IdempotencyLayer`], on a [`Store`](crate::store::Store).
 //!
 //! The platform delivers at least once, and all deliveries of an event carry the same key (Spec 6,
 //! rules 1 and 2). The layer claims the key before the inner service is called:
@@ -11,10 +11,10 @@
 //!              └─ done ──────▶ 200, replayed
 //! ```
 //!
-//! A run belongs to the request's future for as long as there is one. When the client leaves, the
-//! future is dropped, and the run goes on as a task of its own: see [`Runs`].
+//! The run is polled by the response future. When the client disconnects, that future is dropped, and
+//! the run continues as a task of its own: see [`Runs`].
 //!
-//! A delivery without a key is not deduplicated; all else holds for it too.
+//! A delivery without a key is not deduplicated. Time limits and detached runs apply to it as well.
 //!
 //! # Example
 //!
@@ -35,13 +35,15 @@
 //! # }
 //! ```
 
+mod claims;
+mod duplicate;
 mod future;
 mod layer;
-mod renewal;
 mod run;
 mod service;
 
+pub use self::duplicate::Refusal;
 pub use self::future::ResponseFuture;
 pub use self::layer::IdempotencyLayer;
-pub use self::run::{DrainTimeout, Runs};
 pub use self::service::Idempotency;
+pub use crate::execution::{DrainTimeout, Runs};

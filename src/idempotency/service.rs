@@ -6,21 +6,27 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::future::ResponseFuture;
-use super::layer::Config;
+use super::layer::Rules;
 use super::run::run;
 use crate::answer::ResponseBody;
-use crate::delivery::Verified;
+use crate::execution::Leases;
 use crate::store::Store;
+use crate::verified::Verified;
 
-/// The service that [`IdempotencyLayer`](super::IdempotencyLayer) makes.
+/// The service of [`IdempotencyLayer`](super::IdempotencyLayer).
 pub struct Idempotency<S, St> {
     inner: S,
-    config: Arc<Config<St>>,
+    leases: Arc<Leases<St>>,
+    rules: Rules,
 }
 
 impl<S, St> Idempotency<S, St> {
-    pub(super) fn new(inner: S, config: Arc<Config<St>>) -> Self {
-        Self { inner, config }
+    pub(super) fn new(inner: S, leases: Arc<Leases<St>>, rules: Rules) -> Self {
+        Self {
+            inner,
+            leases,
+            rules,
+        }
     }
 }
 
@@ -36,15 +42,16 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<ResBody, S::Error, St>;
 
-    /// Always ready: the inner service is waited for by those runs that claimed their key.
+    /// Always ready: only a run that claimed its key waits for the inner service.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<Verified>) -> Self::Future {
         let inner = self.inner.clone();
-        let run = Box::pin(run(Arc::clone(&self.config), inner, Box::new(request)));
-        ResponseFuture::new(run, Arc::clone(&self.config))
+        let leases = Arc::clone(&self.leases);
+        let run = run(leases, self.rules, inner, Box::new(request));
+        ResponseFuture::new(Box::pin(run), Arc::clone(&self.leases))
     }
 }
 
@@ -52,7 +59,8 @@ impl<S: Clone, St> Clone for Idempotency<S, St> {
     fn clone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
-            config: Arc::clone(&self.config),
+            leases: Arc::clone(&self.leases),
+            rules: self.rules,
         }
     }
 }
@@ -61,7 +69,8 @@ impl<S: fmt::Debug, St: fmt::Debug> fmt::Debug for Idempotency<S, St> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Idempotency")
             .field("inner", &self.inner)
-            .field("config", &self.config)
+            .field("leases", &self.leases)
+            .field("rules", &self.rules)
             .finish()
     }
 }

@@ -9,17 +9,38 @@ use serde::Serialize;
 
 use super::Sandbox;
 use super::report::EventId;
-use super::sender::State;
+use super::state::State;
 use crate::event::{
     Attachment, Category, Chat as ChatPayload, ChatLifecycle, EventKind, Expert, Message,
     Reference, Timestamp, User,
 };
 
-/// A chat on the platform. Each method makes something happen, and so causes an event.
+/// A chat on the simulated platform, created by [`Sandbox::chat`]. Each method causes an event.
 ///
-/// The order is yours: the spec shows no table of transitions. A chat that was closed or
-/// transferred is rated by its customer in the end, whether or not you call [`rate`](Self::rate)
-/// (Spec 3, rule 1; see [`Settings::rate_after`](super::Settings::rate_after)).
+/// The methods can be called in any order, because the spec shows no table of transitions
+/// ([Spec 3](crate::docs::platform#spec-3)). A chat that was closed or transferred is rated eventually,
+/// even if [`rate`](Self::rate) is not called
+/// ([rule 1](crate::docs::platform#spec-3-rule-1); see
+/// [`Settings::rate_after`](super::Settings::rate_after)).
+///
+/// ```
+/// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+/// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+/// # });
+/// let sandbox = Sandbox::in_process(receiver);
+/// sandbox.configure_all(&Webhook::new("/webhooks"));
+/// let chat = sandbox.chat();
+/// chat.assign();
+/// chat.message("Where is my parcel?");
+/// chat.close();
+///
+/// let report = sandbox.finish().await;
+/// assert_eq!(report.events.len(), 4, "the customer has rated the chat");
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SimulatedChat {
     sandbox: Sandbox,
@@ -34,14 +55,15 @@ impl fmt::Debug for SimulatedChat {
     }
 }
 
-/// How a customer rates a chat (Spec 2.3: one of 0, 0.5, 1).
+/// A customer's rating of a chat ([Spec 2.3](crate::docs::platform#spec-2-3)). See
+/// [`SimulatedChat::rate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rating {
-    /// 0
+    /// 0 on the wire.
     Bad,
-    /// 0.5
+    /// 0.5 on the wire.
     Fair,
-    /// 1
+    /// 1 on the wire.
     Good,
 }
 
@@ -60,43 +82,44 @@ impl SimulatedChat {
         Self { sandbox, index }
     }
 
-    /// The chat's identifier.
+    /// Returns the chat's identifier: [`EventReport::chat`](super::EventReport::chat).
     #[must_use]
     pub fn id(&self) -> String {
         self.sandbox.lock().chats[self.index].id()
     }
 
-    /// The chat is offered to experts: `chat-assigned`.
+    /// Offers the chat to experts: a [`ChatAssigned`](crate::event::ChatAssigned) event.
     pub fn assign(&self) -> EventId {
         self.step(Step::Assign)
     }
 
-    /// An expert handles the chat: `chat-opened`.
+    /// Lets an expert handle the chat: a [`ChatOpened`](crate::event::ChatOpened) event.
     pub fn open(&self) -> EventId {
         self.step(Step::Open)
     }
 
-    /// The chat counts as resolved: `chat-closed`.
+    /// Closes the chat as resolved: a [`ChatClosed`](crate::event::ChatClosed) event.
     pub fn close(&self) -> EventId {
         self.step(Step::Close)
     }
 
-    /// It is opened again: `chat-reopened`.
+    /// Reopens the chat: a [`ChatReopened`](crate::event::ChatReopened) event.
     pub fn reopen(&self) -> EventId {
         self.step(Step::Reopen)
     }
 
-    /// It is handed to a company representative: `chat-transferred`.
+    /// Hands the chat to a company representative: a
+    /// [`ChatTransferred`](crate::event::ChatTransferred) event.
     pub fn transfer(&self) -> EventId {
         self.step(Step::Transfer)
     }
 
-    /// The customer rates it: `chat-rated`.
+    /// Rates the chat as the customer: a [`ChatRated`](crate::event::ChatRated) event.
     pub fn rate(&self, rating: Rating) -> EventId {
         self.step(Step::Rate(rating))
     }
 
-    /// The customer writes: `message-created`.
+    /// Sends a text from the customer: a [`MessageCreated`](crate::event::MessageCreated) event.
     pub fn message(&self, text: impl Into<String>) -> EventId {
         self.send(Message {
             text: Some(text.into()),
@@ -105,7 +128,7 @@ impl SimulatedChat {
         })
     }
 
-    /// The expert writes: `message-created`.
+    /// Sends a text from the expert: a [`MessageCreated`](crate::event::MessageCreated) event.
     pub fn reply(&self, text: impl Into<String>) -> EventId {
         self.send(Message {
             text: Some(text.into()),
@@ -114,13 +137,52 @@ impl SimulatedChat {
         })
     }
 
-    /// A message of your making, for instance with an attachment: `message-created`. What it does
-    /// not say of chat, identifier, sender and time is added.
+    /// Sends a message, for instance with an attachment: a
+    /// [`MessageCreated`](crate::event::MessageCreated) event. Its chat is set, and its identifier,
+    /// sender and time if they are `None`.
+    ///
+    /// ```
+    /// # use tower_webhook::event::{Attachment, Message};
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// # let sandbox = Sandbox::in_process(receiver);
+    /// # sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// let event = sandbox.chat().send(Message {
+    ///     attachment: Some(Attachment {
+    ///         filename: Some("receipt.pdf".into()),
+    ///         ..Attachment::default()
+    ///     }),
+    ///     ..Message::default()
+    /// });
+    /// let message: Message = serde_json::from_slice(&sandbox.event(event).unwrap().body).unwrap();
+    /// assert!(message.id.is_some());
+    /// # }
+    /// ```
     pub fn send(&self, message: Message) -> EventId {
         self.step(Step::Message(Box::new(message)))
     }
 
-    /// An event of any kind with a body of your making, in this chat.
+    /// Sends an event of any kind with any body in this chat, for instance one that does not decode.
+    ///
+    /// ```
+    /// # use tower_webhook::EventKind;
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// # let sandbox = Sandbox::in_process(receiver);
+    /// # sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// let chat = sandbox.chat();
+    /// chat.emit(EventKind::CHAT_RATED, "not JSON");
+    /// chat.emit(EventKind::from_static("chat-archived"), "{}");
+    /// # }
+    /// ```
     pub fn emit(&self, kind: EventKind, body: impl Into<Bytes>) -> EventId {
         let body = body.into();
         self.sandbox
@@ -128,7 +190,7 @@ impl SimulatedChat {
     }
 
     fn step(&self, step: Step) -> EventId {
-        self.sandbox.change(|state| state.advance(self.index, step))
+        self.sandbox.change(|state| state.step(self.index, step))
     }
 }
 
@@ -142,14 +204,14 @@ pub(super) enum Step {
     Rate(Rating),
 }
 
-/// What is known of a chat. A field that is not available is `None` or empty, and omitted.
-pub(super) struct Facts {
+/// The data of a chat, from which the payloads of its events are made.
+pub(super) struct ChatData {
     chat: ChatLifecycle,
     requested_experts: Vec<String>,
     messages: u64,
 }
 
-impl Facts {
+impl ChatData {
     pub(super) fn new(chat: ChatLifecycle) -> Self {
         let expert = chat.expert.as_ref().and_then(|expert| expert.id.clone());
         Self {
@@ -163,8 +225,8 @@ impl Facts {
         self.chat.id.clone().unwrap_or_default()
     }
 
-    /// What changes with `step`, and the event that tells it.
-    pub(super) fn advance(&mut self, step: Step, now: Timestamp) -> (EventKind, Bytes) {
+    /// Applies a step, and returns the kind and body of its event.
+    pub(super) fn apply(&mut self, step: Step, now: Timestamp) -> (EventKind, Bytes) {
         let chat = &mut self.chat;
         let (kind, status) = match step {
             Step::Assign => return (EventKind::CHAT_ASSIGNED, to_json(&self.assigned(now))),
@@ -250,15 +312,16 @@ impl Facts {
     }
 }
 
-/// These types cannot fail to serialize.
 fn to_json(payload: &impl Serialize) -> Bytes {
+    // It cannot fail: payloads have string keys, and a rating is a finite number.
     serde_json::to_vec(payload).unwrap_or_default().into()
 }
 
 impl State {
-    fn advance(&mut self, index: usize, step: Step) -> EventId {
+    fn step(&mut self, index: usize, step: Step) -> EventId {
         let now = self.clock.now();
         let rate_after = self.rate_after;
+        // Anything that happens in a chat that waits for its rating puts the rating off.
         let due = match (&step, self.chats[index].rate_at) {
             (Step::Rate(_), _) => None,
             (Step::Close | Step::Transfer, _) | (_, Some(_)) => {
@@ -268,18 +331,19 @@ impl State {
         };
         self.schedule_rating(index, due);
         let timestamp = self.clock.timestamp(now);
-        let (kind, body) = self.chats[index].facts.advance(step, timestamp);
+        let (kind, body) = self.chats[index].data.apply(step, timestamp);
         self.emit(kind, index, body)
     }
 
-    /// The customer remembers to rate the chat.
-    pub(super) fn rate_by_itself(&mut self, index: usize) {
+    /// Rates a chat that no script rates (Spec 3, rule 1).
+    pub(super) fn rate_automatically(&mut self, index: usize) {
         let rating = self.rng.choice([Rating::Bad, Rating::Fair, Rating::Good]);
-        self.advance(index, Step::Rate(rating.unwrap_or(Rating::Good)));
+        self.step(index, Step::Rate(rating.unwrap_or(Rating::Good)));
     }
 }
 
-/// What a new chat is about, by chance: some chats have less to tell than others.
+/// Returns a random chat. Some fields are omitted at random, because the spec omits those that are not
+/// available.
 pub(super) fn invent(rng: &mut Rng, number: usize, created_at: Timestamp) -> ChatLifecycle {
     let (name, locale, language) = pick(
         rng,
@@ -310,19 +374,19 @@ pub(super) fn invent(rng: &mut Rng, number: usize, created_at: Timestamp) -> Cha
         rng,
         &[("e-1042", "Noor Haddad"), ("e-2077", "Bo Lindqvist")],
     );
-    let tells = |rng: &mut Rng, text: &str| rng.bool().then(|| text.to_owned());
+    let maybe = |rng: &mut Rng, text: &str| rng.bool().then(|| text.to_owned());
     ChatLifecycle {
         id: Some(format!("c-{number}")),
         user: Some(User {
             id: Some(format!("u-{}", rng.u32(10_000..100_000))),
             name: Some(name.to_owned()),
-            email: tells(rng, "customer@example.com"),
+            email: maybe(rng, "customer@example.com"),
             locale: Some(locale.to_owned()),
         }),
         expert: Some(Expert {
             id: Some(expert.to_owned()),
             name: Some(expert_name.to_owned()),
-            email: tells(rng, "expert@example.com"),
+            email: maybe(rng, "expert@example.com"),
         }),
         category: rng.bool().then(|| Category {
             id: Some(category.to_owned()),
@@ -331,8 +395,8 @@ pub(super) fn invent(rng: &mut Rng, number: usize, created_at: Timestamp) -> Cha
         question: Some(question.to_owned()),
         language_code: Some(language.to_owned()),
         created_at: Some(created_at),
-        referer: tells(rng, "https://shop.example.com/checkout"),
-        custom_meta: tells(rng, "premium")
+        referer: maybe(rng, "https://shop.example.com/checkout"),
+        custom_meta: maybe(rng, "premium")
             .map(|plan| ("plan".to_owned(), plan))
             .into_iter()
             .collect(),
@@ -344,7 +408,7 @@ fn pick<T: Copy>(rng: &mut Rng, from: &[T]) -> T {
     from[rng.usize(..from.len())]
 }
 
-/// Lets chats live by chance, one event at a time. See [`Sandbox::generator`].
+/// Creates random chats and events, one event at a time. See [`Sandbox::generator`].
 #[derive(Debug)]
 pub struct Generator {
     sandbox: Sandbox,
@@ -368,7 +432,7 @@ impl Generator {
         }
     }
 
-    /// Lets the next thing happen: a new chat, or something in one that is not finished.
+    /// Creates the next event: in a new chat, or in one that is not rated yet.
     pub fn step(&mut self) -> EventId {
         let rng = &mut self.rng;
         if self.chats.is_empty() || rng.u8(..6) == 0 {
@@ -419,5 +483,5 @@ impl Generator {
     }
 }
 
-/// When the customer rates a chat unasked.
+/// The default of [`Settings::rate_after`](super::Settings::rate_after).
 pub(super) const RATE_AFTER: Duration = Duration::from_secs(60 * 60);

@@ -1,12 +1,15 @@
+//! The platform's clock.
+
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use crate::event::Timestamp;
 
-/// The platform's clock: `tokio::time`, times a factor, and jumps by hand.
+/// The platform's clock: `tokio::time` multiplied by a speed, which can be advanced by hand.
 ///
-/// Times are counted from the start of the sandbox.
+/// Its times are durations since the start of the sandbox. It is built on `tokio::time`, so a test that
+/// pauses Tokio's clock pauses the platform too.
 #[derive(Debug)]
 pub(super) struct Clock {
     start: Timestamp,
@@ -37,13 +40,14 @@ impl Clock {
     }
 
     pub(super) fn set_speed(&mut self, speed: u32) {
+        // Fixes the time so far at the old speed, so that the clock neither jumps nor runs backwards.
         self.advance(Duration::ZERO);
         self.speed = speed.max(1);
     }
 
-    /// When this clock will show `at`.
+    /// Converts a time of this clock to an instant of `tokio::time`.
     pub(super) fn instant(&self, at: Duration) -> Instant {
-        // Rounded up, so that it is not a moment too early.
+        // Rounded up: an engine that wakes a nanosecond early finds nothing due and wakes again.
         let nanos = at
             .saturating_sub(self.base)
             .as_nanos()

@@ -1,4 +1,4 @@
-//! What goes wrong between the platform and a receiver.
+//! Faults between the platform and a receiver.
 
 use std::fmt;
 use std::str::FromStr;
@@ -8,36 +8,38 @@ use fastrand::Rng;
 
 use crate::event::SenderPolicy;
 
-/// Something that goes wrong with an attempt.
+/// A fault of an [`Attempt`](super::Attempt), set by [`Sandbox::inject`](super::Sandbox::inject) or
+/// drawn from the [`Faults`] of the [`Settings`](super::Settings).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Fault {
-    /// The event is delivered once more: at once, or after [`Injected::parameter`] milliseconds if
-    /// it was delivered by then.
+    /// The event is sent once more ([Spec 6, rule 1](crate::docs::platform#spec-6-rule-1)): at once, or,
+    /// after it was delivered, [`Injected::parameter`] milliseconds after its first attempt.
     Duplicate,
-    /// The event is delivered twice at the same time.
+    /// The event is sent twice at the same time.
     ConcurrentDuplicate,
-    /// The attempt is held back until a later event of its chat has overtaken it, or for a minute.
+    /// The attempt is held back until another attempt of its chat has ended, for at most a minute.
     Reorder,
-    /// The receiver answered, and the answer does not reach the platform.
+    /// The receiver's response does not reach the platform.
     DropResponse,
-    /// The connection breaks within the request's body, before byte [`Injected::parameter`].
+    /// The request's body ends with an error before byte [`Injected::parameter`]: a
+    /// [`BodyTruncated`](super::BodyTruncated) in process.
     TruncateBody,
-    /// The request arrives, and the connection breaks while the receiver works on it: in process,
-    /// its future is dropped after it was polled [`Injected::parameter`] times.
+    /// The client disconnects while the receiver handles the request: the future of the request is
+    /// dropped after [`Injected::parameter`] polls.
     Disconnect,
     /// The attempt begins [`Injected::parameter`] milliseconds late.
     Delay,
     /// Byte [`Injected::parameter`] of the body is changed after it was signed.
     Tamper,
-    /// The body is signed with another secret.
+    /// The signature is not one of the body with the webhook's secret.
     WrongSecret,
-    /// Once delivered, another body with a genuine signature follows under the same key.
+    /// After the event was delivered, another body with a valid signature is sent with the same key.
     OtherBody,
 }
 
 impl Fault {
-    /// All of them.
+    /// All faults.
     pub const ALL: [Self; 10] = [
         Self::Duplicate,
         Self::ConcurrentDuplicate,
@@ -51,7 +53,13 @@ impl Fault {
         Self::OtherBody,
     ];
 
-    /// Its name, as [`Faults`] reads it.
+    /// Returns the name that [`Faults`] is parsed from.
+    ///
+    /// ```
+    /// use tower_webhook::sandbox::Fault;
+    ///
+    /// assert_eq!(Fault::DropResponse.name(), "drop-response");
+    /// ```
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -68,7 +76,7 @@ impl Fault {
         }
     }
 
-    /// Whether only a signature can tell.
+    /// Whether the fault needs a signature to be detected: without one, the receiver would accept it.
     fn needs_secret(self) -> bool {
         matches!(self, Self::Tamper | Self::WrongSecret)
     }
@@ -81,8 +89,10 @@ impl Fault {
     ) -> Injected {
         let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
         let parameter = match self {
+            // Half of the duplicates come at once, the others at any time while retries may come.
             Self::Duplicate if rng.bool() => rng.u64(1..=millis(policy.retry_for).max(1)),
             Self::TruncateBody | Self::Tamper => rng.u64(0..body.max(1) as u64),
+            // Few polls: most handlers return within them, and a fault that comes later has no effect.
             Self::Disconnect => rng.u64(1..=4),
             Self::Delay => rng.u64(1..=60_000),
             _ => 0,
@@ -100,13 +110,13 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A fault that was put into an attempt.
+/// The [`Fault`] of an [`Attempt`](super::Attempt), with its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Injected {
-    /// What went wrong.
+    /// The fault.
     pub fault: Fault,
-    /// When or where: see [`Fault`].
+    /// The time, byte or number of polls that the [`Fault`] documents, else 0.
     pub parameter: u64,
 }
 
@@ -122,10 +132,14 @@ impl fmt::Display for Injected {
     }
 }
 
-/// How often each fault happens: a share of all attempts. None unless set.
+/// How often each [`Fault`] happens, as a share of all attempts. [`Settings::faults`] takes it; by default
+/// no fault happens.
 ///
-/// An attempt has one fault at most, and which one follows from the sandbox's seed. Tampering and
-/// wrong secrets happen only where there is a secret.
+/// An attempt has at most one fault, chosen by the sandbox's [seed]. [`Fault::Tamper`] and
+/// [`Fault::WrongSecret`] happen only to webhooks with a secret.
+///
+/// [`Settings::faults`]: super::Settings::faults
+/// [seed]: super::Settings::seed
 ///
 /// ```
 /// use tower_webhook::sandbox::{Fault, Faults};
@@ -140,19 +154,20 @@ impl fmt::Display for Injected {
 pub struct Faults([f64; Fault::ALL.len()]);
 
 impl Faults {
-    /// Nothing goes wrong.
+    /// Returns shares without any fault.
     #[must_use]
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// Every fault happens to this share of the attempts, so a tenth is the most.
+    /// Returns the same share for each of the ten faults, so that 0.1 makes every attempt faulty. To
+    /// exclude one, set its share to 0 with [`with`](Self::with).
     #[must_use]
     pub fn all(share: f64) -> Self {
         Self([share; Fault::ALL.len()])
     }
 
-    /// Changes the share of one fault.
+    /// Sets the share of one fault.
     #[must_use]
     pub fn with(mut self, fault: Fault, share: f64) -> Self {
         self.0[fault as usize] = share;
@@ -160,6 +175,7 @@ impl Faults {
     }
 
     pub(super) fn draw(&self, rng: &mut Rng, signed: bool) -> Option<Fault> {
+        // The shares divide the range from 0 to 1; the draw falls into one of them, or behind all.
         let mut point = rng.f64();
         Fault::ALL
             .into_iter()
@@ -174,7 +190,8 @@ impl Faults {
 impl FromStr for Faults {
     type Err = InvalidFaults;
 
-    /// `none`, `all`, `all=0.05`, or a list such as `cut=0.1,tamper=0.01`.
+    /// Parses `none`, `all`, `all=0.05`, or a list such as `truncate-body=0.1,tamper=0.01`. The share
+    /// defaults to 0.02.
     fn from_str(text: &str) -> Result<Self, InvalidFaults> {
         let invalid = || InvalidFaults(text.to_owned());
         let mut faults = Self::none();
@@ -197,7 +214,7 @@ impl FromStr for Faults {
     }
 }
 
-/// The text does not say how often which fault happens.
+/// The error of parsing [`Faults`]; it lists the names of all faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidFaults(String);
 
@@ -205,10 +222,10 @@ impl fmt::Display for InvalidFaults {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "`{}` names no faults: write `none`, `all`, `all=0.05` or a list such as `cut=0.1,",
+            "`{}` is not a list of faults: use `none`, `all`, `all=0.05` or a list such as \
+             `truncate-body=0.1,tamper=0.01`, of",
             self.0
         )?;
-        f.write_str("tamper=0.01`, of")?;
         Fault::ALL
             .iter()
             .try_for_each(|fault| write!(f, " {fault}"))
@@ -217,8 +234,8 @@ impl fmt::Display for InvalidFaults {
 
 impl std::error::Error for InvalidFaults {}
 
-/// The source of all chance in one attempt: it depends on nothing but these numbers, so that a run
-/// with the same seed meets the same faults.
+/// Returns the random numbers of one attempt. They depend on nothing but the arguments, so a run with the
+/// same seed has the same faults even if attempts end in another order.
 pub(super) fn chance(seed: u64, event: u64, attempt: u64) -> Rng {
     let mixed = [seed, event, attempt]
         .into_iter()

@@ -21,12 +21,35 @@ use super::sender::Shared;
 
 const MAX_BODY: usize = 1024 * 1024;
 
-/// The GraphQL endpoint of a [`Sandbox`](super::Sandbox), as a service for any path that ends in
-/// `/graphql`.
+/// The Admin API's endpoint of a [`Sandbox`](super::Sandbox), as a [`Service`] for paths that end in
+/// `/graphql` ([Spec 4.1](crate::docs::platform#spec-4-1)).
 ///
-/// It wants what the spec says and nothing else: `POST`, `application/json`, a bearer token that is
-/// one of the portal's API keys, and an object with the one string `query`. It answers with
-/// GraphQL's envelope, an error too.
+/// A request must have the method `POST`, the type `application/json`, a bearer token from
+/// [`Sandbox::create_api_key`](super::Sandbox::create_api_key), and a body that is an object with the one
+/// string `query`. Responses and errors have GraphQL's envelope.
+///
+/// ```
+/// # use tower_webhook::sandbox::{Body, Sandbox};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+/// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+/// # });
+/// use http::{Request, StatusCode};
+/// use tower::ServiceExt;
+///
+/// let sandbox = Sandbox::in_process(receiver);
+/// let key = sandbox.create_api_key("CRM");
+/// let request = Request::post("/graphql")
+///     .header("authorization", format!("Bearer {key}"))
+///     .header("content-type", "application/json")
+///     .body(r#"{"query":"{ partner { state { chat { isAvailable } } } }"}"#.to_owned())
+///     .unwrap();
+///
+/// let response = sandbox.graphql().oneshot(request).await.unwrap();
+/// assert_eq!(response.status(), StatusCode::OK);
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct GraphQl {
     shared: Arc<Shared>,
@@ -43,6 +66,7 @@ impl GraphQl {
     }
 
     fn check(&self, request: &Parts) -> Result<(), Refusal> {
+        // A base URL may have a path, so only the end of the path is fixed.
         if !request.uri.path().ends_with("/graphql") {
             return Err(Refusal(
                 StatusCode::NOT_FOUND,
@@ -52,7 +76,7 @@ impl GraphQl {
         if request.method != Method::POST {
             return Err(Refusal(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "Queries are sent with POST.",
+                "The method must be POST.",
             ));
         }
         let authorized = bearer_token(&request.headers)
@@ -60,13 +84,13 @@ impl GraphQl {
         if !authorized {
             return Err(Refusal(
                 StatusCode::UNAUTHORIZED,
-                "The Authorization header must be `Bearer` and an API key.",
+                "The Authorization header must be `Bearer` with an API key.",
             ));
         }
         if !is_json(&request.headers) {
             return Err(Refusal(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
-                "A query is `application/json`.",
+                "The content type must be `application/json`.",
             ));
         }
         Ok(())
@@ -86,7 +110,7 @@ impl GraphQl {
                     "The query is too large.",
                 ));
             }
-            Err(_) => return Err(Refusal(StatusCode::BAD_REQUEST, "The body broke off.")),
+            Err(_) => return Err(Refusal(StatusCode::BAD_REQUEST, "The body is incomplete.")),
         };
         let Ok(QueryBody { query }) = serde_json::from_slice(&body) else {
             return Err(Refusal(
@@ -106,6 +130,7 @@ impl GraphQl {
 
 fn bearer_token(headers: &HeaderMap) -> Option<&str> {
     let value = headers.get(AUTHORIZATION)?.to_str().ok()?;
+    // Schemes are case-insensitive (RFC 9110, section 11.1).
     let (scheme, token) = value.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then_some(token)
 }
@@ -119,6 +144,8 @@ fn is_json(headers: &HeaderMap) -> bool {
         .is_some_and(|value| value.trim().eq_ignore_ascii_case("application/json"))
 }
 
+/// The spec shows one field, `query`. A client that sends `variables` too works here only if it works on
+/// the platform, so other fields are refused.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct QueryBody {

@@ -1,15 +1,22 @@
-//! The platform, simulated: in your own tests, or on your desk (feature `sandbox`).
+//! A simulated platform for tests and local development (feature `sandbox`).
 //!
-//! A [`Sandbox`] keeps what the spec says of the platform in its sections 3 to 8: a portal with
-//! webhooks and API keys, chats whose lives are events, deliveries that are signed, retried every
-//! 10 minutes for 7 days and counted against the webhook, and the Admin API's endpoint. It delivers
-//! into a service in your process, or over HTTP, and reports what became of every event.
+//! A [`Sandbox`] implements sections 3 to 8 of the [platform's interface](crate::docs::platform):
 //!
-//! All time is `tokio::time`. In a test whose time is paused, 7 days take milliseconds.
+//! - a portal with [webhooks](Webhook) and [API keys](Sandbox::create_api_key);
+//! - [chats](SimulatedChat) that cause events, by script or [at random](Generator);
+//! - signed deliveries, retried every 10 minutes for 7 days
+//!   ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3)) and counted against the webhook
+//!   ([rule 4](crate::docs::platform#spec-6-rule-4)), with [`Faults`] on request;
+//! - the [Admin API's endpoint](GraphQl).
+//!
+//! It delivers [into a service of this process](Sandbox::in_process) or [over HTTP](Sandbox::over_http),
+//! and returns a [`Report`] on every event.
+//!
+//! All time is `tokio::time`. In a test with paused time, 7 days take milliseconds.
 //!
 //! # Example
 //!
-//! A chat's life reaches your handlers, though one answer is lost on its way back:
+//! The events of a chat reach your handlers, although one response is lost:
 //!
 //! ```
 //! # use tower_webhook::event::*;
@@ -43,17 +50,19 @@
 //!
 //! # What the spec leaves open
 //!
-//! Decided against the receiver, so that nothing you rely on here is missing there:
+//! Where the spec is silent, the sandbox assumes the case that is harder for the receiver, so that a
+//! receiver that works here does not rely on more than the platform does:
 //!
-//! - 2xx counts as delivered, and nothing else.
-//! - An event that arises while its webhook is disabled, inactive or without a URL is never sent.
-//!   One that waits already resumes with its chat's next round of retries once the webhook delivers
-//!   again; its 7 days go on meanwhile.
-//! - Chats have rounds of retries, and an event joins that of its chat: its first retry can come
-//!   sooner than 10 minutes after it failed.
-//! - No order is kept, and the events of a chat are sent at the same time.
-//! - Duplicates count as failed attempts too, when they fail.
-//! - An enabled webhook starts with no failures. Test events never count, and are not retried.
+//! - Only 2xx counts as delivered ([`AttemptResult::is_delivered`]).
+//! - An event is never sent if its webhook is disabled, inactive or without a URL when it is created
+//!   ([`EventState::NeverSent`]). If the webhook is disabled later, the event is retried in its chat's
+//!   first round after the webhook delivers again; its 7 days continue meanwhile.
+//! - All events of a chat are retried together, so the first retry of an event can come less than 10
+//!   minutes after it failed.
+//! - No order is kept: the events of a chat are sent at the same time.
+//! - Duplicates that fail count as failed attempts.
+//! - A webhook that is [enabled](Sandbox::enable) again starts without failures. Test events never
+//!   count, and are not retried.
 
 mod chat;
 mod clock;
@@ -62,6 +71,7 @@ mod graphql;
 mod portal;
 mod report;
 mod sender;
+mod state;
 mod target;
 
 use std::fmt;
@@ -77,17 +87,20 @@ pub use self::chat::{Generator, Rating, SimulatedChat};
 pub use self::fault::{Fault, Faults, Injected, InvalidFaults};
 pub use self::graphql::GraphQl;
 pub use self::portal::{ApiKey, Webhook, WebhookStatus};
-pub use self::report::{Attempt, AttemptId, EventId, EventReport, EventState, Outcome, Report};
-pub use self::target::{Body, CutOff};
+pub use self::report::{
+    Attempt, AttemptId, AttemptResult, EventId, EventReport, EventState, Report,
+};
+pub use self::target::{Body, BodyTruncated};
 
-use self::chat::{Facts, RATE_AFTER, invent};
-use self::sender::{Shared, State};
+use self::chat::{ChatData, RATE_AFTER, invent};
+use self::sender::Shared;
+use self::state::State;
 use self::target::Target;
 use crate::event::SenderPolicy;
 use crate::event::{ChatLifecycle, EventKind, Timestamp, sample};
 use crate::signature::HeaderNames;
 
-/// What a [`Sandbox`] is started with.
+/// The settings of a [`Sandbox`]: see [`Sandbox::in_process_with`] and [`Sandbox::over_http`].
 ///
 /// ```
 /// use tower_webhook::sandbox::{Faults, Settings};
@@ -100,24 +113,24 @@ use crate::signature::HeaderNames;
 /// ```
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Where all chance comes from: faults, keys, what chats are about. 0 unless set.
+    /// The seed of all random numbers: faults, keys and the contents of chats. Defaults to 0.
     pub seed: u64,
-    /// What goes wrong. Nothing unless set.
+    /// How often each [`Fault`] happens. None happens by default.
     pub faults: Faults,
-    /// When attempts are repeated and webhooks disabled.
+    /// When events are retried and webhooks disabled. Defaults to the platform's policy.
     pub policy: SenderPolicy,
-    /// How the headers are called.
+    /// The names of the headers. Defaults to the platform's names.
     pub header_names: HeaderNames,
-    /// How long the platform waits for an answer: 10 seconds unless set. Neither this nor the
-    /// delays of faults go by the platform's clock.
+    /// How long the platform waits for a response, in `tokio::time` like the delays of faults. Defaults
+    /// to 10 seconds.
     pub attempt_timeout: Duration,
-    /// When a customer rates a chat that was closed or transferred and that no script rates: an
-    /// hour after the last that happened in it unless set.
+    /// When a chat that was closed or transferred is rated without a script, counted from its last event
+    /// ([Spec 3, rule 1](crate::docs::platform#spec-3-rule-1)). Defaults to an hour.
     pub rate_after: Duration,
-    /// What the platform's clock shows at the start: the time of day unless set. A run that is to
-    /// repeat byte by byte needs one of its own.
+    /// The time of the platform's clock at the start. Defaults to the system's time; set it if runs must
+    /// repeat byte by byte.
     pub start: Timestamp,
-    /// How much faster the platform's clock runs than `tokio::time`: as fast unless set.
+    /// How much faster the platform's clock runs than `tokio::time`. Defaults to 1.
     pub speed: u32,
 }
 
@@ -137,10 +150,10 @@ impl Default for Settings {
     }
 }
 
-/// The platform. See the [module](self).
+/// The simulated platform. See the [module](self) for an example.
 ///
-/// Clones are handles to one platform, which stops when the last of them is dropped. A [`Chat`] and a
-/// [`Generator`] hold one each. It remembers every event for as long as it lives.
+/// Clones are handles to one platform, which stops when the last handle is dropped. A [`SimulatedChat`]
+/// and a [`Generator`] hold one each. Events are kept in memory until then.
 #[derive(Clone)]
 pub struct Sandbox {
     shared: Arc<Shared>,
@@ -156,11 +169,28 @@ impl Drop for Engine {
 }
 
 impl Sandbox {
-    /// Delivers into a service in this process, whatever the URLs say.
+    /// Starts a platform that delivers into a service in this process, whatever the webhooks' URLs are.
+    ///
+    /// ```
+    /// # use tower_webhook::EventKind;
+    /// # use tower_webhook::sandbox::{Body, EventState, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure(EventKind::CHAT_ASSIGNED, Webhook::new("/webhooks"));
+    /// sandbox.chat().assign();
+    ///
+    /// let report = sandbox.finish().await;
+    /// assert_eq!(report.count(EventState::Delivered), 1);
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     #[track_caller]
     pub fn in_process<S, B>(service: S) -> Self
     where
@@ -171,11 +201,23 @@ impl Sandbox {
         Self::in_process_with(service, Settings::default())
     }
 
-    /// The same with settings of your own.
+    /// Like [`in_process`](Self::in_process), with [`Settings`].
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, Faults, Sandbox, Settings};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// let settings = Settings { faults: Faults::all(0.05), seed: 7, ..Settings::default() };
+    /// let sandbox = Sandbox::in_process_with(receiver, settings);
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     #[track_caller]
     pub fn in_process_with<S, B>(service: S, settings: Settings) -> Self
     where
@@ -186,11 +228,20 @@ impl Sandbox {
         Self::start(target::service(service), settings)
     }
 
-    /// Delivers over HTTP/1.1, without TLS, to the URLs of the webhooks.
+    /// Starts a platform that delivers over HTTP/1.1, without TLS, to the webhooks' URLs.
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Sandbox, Settings, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// let sandbox = Sandbox::over_http(Settings::default());
+    /// sandbox.configure_all(&Webhook::new("http://127.0.0.1:3000/webhooks"));
+    /// # }
+    /// ```
     ///
     /// # Panics
     ///
-    /// Outside of a Tokio runtime.
+    /// Panics outside of a Tokio runtime.
     #[track_caller]
     #[must_use]
     pub fn over_http(settings: Settings) -> Self {
@@ -207,25 +258,26 @@ impl Sandbox {
         }
     }
 
-    /// Configures the webhook of one kind of event, in place of what it was before. One that the
-    /// platform disabled stays disabled.
+    /// Configures the [`Webhook`] of one kind of event, and replaces an earlier configuration. A webhook
+    /// that the platform disabled stays disabled until [`enable`](Self::enable).
     pub fn configure(&self, kind: EventKind, webhook: Webhook) {
         self.change(|state| state.portal.configure(kind, webhook));
     }
 
-    /// Configures the webhooks of all seven kinds alike.
+    /// Configures the webhooks of [all seven kinds](EventKind::ALL) alike.
     pub fn configure_all(&self, webhook: &Webhook) {
         for kind in EventKind::ALL {
             self.configure(kind, webhook.clone());
         }
     }
 
-    /// Enables a webhook by hand after the platform disabled it (Spec 6, rule 4).
+    /// Enables a webhook that the platform disabled
+    /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
     pub fn enable(&self, kind: &EventKind) {
         self.change(|state| state.portal.enable(kind));
     }
 
-    /// The webhooks that were ever configured.
+    /// Returns the configured webhooks and their state.
     #[must_use]
     pub fn webhooks(&self) -> Vec<WebhookStatus> {
         let mut state = self.lock();
@@ -233,10 +285,10 @@ impl Sandbox {
         state.portal.status(now)
     }
 
-    /// Creates an API key: the access token of the [Admin API](Self::graphql). It is not shown
-    /// again (Spec 5.1).
+    /// Creates an API key, the access token of the [Admin API](Self::graphql), which is not shown again
+    /// ([Spec 5.1](crate::docs::platform#spec-5-1)).
     ///
-    /// It follows from the seed, and so protects nothing but the sandbox.
+    /// The key is derived from the [seed](Settings::seed), so it is no secret.
     #[must_use]
     pub fn create_api_key(&self, description: impl Into<String>) -> String {
         self.change(|state| {
@@ -247,111 +299,236 @@ impl Sandbox {
         })
     }
 
-    /// What is known of the API keys that were created.
+    /// Returns the API keys that were created, without the keys themselves.
     #[must_use]
     pub fn api_keys(&self) -> Vec<ApiKey> {
         self.lock().portal.api_keys.clone()
     }
 
-    /// The Admin API's endpoint.
+    /// Returns the Admin API's endpoint as a service; see [`GraphQl`] for an example.
     #[must_use]
     pub fn graphql(&self) -> GraphQl {
         GraphQl::new(Arc::clone(&self.shared))
     }
 
-    /// Whether the chat is available, as the Admin API tells. It is at first.
+    /// Returns whether chat is available, as the [Admin API](Self::graphql) reports it. Initially it is.
     #[must_use]
     pub fn is_available(&self) -> bool {
         self.lock().portal.available
     }
 
-    /// Switches the availability.
+    /// Sets whether chat [is available](Self::is_available).
     pub fn set_available(&self, available: bool) {
         self.change(|state| state.portal.available = available);
     }
 
-    /// A new chat, about something. Nobody is told before it is [assigned](Chat::assign).
+    /// Creates a chat with random contents. It causes no event before a method such as
+    /// [`SimulatedChat::assign`] is called.
     #[must_use]
     pub fn chat(&self) -> SimulatedChat {
         let index = self.change(|state| {
             let number = state.chats.len() + 1;
             let now = state.clock.timestamp(state.clock.now());
             let chat = invent(&mut state.rng, number, now);
-            state.add_chat(Facts::new(chat))
+            state.add_chat(ChatData::new(chat))
         });
         SimulatedChat::new(self.clone(), index)
     }
 
-    /// A new chat about what you say. What is `None` or empty is omitted from payloads.
+    /// Creates a chat with the given contents. Fields that are `None` or empty are omitted from payloads.
+    ///
+    /// ```
+    /// # use tower_webhook::event::ChatLifecycle;
+    /// # use tower_webhook::sandbox::{Body, Sandbox};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// let chat = sandbox.chat_about(ChatLifecycle {
+    ///     id: Some("c-1".into()),
+    ///     question: Some("Where is my parcel?".into()),
+    ///     ..ChatLifecycle::default()
+    /// });
+    /// assert_eq!(chat.id(), "c-1");
+    /// # }
+    /// ```
     #[must_use]
     pub fn chat_about(&self, chat: ChatLifecycle) -> SimulatedChat {
-        let index = self.change(|state| state.add_chat(Facts::new(chat)));
+        let index = self.change(|state| state.add_chat(ChatData::new(chat)));
         SimulatedChat::new(self.clone(), index)
     }
 
-    /// Lets chats live by chance, from the sandbox's seed.
+    /// Returns a generator of random chats and events, which starts from the [seed](Settings::seed).
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// let mut generator = sandbox.generator();
+    /// for _ in 0..20 {
+    ///     generator.step();
+    /// }
+    /// let report = sandbox.finish().await;
+    /// assert!(report.is_all_delivered(), "{report}");
+    /// # }
+    /// ```
     #[must_use]
     pub fn generator(&self) -> Generator {
         Generator::new(self.clone(), self.shared.settings.seed)
     }
 
-    /// Sends a test event to the webhook's URL, with the [sample] of its kind and without a key: once,
-    /// even if the webhook is inactive (Spec 6, rule 5).
+    /// Sends a test event with the [`sample`] of its kind and without a key to the webhook's URL: once,
+    /// even if the webhook is inactive ([Spec 6, rule 5](crate::docs::platform#spec-6-rule-5)).
     ///
-    /// `None` when the kind is not one of the platform's.
+    /// Returns `None` if the kind is not in [`EventKind::ALL`].
+    ///
+    /// ```
+    /// # use tower_webhook::EventKind;
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// # let sandbox = Sandbox::in_process(receiver);
+    /// # sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// let event = sandbox.send_test(EventKind::CHAT_RATED).unwrap();
+    /// sandbox.idle().await;
+    /// assert_eq!(sandbox.event(event).unwrap().key, None);
+    /// # }
+    /// ```
     pub fn send_test(&self, kind: EventKind) -> Option<EventId> {
         let body = sample(&kind)?;
         Some(self.change(|state| state.emit_test(kind, body.into())))
     }
 
-    /// Puts a fault into the next attempt that is neither a duplicate nor of a test event. Several
-    /// calls stand in line.
+    /// Applies a fault to the next attempt that is neither a duplicate nor of a test event. The faults of
+    /// several calls are applied one after the other.
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, Fault, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// sandbox.inject(Fault::DropResponse);
+    /// let event = sandbox.chat().assign();
+    ///
+    /// sandbox.finish().await;
+    /// let report = sandbox.event(event).unwrap();
+    /// assert_eq!(report.attempts.len(), 2); // the event was retried
+    /// # }
+    /// ```
     pub fn inject(&self, fault: Fault) {
         self.change(|state| state.injected.push_back(fault));
     }
 
-    /// Tries an event that waits at once, and at its retries as before. Tells whether it does:
-    /// whether it waits and its webhook delivers.
+    /// Retries a [waiting](EventState::Waiting) event now, in addition to its later retries. Returns
+    /// whether it does so: `false` if the event is not waiting or its webhook does not deliver.
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, EventState, Fault, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// # let sandbox = Sandbox::in_process(receiver);
+    /// # sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// sandbox.inject(Fault::DropResponse);
+    /// let event = sandbox.chat().assign();
+    /// sandbox.idle().await;
+    ///
+    /// assert!(sandbox.retry_now(event));
+    /// sandbox.idle().await;
+    /// assert_eq!(sandbox.event(event).unwrap().state, EventState::Delivered);
+    /// # }
+    /// ```
     pub fn retry_now(&self, event: EventId) -> bool {
         self.change(|state| state.retry_now(event))
     }
 
-    /// The platform's clock.
+    /// Returns the time of the platform's clock.
     #[must_use]
     pub fn now(&self) -> Timestamp {
         let state = self.lock();
         state.clock.timestamp(state.clock.now())
     }
 
-    /// Puts the platform's clock forward. Of the retries that fall into that time, one remains.
+    /// Advances the platform's clock. If several retries of an event fall into that time, it is retried
+    /// once.
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, Sandbox};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// use std::time::Duration;
+    ///
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// let start = sandbox.now();
+    /// sandbox.advance(Duration::from_secs(3_600));
+    /// assert!(sandbox.now().as_millis() - start.as_millis() >= 3_600_000);
+    /// # }
+    /// ```
     pub fn advance(&self, time: Duration) {
         self.change(|state| state.clock.advance(time));
     }
 
-    /// Changes how much faster than `tokio::time` the platform's clock runs.
+    /// Sets how much faster the platform's clock runs than `tokio::time`: [`Settings::speed`].
     pub fn set_speed(&self, speed: u32) {
         self.change(|state| state.clock.set_speed(speed));
     }
 
-    /// Every attempt from now on, as soon as it has ended.
+    /// Subscribes to the attempts that end from now on.
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// let mut attempts = sandbox.attempts();
+    /// sandbox.chat().assign();
+    ///
+    /// let attempt = attempts.recv().await.unwrap();
+    /// assert!(attempt.result.is_delivered());
+    /// # }
+    /// ```
     #[must_use]
     pub fn attempts(&self) -> broadcast::Receiver<Attempt> {
         self.shared.attempts.subscribe()
     }
 
-    /// Waits until nothing is under way or due at this moment. Retries may still be to come.
+    /// Waits until no attempt is in progress or due now. Events may still be
+    /// [waiting](EventState::Waiting) for a retry.
     pub async fn idle(&self) {
         self.shared.until(State::is_idle).await;
     }
 
-    /// Waits until nothing will happen by itself any more: every event was delivered or lost, and
-    /// every chat that will be rated is. Unless the time is paused, that can take weeks.
+    /// Waits until every event is delivered, lost or never sent, and every closed or transferred chat is
+    /// rated, and returns the report. This can take weeks unless time is paused.
     pub async fn finish(&self) -> Report {
         self.shared.until(State::is_finished).await;
         self.report()
     }
 
-    /// What became of every event so far.
+    /// Returns the report on every event so far.
     #[must_use]
     pub fn report(&self) -> Report {
         Report {
@@ -359,13 +536,13 @@ impl Sandbox {
         }
     }
 
-    /// What became of one event so far, if there is one of this number.
+    /// Returns the report on one event, or `None` if there is no event with this number.
     #[must_use]
     pub fn event(&self, id: EventId) -> Option<EventReport> {
         self.lock().report_of(id)
     }
 
-    /// What became of the last `most` events so far, the last one first.
+    /// Returns the reports on the latest `most` events, newest first.
     #[must_use]
     pub fn latest(&self, most: usize) -> Vec<EventReport> {
         self.lock().reports().rev().take(most).collect()

@@ -1,4 +1,6 @@
-//! What a partner sets up in the portal. It has no clock of its own: times are passed in.
+//! The partner portal: webhooks, API keys and the availability.
+//!
+//! It has no clock; times are passed in.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -13,19 +15,30 @@ use crate::signature::Secret;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 
-/// The configuration of a webhook: where the events of one kind are sent (Spec 4.2).
+/// The configuration of a webhook, which receives the events of one kind
+/// ([Spec 4.2](crate::docs::platform#spec-4-2)). See [`Sandbox::configure`](super::Sandbox::configure).
+///
+/// ```
+/// use tower_webhook::Secret;
+/// use tower_webhook::sandbox::Webhook;
+///
+/// let webhook = Webhook::new("http://127.0.0.1:3000/webhooks").signed(Secret::new("my-secret")?);
+/// assert!(webhook.active);
+/// # Ok::<(), tower_webhook::ConfigError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Webhook {
-    /// Where to. Nothing is delivered while it is empty.
+    /// The receiver's URL. Nothing is delivered while it is empty.
     pub url: String,
-    /// What deliveries are signed with. Without one they carry no signature.
+    /// The secret that deliveries are signed with; `None` for deliveries without a signature
+    /// ([Spec 5.2](crate::docs::platform#spec-5-2)).
     pub secret: Option<Secret>,
-    /// Whether the partner switched it on.
+    /// Whether the webhook is set active in the portal.
     pub active: bool,
 }
 
 impl Webhook {
-    /// An active webhook to `url`, without a secret.
+    /// Creates an active webhook to `url`, without a secret.
     #[must_use]
     pub fn new(url: impl Into<String>) -> Self {
         Self {
@@ -35,7 +48,7 @@ impl Webhook {
         }
     }
 
-    /// The same, signed with `secret`.
+    /// Signs the deliveries with `secret`.
     #[must_use]
     pub fn signed(mut self, secret: Secret) -> Self {
         self.secret = Some(secret);
@@ -43,27 +56,31 @@ impl Webhook {
     }
 }
 
-/// A webhook and what became of it.
+/// A configured [`Webhook`] and its state. See [`Sandbox::webhooks`](super::Sandbox::webhooks).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct WebhookStatus {
-    /// Which events it is for.
+    /// The kind of its events.
     pub kind: EventKind,
-    /// How it is configured.
+    /// Its configuration.
     pub webhook: Webhook,
-    /// Whether the platform disabled it, because too many attempts failed.
+    /// Whether the platform disabled it because too many attempts failed
+    /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
+    /// [`Sandbox::enable`](super::Sandbox::enable) enables it again.
     pub disabled: bool,
-    /// How many attempts failed within the last hour.
+    /// The number of attempts that failed within the last hour.
     pub recent_failures: usize,
 }
 
-/// What is left of an API key once it was shown.
+/// An API key of the portal, without the key itself, which is shown only once
+/// ([Spec 5.1](crate::docs::platform#spec-5-1)). See
+/// [`Sandbox::create_api_key`](super::Sandbox::create_api_key).
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct ApiKey {
-    /// What the partner wrote when it was created.
+    /// The description that was entered when it was created.
     pub description: String,
-    /// When it was created.
+    /// When it was created, by the platform's clock.
     pub created_at: Timestamp,
     digest: [u8; 32],
 }
@@ -79,7 +96,7 @@ pub(super) struct Portal {
 struct Hook {
     webhook: Webhook,
     disabled: bool,
-    /// The failed attempts of the last hour.
+    /// The times of the failed attempts of the last hour, oldest first.
     failures: VecDeque<Duration>,
 }
 
@@ -103,19 +120,20 @@ impl Portal {
         }
     }
 
-    /// Saving a webhook does not enable one that the platform disabled.
+    /// Configures a webhook. One that the platform disabled stays disabled: the spec has it enabled
+    /// manually.
     pub(super) fn configure(&mut self, kind: EventKind, webhook: Webhook) {
         self.webhooks.entry(kind).or_default().webhook = webhook;
     }
 
-    /// The webhook for events of `kind`, if they are delivered now.
+    /// Returns the webhook for events of `kind`, if they are delivered now.
     pub(super) fn delivers(&self, kind: &EventKind) -> Option<&Webhook> {
         let hook = self.webhooks.get(kind)?;
         let delivers = hook.webhook.active && !hook.disabled && !hook.webhook.url.is_empty();
         delivers.then_some(&hook.webhook)
     }
 
-    /// The webhook for events of `kind`, if it has a URL.
+    /// Returns the webhook for events of `kind`, if it has a URL.
     pub(super) fn reachable(&self, kind: &EventKind) -> Option<&Webhook> {
         let hook = self.webhooks.get(kind)?;
         (!hook.webhook.url.is_empty()).then_some(&hook.webhook)
@@ -134,7 +152,8 @@ impl Portal {
         }
     }
 
-    /// The count begins anew.
+    /// Enables a webhook. The count of failed attempts starts at zero: otherwise the next failure would
+    /// disable it again.
     pub(super) fn enable(&mut self, kind: &EventKind) {
         if let Some(hook) = self.webhooks.get_mut(kind) {
             hook.disabled = false;
@@ -164,6 +183,7 @@ impl Portal {
     }
 
     pub(super) fn knows_api_key(&self, key: &str) -> bool {
+        // Digests, in constant time, so that the time of an answer says nothing about the keys.
         let digest = digest(key);
         self.api_keys
             .iter()
@@ -205,13 +225,16 @@ mod tests {
         assert!(portal.delivers(&EventKind::CHAT_OPENED).is_some());
 
         portal.configure(KIND, Webhook::new("http://localhost/other"));
-        assert!(portal.delivers(&KIND).is_none(), "only a hand enables it");
+        assert!(
+            portal.delivers(&KIND).is_none(),
+            "it must be enabled manually"
+        );
         portal.enable(&KIND);
         assert!(portal.delivers(&KIND).is_some());
     }
 
     #[test]
-    fn the_hour_slides() {
+    fn failures_are_counted_in_a_sliding_hour() {
         let mut portal = portal();
         (0..500).for_each(|_| portal.failed(&KIND, Duration::ZERO));
         portal.failed(&KIND, HOUR);
@@ -224,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn of_an_api_key_only_a_digest_is_kept() {
+    fn api_keys_are_stored_as_digests() {
         let mut portal = portal();
         portal.add_api_key("key-1", "CRM".into(), Timestamp::from_millis(0));
 

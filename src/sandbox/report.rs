@@ -1,4 +1,4 @@
-//! What became of every event.
+//! Reports on events and attempts.
 
 use std::fmt;
 use std::num::ParseIntError;
@@ -11,7 +11,10 @@ use http::StatusCode;
 use super::fault::Injected;
 use crate::event::{EventKind, Timestamp};
 
-/// The number of an event, counted from 0 in the order in which events arose.
+/// The number of an event, counted from 0 in the order of creation.
+///
+/// The methods of [`SimulatedChat`](super::SimulatedChat) return it, and
+/// [`Sandbox::event`](super::Sandbox::event) looks it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId(pub(super) usize);
 
@@ -29,9 +32,9 @@ impl FromStr for EventId {
     }
 }
 
-/// The number of an attempt, counted over all events in the order in which attempts began.
+/// The number of an [`Attempt`], counted from 0 over all events in the order in which they began.
 ///
-/// A service in process finds it in the extensions of its request.
+/// A service [in process](super::Sandbox::in_process) finds it in the extensions of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(pub(super) u64);
 
@@ -41,48 +44,49 @@ impl fmt::Display for AttemptId {
     }
 }
 
-/// One request that was sent.
+/// One request to the receiver. See [`Sandbox::attempts`](super::Sandbox::attempts) and
+/// [`EventReport::attempts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Attempt {
-    /// Its number.
+    /// The attempt's number.
     pub id: AttemptId,
-    /// The event that it carried.
+    /// The event that was sent.
     pub event: EventId,
-    /// When it began.
+    /// When the attempt began, by the platform's clock.
     pub at: Timestamp,
-    /// How long it took.
+    /// How long the attempt took, by `tokio::time`.
     pub took: Duration,
-    /// What went wrong with it, on purpose. The duplicates that a fault causes carry it too.
+    /// The fault of the attempt. Duplicates have the fault that caused them.
     pub fault: Option<Injected>,
-    /// How it ended, as the platform sees it.
-    pub outcome: Outcome,
+    /// How the attempt ended for the platform.
+    pub result: AttemptResult,
 }
 
-/// How an attempt ended.
+/// How an [`Attempt`] ended for the platform.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Outcome {
-    /// The receiver answered.
+pub enum AttemptResult {
+    /// The receiver responded with this status.
     Answered(StatusCode),
-    /// A fault kept the answer from the platform. In process, what would have been answered is
-    /// known, if it came to that.
+    /// A [`Fault`](super::Fault) kept the response from the platform; its status, if there was a
+    /// response.
     Withheld(Option<StatusCode>),
-    /// The receiver did not answer within the time limit.
+    /// The receiver did not respond within [`Settings::attempt_timeout`](super::Settings::attempt_timeout).
     TimedOut,
-    /// The request could not be sent, or the connection broke: why.
+    /// The request failed, for this reason.
     Failed(String),
 }
 
-impl Outcome {
-    /// Whether the platform takes the event for delivered: the answer was 2xx.
+impl AttemptResult {
+    /// Returns whether the platform considers the event delivered: the response's status was 2xx.
     #[must_use]
     pub fn is_delivered(&self) -> bool {
         matches!(self, Self::Answered(status) if status.is_success())
     }
 }
 
-impl fmt::Display for Outcome {
+impl fmt::Display for AttemptResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Answered(status) => write!(f, "{}", status.as_u16()),
@@ -94,17 +98,18 @@ impl fmt::Display for Outcome {
     }
 }
 
-/// What became of an event so far.
+/// The state of an event: see [`EventReport::state`] and [`Report::count`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventState {
-    /// It is still to be delivered.
+    /// The event is not delivered yet and is retried.
     Waiting,
-    /// The receiver answered 2xx.
+    /// The receiver responded with a 2xx status.
     Delivered,
-    /// It was given up: 7 days have passed since the first attempt. A test event is given up at
-    /// once.
+    /// The event was given up 7 days after its first attempt
+    /// ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3)), or, if it is a test event, after its only
+    /// attempt.
     Lost,
-    /// When it arose, its webhook was disabled, inactive, or had no URL.
+    /// The webhook was disabled, inactive or without a URL when the event was created.
     NeverSent,
 }
 
@@ -119,32 +124,34 @@ impl fmt::Display for EventState {
     }
 }
 
-/// An event and all attempts to deliver it.
+/// An event and all attempts to deliver it. See [`Sandbox::event`](super::Sandbox::event).
 #[derive(Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EventReport {
-    /// Its number.
+    /// The event's number.
     pub id: EventId,
-    /// Its kind.
+    /// The event's kind.
     pub kind: EventKind,
-    /// The identifier of its chat. A test event belongs to none.
+    /// The identifier of the event's chat; `None` for a test event.
     pub chat: Option<String>,
-    /// Its idempotency key. A test event has none.
+    /// The event's idempotency key ([Spec 6, rule 2](crate::docs::platform#spec-6-rule-2)); `None` for a
+    /// test event.
     pub key: Option<String>,
-    /// When it arose.
+    /// When the event was created, by the platform's clock.
     pub arose_at: Timestamp,
-    /// Its payload: the body of every attempt that no fault changed.
+    /// The event's payload, which is the body of every attempt unless a fault changed it.
     pub body: Bytes,
-    /// What became of it.
+    /// The event's state.
     pub state: EventState,
-    /// When it is tried again, while it waits.
+    /// When the event is retried, while it is [`Waiting`](EventState::Waiting).
     pub next_retry: Option<Timestamp>,
-    /// Every attempt that has ended.
+    /// The attempts that have ended.
     pub attempts: Vec<Attempt>,
 }
 
 impl fmt::Debug for EventReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Not derived: a body of a megabyte would hide the rest of a failed assertion.
         f.debug_struct("EventReport")
             .field("id", &self.id)
             .field("kind", &self.kind)
@@ -168,7 +175,7 @@ impl fmt::Display for EventReport {
             self.id.0, self.state
         )?;
         for attempt in &self.attempts {
-            write!(f, " {}", attempt.outcome)?;
+            write!(f, " {}", attempt.result)?;
             if let Some(fault) = attempt.fault {
                 write!(f, " [{fault}]")?;
             }
@@ -178,16 +185,36 @@ impl fmt::Display for EventReport {
     }
 }
 
-/// What became of all events. `Display` is a table.
+/// All events of a [`Sandbox`](super::Sandbox) and their attempts; `Display` shows them as a table.
+///
+/// [`Sandbox::finish`](super::Sandbox::finish) and [`Sandbox::report`](super::Sandbox::report) return it.
+///
+/// ```
+/// # use tower_webhook::sandbox::{Body, Fault, Sandbox, Webhook};
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+/// # async fn main() {
+/// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+/// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+/// # });
+/// # let sandbox = Sandbox::in_process(receiver);
+/// # sandbox.configure_all(&Webhook::new("/webhooks"));
+/// sandbox.inject(Fault::DropResponse);
+/// sandbox.chat().assign();
+/// let report = sandbox.finish().await;
+///
+/// let results: Vec<_> = report.attempts().iter().map(|attempt| attempt.result.to_string()).collect();
+/// assert_eq!(results, ["200 withheld", "200"]);
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Report {
-    /// The events in the order in which they arose.
+    /// The events in the order of creation.
     pub events: Vec<EventReport>,
 }
 
 impl Report {
-    /// How many events are in this state.
+    /// Returns the number of events in this state.
     #[must_use]
     pub fn count(&self, state: EventState) -> usize {
         self.events
@@ -196,13 +223,13 @@ impl Report {
             .count()
     }
 
-    /// Whether every event was delivered.
+    /// Returns whether every event was [`Delivered`](EventState::Delivered).
     #[must_use]
     pub fn is_all_delivered(&self) -> bool {
         self.count(EventState::Delivered) == self.events.len()
     }
 
-    /// Every attempt, in the order in which they began.
+    /// Returns all attempts in the order in which they began.
     #[must_use]
     pub fn attempts(&self) -> Vec<&Attempt> {
         let mut attempts: Vec<_> = self

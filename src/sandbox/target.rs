@@ -1,4 +1,4 @@
-//! Where deliveries go: a service in this process, or a URL.
+//! The target of deliveries: a service in this process, or a URL.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -17,17 +17,19 @@ use crate::error::BoxError;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Sends one request, and tells the answer's status.
+/// Sends one request, and returns the response's status.
 pub(super) type Target =
     Box<dyn Fn(Request<Body>) -> BoxFuture<Result<StatusCode, BoxError>> + Send + Sync>;
 
-/// Each request gets a clone of the service.
+/// Delivers into a service in this process.
 pub(super) fn service<S, B>(service: S) -> Target
 where
     S: Service<Request<Body>, Response = Response<B>> + Clone + Send + 'static,
     S::Error: Into<BoxError>,
     S::Future: Send,
 {
+    // Each request gets a clone, so that requests run at the same time. The mutex is there because the
+    // service need not be `Sync`.
     let service = Mutex::new(service);
     Box::new(move |request| {
         let mut service = service
@@ -44,6 +46,7 @@ where
     })
 }
 
+/// Delivers over HTTP to the URL of each request.
 pub(super) fn http() -> Target {
     let client = Client::builder(TokioExecutor::new()).build_http();
     Box::new(move |request| {
@@ -52,10 +55,11 @@ pub(super) fn http() -> Target {
     })
 }
 
-/// The body of a delivery, which may break off.
+/// The request body of a delivery in process, which [`Fault::TruncateBody`](super::Fault::TruncateBody)
+/// ends with an error.
 pub struct Body {
     bytes: Bytes,
-    /// How many bytes arrive before the connection breaks.
+    /// How many bytes arrive before the error.
     cut: Option<usize>,
     read: bool,
 }
@@ -72,18 +76,18 @@ impl Body {
 
 impl http_body::Body for Body {
     type Data = Bytes;
-    type Error = CutOff;
+    type Error = BodyTruncated;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, CutOff>>> {
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyTruncated>>> {
         let end = self.cut.unwrap_or(self.bytes.len()).min(self.bytes.len());
         Poll::Ready(if !self.read && end > 0 {
             self.read = true;
             Some(Ok(Frame::data(self.bytes.slice(..end))))
         } else if self.cut.is_some() {
-            Some(Err(CutOff(())))
+            Some(Err(BodyTruncated(())))
         } else {
             None
         })
@@ -94,6 +98,8 @@ impl http_body::Body for Body {
     }
 
     fn size_hint(&self) -> SizeHint {
+        // Of the whole body, even if it is truncated: `Content-Length` was sent before the connection
+        // broke.
         let left = if self.read { 0 } else { self.bytes.len() };
         SizeHint::with_exact(left as u64)
     }
@@ -108,14 +114,14 @@ impl fmt::Debug for Body {
     }
 }
 
-/// The connection broke within a request's body, as a [`Fault`](super::Fault) wanted it.
+/// The error of a request's [`Body`] that a [`Fault::TruncateBody`](super::Fault::TruncateBody) truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct CutOff(());
+pub struct BodyTruncated(());
 
-impl fmt::Display for CutOff {
+impl fmt::Display for BodyTruncated {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the sandbox cut the connection")
+        f.write_str("the sandbox truncated the body")
     }
 }
 
-impl std::error::Error for CutOff {}
+impl std::error::Error for BodyTruncated {}

@@ -1,5 +1,5 @@
-//! A body that is received into memory: bounded in size, in time and together with all others, and
-//! hashed as it arrives.
+//! Receives a body into memory and hashes it as it arrives, within limits on its size, its time, and the memory
+//! of all bodies together.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -14,23 +14,23 @@ use futures_util::FutureExt;
 use http_body::Body;
 use pin_project_lite::pin_project;
 
+use super::refusal::Refusal;
 use super::verify::Hashing;
-use crate::answer::Answer;
+use crate::deadline::Deadline;
 use crate::error::BoxError;
-use crate::limit::Limit;
 
-/// How much is hashed before other tasks get their turn: about 50 µs of work.
+/// Bytes hashed before the task yields: about 50 µs of work.
 const SLICE: usize = 64 * 1024;
 
-/// What a frame costs of a slice at least, so that a body of tiny frames yields too.
+/// The least that a frame counts, so that a body of tiny frames yields too.
 const FRAME_COST: usize = 256;
 
-/// The memory that all bodies being received may take together. Clones share it.
+/// The memory limit of all bodies that are being received. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     used: Arc<AtomicUsize>,
     pub(super) limit: usize,
-    /// Answered in `Retry-After` when the limit is exceeded.
+    /// The `Retry-After` of the refusal when the limit is exceeded.
     pub(super) retry_after: Duration,
 }
 
@@ -44,19 +44,19 @@ impl Budget {
     }
 }
 
-/// One body's part of the budget, given back when it is dropped.
+/// One body's part of the budget, returned on drop.
 struct Share {
     budget: Budget,
     bytes: usize,
 }
 
 impl Share {
-    fn grow(&mut self, bytes: usize) -> Result<(), Answer> {
+    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
         let more = bytes.saturating_sub(self.bytes);
         let used = self.budget.used.fetch_add(more, Ordering::Relaxed);
         self.bytes += more;
         if used.saturating_add(more) > self.budget.limit {
-            return Err(Answer::Overloaded {
+            return Err(Refusal::Overloaded {
                 retry_after: self.budget.retry_after,
             });
         }
@@ -70,7 +70,7 @@ impl Drop for Share {
     }
 }
 
-/// The bounds of a body.
+/// The limits of a body.
 #[derive(Clone, Debug)]
 pub(super) struct Bounds {
     pub(super) max_body: usize,
@@ -79,27 +79,27 @@ pub(super) struct Bounds {
 }
 
 pin_project! {
-    /// Receives a body. Ends with its bytes and what was hashed, or with the answer that refuses it.
+    /// Receives a body. Returns its bytes and its hash, or the refusal.
     pub(super) struct Receive<B> {
         #[pin]
         body: B,
         ended: bool,
         // Taken when the body is complete.
         content: Option<Content>,
-        limit: Limit,
+        limit: Deadline,
     }
 }
 
 impl<B: Body<Error: Into<BoxError>>> Receive<B> {
-    /// Refuses a body whose length is known to be too large, before anything of it is read.
+    /// Refuses a body whose declared length is too large, before any of it is read.
     pub(super) fn new(
         body: B,
         declared: Option<u64>,
         bounds: &Bounds,
         hashing: Hashing,
-    ) -> Result<Self, Answer> {
+    ) -> Result<Self, Refusal> {
         if declared.unwrap_or(0).max(body.size_hint().lower()) > bounds.max_body as u64 {
-            return Err(Answer::BodyTooLarge {
+            return Err(Refusal::BodyTooLarge {
                 limit: bounds.max_body,
             });
         }
@@ -118,13 +118,13 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
             body,
             ended: false,
             content: Some(content),
-            limit: Limit::new(bounds.timeout),
+            limit: Deadline::new(bounds.timeout),
         })
     }
 }
 
 impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
-    type Output = Result<(Bytes, Hashing), Answer>;
+    type Output = Result<(Bytes, Hashing), Refusal>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -151,7 +151,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
                     slice = slice.saturating_sub(FRAME_COST);
                 }
                 Poll::Ready(Some(Err(error))) => {
-                    return Poll::Ready(Err(Answer::MalformedBody(error.into())));
+                    return Poll::Ready(Err(Refusal::malformed(error)));
                 }
                 Poll::Ready(None) => *this.ended = true,
                 Poll::Pending => break,
@@ -159,13 +159,13 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
         }
 
         ready!(this.limit.poll_unpin(cx));
-        Poll::Ready(Err(Answer::BodyTimeout {
+        Poll::Ready(Err(Refusal::BodyTimeout {
             limit: this.limit.duration(),
         }))
     }
 }
 
-/// A body's bytes so far, and how many of them were hashed.
+/// The bytes received so far, and how many of them were hashed.
 struct Content {
     bytes: Joined,
     hashed: usize,
@@ -175,7 +175,7 @@ struct Content {
     share: Share,
 }
 
-/// Most bodies are one frame, which is kept as it came.
+/// Most bodies are a single frame, which is kept without copying.
 enum Joined {
     Frame(Bytes),
     Frames(BytesMut),
@@ -193,10 +193,10 @@ impl Deref for Joined {
 }
 
 impl Content {
-    fn push(&mut self, frame: Bytes) -> Result<(), Answer> {
+    fn push(&mut self, frame: Bytes) -> Result<(), Refusal> {
         let length = self.bytes.len() + frame.len();
         if length > self.max_body {
-            return Err(Answer::BodyTooLarge {
+            return Err(Refusal::BodyTooLarge {
                 limit: self.max_body,
             });
         }
@@ -204,9 +204,7 @@ impl Content {
             .declared
             .is_some_and(|declared| length as u64 > declared)
         {
-            return Err(Answer::MalformedBody(
-                "it is longer than its `Content-Length`".into(),
-            ));
+            return Err(Refusal::malformed("it is longer than its `Content-Length`"));
         }
         if self.bytes.is_empty() {
             self.share.grow(length)?;
@@ -229,7 +227,7 @@ impl Content {
         Ok(())
     }
 
-    /// Hashes the next part, of at most `limit` bytes, and tells its length.
+    /// Hashes the next part, of at most `limit` bytes, and returns its length.
     fn hash(&mut self, limit: usize) -> usize {
         let part = &self.bytes[self.hashed..];
         let part = &part[..part.len().min(limit)];
@@ -238,14 +236,14 @@ impl Content {
         part.len()
     }
 
-    fn finish(self) -> Result<(Bytes, Hashing), Answer> {
+    fn finish(self) -> Result<(Bytes, Hashing), Refusal> {
         let bytes = match self.bytes {
             Joined::Frame(frame) => frame,
             Joined::Frames(frames) => frames.freeze(),
         };
         match self.declared {
-            Some(declared) if declared != bytes.len() as u64 => Err(Answer::MalformedBody(
-                "it is shorter than its `Content-Length`".into(),
+            Some(declared) if declared != bytes.len() as u64 => Err(Refusal::malformed(
+                "it is shorter than its `Content-Length`",
             )),
             _ => Ok((bytes, self.hashing)),
         }
@@ -279,7 +277,7 @@ mod tests {
         body: B,
         declared: Option<u64>,
         bounds: &Bounds,
-    ) -> Result<Receive<B>, Answer> {
+    ) -> Result<Receive<B>, Refusal> {
         let secret = Secret::new("secret").unwrap();
         let hashing = Hashing::new(&Authentication::Signed(secret.into()));
         Receive::new(body, declared, bounds, hashing)
@@ -295,7 +293,7 @@ mod tests {
         body: B,
         declared: Option<u64>,
         bounds: &Bounds,
-    ) -> Result<Bytes, Answer> {
+    ) -> Result<Bytes, Refusal> {
         receive(body, declared, bounds)?.await.map(|(body, _)| body)
     }
 
@@ -360,7 +358,10 @@ mod tests {
             (None, SizeHint::with_exact(1025)),
         ] {
             let refused = receive(Untouchable(hint), declared, &bounds).map(drop);
-            assert!(matches!(refused, Err(Answer::BodyTooLarge { limit: 1024 })));
+            assert!(matches!(
+                refused,
+                Err(Refusal::BodyTooLarge { limit: 1024 })
+            ));
         }
         assert_eq!(bounds.used(), 0);
         let fits = receive(Untouchable(SizeHint::with_exact(1024)), Some(1024), &bounds);
@@ -375,7 +376,7 @@ mod tests {
 
         let mut large = frames([&b"abc"[..], b"def", b"g", b"never read"], END);
         let refused = receive(&mut large, None, &bounds).unwrap().await.map(drop);
-        assert!(matches!(refused, Err(Answer::BodyTooLarge { limit: 6 })));
+        assert!(matches!(refused, Err(Refusal::BodyTooLarge { limit: 6 })));
         assert_eq!(large.frames, ["never read"]);
         assert_eq!(bounds.used(), 0);
     }
@@ -390,7 +391,7 @@ mod tests {
         ] {
             let body = frames([&b"abc"[..], b"def"], END);
             match complete(body, Some(declared), &bounds).await {
-                Err(Answer::MalformedBody(error)) => assert_eq!(error.to_string(), text),
+                Err(Refusal::MalformedBody(error)) => assert_eq!(error.to_string(), text),
                 other => panic!("{other:?}"),
             }
         }
@@ -405,7 +406,7 @@ mod tests {
         let bounds = bounds(1024, 1024);
         let body = frames([&b"abc"[..]], Poll::Ready(Some("connection reset")));
         match complete(body, None, &bounds).await {
-            Err(Answer::MalformedBody(error)) => assert_eq!(error.to_string(), "connection reset"),
+            Err(Refusal::MalformedBody(error)) => assert_eq!(error.to_string(), "connection reset"),
             other => panic!("{other:?}"),
         }
         assert_eq!(bounds.used(), 0);
@@ -439,7 +440,7 @@ mod tests {
 
         let start = Instant::now();
         let refused = complete(drip(1000), None, &bounds).await;
-        assert!(matches!(refused, Err(Answer::BodyTimeout { limit }) if limit == bounds.timeout));
+        assert!(matches!(refused, Err(Refusal::BodyTimeout { limit }) if limit == bounds.timeout));
         let elapsed = start.elapsed();
         assert!(elapsed >= bounds.timeout && elapsed < bounds.timeout + Duration::from_secs(1));
         assert_eq!(bounds.used(), 0);
@@ -456,7 +457,7 @@ mod tests {
         // Clones share the budget.
         let full = complete(stays(&[0; 25]), None, &bounds.clone()).await;
         assert!(
-            matches!(full, Err(Answer::Overloaded { retry_after }) if retry_after.as_secs() == 600)
+            matches!(full, Err(Refusal::Overloaded { retry_after }) if retry_after.as_secs() == 600)
         );
         assert_eq!(bounds.used(), 40);
         assert!(

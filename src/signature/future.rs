@@ -12,17 +12,20 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::buffer::Receive;
-use super::headers::kind_and_key;
+use super::headers::{kind, kind_and_key};
 use super::layer::Config;
+use super::refusal::Refusal;
 use super::verify::Hashing;
-use crate::answer::{Answer, ResponseBody};
-use crate::delivery::{RawDelivery, Verified};
+use crate::answer::{Decision, ResponseBody};
+use crate::delivery::RawDelivery;
 use crate::error::BoxError;
-use crate::trace::DeliverySpan;
+use crate::event::EventKind;
+use crate::telemetry::DeliverySpan;
+use crate::verified::Verified;
 
 pin_project! {
-    /// The response of [`Signature`](super::Signature): receives the body, verifies it, and then
-    /// polls the inner service in place.
+    /// The response future of [`Signature`](super::Signature): receives the body, verifies it, and then polls the
+    /// inner service in place.
     #[must_use = "futures do nothing unless polled"]
     pub struct ResponseFuture<S, B>
     where
@@ -41,7 +44,9 @@ pin_project! {
         S: Service<Request<Verified>>,
     {
         Refused {
-            answer: Option<Answer>,
+            refusal: Option<Refusal>,
+            // The kind that the event header names.
+            kind: Option<EventKind>,
         },
         Receiving {
             #[pin]
@@ -50,7 +55,7 @@ pin_project! {
             rest: Option<(Parts, S)>,
             config: Arc<Config>,
         },
-        // For the inner service to be ready.
+        // Waits for the inner service to be ready.
         Verified {
             inner: S,
             request: Option<Request<Verified>>,
@@ -58,17 +63,16 @@ pin_project! {
         Inner {
             #[pin]
             future: S::Future,
+            kind: Option<EventKind>,
         },
     }
 }
 
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
-    pub(super) fn refuse(answer: Answer) -> Self {
+    pub(super) fn refuse(refusal: Refusal, parts: &Parts, config: &Config) -> Self {
         Self {
             span: DeliverySpan::new(),
-            state: State::Refused {
-                answer: Some(answer),
-            },
+            state: State::refused(refusal, &parts.headers, config),
         }
     }
 
@@ -120,37 +124,53 @@ where
                             let request = Some(verified.into_request(parts));
                             this.state.set(State::Verified { inner, request });
                         }
-                        Err(answer) => this.state.set(State::Refused {
-                            answer: Some(answer),
-                        }),
+                        Err(refusal) => {
+                            let refused = State::refused(refusal, &parts.headers, config);
+                            this.state.set(refused);
+                        }
                     }
                 }
                 StateProj::Verified { inner, request } => {
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
-                        let result = Err(error);
-                        span.finish(&result);
-                        return Poll::Ready(result);
+                        span.finish(Decision::FAILED);
+                        return Poll::Ready(Err(error));
                     }
                     let Some(request) = request.take() else {
                         return Poll::Pending;
                     };
+                    let kind = Some(request.body().delivery().kind().clone());
                     let future = inner.call(request);
-                    this.state.set(State::Inner { future });
+                    this.state.set(State::Inner { future, kind });
                 }
-                StateProj::Inner { future } => {
-                    let result = ready!(future.poll(cx));
-                    span.finish(&result);
+                StateProj::Inner { future, kind } => {
+                    let mut result = ready!(future.poll(cx));
+                    span.finish(match (&mut result, kind.take()) {
+                        (Ok(response), Some(kind)) => Decision::conclude(response, kind),
+                        _ => Decision::FAILED,
+                    });
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
-                StateProj::Refused { answer } => {
-                    let Some(answer) = answer.take() else {
+                StateProj::Refused { refusal, kind } => {
+                    let Some(refusal) = refusal.take() else {
                         return Poll::Pending;
                     };
-                    let result = Ok(ResponseBody::answer(answer));
-                    span.finish(&result);
-                    return Poll::Ready(result);
+                    if let Some(kind) = kind {
+                        span.unverified(kind);
+                    }
+                    let response = ResponseBody::refuse(refusal, kind.take());
+                    span.finish(Decision::name_of(&response));
+                    return Poll::Ready(Ok(response));
                 }
             }
+        }
+    }
+}
+
+impl<S: Service<Request<Verified>>, B> State<S, B> {
+    fn refused(refusal: Refusal, headers: &HeaderMap, config: &Config) -> Self {
+        Self::Refused {
+            refusal: Some(refusal),
+            kind: kind(headers, &config.names.event).ok(),
         }
     }
 }
@@ -161,18 +181,19 @@ fn verify(
     headers: &HeaderMap,
     config: &Config,
     span: &DeliverySpan,
-) -> Result<Verified, Answer> {
-    let authentic = hashing
+) -> Result<Verified, Refusal> {
+    let secret = hashing
         .verify(&body, headers, &config.names.signature)
-        .map_err(Answer::InvalidSignature)?;
+        .map_err(Refusal::InvalidSignature)?;
     let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
     let delivery = RawDelivery::new(kind, body).with_key(key);
-    let secret = authentic
-        .secret
-        .as_ref()
-        .map(|secret| (secret.index, secret.label.as_deref()));
-    span.verified(&delivery, secret);
-    Ok(Verified::new(delivery, authentic.body_digest))
+    span.verified(
+        &delivery,
+        secret
+            .as_ref()
+            .map(|secret| (secret.index, secret.label.as_deref())),
+    );
+    Ok(Verified::new(delivery))
 }
 
 impl<S: Service<Request<Verified>>, B> fmt::Debug for ResponseFuture<S, B> {

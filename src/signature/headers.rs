@@ -2,7 +2,7 @@
 
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 
-use crate::answer::Answer;
+use super::refusal::Refusal;
 use crate::config::ConfigError;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
@@ -61,35 +61,33 @@ impl Default for HeaderNames {
 }
 
 /// The length that the `Content-Length` header declares, if there is one.
-pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Answer> {
+pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
     let mut values = headers.get_all(CONTENT_LENGTH).iter();
     let Some(value) = values.next() else {
         return Ok(None);
     };
     let is_number = !value.is_empty() && value.as_bytes().iter().all(u8::is_ascii_digit);
     if !is_number || values.any(|other| other != value) {
-        return Err(Answer::MalformedBody(
-            "its `Content-Length` is not one number".into(),
-        ));
+        return Err(Refusal::malformed("its `Content-Length` is not one number"));
     }
     // More digits than a `u64` holds are more bytes than any limit.
     let length = value.to_str().ok().and_then(|digits| digits.parse().ok());
     Ok(Some(length.unwrap_or(u64::MAX)))
 }
 
-/// Kind and key of an authentic request, or why it is none of this platform's deliveries.
+/// Returns kind and key of an authentic request, or why it cannot be a delivery of this platform.
 pub(super) fn kind_and_key(
     headers: &HeaderMap,
     names: &HeaderNames,
     require_key: bool,
-) -> Result<(EventKind, Option<IdempotencyKey>), Answer> {
+) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
     if !is_plain_json(headers) {
-        return Err(Answer::UnsupportedMediaType);
+        return Err(Refusal::UnsupportedMediaType);
     }
     let kind = kind(headers, &names.event)?;
     let key = key(headers, &names.key)?;
     if require_key && key.is_none() {
-        return Err(Answer::MissingKey);
+        return Err(Refusal::MissingKey);
     }
     Ok((kind, key))
 }
@@ -110,22 +108,22 @@ fn is_plain_json(headers: &HeaderMap) -> bool {
         && !headers.contains_key(CONTENT_ENCODING)
 }
 
-fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Answer> {
+pub(super) fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Refusal> {
     let mut values = headers.get_all(name).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
-        return Err(Answer::InvalidEventHeader);
+        return Err(Refusal::InvalidEventHeader);
     };
-    EventKind::from_bytes(value.as_bytes()).map_err(|_| Answer::InvalidEventHeader)
+    EventKind::from_bytes(value.as_bytes()).map_err(|_| Refusal::InvalidEventHeader)
 }
 
 /// Several headers are one key as long as they agree.
-fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Answer> {
+fn key(headers: &HeaderMap, name: &HeaderName) -> Result<Option<IdempotencyKey>, Refusal> {
     let mut values = headers.get_all(name).iter();
     let Some(first) = values.next() else {
         return Ok(None);
     };
     if values.any(|value| value != first) {
-        return Err(Answer::ConflictingKeys);
+        return Err(Refusal::ConflictingKeys);
     }
     Ok(IdempotencyKey::new(first.clone()))
 }
@@ -152,7 +150,7 @@ mod tests {
         ));
         for wrong in ["", "-1", "+1", "1.0", "0x10", "1, 1", "ten"] {
             assert!(
-                matches!(declared(wrong), Err(Answer::MalformedBody(_))),
+                matches!(declared(wrong), Err(Refusal::MalformedBody(_))),
                 "{wrong:?}"
             );
         }

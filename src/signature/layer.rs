@@ -11,9 +11,9 @@ use super::verify::Authentication;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 
-/// Lets authentic deliveries through, as `Request<Verified>`, and answers all others.
+/// Verifies deliveries, and passes them on as `Request<`[`Verified`](crate::Verified)`>`. Refuses all other requests.
 ///
-/// See the [module](super) for what is checked.
+/// See the [module](super) for an example.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct SignatureLayer {
@@ -29,13 +29,14 @@ pub(super) struct Config {
 }
 
 impl SignatureLayer {
-    /// Verifies with `secrets`: a [`Secret`](crate::Secret), or a handle to a set of them.
+    /// Verifies with `secrets`: a [`Secret`](crate::Secret), or [`Secrets`], a handle to a set of them.
     pub fn new(secrets: impl Into<Secrets>) -> Self {
         Self::with(Authentication::Signed(secrets.into()))
     }
 
-    /// Verifies **nothing**: whoever reaches the URL can make handlers run. For a webhook that has
-    /// no secret in the partner portal, behind something else that authenticates the sender.
+    /// Verifies **nothing**: anybody who reaches the URL can make handlers run.
+    ///
+    /// For a webhook without a secret in the partner portal, behind a proxy that authenticates the sender.
     pub fn dangerously_unsigned() -> Self {
         Self::with(Authentication::Unsigned)
     }
@@ -55,7 +56,17 @@ impl SignatureLayer {
         }
     }
 
-    /// Reads other headers than `X-Service-*`.
+    /// Sets the names of the headers: `X-Service-*` by default.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::{HeaderNames, Secret, SignatureLayer};
+    ///
+    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?)
+    ///     .header_names(HeaderNames::branded("acme")?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -76,35 +87,42 @@ impl SignatureLayer {
         Ok(self)
     }
 
-    /// Accepts bodies of up to this many bytes: 1 MiB unless set.
+    /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413
+    /// ([`Refusal::BodyTooLarge`](super::Refusal::BodyTooLarge)).
     pub fn max_body(mut self, bytes: usize) -> Self {
         self.config.bounds.max_body = bytes;
         self
     }
 
-    /// Spends at most this many bytes of memory on all the bodies that are being received at one
-    /// time, over all clones of this layer: 64 MiB unless set. What a body takes is given back when
-    /// it is complete. A body that is larger than this is never accepted, whatever
-    /// [`max_body`](Self::max_body) says.
+    /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default.
+    ///
+    /// Clones of the layer share the limit. The memory of a body no longer counts when the body is complete.
+    /// A body above the limit is answered with 503
+    /// ([`Refusal::Overloaded`](super::Refusal::Overloaded)), so the limit also bounds
+    /// [`max_body`](Self::max_body).
     pub fn max_buffered(mut self, bytes: usize) -> Self {
         self.config.bounds.budget.limit = bytes;
         self
     }
 
-    /// Gives a body this long to arrive: 10 seconds unless set.
+    /// Sets how long a body may take to arrive: 10 seconds by default. A slower one is answered with 408
+    /// ([`Refusal::BodyTimeout`](super::Refusal::BodyTimeout)).
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         self.config.bounds.timeout = timeout;
         self
     }
 
-    /// Answers a delivery without an `Idempotency-Key` with 400, instead of letting it through
-    /// without deduplication. The test request of Spec 6, rule 5 has no key.
+    /// Answers a delivery without an `Idempotency-Key` with 400
+    /// ([`Refusal::MissingKey`](super::Refusal::MissingKey)). By default it is handled without
+    /// deduplication, because the test request of
+    /// [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5) has no key.
     pub fn require_key(mut self) -> Self {
         self.config.require_key = true;
         self
     }
 
-    /// Takes `Retry-After` from another sender's limits.
+    /// Derives `Retry-After` from the limits of another sender: its
+    /// [`retry_every`](SenderPolicy::retry_every).
     pub fn sender_policy(mut self, policy: SenderPolicy) -> Self {
         self.config.bounds.budget.retry_after = policy.retry_every;
         self

@@ -1,9 +1,10 @@
-//! Proves that a delivery is authentic: [`SignatureLayer`], and the secrets it goes by.
+//! Verifies signatures: [`SignatureLayer`], and the secrets that it accepts.
 //!
 //! The body is hashed while it arrives and kept in memory; then its tag under every current
-//! [`Secret`] is compared with the signature header in constant time (Spec 5.2). What passes is a
-//! `Request<`[`Verified`](crate::Verified)`>`, with the kind and the key already read from the
-//! headers; everything else is answered here, as the first part of the [table](crate::docs::answers) says.
+//! [`Secret`] is compared with the signature header in constant time
+//! ([Spec 5.2](crate::docs::platform#spec-5-2)). An authentic delivery is passed on as a
+//! `Request<`[`Verified`](crate::Verified)`>`, with the kind and the key already read from the headers.
+//! Every other request is answered with its [`Refusal`].
 //!
 //! # Example
 //!
@@ -28,6 +29,7 @@ mod buffer;
 mod future;
 mod headers;
 mod layer;
+mod refusal;
 mod secret;
 mod service;
 mod verify;
@@ -35,6 +37,7 @@ mod verify;
 pub use self::future::ResponseFuture;
 pub use self::headers::HeaderNames;
 pub use self::layer::SignatureLayer;
+pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;
 pub use self::verify::SignatureError;

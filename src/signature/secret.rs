@@ -1,4 +1,4 @@
-//! Secrets: what is shared with the platform, and the set of them that is accepted now.
+//! Secrets, and the set of those that are accepted.
 
 use std::fmt;
 use std::fs;
@@ -14,12 +14,15 @@ use zeroize::Zeroizing;
 use super::verify::{SignatureError, Tags, parse_tag};
 use crate::config::{ConfigError, secret_variable};
 
-/// A secret that is set both in the partner portal and here (Spec 5.2, rule 1).
+/// A secret that is set both in the partner portal and here
+/// ([Spec 5.2, rule 1](crate::docs::platform#spec-5-2-rule-1)).
 ///
-/// Any non-empty sequence of characters is one, and its bytes are used as they are: a secret that
-/// looks like hex is not decoded. Only the keyed state of the hash is kept. It and the bytes given
-/// to [`new`](Self::new) are wiped from memory when they are not needed any more, and `Debug` shows
-/// neither.
+/// Any non-empty sequence of characters is a secret, and its bytes are used as they are: one that looks
+/// like hex is not decoded. 20 random bytes in hex are recommended, and the secret must not be reused
+/// for anything else.
+///
+/// Only the keyed state of the hash is kept. That state, and the bytes given to [`new`](Self::new), are
+/// zeroed on drop, and `Debug` shows neither.
 #[derive(Clone)]
 pub struct Secret {
     keyed: Hmac<Sha256>,
@@ -27,11 +30,21 @@ pub struct Secret {
 }
 
 impl Secret {
-    /// A secret from its bytes.
+    /// Creates a secret from its bytes.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::Secret;
+    ///
+    /// let secret = Secret::new("8c1f5a0e")?;
+    /// assert!(Secret::new("").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
-    /// [`ConfigError::EmptySecret`].
+    /// [`ConfigError::EmptySecret`] when there are none.
     pub fn new(secret: impl Into<Vec<u8>>) -> Result<Self, ConfigError> {
         let bytes = Zeroizing::new(secret.into());
         if bytes.is_empty() {
@@ -41,12 +54,19 @@ impl Secret {
         Ok(Self { keyed, label: None })
     }
 
-    /// A secret from an environment variable, used as it stands there.
+    /// Reads a secret from an environment variable, without changing it.
+    ///
+    /// ```no_run
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let secret = tower_webhook::Secret::from_env("WEBHOOK_SECRET")?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
     /// [`ConfigError::Environment`] when the variable is not set or is not Unicode, and
-    /// [`ConfigError::EmptySecret`].
+    /// [`ConfigError::EmptySecret`] when it is empty.
     pub fn from_env(name: &str) -> Result<Self, ConfigError> {
         match secret_variable(name) {
             Ok(secret) => Self::new(secret),
@@ -57,16 +77,24 @@ impl Secret {
         }
     }
 
-    /// Names the secret in the log, which otherwise shows its place in the set, counted from 0.
+    /// Sets the name of the secret in the log, which otherwise shows its index in the set.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let secret = tower_webhook::Secret::new("8c1f5a0e")?.with_label("since May");
+    /// # Ok(())
+    /// # }
+    /// ```
     #[must_use]
     pub fn with_label(mut self, label: impl Into<Arc<str>>) -> Self {
         self.label = Some(label.into());
         self
     }
 
-    /// The signature header's value for a body: 64 lowercase hex digits (Spec 5.2, rule 2).
+    /// Returns the value of the signature header for a body: 64 lowercase hex digits
+    /// ([Spec 5.2, rule 2](crate::docs::platform#spec-5-2-rule-2)).
     ///
-    /// For tests of your receiver, and whatever else plays the platform.
+    /// Use it in tests, to sign deliveries as the platform does.
     ///
     /// ```
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
@@ -101,12 +129,10 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// The secrets that are accepted now: a handle that is cheap to clone, and whose clones share one
-/// set.
+/// A handle to the set of accepted secrets. Clones are cheap, and share the set.
 ///
-/// With two secrets in the set, a new one can be set in the partner portal without refusing what
-/// was signed with the old one. [`replace`](Self::replace) changes the set while deliveries are in
-/// flight:
+/// To rotate a secret, accept the new one beside the old, change the partner portal, and drop the old
+/// one. [`replace`](Self::replace) changes the set while deliveries are in flight:
 ///
 /// ```
 /// use tower_webhook::{Secret, Secrets, WebhookLayer};
@@ -124,7 +150,7 @@ impl fmt::Debug for Secret {
 pub struct Secrets(Arc<ArcSwap<Vec<Secret>>>);
 
 impl Secrets {
-    /// A set of secrets.
+    /// Creates a set of secrets.
     ///
     /// # Errors
     ///
@@ -133,24 +159,23 @@ impl Secrets {
         Ok(Self(Arc::new(ArcSwap::from(Self::set(secrets)?))))
     }
 
-    /// Reads a set from a file: one secret a line, used exactly as it stands there, spaces included;
-    /// empty lines are skipped, and there are no comments.
+    /// Reads a set from a file with one secret per line.
     ///
-    /// A line of nothing but white space is refused, since it is hardly meant.
+    /// Each line is used exactly as it is, spaces included. Empty lines are skipped, and there are no
+    /// comments. A line of only white space is refused, since it is most likely a mistake.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::SecretFile`] when the file cannot be read, is not UTF-8, or holds none.
+    /// [`ConfigError::SecretFile`] when the file cannot be read, is not UTF-8, or contains no secret.
     pub fn from_file(path: impl AsRef<Path>) -> Result<Self, ConfigError> {
         Self::new(Self::read(path.as_ref())?)
     }
 
-    /// Accepts these secrets from now on, and no others. A body that is being received is compared
-    /// with the new set.
+    /// Replaces the set. A body that is being received is verified with the new set.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::NoSecrets`] when the set is empty. The old set stays.
+    /// [`ConfigError::NoSecrets`] when the new set is empty. The old one stays.
     pub fn replace(&self, secrets: impl IntoIterator<Item = Secret>) -> Result<(), ConfigError> {
         self.0.store(Self::set(secrets)?);
         Ok(())
@@ -160,16 +185,27 @@ impl Secrets {
     ///
     /// # Errors
     ///
-    /// Those of [`from_file`](Self::from_file). The old set stays.
+    /// As for [`from_file`](Self::from_file). The old set stays.
     pub fn replace_from_file(&self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
         self.replace(Self::read(path.as_ref())?)
     }
 
-    /// Whether `signature`, the value of the signature header, was made for `body` with one of the
-    /// secrets, and which place in the set that one has. All are compared, in constant time.
+    /// Verifies `signature`, the value of the signature header, for `body`, and returns the index of the
+    /// secret that made it. Every secret is compared, in constant time.
     ///
-    /// [`SignatureLayer`](crate::SignatureLayer) does this as the body arrives; this is for those
-    /// who have the body already.
+    /// [`SignatureLayer`](crate::SignatureLayer) does this while the body arrives.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::{Secret, Secrets};
+    ///
+    /// let (old, new) = (Secret::new("old")?, Secret::new("new")?);
+    /// let signature = new.sign(b"{}");
+    /// let secrets = Secrets::new([old, new])?;
+    /// assert_eq!(secrets.verify(b"{}", signature.as_bytes()), Ok(1));
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -10,12 +10,13 @@ use super::buffer::Receive;
 use super::future::ResponseFuture;
 use super::headers::declared_length;
 use super::layer::Config;
+use super::refusal::Refusal;
 use super::verify::Hashing;
-use crate::answer::{Answer, ResponseBody};
-use crate::delivery::Verified;
+use crate::answer::ResponseBody;
 use crate::error::BoxError;
+use crate::verified::Verified;
 
-/// The service that [`SignatureLayer`](super::SignatureLayer) makes.
+/// The service of [`SignatureLayer`](super::SignatureLayer).
 #[derive(Clone)]
 pub struct Signature<S> {
     inner: S,
@@ -37,7 +38,7 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, B>;
 
-    /// Always ready: only an authentic delivery waits for the inner service, and takes a place there.
+    /// Always ready: only a verified delivery waits for the inner service.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
@@ -50,7 +51,7 @@ where
                 Receive::new(body, declared, &self.config.bounds, hashing)
             })
         } else {
-            Err(Answer::MethodNotAllowed)
+            Err(Refusal::MethodNotAllowed)
         };
         match receive {
             Ok(receive) => ResponseFuture::receive(
@@ -59,7 +60,7 @@ where
                 self.inner.clone(),
                 Arc::clone(&self.config),
             ),
-            Err(answer) => ResponseFuture::refuse(answer),
+            Err(refusal) => ResponseFuture::refuse(refusal, &parts, &self.config),
         }
     }
 }

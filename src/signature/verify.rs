@@ -5,11 +5,11 @@ use std::sync::Arc;
 
 use hmac::{Hmac, Mac};
 use http::{HeaderMap, HeaderName};
-use sha2::{Digest, Sha256};
+use sha2::Sha256;
 
 use super::secret::{Secret, Secrets};
 
-/// Why a signature was refused. The sender is not told which of these it was.
+/// Why a signature was refused. The answer does not say which of these it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SignatureError {
@@ -122,56 +122,42 @@ pub(super) enum Authentication {
     Unsigned,
 }
 
-/// What is computed while a body arrives.
+/// The computation while a body arrives.
 pub(super) enum Hashing {
     Signed(Tags),
-    Unsigned(Sha256),
+    Unsigned,
 }
 
 impl Hashing {
     pub(super) fn new(authentication: &Authentication) -> Self {
         match authentication {
             Authentication::Signed(secrets) => Self::Signed(Tags::new(secrets)),
-            Authentication::Unsigned => Self::Unsigned(Sha256::new()),
+            Authentication::Unsigned => Self::Unsigned,
         }
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
             Self::Signed(tags) => tags.update(bytes),
-            Self::Unsigned(digest) => Digest::update(digest, bytes),
+            Self::Unsigned => {}
         }
     }
 
-    /// Decides on a body that was hashed completely.
+    /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
     pub(super) fn verify(
         self,
         body: &[u8],
         headers: &HeaderMap,
         name: &HeaderName,
-    ) -> Result<Authentic, SignatureError> {
-        Ok(match self {
+    ) -> Result<Option<Matched>, SignatureError> {
+        match self {
             Self::Signed(tags) => {
                 let claimed = claimed_tag(headers, name)?;
-                let secret = Some(tags.verify(body, &claimed)?);
-                Authentic {
-                    body_digest: claimed,
-                    secret,
-                }
+                tags.verify(body, &claimed).map(Some)
             }
-            Self::Unsigned(digest) => Authentic {
-                body_digest: digest.finalize().into(),
-                secret: None,
-            },
-        })
+            Self::Unsigned => Ok(None),
+        }
     }
-}
-
-/// An authentic body: what tells it from others, and which secret proved it.
-pub(super) struct Authentic {
-    /// The body's tag under that secret, or its plain digest where nothing is signed.
-    pub(super) body_digest: [u8; 32],
-    pub(super) secret: Option<Matched>,
 }
 
 #[cfg(test)]
@@ -241,18 +227,5 @@ mod tests {
         assert_eq!(verify("old"), Err(SignatureError::Wrong));
         assert_eq!(verify("both"), Ok(0));
         assert_eq!(verify("new"), Ok(1));
-    }
-
-    #[test]
-    fn an_unsigned_body_is_told_by_its_digest() {
-        let mut hashing = Hashing::new(&Authentication::Unsigned);
-        hashing.update(b"ab");
-        hashing.update(b"c");
-        let authentic = hashing.verify(b"abc", &HeaderMap::new(), &NAME);
-        let digest =
-            authentic.map(|authentic| base16ct::lower::encode_string(&authentic.body_digest));
-        // FIPS 180-2, appendix B.1.
-        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
-        assert_eq!(digest.as_deref(), Ok(expected));
     }
 }

@@ -7,8 +7,9 @@
 //! | `RedisStore` | `redis` | as the server does | yes | one script, by the server's clock |
 //! | `PostgresStore` | `postgres` | yes | yes | one `INSERT … ON CONFLICT DO UPDATE` |
 //!
-//! They keep handlers from being run again after a success. What a handler had half done when its process
-//! died is done once more: where that must not be, see the module `transactional` (feature `postgres`).
+//! They keep handlers from being run again after a success. Work that a handler had half done when its
+//! process died is done again: where that must not happen, see the module `transactional` (feature
+//! `postgres`).
 //!
 //! # The life of a key
 //!
@@ -17,20 +18,23 @@
 //!   free ────────────▶ in flight ────────────────▶ done ──(retention)──▶ free
 //!    ▲                  │  │  ▲
 //!    └──────────────────┘  └──┘ renew
-//!     release, or the lease ends
+//!     release, or the lease expires
 //! ```
 //!
 //! # A store of your own
 //!
-//! Implement [`Store`], and let the `conformance` module (feature `conformance`) prove it. What
-//! matters most: `claim` is **one** atomic step, never a look-up followed by an insertion; every
-//! other call compares the [`Fence`] and changes nothing when another one holds the key. Derive `Clone`,
-//! or wrap it in an [`Arc`]: a layer clones its store for each service that it makes.
+//! Implement [`Store`], and prove it with the `conformance` module (feature `conformance`). Two rules matter
+//! most: `claim` is **one** atomic step, never a look-up followed by an insertion; and every other call
+//! compares the [`Fence`] and changes nothing when another one holds the key. Derive `Clone`, or wrap the
+//! store in an [`Arc`]: a layer clones its store for each service that it makes.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+mod error;
 #[cfg(feature = "moka")]
 mod moka;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+mod open_error;
 #[cfg(feature = "postgres")]
 pub(crate) mod postgres;
 #[cfg(feature = "redis")]
@@ -38,30 +42,33 @@ mod redis;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 
-use std::fmt;
 use std::future::Future;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
+use twox_hash::XxHash3_128;
 
+pub use self::error::{SettleError, StoreError, StoreErrorKind};
 #[cfg(feature = "moka")]
 pub use self::moka::MokaStore;
+#[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
+pub use self::open_error::{OpenError, OpenErrorKind};
 #[cfg(feature = "postgres")]
 pub use self::postgres::PostgresStore;
 #[cfg(feature = "redis")]
-pub use self::redis::{RedisConnectError, RedisStore};
+pub use self::redis::RedisStore;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteStore;
 
 /// Remembers which keys are in flight and which are done.
 ///
-/// All times are the store's own: shared stores go by their server's clock, so that a machine
+/// All times are the store's own: shared stores use their server's clock, so that a machine
 /// whose clock jumps does no harm.
 ///
 /// A future that is dropped before it is ready may or may not have taken effect; a claim that took
-/// effect this way must end with its lease at the latest.
+/// effect this way must expire with its lease at the latest.
 ///
 /// No method has a default, so that no store inherits a race.
 #[diagnostic::on_unimplemented(
@@ -72,18 +79,18 @@ pub trait Store: Send + Sync + 'static {
     /// Whether a claim stays when the process that holds it dies.
     ///
     /// Where it does, leases are kept short and renewed while the run lasts. Where it does not, as
-    /// in memory, a lease is taken once for as long as it may ever be needed. So there a claim whose
-    /// future was dropped must not have taken effect: nobody would wait for its lease to end.
+    /// in memory, a lease is taken once for the longest time that a run may need. There, a claim whose
+    /// future was dropped must not have taken effect: its key would be taken until that lease expires.
     const DURABLE_LEASES: bool;
 
     /// Takes the key, in one atomic step, if it is neither in flight nor done.
     ///
-    /// The claim ends by itself after `lease`, unless it is renewed. How often the key was claimed
-    /// stays known for `retain`, unless the key is completed: its record then takes the place.
+    /// The claim expires after `lease`, unless it is renewed. The number of claims stays known for
+    /// `retain`, unless the key is completed: the record of that replaces it.
     ///
     /// # Errors
     ///
-    /// When the store cannot be reached or does not work. The caller may assume nothing then.
+    /// When the store cannot be reached or does not work. The claim may or may not have been made then.
     fn claim(
         &self,
         id: &EventKey,
@@ -91,18 +98,19 @@ pub trait Store: Send + Sync + 'static {
         retain: Duration,
     ) -> impl Future<Output = Result<Claim, StoreError>> + Send;
 
-    /// What is known of the key, without changing anything.
+    /// Returns the state of the key, without changing anything.
     ///
     /// # Errors
     ///
     /// As for [`claim`](Self::claim).
     fn peek(&self, id: &EventKey) -> impl Future<Output = Result<KeyState, StoreError>> + Send;
 
-    /// Lets the claim last for `extend` from now on.
+    /// Extends the claim to last for `extend` from now on.
     ///
     /// # Errors
     ///
-    /// [`SettleError::LeaseExpired`] when the lease has ended, even if nobody has claimed the key since.
+    /// [`SettleError::LeaseExpired`] when the lease has expired, even if no other run has claimed the key
+    /// since.
     fn renew(
         &self,
         lease: &Lease,
@@ -114,18 +122,18 @@ pub trait Store: Send + Sync + 'static {
     ///
     /// # Errors
     ///
-    /// [`SettleError::LeaseExpired`] when the lease has ended, even if nobody has claimed the key since.
+    /// As for [`renew`](Self::renew).
     fn complete(
         &self,
         lease: &Lease,
         retain: Duration,
     ) -> impl Future<Output = Result<(), SettleError>> + Send;
 
-    /// Gives the key back.
+    /// Releases the key, which is free from then on.
     ///
     /// # Errors
     ///
-    /// [`SettleError::LeaseExpired`] when the lease has ended, even if nobody has claimed the key since.
+    /// As for [`renew`](Self::renew).
     fn release(&self, lease: &Lease) -> impl Future<Output = Result<(), SettleError>> + Send;
 }
 
@@ -166,9 +174,18 @@ impl<T: Store> Store for Arc<T> {
     }
 }
 
-/// What identifies an event to a store: a digest of its key, and one of its body.
+/// Identifies an event to a store, by a digest of its key and one of its body.
 ///
-/// Keys of any length and content become 16 bytes, so a store never meets what a sender wrote.
+/// Keys of any length and content become 16 bytes, so a store never receives a sender's own text.
+///
+/// ```
+/// use tower_webhook::store::EventKey;
+///
+/// let first = EventKey::new("crm", b"event-1", b"{}");
+/// let changed = EventKey::new("crm", b"event-1", b"{ }");
+/// assert_eq!(first.key(), changed.key());
+/// assert_ne!(first.body(), changed.body());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct EventKey {
     key: u128,
@@ -176,37 +193,72 @@ pub struct EventKey {
 }
 
 impl EventKey {
-    /// The identity of `key` in `namespace`, carried by `body`.
+    /// Returns the identity of `key` in `namespace`, delivered with `body`.
     ///
-    /// Keys of different namespaces never meet. Each part is reduced to the first 128 bits of a
-    /// SHA-256 digest, which is the same in every process and release.
+    /// The same key in two namespaces is two events. Both digests are the same in every process and
+    /// release: the key's is the first 128 bits of a SHA-256 digest, the body's is its 128-bit XXH3.
     #[must_use]
     pub fn new(namespace: &str, key: &[u8], body: &[u8]) -> Self {
-        Self::with_body_digest(namespace, key, &Sha256::digest(body).into())
+        Self::in_space(KeySpace::Keys, namespace, key, BodyDigest::of(body))
     }
 
-    /// The same, for a body of which only a digest is known.
-    pub(crate) fn with_body_digest(namespace: &str, key: &[u8], body: &[u8; 32]) -> Self {
+    /// Returns the identity of `key` in one of the spaces of `namespace`.
+    pub(crate) fn in_space(
+        space: KeySpace,
+        namespace: &str,
+        key: &[u8],
+        BodyDigest(body): BodyDigest,
+    ) -> Self {
+        // No namespace is 2^56 bytes long, so the first byte of its length is free for the space.
+        let prefix = (space as u64) << 56 | namespace.len() as u64;
         let key = Sha256::new()
-            .chain_update((namespace.len() as u64).to_be_bytes())
+            .chain_update(prefix.to_be_bytes())
             .chain_update(namespace)
             .chain_update(key);
         Self {
             key: first_half(&key.finalize().into()),
-            body: first_half(body),
+            body,
         }
     }
 
-    /// The digest of namespace and key: what a claim is made on.
+    /// The digest of namespace and key, which a claim is made on.
     #[must_use]
     pub fn key(&self) -> u128 {
         self.key
     }
 
-    /// The digest of the body: what tells [`same_body`](Claim::Done::same_body).
+    /// The digest of the body, which decides [`same_body`](Claim::Done::same_body).
     #[must_use]
     pub fn body(&self) -> u128 {
         self.body
+    }
+}
+
+/// Separates keys of different origin in one namespace. The numbers are part of what stores persist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(feature = "postgres"),
+    allow(dead_code, reason = "transactions are of Postgres")
+)]
+pub(crate) enum KeySpace {
+    /// The sender's idempotency keys.
+    Keys = 0,
+    /// Bodies, which a replay guard claims as if they were keys.
+    Bodies = 1,
+    /// Keys that are inserted by the transaction of their handler.
+    Transactions = 2,
+}
+
+/// The digest of a body, the same in every process and release.
+///
+/// It only compares bodies that are verified already, and is no protection against forgery: so it is 128-bit
+/// XXH3, which is fast and fixed by its specification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct BodyDigest(u128);
+
+impl BodyDigest {
+    pub(crate) fn of(body: &[u8]) -> Self {
+        Self(XxHash3_128::oneshot(body))
     }
 }
 
@@ -214,12 +266,12 @@ fn first_half(digest: &[u8; 32]) -> u128 {
     u128::from_be_bytes(std::array::from_fn(|at| digest[at]))
 }
 
-/// What became of an attempt to claim a key.
+/// The result of an attempt to claim a key.
 #[derive(Debug)]
 pub enum Claim {
-    /// The key is the caller's until the lease ends.
+    /// The key is the caller's until the lease expires.
     Acquired(Lease),
-    /// Somebody else's run has it.
+    /// Another run has the key.
     InFlight {
         /// How long that run's lease lasts unless it is renewed.
         remaining: Duration,
@@ -233,12 +285,12 @@ pub enum Claim {
     },
 }
 
-/// What a store knows of a key.
+/// The state of a key in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KeyState {
     /// Neither in flight nor done: never seen, released, expired or forgotten.
     Free,
-    /// A run has it.
+    /// A run has the key.
     InFlight {
         /// How long that run's lease lasts unless it is renewed.
         remaining: Duration,
@@ -256,25 +308,34 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease as a store hands it out.
+    /// A lease, as a store returns it.
+    ///
+    /// ```
+    /// use std::num::NonZeroU32;
+    /// use tower_webhook::store::{EventKey, Fence, Lease};
+    ///
+    /// let id = EventKey::new("", b"event-1", b"{}");
+    /// let lease = Lease::new(id, Fence(7), NonZeroU32::MIN);
+    /// assert_eq!(lease.fence(), Fence(7));
+    /// ```
     #[must_use]
     pub fn new(id: EventKey, fence: Fence, attempt: NonZeroU32) -> Self {
         Self { id, fence, attempt }
     }
 
-    /// What was claimed.
+    /// The event that was claimed.
     #[must_use]
     pub fn id(&self) -> &EventKey {
         &self.id
     }
 
-    /// What tells this claim from every other one.
+    /// The number of this claim alone.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// Which claim of this key it is, counted from 1 for as long as the store remembers.
+    /// The number of claims of this key, including this one, for as long as the store remembers.
     #[must_use]
     pub fn attempt(&self) -> NonZeroU32 {
         self.attempt
@@ -284,103 +345,6 @@ impl Lease {
 /// A number that a store never uses twice, not even after it forgot the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fence(pub u128);
-
-/// A store did not do what it was asked to.
-#[derive(Debug)]
-pub struct StoreError {
-    kind: StoreErrorKind,
-    source: Option<Box<dyn std::error::Error + Send + Sync>>,
-}
-
-/// What kind of trouble a [`StoreError`] is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StoreErrorKind {
-    /// It cannot be reached, or refuses to work for now: no connection, a full disk.
-    Unavailable,
-    /// It did not answer within the time limit.
-    TimedOut,
-    /// It answered something that cannot be.
-    Corrupt,
-}
-
-impl StoreError {
-    /// An error of the given kind with its cause.
-    pub fn new(
-        kind: StoreErrorKind,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
-        Self {
-            kind,
-            source: Some(source.into()),
-        }
-    }
-
-    pub(crate) fn timed_out() -> Self {
-        Self {
-            kind: StoreErrorKind::TimedOut,
-            source: None,
-        }
-    }
-
-    /// What kind of trouble it is.
-    #[must_use]
-    pub fn kind(&self) -> StoreErrorKind {
-        self.kind
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self.kind {
-            StoreErrorKind::Unavailable => "the store is unavailable",
-            StoreErrorKind::TimedOut => "the store did not answer in time",
-            StoreErrorKind::Corrupt => "the store answered something that cannot be",
-        })
-    }
-}
-
-impl std::error::Error for StoreError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
-}
-
-/// A lease could not be settled or renewed.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum SettleError {
-    /// The lease has ended: the key belongs to somebody else or to nobody. Nothing was changed.
-    LeaseExpired,
-    /// The store did not do it; the lease may still be valid.
-    Store(StoreError),
-}
-
-impl fmt::Display for SettleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeaseExpired => {
-                f.write_str("the lease has ended, and the key is free or somebody else's")
-            }
-            Self::Store(error) => error.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for SettleError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::LeaseExpired => None,
-            Self::Store(error) => error.source(),
-        }
-    }
-}
-
-impl From<StoreError> for SettleError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
 
 #[cfg(test)]
 mod tests {
@@ -393,5 +357,53 @@ mod tests {
         assert_ne!(key("", b"abc"), key("abc", b""));
         assert_ne!(key("a", b"bc"), key("", b"abc"));
         assert_eq!(key("a", b"bc"), key("a", b"bc"));
+    }
+    // Literals, because stores persist these numbers: they must be the same in every release.
+    #[test]
+    fn digests_of_keys_never_change() {
+        let key = |namespace, key: &[u8]| EventKey::new(namespace, key, b"").key();
+        assert_eq!(key("", b""), 0xaf55_70f5_a181_0b7a_f78c_af4b_c70a_660f);
+        assert_eq!(
+            key("", b"event-1"),
+            0x3312_705d_b61a_2a56_6b92_f5f4_8290_5291
+        );
+        assert_eq!(
+            key("crm", b"event-1"),
+            0x17a9_1825_369a_bfd7_a938_076a_e875_b604
+        );
+    }
+
+    #[test]
+    fn each_space_has_keys_of_its_own() {
+        let key = |space| EventKey::in_space(space, "crm", b"event-1", BodyDigest::of(b"")).key();
+        assert_eq!(
+            key(KeySpace::Keys),
+            EventKey::new("crm", b"event-1", b"").key()
+        );
+        assert_eq!(
+            key(KeySpace::Bodies),
+            0x0509_c31d_3cdd_2967_97c9_612f_c648_f05c
+        );
+        assert_eq!(
+            key(KeySpace::Transactions),
+            0x49f0_da39_a632_57c8_1942_6ed9_37c3_25aa
+        );
+    }
+
+    #[test]
+    fn digests_of_bodies_never_change() {
+        let long: Vec<_> = (0..1000).map(|at| (at % 251) as u8).collect();
+        for (body, digest) in [
+            (&b""[..], 0x99aa_06d3_0147_98d8_6001_c324_468d_497f),
+            (b"{}", 0xdc70_48f8_f874_7f56_1349_cde1_2770_5c16),
+            (
+                br#"{"id":"chat-1"}"#,
+                0x1419_41f9_5380_8397_a963_8385_3960_64b7,
+            ),
+            (&long, 0x18bf_41bc_8229_e277_33ef_703f_b2b2_0ed1),
+        ] {
+            assert_eq!(BodyDigest::of(body), BodyDigest(digest));
+            assert_eq!(EventKey::new("crm", b"event-1", body).body(), digest);
+        }
     }
 }

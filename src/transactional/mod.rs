@@ -1,4 +1,4 @@
-//! Effects in Postgres that happen exactly once.
+//! Handlers whose writes to PostgreSQL happen exactly once.
 //!
 //! A [`TransactionalHandler`] gets its delivery together with an open transaction. The event's key is
 //! inserted by the same transaction that the handler writes in, and both are committed or neither is:
@@ -77,91 +77,92 @@
 //! It needs `sqlx` 0.9 with its features `postgres` and `runtime-tokio`. In the repository,
 //! `examples/postgres.rs` is a whole program.
 //!
-//! # What is guaranteed
+//! # Guarantees
 //!
-//! **For each event, what its handler writes through the connection that it is given is in the
-//! database exactly once after a delivery of it was answered with 200, and at most once before.** That
-//! holds through crashes of the receiver, of the server and of the connection between them, and for
-//! any number of receivers on one database. An event that is delivered once more is answered with 200
-//! and `Idempotent-Replayed: true`; its handler does not run.
+//! **The writes of a handler through its connection are in the database exactly once after a delivery of the
+//! event was answered with 200, and at most once before.** This holds through crashes of the receiver, of the
+//! server and of the connection between them, and for any number of receivers on one database. A later
+//! delivery of the event is answered with 200 and `Idempotent-Replayed: true`, and the handler does not run.
 //!
-//! - **Only these writes.** An e-mail, a request to another service, a write through another connection
-//!   or to another database is not part of the transaction, and happens again when the event is handled
-//!   again. Write what is to be sent into a table, in the same transaction, and let a worker send it.
-//! - **As durable as the database.** With `synchronous_commit = off` a crash of the server forgets writes
-//!   and key of the last moments together, and so does a failover to a standby that is behind. The sender
-//!   was told 200 by then, and does not come back: leave it `on`, its default.
-//! - **For as long as keys are remembered**: 8 days unless set, a day longer than the sender retries.
-//! - **Events with a key.** A delivery without one, such as the test request by hand (Spec 6, rule 5),
-//!   is handled in a transaction too, but each time anew. Refuse them with
-//!   [`SignatureLayer::require_key`](crate::SignatureLayer::require_key).
-//! - **One event has one kind**, and one handler. Two `Transactions` on one table tell their events
-//!   apart by [`Transactions::namespace`] alone.
+//! - **Only these writes.** An e-mail, a request to another service, or a write through another connection or to
+//!   another database is not part of the transaction. It happens again when the event is handled again.
+//!   Insert such work into a table, in the same transaction, and let a worker do it.
+//! - **As durable as the database.** With `synchronous_commit = off`, a crash of the server loses the writes and
+//!   the keys of the last moments together; so does a failover to a standby that lags behind. The platform
+//!   was answered with 200 by then and does not retry. Keep the default, `on`.
+//! - **For as long as keys are remembered**: 8 days by default, one day longer than the platform retries.
+//! - **Events with a key.** A delivery without one, such as the test request of
+//!   [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5), is handled in a transaction too, but each time anew.
+//!   Refuse such deliveries with [`SignatureLayer::require_key`](crate::SignatureLayer::require_key).
+//! - **One event has one kind**, and one handler. Two [`Transactions`] on one table keep their events apart by
+//!   [`Transactions::namespace`] alone.
 //!
 //! # How a run ends
 //!
 //! | the handler | its writes | the key | answer |
 //! |---|---|---|---|
 //! | returned `Ok` | committed | committed | 200 |
-//! | returned [`HandlerError::discard`](crate::HandlerError::discard) | rolled back | committed alone | 200 |
+//! | returned [`HandlerError::discard`](crate::HandlerError::discard) or [`dead_letter`](crate::HandlerError::dead_letter) | rolled back | committed alone | 200 |
 //! | returned another error | rolled back | rolled back | 500 |
 //! | panicked | rolled back | rolled back | 500 |
-//! | exceeded its time limit, which is 30 s | rolled back | rolled back | 503 |
-//! | was dropped, because the client left | rolled back; both or neither, if it was being committed | as the writes | none |
+//! | exceeded its time limit, 30 s by default | rolled back | rolled back | 503 |
+//! | was dropped, because the client disconnected | rolled back; both or neither during the commit | as the writes | none |
 //! | returned `Ok`, but one of its statements had failed | rolled back | rolled back | 500 |
 //! | returned `Ok`, but the commit failed or was not confirmed | both or neither | both or neither | 503 |
 //!
-//! No `Err` ever leaves a write behind: to give an event up and write that down, return `Ok`. In the last
-//! row nobody knows; the sender's next attempt either finds the key, or does all of it again.
+//! An `Err` never leaves a write behind: to give an event up and record that, return `Ok`. In the last row the
+//! result is unknown: the platform's next retry either finds the key, or handles the event again.
 //!
-//! What is answered when the database cannot be reached, or has no connection to give in time, is 503
-//! with `Retry-After`: see [`answers`](crate::docs::answers). It recovers by itself.
+//! When the database cannot be reached, or no connection becomes free in time, the answer is 503 with
+//! `Retry-After` (see [`answers`](crate::docs::answers)). No restart is needed afterwards.
 //!
-//! **A client that leaves cancels its run**, unlike behind an `IdempotencyLayer`: half a transaction is
-//! worth nothing, and the sender comes back. If your handlers take longer than the sender or a proxy
-//! waits, use both, as described below: the layer lets a run go on without its client.
+//! **A client that disconnects cancels its run**, unlike behind an
+//! [`IdempotencyLayer`](crate::IdempotencyLayer): half a transaction is worth nothing, and the platform retries.
+//! If your handlers take longer than the platform or a proxy waits, use both, as described below: the layer
+//! continues a run whose client disconnected.
 //!
 //! # Writing handlers
 //!
-//! - The handler commits nothing and rolls nothing back. To try a statement that may fail, use a
-//!   savepoint: `let mut savepoint = db.begin().await?`, by `sqlx::Connection`. In Postgres a failed
-//!   statement fails all of its transaction. Put no time limit around `begin` itself and then go on with
-//!   `db`: when it is dropped, sqlx rolls back everything, and what follows is committed on its own.
-//!   Return an error instead.
-//! - Functions and closures have to capture nothing: `async |delivery: Delivery<E>, db: &mut
-//!   PgConnection| { … }`. A handler with a state is a struct.
-//! - The isolation level is the connection's default, `READ COMMITTED` unless you changed it. At
-//!   `REPEATABLE READ` or `SERIALIZABLE` a serialization failure is an error like any other: the sender
-//!   tries again. A duplicate that waited for the first delivery is then answered with 409 instead of 200.
-//! - There is no number of attempts: what failed has left no trace.
+//! - The handler neither commits nor rolls back. To try a statement that may fail, use a savepoint:
+//!   `let mut savepoint = db.begin().await?`, from `sqlx::Connection`, because in Postgres a failed statement fails
+//!   the whole transaction. Do not put a time limit around `begin` and then continue with `db`: when the future
+//!   of `begin` is dropped, sqlx rolls back everything, and later statements are committed on their own. Return
+//!   an error instead.
+//! - Functions and closures must not capture anything: `async |delivery: Delivery<E>, db: &mut PgConnection|
+//!   { … }`. A handler with state is a struct.
+//! - The isolation level is the connection's default, which is `READ COMMITTED` unless the server or the role
+//!   sets another. At `REPEATABLE READ` or `SERIALIZABLE`, a serialization failure is an error like any other:
+//!   the platform retries. A duplicate that waited for the first delivery is then answered with 409, not 200.
+//! - Attempts are not counted: a failed one leaves no trace.
 //!
-//! # What it costs
+//! # Costs
 //!
-//! - **A connection for each running handler**, from before its first statement until after the commit.
-//!   The pool has to be as large as the number of handlers that are to run at once; a delivery that finds
-//!   none free within 10 s is answered with 503. So keep slow work that needs no database out of these
-//!   handlers, and do not take a second connection from the same pool in one. Duplicates of a running
-//!   event wait in memory, and take one connection for each process and event.
-//! - **Four round trips** besides the handler's own statements: begin, key, a check that the transaction
-//!   is still sound, commit. sqlx's own before each use of a connection can be switched off
-//!   (`PgPoolOptions::test_before_acquire`), which costs a 503 per connection after the server restarted.
-//! - **A row in the table of [`PostgresStore`](crate::store::PostgresStore)** for each key: its page tells
-//!   the size, the rights that are needed, and how rows are purged.
+//! - **One connection per running handler**, from before its first statement until after the commit. Size the
+//!   pool for the number of handlers that are to run at once: a delivery that gets no connection within 10 s is
+//!   answered with 503. So do slow work that needs no database elsewhere, and never take a second
+//!   connection from the same pool in a handler. Duplicates of a running event wait in memory, and take one
+//!   connection per process and event.
+//! - **Four round trips** besides the handler's own statements: begin, key, a check that the transaction is
+//!   still intact, commit. sqlx adds one to test each connection before use, which
+//!   `PgPoolOptions::test_before_acquire` switches off; the price is one 503 per connection after the server
+//!   restarted.
+//! - **One row per key in the table of [`PostgresStore`](crate::store::PostgresStore)**, whose page has its size, the
+//!   required privileges, and how rows are purged.
 //!
-//! # Beside an `IdempotencyLayer`
+//! # Comparison with `IdempotencyLayer`
 //!
 //! | | transactional handlers | [`IdempotencyLayer`](crate::IdempotencyLayer) with [`PostgresStore`](crate::store::PostgresStore) |
 //! |---|---|---|
 //! | effects | exactly once, in this database | at least once, anywhere |
-//! | a crash in mid-run costs | nothing: rolled back | the event is handled again after its lease, with what was half done |
+//! | after a crash | nothing is left: rolled back | the event is handled again after its lease expired, on top of its partial effects |
 //! | connections | one for each running handler | one for each short statement |
-//! | a client that leaves | cancels the run | does not |
+//! | the client disconnects | the run is cancelled | the run continues |
 //! | attempts are counted | no | yes |
 //! | inner service | `EventRouter` | any |
 //!
-//! Both at once are fine, be it because other kinds have other handlers, or to move from one to the
-//! other: their keys are kept apart, in one table. Use both for as long as keys are remembered before you
-//! drop the old one, so that nothing is handled again that only the old one knows.
+//! Both can be used together, because other kinds have other handlers, or to migrate from one to the other.
+//! Their keys are kept apart, in one table. To migrate, use both for as long as keys are remembered, so that
+//! no event is handled again that only the old one knows.
 
 mod run;
 mod transactions;
@@ -189,14 +190,14 @@ pub use self::transactions::Transactions;
     note = "implement `TransactionalHandler<{E}>`, or pass `async |delivery: Delivery<{E}>, db: &mut PgConnection| {{ … Ok(()) }}`, which may capture nothing"
 )]
 pub trait TransactionalHandler<E: Event>: Send + Sync + 'static {
-    /// Handles one event. What is written through `db` is committed after this returned `Ok`, and
-    /// rolled back otherwise.
+    /// Handles one event. Its writes through `db` are committed after this has returned `Ok`, and rolled back
+    /// otherwise.
     ///
-    /// It may be dropped at any `.await` when its time limit ends or the client leaves.
+    /// The future may be dropped at any `.await`, when its time limit has passed or the client disconnects.
     ///
     /// # Errors
     ///
-    /// Any error means "try again": the sender delivers the event once more. Use
+    /// Any error retries the event: the platform delivers it again. Return
     /// [`HandlerError::discard`](crate::HandlerError::discard) for an event that will never succeed.
     fn handle(
         &self,

@@ -1,3 +1,6 @@
+//! One run of a transactional handler: key, handler, commit.
+
+use std::future::pending;
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection, PgTransaction};
@@ -6,13 +9,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::TransactionalHandler;
 use super::transactions::Transactions;
 use super::turns::Turn;
-use crate::answer::Answer;
 use crate::delivery::Delivery;
 use crate::error::BoxError;
 use crate::event::Event;
-use crate::handler::{Handler, HandlerResult};
+use crate::execution::attempt;
+use crate::handler::{Handler, HandlerError, HandlerResult};
+use crate::outcome::Outcome;
 use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId, commit};
-use crate::store::{EventKey, StoreError};
+use crate::store::{BodyDigest, EventKey, KeySpace, StoreError};
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
 /// [`Transactions::handler`].
@@ -24,6 +28,20 @@ pub struct Transactional<H> {
 
 impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
     async fn handle(&self, delivery: Delivery<E>) -> HandlerResult {
+        match self.attempt(delivery).await {
+            Ok(result) => result,
+            Err(outcome) => Err(HandlerError::ended(outcome)),
+        }
+    }
+}
+
+impl<H> Transactional<H> {
+    /// Handles the delivery in a transaction, and returns the handler's own result; or else the outcome of an
+    /// attempt that ended without it.
+    async fn attempt<E: Event>(&self, delivery: Delivery<E>) -> Result<HandlerResult, Outcome>
+    where
+        H: TransactionalHandler<E>,
+    {
         let transactions = &self.transactions;
         let key = transactions.key(&delivery);
         let _turn = transactions.turn(key.as_ref()).await?;
@@ -32,44 +50,42 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
         let mut transaction = transactions.begin(&mut connection).await?;
         let begun = match transactions.insert(&mut transaction, key.as_ref()).await {
             Ok(begun) => begun,
-            Err(answer @ (Answer::Replayed | Answer::InFlight { .. })) => {
+            Err(outcome @ (Outcome::Replayed | Outcome::InFlight { .. })) => {
                 if transactions.roll_back(transaction).await.is_ok() {
                     connection.give_back();
                 }
-                return Err(answer.into());
+                return Err(outcome);
             }
-            // Its connection is closed: it may lead to a server that takes no writes any more.
-            Err(answer) => return Err(answer.into()),
+            // Its connection is closed: it may lead to a server that no longer takes writes.
+            Err(outcome) => return Err(outcome),
         };
 
-        let limit = transactions.handler_timeout;
+        let limit = transactions.limits.handler_timeout;
         let handling = self.handler.handle(delivery, &mut transaction);
-        let Ok(handled) = timeout(limit, handling).await else {
-            return Err(Answer::TimedOut { limit }.into());
-        };
+        let handled = attempt(handling, limit, pending()).await?;
         match &handled {
             Ok(()) => {
                 transactions.commit(transaction, &begun).await?;
                 if connection.is_in_transaction() {
-                    return Err(Answer::Failed(CommitError::EndedBefore.into()).into());
+                    return Err(Outcome::failed(CommitError::EndedBefore));
                 }
             }
             Err(error) if error.is_discard() => {
                 transactions.roll_back(transaction).await?;
                 transactions.record(&mut connection, key.as_ref()).await?;
             }
-            // At once, so that the key is free before the sender is told.
+            // At once, so that the key is free before the platform gets its answer.
             Err(_) => match transactions.roll_back(transaction).await {
                 Ok(()) => {}
-                Err(_) => return handled,
+                Err(_) => return Ok(handled),
             },
         }
         connection.give_back();
-        handled
+        Ok(handled)
     }
 }
 
-/// Later than anybody waits, and no point in time overflows with it.
+/// Longer than any wait, and no time overflows with it.
 const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
 /// A lock that is not free for so long is held by another delivery's transaction. The server's own are shorter.
@@ -85,16 +101,17 @@ pub(super) struct Key {
 /// The steps of a run, each within its time limit.
 impl Transactions {
     fn key<E: Event>(&self, delivery: &Delivery<E>) -> Option<Key> {
-        // Apart from what an `IdempotencyLayer` keeps in the same table, so that both can be used.
-        let namespace = format!("{} transactions", self.namespace);
-        let key = delivery.key()?;
+        let key = delivery.key()?.as_bytes();
+        let body = BodyDigest::of(delivery.raw().body());
+        // In a key space of their own, so that an `IdempotencyLayer` can use the same table.
+        let id = EventKey::in_space(KeySpace::Transactions, &self.limits.namespace, key, body);
         Some(Key {
-            id: EventKey::new(&namespace, key.as_bytes(), delivery.raw().body()),
-            wait_until: Instant::now() + self.in_flight_wait.min(YEARS_30),
+            id,
+            wait_until: Instant::now() + self.limits.in_flight_wait.min(YEARS_30),
         })
     }
 
-    async fn turn(&self, key: Option<&Key>) -> Result<Option<Turn>, Answer> {
+    async fn turn(&self, key: Option<&Key>) -> Result<Option<Turn>, Outcome> {
         let Some(key) = key else { return Ok(None) };
         match timeout_at(key.wait_until, self.turns.wait(key.id.key())).await {
             Ok(turn) => Ok(Some(turn)),
@@ -102,24 +119,24 @@ impl Transactions {
         }
     }
 
-    async fn connection(&self) -> Result<HeldConnection, Answer> {
+    async fn connection(&self) -> Result<HeldConnection, Outcome> {
         self.step(self.store.acquire()).await
     }
 
     async fn begin<'c>(
         &self,
         connection: &'c mut PgConnection,
-    ) -> Result<PgTransaction<'c>, Answer> {
+    ) -> Result<PgTransaction<'c>, Outcome> {
         self.step(self.store.begin(connection)).await
     }
 
-    /// Inserts the key, if there is one, and tells the transaction's number.
+    /// Inserts the key, if there is one, and returns the id of the transaction.
     async fn insert(
         &self,
         connection: &mut PgConnection,
         key: Option<&Key>,
-    ) -> Result<TxId, Answer> {
-        let limit = self.handler_timeout;
+    ) -> Result<TxId, Outcome> {
+        let limit = self.limits.handler_timeout;
         let Some(key) = key else {
             return self.step(self.store.number(connection, limit)).await;
         };
@@ -127,8 +144,8 @@ impl Transactions {
         let wait = left.max(SHORTEST_WAIT);
         let insert = self
             .store
-            .insert(connection, &key.id, self.retention, wait, limit);
-        let inserted = match timeout(wait.saturating_add(self.store_timeout), insert).await {
+            .insert(connection, &key.id, self.limits.retention, wait, limit);
+        let inserted = match timeout(wait.saturating_add(self.limits.store_timeout), insert).await {
             Ok(inserted) => inserted.map_err(|error| self.unavailable(error))?,
             Err(_) => return Err(self.unavailable(StoreError::timed_out())),
         };
@@ -142,62 +159,63 @@ impl Transactions {
                          same event"
                     );
                 }
-                Err(Answer::Replayed)
+                Err(Outcome::Replayed)
             }
         }
     }
 
     /// Inserts the key of an event that was given up.
-    async fn record(&self, connection: &mut PgConnection, key: Option<&Key>) -> Result<(), Answer> {
+    async fn record(
+        &self,
+        connection: &mut PgConnection,
+        key: Option<&Key>,
+    ) -> Result<(), Outcome> {
         if key.is_none() {
             return Ok(());
         }
         match self.insert(connection, key).await {
             // Somebody else was faster, and did not give it up.
-            Ok(_) | Err(Answer::Replayed) => Ok(()),
+            Ok(_) | Err(Outcome::Replayed) => Ok(()),
             Err(answer) => Err(answer),
         }
     }
 
-    async fn roll_back(&self, transaction: PgTransaction<'_>) -> Result<(), Answer> {
+    async fn roll_back(&self, transaction: PgTransaction<'_>) -> Result<(), Outcome> {
         self.step(self.store.roll_back(transaction)).await
     }
 
-    async fn commit(&self, transaction: PgTransaction<'_>, begun: &TxId) -> Result<(), Answer> {
-        let committed = timeout(self.store_timeout, commit(transaction, begun)).await;
+    async fn commit(&self, transaction: PgTransaction<'_>, begun: &TxId) -> Result<(), Outcome> {
+        let committed = timeout(self.limits.store_timeout, commit(transaction, begun)).await;
         let error: BoxError = match committed {
             Ok(Ok(())) => return Ok(()),
             Ok(Err(CommitError::Unknown(error))) => error.into(),
-            Ok(Err(error)) => return Err(Answer::Failed(error.into())),
+            Ok(Err(error)) => return Err(Outcome::failed(error)),
             Err(_) => StoreError::timed_out().into(),
         };
-        Err(Answer::NotCommitted {
-            error,
-            retry_after: self.policy.retry_every,
+        Err(Outcome::NotCommitted {
+            reason: error.into(),
+            retry_after: self.limits.policy.retry_every,
         })
     }
 
     async fn step<T>(
         &self,
         step: impl Future<Output = Result<T, StoreError>>,
-    ) -> Result<T, Answer> {
-        let result = timeout(self.store_timeout, step).await;
+    ) -> Result<T, Outcome> {
+        let result = timeout(self.limits.store_timeout, step).await;
         result
             .unwrap_or_else(|_| Err(StoreError::timed_out()))
             .map_err(|error| self.unavailable(error))
     }
 
-    fn unavailable(&self, error: StoreError) -> Answer {
-        Answer::StoreUnavailable {
-            error,
-            retry_after: self.policy.retry_every,
-        }
+    fn unavailable(&self, error: StoreError) -> Outcome {
+        Outcome::unavailable(error, self.limits.policy.retry_every)
     }
 
     /// No run takes longer than its time limit.
-    fn in_flight(&self) -> Answer {
-        Answer::InFlight {
-            remaining: self.handler_timeout,
+    fn in_flight(&self) -> Outcome {
+        Outcome::InFlight {
+            remaining: self.limits.handler_timeout,
         }
     }
 }

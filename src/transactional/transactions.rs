@@ -4,6 +4,7 @@ use super::run::Transactional;
 use super::turns::Turns;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
+use crate::execution::Limits;
 use crate::store::PostgresStore;
 
 /// Gives each handler a transaction that also holds its event's key.
@@ -13,12 +14,7 @@ use crate::store::PostgresStore;
 #[must_use]
 pub struct Transactions {
     pub(super) store: PostgresStore,
-    pub(super) namespace: String,
-    pub(super) policy: SenderPolicy,
-    pub(super) retention: Duration,
-    pub(super) in_flight_wait: Duration,
-    pub(super) store_timeout: Duration,
-    pub(super) handler_timeout: Duration,
+    pub(super) limits: Limits,
     pub(super) turns: Turns,
 }
 
@@ -26,88 +22,75 @@ impl Transactions {
     /// Keeps the keys in the table of `store`, and takes connections from its pool: one for each
     /// event that is being handled.
     pub fn new(store: PostgresStore) -> Self {
-        let policy = SenderPolicy::default();
         Self {
             store,
-            namespace: String::new(),
-            policy,
-            retention: policy.retention(),
-            in_flight_wait: Duration::from_secs(5),
-            store_timeout: Duration::from_secs(10),
-            handler_timeout: Duration::from_secs(30),
+            limits: Limits::new(Duration::from_secs(10)),
             turns: Turns::default(),
         }
     }
 
     /// Keeps the keys apart from those of other applications on the same database.
     ///
-    /// Keys are unique per event, whatever its kind, so webhooks of one platform can share the
-    /// namespace, which is empty unless set.
+    /// It defaults to an empty one. Keys are unique per event, whatever its kind, so the webhooks of one
+    /// platform can share it.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.namespace = namespace.into();
+        self.limits.namespace = namespace.into();
         self
     }
 
-    /// Derives retention and `Retry-After` from another sender's limits. Call it before you set the
-    /// retention.
-    pub fn sender_policy(mut self, policy: SenderPolicy) -> Self {
-        self.policy = policy;
-        self.retention = policy.retention();
-        self
-    }
-
-    /// Remembers a key for this long at least: 8 days unless set.
+    /// Derives retention and `Retry-After` from the limits of another sender.
+    ///
+    /// It replaces a [`retention`](Self::retention) that was set before.
     ///
     /// # Errors
     ///
-    /// When that is not longer than the sender retries, which is 7 days.
-    pub fn retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        if retention <= self.policy.retry_for {
-            return Err(ConfigError::RetentionTooShort {
-                retention,
-                retry_for: self.policy.retry_for,
-            });
-        }
-        self.retention = retention;
-        Ok(self)
+    /// When the new retention is not longer than the sender retries.
+    pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.set_policy(policy))
     }
 
-    /// Lets a delivery whose event is being handled wait this long for the outcome, before it is
-    /// answered with 409: 5 seconds unless set. With zero it waits 100 ms at most, for
-    /// one of another process.
+    /// Sets how long a key is remembered: 8 days by default.
+    ///
+    /// # Errors
+    ///
+    /// When it is not longer than [`SenderPolicy::retry_for`], 7 days: a forgotten event would be handled
+    /// again.
+    pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.retention = retention)
+    }
+
+    /// Sets how long a duplicate waits for the delivery that is being handled, before it is answered with
+    /// 409: 5 seconds by default. With zero it waits 100 ms at most, for one of another process.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
-        self.in_flight_wait = wait;
+        self.limits.in_flight_wait = wait;
         self
     }
 
-    /// Gives the database this long for each step besides the handler's own: a connection from the
-    /// pool, the key, the commit. 10 seconds unless set.
+    /// Sets the time limit of each step of the database besides the handler's own: a connection from the
+    /// pool, the key, the commit. 10 seconds by default.
     ///
     /// # Errors
     ///
     /// When it is zero.
-    pub fn store_timeout(mut self, timeout: Duration) -> Result<Self, ConfigError> {
-        if timeout.is_zero() {
-            return Err(ConfigError::Zero("store_timeout"));
-        }
-        self.store_timeout = timeout;
-        Ok(self)
+    pub fn store_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.store_timeout = timeout)
     }
 
-    /// Gives a handler this long for an event, and then drops its future and rolls back: 30 seconds
-    /// unless set. A handler that blocks its thread cannot be dropped.
+    /// Sets the time limit of a handler: 30 seconds by default. When it has passed, the handler's future is
+    /// dropped and its transaction rolled back. A handler that blocks its thread cannot be dropped.
     ///
-    /// The same limit ends a statement that the server works on, and a transaction that it waits for
-    /// in vain. Shorter limits of the connection's own stay.
+    /// The server ends a statement, or an idle transaction, of a handler after the same time. Shorter limits
+    /// of the connection's own stay.
     ///
     /// # Errors
     ///
     /// When it is zero.
-    pub fn handler_timeout(mut self, timeout: Duration) -> Result<Self, ConfigError> {
-        if timeout.is_zero() {
-            return Err(ConfigError::Zero("handler_timeout"));
-        }
-        self.handler_timeout = timeout;
+    pub fn handler_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
+        self.change(|limits| limits.handler_timeout = timeout)
+    }
+
+    fn change(mut self, set: impl FnOnce(&mut Limits)) -> Result<Self, ConfigError> {
+        self.limits.change(set)?;
         Ok(self)
     }
 

@@ -1,4 +1,4 @@
-//! Real sockets: the two servers, and a client that writes its requests byte by byte.
+//! Real sockets: two servers, and a client that controls every byte of its requests.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -22,7 +22,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tower::Service;
 use tower_webhook::Secret;
 
-use super::{Answered, secret};
+use super::delivery::{Answered, secret};
 
 /// A listener on a free port, with room for all connections of a test: one too many would not be
 /// refused, but tried again by the system after seconds that double.
@@ -209,19 +209,24 @@ impl Client {
         self.stream.shutdown().await.unwrap();
     }
 
-    /// The next answer; an error when the connection ends before.
+    /// The next answer, without the headers that the server adds. An error when the connection ends
+    /// before.
     pub(crate) async fn answer(&mut self) -> io::Result<Answered> {
-        let (answered, end) = loop {
+        let (mut answered, end) = loop {
             if let Some(end) = self.read.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
                 break (parse(&self.read[..end]), end + 4);
             }
             self.more().await?;
         };
-        let length = answered.headers.get("content-length");
+        let length = answered.headers.remove("content-length");
         let length: usize = length.map_or(0, |value| value.to_str().unwrap().parse().unwrap());
         while self.read.len() < end + length {
             self.more().await?;
         }
+        for added in ["connection", "date"] {
+            answered.headers.remove(added);
+        }
+        answered.body = self.read[end..end + length].to_vec().into();
         self.read.drain(..end + length);
         Ok(answered)
     }
@@ -245,7 +250,12 @@ fn parse(head: &[u8]) -> Answered {
         })
         .collect();
     let status = StatusCode::from_bytes(status.as_bytes()).unwrap();
-    Answered { status, headers }
+    let body = Bytes::new();
+    Answered {
+        status,
+        headers,
+        body,
+    }
 }
 
 /// Delivers on a connection of its own.

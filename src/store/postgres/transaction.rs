@@ -1,17 +1,21 @@
 //! Keys that are inserted by the transaction that handles their event, and need no lease.
 
+use std::fmt;
 use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{Connection, PgConnection, PgTransaction, query, query_scalar};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_scalar};
 
-use super::*;
+use super::PostgresStore;
+use crate::storage::postgres::{Busy, Uuid, code, column, micros};
+use crate::store::{EventKey, StoreError};
 
 /// A key in a transaction.
 #[derive(Debug)]
 pub(crate) enum Inserted {
-    /// It is inserted, by the transaction of this number. Whoever inserts it as well waits until that
-    /// has ended.
+    /// It is inserted, by the transaction of this number. Another transaction that inserts it waits until
+    /// that has ended.
     Fresh(TxId),
     /// It was there: its event was handled.
     Done { same_body: bool },
@@ -41,9 +45,9 @@ impl PostgresStore {
         rolled_back.map_err(|error| self.error(error))
     }
 
-    /// Tells the transaction's number, and limits what follows in it. The server ends a statement that
-    /// takes longer than `limit`, and a transaction that is idle for longer: its client may be gone
-    /// without a word. Shorter limits of the connection's own stay.
+    /// Returns the transaction's number, and limits the statements that follow in it. The server ends a
+    /// statement that takes longer than `limit`, and a transaction that is idle for longer: its client may
+    /// have disconnected unnoticed. Shorter limits of the connection's own stay.
     pub(crate) async fn number(
         &self,
         transaction: &mut PgConnection,
@@ -84,18 +88,19 @@ impl PostgresStore {
             Err(error) if is_wait_over(&error) => return Ok(Inserted::InFlight),
             Err(error) => return Err(self.error(error)),
         }
-        let body = query_scalar(AssertSqlSafe(Arc::clone(&statements.body)))
+        let same_body = query_scalar(AssertSqlSafe(Arc::clone(&statements.same_body)))
             .bind(Uuid(id.key()))
+            .bind(Uuid(id.body()))
             .fetch_optional(connection);
-        let body: Option<Uuid> = body.await.map_err(|error| self.error(error))?;
+        let same_body: Option<bool> = same_body.await.map_err(|error| self.error(error))?;
         Ok(Inserted::Done {
-            same_body: body.is_none_or(|Uuid(body)| body == id.body()),
+            same_body: same_body.unwrap_or(true),
         })
     }
 }
 
-/// Commits a transaction, unless it is not the one that was begun, or there is nothing left of it: the
-/// server takes its commit for a rollback then, and reports a success.
+/// Commits a transaction, unless it is not the one that was begun, or one of its statements failed: the
+/// server rolls back instead of committing then, and reports a success.
 ///
 /// Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
 /// transaction.
@@ -177,9 +182,9 @@ fn millis(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1)
 }
 
-/// A connection that goes back to its pool when all is in order on it. Dropped before that, it is
-/// closed, and the server rolls back: nobody else ever meets a statement that is still at work, or a
-/// `BEGIN` that was on its way when its future was dropped.
+/// A connection that is returned to its pool when it is sound. Dropped before that, it is closed, and the
+/// server rolls back: no other caller meets a statement that is still executed, or a `BEGIN` that was
+/// being sent when its future was dropped.
 pub(crate) struct HeldConnection(Busy);
 
 impl HeldConnection {

@@ -1,36 +1,84 @@
-//! What is in the tables, and the statements that the store is made of.
+//! The table of keys: its schema, and the statements that the store is made of.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
 
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::clock::{self, after};
-use super::writer::Tx;
+use crate::storage::sqlite::clock::{self, after};
+use crate::storage::sqlite::{Format, Tx, Upkeep};
 use crate::store::{Claim, EventKey, Fence, KeyState, Lease};
 
-/// Times are milliseconds since 1970, and the last ones of what they limit.
-///
-/// A row does not change its size when its key is done, so that it is changed in place.
-pub(super) const SCHEMA: &str = "
-    CREATE TABLE keys (
-        id          INTEGER PRIMARY KEY,
-        key         BLOB    NOT NULL UNIQUE,
-        body        BLOB    NOT NULL,
-        fence       BLOB    NOT NULL,
-        attempt     INTEGER NOT NULL,
-        done        INTEGER NOT NULL,
-        lease_until INTEGER NOT NULL,
-        keep_until  INTEGER NOT NULL
-    ) STRICT;
-    CREATE TABLE clock (highest INTEGER NOT NULL) STRICT;
-    INSERT INTO clock VALUES (0);
-";
+/// The file's schema, version by version. A release that knows an older version may use the file at the
+/// same time, by the statements that it has.
+pub(super) const FORMAT: Format = Format {
+    migrations: &[
+        // 1. Times are milliseconds since 1970, and the last ones of what they limit. A row does not
+        // change its size when its key is done, so that it is changed in place.
+        "CREATE TABLE keys (
+            id          INTEGER PRIMARY KEY,
+            key         BLOB    NOT NULL UNIQUE,
+            body        BLOB    NOT NULL,
+            fence       BLOB    NOT NULL,
+            attempt     INTEGER NOT NULL,
+            done        INTEGER NOT NULL,
+            lease_until INTEGER NOT NULL,
+            keep_until  INTEGER NOT NULL
+        ) STRICT;
+        CREATE TABLE clock (highest INTEGER NOT NULL) STRICT;
+        INSERT INTO clock VALUES (0);",
+        // 2. A body is identified by another digest than in version 1, so those that were stored before
+        // cannot be compared, and count as equal. They stay in their rows, because a process of version 1
+        // fails on a row without a digest. `old_body` is NULL where the digest is a new one, and its default
+        // marks the rows that such a process adds meanwhile. A key that it claims again keeps the mark that
+        // it had: until that key is forgotten, its body may be reported as another one.
+        "ALTER TABLE keys ADD COLUMN old_body INTEGER DEFAULT 1;",
+    ],
+    highest_time: "SELECT highest FROM clock",
+    set_highest_time: "UPDATE clock SET highest = ?1",
+};
 
-/// A row, without what is compared in the database.
+const NEW: &str = "
+    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until, old_body)
+    VALUES (?1, ?2, ?3, 1, 0, ?4, ?5, NULL)
+    ON CONFLICT (key) DO NOTHING";
+const AGAIN: &str = "
+    UPDATE keys
+    SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6,
+        old_body = NULL
+    WHERE id = ?1";
+const BY_KEY: &str = "
+    SELECT id, body, attempt, done, lease_until, keep_until, old_body FROM keys WHERE key = ?1";
+const RENEW: &str = "
+    UPDATE keys SET lease_until = ?4
+    WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
+const COMPLETE: &str = "
+    UPDATE keys SET done = 1, keep_until = ?4
+    WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
+// Without a LIMIT: the few rows that are needed are read one by one.
+const NEXT: &str = "
+    SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1
+    FROM keys WHERE id > ?2 ORDER BY id";
+const DROP: &str = "DELETE FROM keys WHERE id = ?1";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 9] = [
+    NEW,
+    AGAIN,
+    BY_KEY,
+    RENEW,
+    COMPLETE,
+    NEXT,
+    DROP,
+    FORMAT.highest_time,
+    FORMAT.set_highest_time,
+];
+
+/// A row, without the columns that are compared in the database.
 struct Known {
     id: i64,
-    body: [u8; 16],
+    /// Unknown, where the digest is of an earlier version.
+    body: Option<[u8; 16]>,
     attempt: u32,
     done: bool,
     lease_until: i64,
@@ -38,13 +86,12 @@ struct Known {
 }
 
 impl Known {
-    const BY_KEY: &str =
-        "SELECT id, body, attempt, done, lease_until, keep_until FROM keys WHERE key = ?1";
-
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let body = row.get(1)?;
+        let is_comparable = row.get::<_, Option<bool>>(6)? != Some(true);
         Ok(Self {
             id: row.get(0)?,
-            body: row.get(1)?,
+            body: is_comparable.then_some(body),
             attempt: row.get(2)?,
             done: row.get(3)?,
             lease_until: row.get(4)?,
@@ -78,17 +125,8 @@ pub(super) fn claim(
     lease: Duration,
     retain: Duration,
 ) -> rusqlite::Result<Claim> {
-    const NEW: &str = "
-        INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-        VALUES (?1, ?2, ?3, 1, 0, ?4, ?5)
-        ON CONFLICT (key) DO NOTHING";
-    const AGAIN: &str = "
-        UPDATE keys
-        SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
-        WHERE id = ?1";
-
     let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
-    let fence = tx.fence();
+    let fence = Fence(tx.token());
     let lease_until = clock::lease_end(tx.now, lease);
     let keep_until = after(tx.now, retain);
     let new = tx.db.prepare_cached(NEW)?.execute(params![
@@ -102,9 +140,9 @@ pub(super) fn claim(
         return Ok(Claim::Acquired(Lease::new(id, fence, NonZeroU32::MIN)));
     }
 
-    let mut by_key = tx.db.prepare_cached(Known::BY_KEY)?;
+    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
     let known = by_key.query_row([key], Known::read)?;
-    let same_body = known.body == body;
+    let same_body = known.body.is_none_or(|known| known == body);
     match known.state(tx.now) {
         KeyState::Done => return Ok(Claim::Done { same_body }),
         KeyState::InFlight { remaining } => {
@@ -128,14 +166,14 @@ pub(super) fn claim(
 }
 
 pub(super) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeyState> {
-    let mut by_key = tx.db.prepare_cached(Known::BY_KEY)?;
+    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
     let known = by_key
         .query_row([key.to_be_bytes()], Known::read)
         .optional()?;
     Ok(known.map_or(KeyState::Free, |known| known.state(tx.now)))
 }
 
-/// What is done with a lease that is still valid.
+/// What a lease that is still valid is used for.
 #[derive(Clone, Copy)]
 pub(super) enum Settle {
     Renew(Duration),
@@ -143,15 +181,8 @@ pub(super) enum Settle {
     Release,
 }
 
-/// Whether the lease was still valid.
+/// Renews or settles a lease, and returns whether it was still valid.
 pub(super) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settle) -> rusqlite::Result<bool> {
-    const RENEW: &str = "
-        UPDATE keys SET lease_until = ?4
-        WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
-    const COMPLETE: &str = "
-        UPDATE keys SET done = 1, keep_until = ?4
-        WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
-
     let (statement, until) = match how {
         Settle::Renew(extend) => (RENEW, clock::lease_end(tx.now, extend)),
         Settle::Complete(retain) => (COMPLETE, after(tx.now, retain)),
@@ -166,26 +197,25 @@ pub(super) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settle) -> rusql
     Ok(settled == 1)
 }
 
-/// Looks at all rows again and again, a few at a time, and drops those that are out of date.
+/// How many rows a call looks at, whether they have expired. A key takes two calls.
+const ROWS_PER_CALL: u16 = 2;
+
+/// Looks at all rows again and again, a few at a time, and drops those that have expired.
 ///
-/// In the order of their ids, which needs no index: it is about the order in which they expire.
+/// In the order of their ids, which needs no index: they expire in about that order.
 #[derive(Default)]
 pub(super) struct Purge {
     seen: i64,
-    /// How many ids are passed over if they cannot be read: ever more, to get past what is damaged.
+    /// How many ids are passed over if they cannot be read: ever more, to get past damage.
     skip: i64,
 }
 
-impl Purge {
-    pub(super) fn step(&mut self, tx: &Tx<'_>, rows: u16) -> rusqlite::Result<()> {
-        // Without a LIMIT, whose every new value would have SQLite compile the statement again.
-        const NEXT: &str = "
-            SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1
-            FROM keys WHERE id > ?2 ORDER BY id";
-        const DROP: &str = "DELETE FROM keys WHERE id = ?1";
+impl Upkeep for Purge {
+    fn step(&mut self, tx: &Tx<'_>, calls: u16) -> rusqlite::Result<()> {
         const FARTHEST: i64 = 1 << 20;
 
-        // Before anything can fail, so that the next step is another one.
+        // Before anything can fail, so that the next step looks at other rows.
+        let rows = ROWS_PER_CALL * calls;
         let from = self.seen;
         self.skip = self.skip.saturating_mul(2).max(rows.into());
         self.seen = match from.checked_add(self.skip) {
@@ -216,17 +246,4 @@ impl Purge {
         }
         Ok(())
     }
-}
-
-/// The latest time that any process has seen.
-pub(super) fn highest_time(db: &rusqlite::Connection) -> rusqlite::Result<i64> {
-    db.prepare_cached("SELECT highest FROM clock")?
-        .query_row([], |row| row.get(0))
-}
-
-pub(super) fn set_highest_time(tx: &Tx<'_>) -> rusqlite::Result<()> {
-    tx.db
-        .prepare_cached("UPDATE clock SET highest = ?1")?
-        .execute([tx.now])?;
-    Ok(())
 }

@@ -1,74 +1,86 @@
-mod checkpoint;
-mod clock;
-mod error;
-mod file;
+//! The SQLite store: a table of keys on the engine's thread.
+
 mod keys;
-mod writer;
 
 use std::fmt;
-use std::path::{self, Path};
-use std::sync::Arc;
+use std::path::Path;
 use std::time::Duration;
 
-use self::checkpoint::Checkpoints;
-use self::clock::{Clock, Machine};
-use self::error::{Reason, Refused};
-use self::keys::Settle;
-use self::writer::{Batches, Need, Writer};
-use super::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
+use self::keys::{Purge, Settle};
+use super::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Store, StoreError};
+use crate::storage::Error;
+use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 
-/// Remembers keys in a file of SQLite: the durable choice for one machine.
+/// Remembers keys in a SQLite file: the durable choice for one machine.
 ///
 /// **What it guarantees.** One run at a time per key, and none after a success, among all processes of one
 /// machine that open the file. It survives their restarts and crashes, and the machine's. Choose it when
 /// one machine receives the webhooks; choose Redis or Postgres when several do.
 ///
 /// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
-/// callers: whatever is asked while one transaction is committed goes into the next one, up to 256 calls.
+/// callers: calls that come while one transaction is committed go into the next one, up to 256 of them.
 /// Only completions wait for the disk (`synchronous = FULL`), in a transaction of their own; a claim is
-/// seen by other processes at once and written to the disk with the next completion.
+/// visible to other processes at once and on the disk with the next completion.
 ///
-/// **What a crash costs.** Of a process: its runs, whose keys are free again when their leases end; nothing
-/// that was answered. Of the machine: besides, claims and releases since the last completion may be
-/// forgotten, with the count of their attempts. The file never needs a repair.
+/// **What a crash costs.** A crash of a process costs its runs, whose keys are free again when their leases
+/// expire, and nothing that was answered. A crash of the machine may also forget the claims and releases
+/// since the last completion, with the count of their attempts. The file never needs a repair.
 ///
 /// **Several processes** of one machine may share the file, as two do during a deploy. They take turns,
-/// even when all are busy. The file must be on a disk of the machine: over a network, as by NFS, its
-/// locks do not work.
+/// even when all are busy. The file must be on a local disk: over a network, as by NFS, its locks do not
+/// work.
 ///
 /// **Time** is the machine's when the file is opened, and never runs backwards: the latest time is kept in
-/// the file. A clock that is set back does not extend a lease while the file is open; the time during which
+/// the file. A clock that is set back does not extend a lease while the file is open. The time during which
 /// no process has it open does not count then, so that a lease lasts for as long after the next start as it
-/// had left. One that is set forward changes nothing until the next process opens the file. From then on
-/// all go by the later time: what it skipped is missing from leases, so that an event whose run is under
-/// way may be run again, and from retentions. A machine that slept sets its clock forward, too. A start
-/// with a clock that is ahead by more than the retention forgets everything. Leases and retentions are
-/// whole milliseconds, rounded up, and leases last 10 milliseconds longer, as processes agree on the time
-/// to no less than that.
+/// had left. A clock that is set forward changes nothing until the next process opens the file. From then on
+/// all go by the later time: the time that it skipped is missing from leases, so that an event in progress
+/// may be run again, and from retentions. A machine that slept sets its clock forward, too. A start with a
+/// clock that is ahead by more than the retention forgets everything. Leases and retentions are whole
+/// milliseconds, rounded up, and leases last 10 milliseconds longer, because processes agree on the time to
+/// that many milliseconds.
 ///
-/// **Sizing.** 105 bytes on the disk for each row, so at most 140 MB for a million keys, as there are more
+/// **Sizing.** 106 bytes on the disk for each row, so at most 141 MB for a million keys, as there are more
 /// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 64 MiB,
 /// and about twice that under full load; a thread of its own moves it into the file. Memory: some 10 MB,
 /// whatever the number of keys.
 ///
-/// **Purge.** Each call looks at two rows, in turn, whether they are out of date. So the file holds up to
-/// a third more rows than are remembered. It reuses their room, and never shrinks by itself: `VACUUM`
-/// does that while no process has it open.
+/// **Purge.** Each call checks two rows, in turn, and drops them if they have expired. So the file holds up
+/// to a third more rows than are remembered. It reuses their room, and does not shrink: `VACUUM` does that
+/// while no process has it open.
 ///
-/// **When it fails.** Damage in the file is a [`Corrupt`](super::StoreErrorKind::Corrupt) for the calls
-/// that meet it, and for no others. A full disk, or a file that may not be written any more, is an
-/// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until it is mended; then work goes
-/// on by itself. So is a file that another process keeps locked for 1.5 seconds.
+/// **When it fails.** Damage in the file is [`Corrupt`](super::StoreErrorKind::Corrupt) for the calls that
+/// meet it, and for no others. A full disk, or a file that may not be written any more, is
+/// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until that is resolved; then work
+/// resumes without a restart. So is a file that another process keeps locked for 1.5 seconds.
 ///
 /// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies. Beside
-/// it are `-wal` and `-shm` while it is open: the three belong together, and to a copy made meanwhile
-/// belongs `VACUUM INTO`. Never delete or replace it under a process that has it open. `sqlite3` can look
-/// into it at any time; a reader that stays for long lets the log grow.
+/// it are `-wal` and `-shm` while it is open: the three belong together. Copy it with `VACUUM INTO`
+/// meanwhile. Never delete or replace it under a process that has it open. `sqlite3` can read it at any
+/// time; a reader that stays for long lets the log grow.
 ///
-/// **Beside sqlx.** One program can have only one SQLite compiled in, and `sqlx` 0.9 takes none as new as this
-/// one. Cargo says so (``links to the native library `sqlite3` ``) as soon as `sqlx` has its feature `sqlite`, or
-/// one that mentions it, as `any`, `json`, `macros` and `migrate` do, which it has unless told otherwise. Add it with
-/// `default-features = false`, or use another store.
+/// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the
+/// schema, in one transaction that takes milliseconds. A process of the earlier release that has the file
+/// open continues to work, but cannot open it again. Bodies of keys that it recorded cannot be compared any
+/// more, and count as equal. While both run, a body may be reported as another one where one process
+/// recorded a key and the other meets it.
+///
+/// **Beside other crates.** A program can link only one SQLite, and Cargo refuses to combine two
+/// (``links to the native library `sqlite3` ``). This crate takes `rusqlite` 0.39 to 0.41, whichever the
+/// others allow:
+///
+/// | beside | works |
+/// |---|---|
+/// | `sqlx` 0.9 | yes, with any features |
+/// | `diesel` 2.3 with its feature `sqlite` | yes, also together with `sqlx` 0.9 |
+/// | `rusqlite` 0.39, 0.40 or 0.41 | yes; beside `sqlx` 0.9 only 0.39 |
+/// | `sqlx` 0.8 | only with `default-features = false` and without `sqlite`, `any`, `json`, `migrate`, `uuid`, `chrono` and `time`; `macros` works |
+/// | `rusqlite` 0.38 or earlier | no |
+///
+/// Earlier versions contain a SQLite before 3.51.3, which can
+/// [lose commits](https://www.sqlite.org/wal.html#walresetbug) where one connection writes while another one
+/// does checkpoints, as this store does. Where they do not combine, upgrade the other crate, or use another
+/// store.
 ///
 /// Clones share one thread. Dropping the last one waits until the file is closed.
 ///
@@ -84,50 +96,49 @@ use super::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 /// ```
 #[derive(Clone)]
 pub struct SqliteStore {
-    path: Arc<Path>,
-    writer: Arc<Writer>,
+    engine: Engine,
 }
 
 impl SqliteStore {
-    /// Opens the file, and creates it when there is none. Blocks its thread meanwhile.
+    /// Opens the file, creates it when there is none, and upgrades one of an earlier release. Blocks its
+    /// thread meanwhile.
+    ///
+    /// ```no_run
+    /// use tower_webhook::store::{OpenErrorKind, SqliteStore};
+    ///
+    /// match SqliteStore::open("webhooks.db") {
+    ///     Ok(store) => println!("{store:?}"),
+    ///     Err(error) if error.kind() == OpenErrorKind::NewerSchema => {
+    ///         eprintln!("was this release rolled back? {error}")
+    ///     }
+    ///     Err(error) => eprintln!("{error}"),
+    /// }
+    /// ```
     ///
     /// # Errors
     ///
-    /// When the file cannot be created, read or written, is no database, another program's, or of a later
-    /// release. The error's source says what to do.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self, StoreError> {
-        Self::open_by(path.as_ref(), clock::machine(), checkpoint::EVERY)
+    /// When the file cannot be created, read or written, is not a database, belongs to another program, or
+    /// was changed by a later release. The error says what to do.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
+        Ok(Self::open_by(
+            path.as_ref(),
+            clock::machine(),
+            CHECKPOINT_EVERY,
+        )?)
     }
 
-    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, StoreError> {
-        // SQLite would give other meanings to some relative paths, such as `:memory:`.
-        let path: Arc<Path> = match path::absolute(path) {
-            Ok(path) => path.into(),
-            Err(error) => return Err(Refused::new(&path.into(), Reason::Create(error)).into()),
-        };
-        let open = || {
-            let db = file::open(&path)?;
-            let batches = Batches::new(db, Clock::start(machine))?;
-            let aside = file::connect_aside(&path)?;
-            let checkpoints =
-                Checkpoints::start(&path, aside, checkpoint_every).map_err(Reason::Thread)?;
-            Writer::start(&path, batches, checkpoints).map_err(Reason::Thread)
-        };
-        match open() {
-            Ok(writer) => Ok(Self {
-                path: Arc::clone(&path),
-                writer: Arc::new(writer),
-            }),
-            Err(reason) => Err(Refused::new(&path, reason).into()),
-        }
+    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, Error> {
+        let upkeep = vec![Box::<Purge>::default() as _];
+        let engine = Engine::open(path, &keys::FORMAT, upkeep, machine, checkpoint_every)?;
+        Ok(Self { engine })
     }
 
     async fn settle(&self, need: Need, lease: &Lease, how: Settle) -> Result<(), SettleError> {
         let (key, fence) = (lease.id().key(), lease.fence());
         let settled = self
-            .writer
+            .engine
             .run(need, move |tx| keys::settle(tx, key, fence, how));
-        match settled.await? {
+        match settled.await.map_err(StoreError::from)? {
             true => Ok(()),
             false => Err(SettleError::LeaseExpired),
         }
@@ -137,7 +148,7 @@ impl SqliteStore {
 impl fmt::Debug for SqliteStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SqliteStore")
-            .field("path", &self.path)
+            .field("path", &self.engine.path())
             .finish_non_exhaustive()
     }
 }
@@ -152,16 +163,16 @@ impl Store for SqliteStore {
         retain: Duration,
     ) -> Result<Claim, StoreError> {
         let id = *id;
-        self.writer
-            .run(Need::Write, move |tx| keys::claim(tx, id, lease, retain))
-            .await
+        let claimed = self
+            .engine
+            .run(Need::Write, move |tx| keys::claim(tx, id, lease, retain));
+        Ok(claimed.await?)
     }
 
     async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let key = id.key();
-        self.writer
-            .run(Need::Read, move |tx| keys::peek(tx, key))
-            .await
+        let found = self.engine.run(Need::Read, move |tx| keys::peek(tx, key));
+        Ok(found.await?)
     }
 
     async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
@@ -182,19 +193,20 @@ impl Store for SqliteStore {
 mod tests {
     use std::error::Error;
     use std::io::Read;
-    use std::sync::{Mutex, mpsc};
+    use std::sync::{Arc, Mutex, mpsc};
     use std::thread;
     use std::time::{Instant, SystemTime};
 
     use futures_util::FutureExt;
     use futures_util::future::join_all;
-    use rusqlite::Connection;
+    use rusqlite::{Connection, StatementStatus};
     use tempfile::TempDir;
     use tokio::runtime::Runtime;
     use tokio::sync::oneshot;
 
     use super::*;
     use crate::error::Chain;
+    use crate::storage::sqlite::Tx;
     use crate::store::StoreErrorKind;
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -224,7 +236,7 @@ mod tests {
             SqliteStore::open_by(
                 &self.directory.path().join("webhooks.db"),
                 machine,
-                checkpoint::EVERY,
+                CHECKPOINT_EVERY,
             )
             .unwrap()
         }
@@ -266,8 +278,8 @@ mod tests {
         }
 
         async fn ask(&self, need: Need, sql: &'static str) -> i64 {
-            let row = move |tx: &mut writer::Tx<'_>| tx.db.query_row(sql, [], |row| row.get(0));
-            self.writer.run(need, row).await.unwrap()
+            let row = move |tx: &mut Tx<'_>| tx.db.query_row(sql, [], |row| row.get(0));
+            self.engine.run(need, row).await.unwrap()
         }
     }
 
@@ -288,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clock_that_jumped_back_between_two_runs_goes_on_where_it_was() {
+    async fn a_clock_that_jumped_back_between_two_runs_continues_where_it_was() {
         let desk = Desk::new();
         let store = desk.open();
         store.finish(1, DAY).await;
@@ -333,14 +345,14 @@ mod tests {
         assert_eq!(store.state(1).await, KeyState::Free);
     }
 
-    /// Keeps the writing thread waiting, so that what is asked meanwhile becomes one transaction.
+    /// Keeps the writing thread waiting, so that the calls made meanwhile become one transaction.
     async fn hold(store: &SqliteStore) -> mpsc::Sender<()> {
         let (entered, has_entered) = oneshot::channel();
         let mut entered = Some(entered);
         let (go_on, gate) = mpsc::channel();
         let store = store.clone();
         tokio::spawn(async move {
-            let waits = store.writer.run(Need::Write, move |_| {
+            let waits = store.engine.run(Need::Write, move |_| {
                 if let Some(entered) = entered.take() {
                     let _ = entered.send(());
                     let _ = gate.recv();
@@ -359,7 +371,7 @@ mod tests {
         const FULL: i64 = 2;
         let desk = Desk::new();
         let store = desk.open();
-        // What only reads leaves it as the last transaction had it.
+        // A transaction that only reads leaves it as the last one set it.
         let synchronous = async || store.ask(Need::Read, "PRAGMA synchronous").await;
 
         let lease = store.acquire(1, 30 * SECOND).await;
@@ -371,12 +383,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_claim_does_not_wait_for_completions_that_were_asked_for_before() {
+    async fn a_claim_does_not_wait_for_earlier_completions() {
         let desk = Desk::new();
         let store = desk.open();
         let go_on = hold(&store).await;
         let (claimed, has_claimed) = mpsc::channel();
-        let completion = store.writer.run(Need::Durable, move |_| {
+        let completion = store.engine.run(Need::Durable, move |_| {
             Ok(has_claimed.recv_timeout(10 * SECOND).is_ok())
         });
         let (claim_came_first, (), ()) = tokio::join!(
@@ -420,7 +432,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn nobodys_claim_is_not_made_but_a_completion_is() {
+    async fn an_abandoned_claim_is_skipped_and_a_completion_is_not() {
         let desk = Desk::new();
         let store = desk.open();
         let lease = store.acquire(1, 30 * SECOND).await;
@@ -460,7 +472,7 @@ mod tests {
         const KEYS: u64 = 500;
         let desk = Desk::new();
         let store = desk.open();
-        // What is kept for longer, or still in flight, does not stand in the way of what is not.
+        // Keys that are kept for longer, or still in flight, do not block the purge of the others.
         store.finish(u64::MAX, 80 * DAY).await;
         let lease = store.acquire(u64::MAX - 1, 80 * DAY).await;
         for key in 0..KEYS {
@@ -521,7 +533,7 @@ mod tests {
         let told = Chain(&error).to_string();
         assert!(told.contains("no room on its disk"), "{told}");
 
-        // Nothing of that was half done, and what needs no room goes on.
+        // Nothing of that was half done, and work that needs no room continues.
         assert_eq!(store.state(key).await, KeyState::Free);
         store.complete(&held, DAY).await.unwrap();
 
@@ -533,11 +545,11 @@ mod tests {
     async fn calls_fail_when_the_thread_is_dead() {
         let desk = Desk::new();
         let store = desk.open();
-        let dies = store.writer.run(Need::Write, |_| -> rusqlite::Result<()> {
+        let dies = store.engine.run(Need::Write, |_| -> rusqlite::Result<()> {
             panic!("a fault")
         });
         for error in [
-            dies.await.unwrap_err(),
+            StoreError::from(dies.await.unwrap_err()),
             store.peek(&id(1)).await.unwrap_err(),
         ] {
             assert_eq!(error.kind(), StoreErrorKind::Unavailable);
@@ -546,8 +558,44 @@ mod tests {
         }
     }
 
+    /// A planner that looks at bound values would compile a statement again for the next ones.
     #[tokio::test]
-    async fn a_row_that_cannot_be_is_told_as_such() {
+    async fn statements_are_compiled_once() {
+        let desk = Desk::new();
+        let store = desk.open();
+        for key in 0..200 {
+            let lease = store.acquire(key, 30 * SECOND).await;
+            store.renew(&lease, 60 * SECOND).await.unwrap();
+            match key % 3 {
+                0 => store.release(&lease).await.unwrap(),
+                _ => store.complete(&lease, 100 * SECOND).await.unwrap(),
+            }
+            store.claim(&id(key / 2), SECOND, DAY).await.unwrap();
+            desk.wait(SECOND);
+        }
+        // One whose plan would depend on the values.
+        const LIMITED: &str = "SELECT id FROM keys WHERE id > ?1 ORDER BY id LIMIT ?2";
+        for limit in 1..10 {
+            let first = store.engine.run(Need::Read, move |tx| {
+                let mut limited = tx.db.prepare_cached(LIMITED)?;
+                limited.query_row([0, limit], |row| row.get::<_, i64>(0))
+            });
+            first.await.unwrap();
+        }
+        for sql in keys::STATEMENTS.into_iter().chain([LIMITED]) {
+            let counts = store.engine.run(Need::Read, move |tx| {
+                let statement = tx.db.prepare_cached(sql)?;
+                let count = |status| statement.get_status(status);
+                Ok([StatementStatus::Run, StatementStatus::RePrepare].map(count))
+            });
+            let [runs, compiled_again] = counts.await.unwrap();
+            assert!(runs > 1, "{runs} runs of {sql}");
+            assert_eq!(compiled_again, 0, "{sql}");
+        }
+    }
+
+    #[tokio::test]
+    async fn an_invalid_row_is_reported_as_corrupt() {
         let desk = Desk::new();
         let store = desk.open();
         store.acquire(1, 30 * SECOND).await;
@@ -587,7 +635,7 @@ mod tests {
         assert_eq!(store.state(2).await, KeyState::Done);
         assert!(matches!(store.state(3).await, KeyState::InFlight { .. }));
 
-        // It goes as others do.
+        // The damaged row is purged as others are.
         store.complete(&damaged, DAY).await.unwrap();
         desk.wait(9 * DAY);
         for key in 10..15 {
@@ -597,7 +645,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_damaged_page_does_not_stop_what_is_elsewhere() {
+    async fn a_damaged_page_affects_no_other_page() {
         const KEYS: u64 = 2000;
         const PAGE: usize = 4096;
         const LEAF_OF_TABLE: u8 = 13;

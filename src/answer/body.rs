@@ -1,0 +1,96 @@
+//! The body of a response.
+
+use std::error::Error;
+use std::fmt;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Buf, Bytes};
+use http::Response;
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::Full;
+use pin_project_lite::pin_project;
+
+use super::Answer;
+use crate::event::EventKind;
+use crate::outcome::Outcome;
+
+pin_project! {
+    /// The body of a response: of an answer of this crate, or of the inner service.
+    pub struct ResponseBody<B> {
+        #[pin]
+        inner: Inner<B>,
+    }
+}
+
+pin_project! {
+    #[project = InnerProj]
+    enum Inner<B> {
+        Answer { body: Full<Bytes> },
+        Service { #[pin] body: B },
+    }
+}
+
+impl<B> ResponseBody<B> {
+    /// The response for an outcome.
+    pub(crate) fn answer(outcome: Outcome) -> Response<Self> {
+        super::respond_with(outcome).map(Self::of_this_crate)
+    }
+
+    /// The response for a refusal. `kind` is what the event header of an unverified request names.
+    pub(crate) fn refuse<R>(refusal: R, kind: Option<EventKind>) -> Response<Self>
+    where
+        R: Answer + Error + Send + Sync + 'static,
+    {
+        super::refuse(refusal, kind).map(Self::of_this_crate)
+    }
+
+    fn of_this_crate(body: Full<Bytes>) -> Self {
+        Self {
+            inner: Inner::Answer { body },
+        }
+    }
+
+    pub(crate) fn service(body: B) -> Self {
+        Self {
+            inner: Inner::Service { body },
+        }
+    }
+}
+
+impl<B> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody").finish_non_exhaustive()
+    }
+}
+
+impl<B: Body<Data: Buf + From<Bytes>>> Body for ResponseBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
+        match self.project().inner.project() {
+            InnerProj::Answer { body } => Pin::new(body)
+                .poll_frame(cx)
+                .map(|frame| frame.map(|Ok(frame)| Ok(frame.map_data(B::Data::from)))),
+            InnerProj::Service { body } => body.poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.inner {
+            Inner::Answer { body } => body.is_end_stream(),
+            Inner::Service { body } => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.inner {
+            Inner::Answer { body } => body.size_hint(),
+            Inner::Service { body } => body.size_hint(),
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! What was decided about a delivery, for layers outside.
+
+use std::error::Error;
+use std::sync::Arc;
+
+use http::Response;
+
+use super::Answer;
+use crate::event::EventKind;
+use crate::outcome::Outcome;
+
+/// What was decided about a delivery: its outcome, or why it was refused.
+///
+/// Every response of [`SignatureLayer`](crate::SignatureLayer), and so of
+/// [`WebhookLayer`](crate::WebhookLayer), carries one in its extensions. A layer around them can count or
+/// log it:
+///
+/// ```
+/// use http::Response;
+/// use tower_webhook::Decision;
+/// use tower_webhook::signature::Refusal;
+///
+/// fn count<B>(response: &Response<B>) {
+///     let Some(decision) = Decision::of(response) else {
+///         return;
+///     };
+///     // Whoever sends a request chooses its event header. Without verification, it proves nothing.
+///     let kind = decision.kind().filter(|_| decision.is_verified());
+///     println!("{} of kind {kind:?}", decision.name());
+///
+///     if let Some(refusal) = decision.refusal()
+///         && let Some(Refusal::InvalidSignature(error)) = refusal.downcast_ref()
+///     {
+///         println!("not authentic: {error}");
+///     }
+/// }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Decision {
+    what: What,
+    kind: Option<EventKind>,
+    is_verified: bool,
+}
+
+#[derive(Clone, Debug)]
+enum What {
+    Ended(Outcome),
+    Refused(&'static str, Arc<dyn Error + Send + Sync>),
+}
+
+impl Decision {
+    /// Returns the decision about the delivery that `response` answers.
+    #[must_use]
+    pub fn of<B>(response: &Response<B>) -> Option<&Self> {
+        response.extensions().get()
+    }
+
+    /// Returns the name of the answer, as in the [table of answers](crate::docs::answers): `handled`, or
+    /// `invalid-signature`.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match &self.what {
+            What::Ended(outcome) => outcome.name(),
+            What::Refused(name, _) => name,
+        }
+    }
+
+    /// Returns the outcome, unless the delivery was refused.
+    #[must_use]
+    pub fn outcome(&self) -> Option<&Outcome> {
+        match &self.what {
+            What::Ended(outcome) => Some(outcome),
+            What::Refused(..) => None,
+        }
+    }
+
+    /// Returns why the delivery was refused: a [`signature::Refusal`](crate::signature::Refusal) or an
+    /// [`idempotency::Refusal`](crate::idempotency::Refusal), to be found by `downcast_ref`.
+    #[must_use]
+    pub fn refusal(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
+        match &self.what {
+            What::Ended(_) => None,
+            What::Refused(_, refusal) => Some(refusal.as_ref()),
+        }
+    }
+
+    /// Returns the value of the event header, if the request has exactly one that is a kind.
+    #[must_use]
+    pub fn kind(&self) -> Option<&EventKind> {
+        self.kind.as_ref()
+    }
+
+    /// Whether the delivery was verified. If it was not, anybody may have sent it, and may have chosen its
+    /// [`kind`](Self::kind).
+    #[must_use]
+    pub fn is_verified(&self) -> bool {
+        self.is_verified
+    }
+
+    pub(super) fn ended(outcome: Outcome) -> Self {
+        Self {
+            what: What::Ended(outcome),
+            kind: None,
+            is_verified: false,
+        }
+    }
+
+    pub(super) fn refused(
+        name: &'static str,
+        refusal: Arc<dyn Error + Send + Sync>,
+        kind: Option<EventKind>,
+    ) -> Self {
+        Self {
+            what: What::Refused(name, refusal),
+            kind,
+            is_verified: false,
+        }
+    }
+
+    /// Completes the decision about a verified delivery. A response without one is decided by the outcome that
+    /// its service inserted, or else by its status. Returns the decision's name.
+    pub(crate) fn conclude<B>(response: &mut Response<B>, kind: EventKind) -> &'static str {
+        let status = response.status();
+        let extensions = response.extensions_mut();
+        if let Some(decision) = extensions.get_mut::<Self>() {
+            decision.kind = Some(kind);
+            decision.is_verified = true;
+            return decision.name();
+        }
+        let outcome = match extensions.remove::<Outcome>() {
+            Some(outcome) => {
+                outcome.log(&outcome.row());
+                outcome
+            }
+            None if status.is_success() => Outcome::Handled,
+            None => Outcome::failed(format!("the service answered with status {status}")),
+        };
+        let name = outcome.name();
+        extensions.insert(Self {
+            what: What::Ended(outcome),
+            kind: Some(kind),
+            is_verified: true,
+        });
+        name
+    }
+
+    /// Whether the response says more than its status.
+    pub(crate) fn is_known<B>(response: &Response<B>) -> bool {
+        Self::of(response).is_some() || response.extensions().get::<Outcome>().is_some()
+    }
+
+    /// Returns the outcome that a service reported, of this crate or not.
+    pub(crate) fn outcome_of<B>(response: &Response<B>) -> Option<&Outcome> {
+        match Self::of(response) {
+            Some(decision) => decision.outcome(),
+            None => response.extensions().get(),
+        }
+    }
+
+    /// Returns the name of the answer, also where the decision is not complete.
+    pub(crate) fn name_of<B>(response: &Response<B>) -> &'static str {
+        match (Self::of(response), response.extensions().get::<Outcome>()) {
+            (Some(decision), _) => decision.name(),
+            (None, Some(outcome)) => outcome.name(),
+            (None, None) if response.status().is_success() => Outcome::Handled.name(),
+            (None, None) => Self::FAILED,
+        }
+    }
+
+    /// The name of a run that ended with an error instead of a response.
+    pub(crate) const FAILED: &'static str = "failed";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_response_without_an_outcome_is_decided_by_its_status() {
+        for (status, outcome) in [
+            (200, "handled"),
+            (204, "handled"),
+            (302, "failed"),
+            (500, "failed"),
+        ] {
+            let mut response = Response::builder().status(status).body(()).unwrap();
+            assert_eq!(Decision::name_of(&response), outcome);
+            let name = Decision::conclude(&mut response, EventKind::CHAT_RATED);
+            assert_eq!(name, outcome);
+            let decision = Decision::of(&response).unwrap();
+            assert_eq!(decision.name(), outcome);
+            assert_eq!(decision.kind(), Some(&EventKind::CHAT_RATED));
+            assert!(decision.is_verified());
+        }
+    }
+
+    #[test]
+    fn an_outcome_that_a_service_inserted_decides() {
+        let mut response = Response::builder().status(202).body(()).unwrap();
+        response.extensions_mut().insert(Outcome::Ignored);
+
+        assert_eq!(Decision::name_of(&response), "ignored");
+        assert!(!Decision::outcome_of(&response).unwrap().completes());
+        let name = Decision::conclude(&mut response, EventKind::CHAT_RATED);
+        assert_eq!(name, "ignored");
+        let outcome = Decision::of(&response).unwrap().outcome();
+        assert!(matches!(outcome, Some(Outcome::Ignored)));
+    }
+}

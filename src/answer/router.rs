@@ -1,0 +1,54 @@
+//! An [`EventRouter`] as the innermost service of the layers.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body_util::Full;
+use tower_service::Service;
+
+use crate::delivery::RawDelivery;
+use crate::router::{EventRouter, RouterFuture};
+use crate::verified::Verified;
+
+impl Service<Request<Verified>> for EventRouter {
+    type Response = Response<Full<Bytes>>;
+    type Error = Infallible;
+    type Future = RouterResponseFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Verified>) -> RouterResponseFuture {
+        RouterResponseFuture {
+            outcome: Service::<RawDelivery>::call(self, request.into_body().into_delivery()),
+        }
+    }
+}
+
+/// The response future of [`EventRouter`] as a service of HTTP requests.
+#[must_use = "futures do nothing unless polled"]
+pub struct RouterResponseFuture {
+    outcome: RouterFuture,
+}
+
+impl Future for RouterResponseFuture {
+    type Output = Result<Response<Full<Bytes>>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let Ok(outcome) = ready!(Pin::new(&mut self.outcome).poll(cx));
+        Poll::Ready(Ok(super::respond_with(outcome)))
+    }
+}
+
+impl fmt::Debug for RouterResponseFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RouterResponseFuture")
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,17 @@
+//! One attempt to handle an event under a lease, whether or not it came by HTTP.
+//!
+//! - [`attempt`]: races the work against its time limit and the loss of its lease.
+//! - [`Leases`] and [`HeldLease`]: claim, renew and settle a lease on a key.
+//! - [`Runs`]: attempts that continue after their client disconnected.
+//! - [`Limits`]: the settings that all of this shares, checked together.
+
+mod attempt;
+mod detached;
+mod lease;
+mod limits;
+mod renewal;
+
+pub(crate) use self::attempt::attempt;
+pub use self::detached::{DrainTimeout, Runs};
+pub(crate) use self::lease::{Claimed, HeldLease, Leases};
+pub(crate) use self::limits::Limits;

@@ -1,0 +1,149 @@
+//! The claims of one run: on the event's key and, with `replay_guard`, on its body.
+
+use std::future::{Future, poll_fn};
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::task::Poll;
+
+use super::duplicate::{NotClaimed, OtherRun, Refusal};
+use super::layer::Rules;
+use crate::delivery::RawDelivery;
+use crate::error::Chain;
+use crate::execution::{Claimed, HeldLease, Leases};
+use crate::outcome::Outcome;
+use crate::store::{BodyDigest, EventKey, KeySpace, Store};
+
+pub(super) struct Claims<St: Store> {
+    key: Option<HeldLease<St>>,
+    body: Option<Box<HeldLease<St>>>,
+}
+
+impl<St: Store> Claims<St> {
+    pub(super) async fn take(
+        leases: &Arc<Leases<St>>,
+        rules: Rules,
+        delivery: &RawDelivery,
+    ) -> Result<Self, NotClaimed> {
+        let mut claims = Self {
+            key: None,
+            body: None,
+        };
+        let key = delivery
+            .key()
+            .map(super::super::delivery::IdempotencyKey::as_bytes);
+        if key.is_none() && !rules.replay_guard {
+            return Ok(claims);
+        }
+        let namespace = &leases.limits.namespace;
+        let body = BodyDigest::of(delivery.body());
+        if let Some(key) = key {
+            let id = EventKey::in_space(KeySpace::Keys, namespace, key, body);
+            claims.key = claim(leases, rules, id, Identity::Key).await?;
+        }
+        if rules.replay_guard {
+            // The body is claimed as if it were a key, so that "another body" means another key.
+            let key = BodyDigest::of(key.unwrap_or_default());
+            let id = EventKey::in_space(KeySpace::Bodies, namespace, delivery.body(), key);
+            match claim(leases, rules, id, Identity::Body).await {
+                Ok(held) => claims.body = held.map(Box::new),
+                Err(not_claimed) => {
+                    claims.release().await;
+                    return Err(not_claimed);
+                }
+            }
+        }
+        Ok(claims)
+    }
+
+    /// Which attempt this is, for a delivery with a key.
+    pub(super) fn attempt(&self) -> Option<NonZeroU32> {
+        self.key.as_ref().map(HeldLease::attempt)
+    }
+
+    /// Is ready when a lease is lost.
+    pub(super) fn lost(&mut self) -> impl Future<Output = ()> {
+        poll_fn(
+            |cx| match self.held().any(|held| held.poll_lost(cx).is_ready()) {
+                true => Poll::Ready(()),
+                false => Poll::Pending,
+            },
+        )
+    }
+
+    pub(super) async fn complete(&mut self) -> Result<(), Outcome> {
+        let mut result = Ok(());
+        for held in self.held() {
+            result = result.and(held.complete().await);
+        }
+        result
+    }
+
+    pub(super) async fn release(&mut self) {
+        for held in self.held() {
+            held.release().await;
+        }
+    }
+
+    /// The body comes first: a crash between the two leaves an event that was handled and whose key is
+    /// free. Its next delivery then meets its own body.
+    fn held(&mut self) -> impl Iterator<Item = &mut HeldLease<St>> {
+        self.body.as_deref_mut().into_iter().chain(&mut self.key)
+    }
+}
+
+/// What is claimed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Identity {
+    Key,
+    Body,
+}
+
+/// Claims `id`. Returns `None` when the store fails and the delivery is to be handled all the same.
+async fn claim<St: Store>(
+    leases: &Arc<Leases<St>>,
+    rules: Rules,
+    id: EventKey,
+    identity: Identity,
+) -> Result<Option<HeldLease<St>>, NotClaimed> {
+    match leases.claim(id).await {
+        Ok(Claimed::Held(held)) => Ok(Some(held)),
+        Ok(Claimed::InFlight {
+            remaining,
+            same_body,
+        }) => match conflict(rules, identity, same_body) {
+            // The key's own conflict is known at once. The body's depends on whether the other run succeeds.
+            Some(refusal) if identity == Identity::Key => Err(NotClaimed::Refused(refusal)),
+            conflict => Err(NotClaimed::InFlight(OtherRun::new(id, remaining, conflict))),
+        },
+        Ok(Claimed::Done { same_body }) => Err(match conflict(rules, identity, same_body) {
+            Some(refusal) => NotClaimed::Refused(refusal),
+            None => NotClaimed::Ended(Outcome::Replayed),
+        }),
+        Err(error) if rules.handle_without_store => {
+            tracing::warn!(
+                reason = %Chain(&error),
+                "the event is handled without deduplication, because the store failed"
+            );
+            Ok(None)
+        }
+        Err(error) => {
+            let retry_after = leases.limits.policy.retry_every;
+            Err(NotClaimed::Ended(Outcome::unavailable(error, retry_after)))
+        }
+    }
+}
+
+/// The refusal of a key that was used with another body, or of a body that was used with another key.
+fn conflict(rules: Rules, identity: Identity, same: bool) -> Option<Refusal> {
+    match identity {
+        _ if same => None,
+        Identity::Body => Some(Refusal::BodyReplayed),
+        Identity::Key if rules.reject_changed_bodies => Some(Refusal::BodyChanged),
+        Identity::Key => {
+            tracing::warn!(
+                "the key was used before, with another body: the delivery counts as the same event"
+            );
+            None
+        }
+    }
+}

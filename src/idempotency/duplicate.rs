@@ -1,0 +1,111 @@
+//! Deliveries that are not handled: duplicates, and those whose key cannot be claimed.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep_until};
+
+use crate::answer::{Answer, Row, row};
+use crate::error::Chain;
+use crate::execution::Leases;
+use crate::outcome::Outcome;
+use crate::store::{EventKey, KeyState, Store};
+
+/// The refusal of a delivery that contradicts an earlier one.
+///
+/// It is the error of [`Decision::refusal`](crate::Decision::refusal).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The key was used with another body, and
+    /// [`reject_changed_bodies`](super::IdempotencyLayer::reject_changed_bodies) was called.
+    BodyChanged,
+    /// The body was used with another key, and
+    /// [`replay_guard`](super::IdempotencyLayer::replay_guard) was called.
+    BodyReplayed,
+}
+
+impl Answer for Refusal {
+    #[rustfmt::skip]
+    fn row(&self) -> Row {
+        match self {
+            Self::BodyChanged  => row!("body-changed", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The idempotency key was used with another body."),
+            Self::BodyReplayed => row!("body-replayed", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body was used with another idempotency key."),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.row().detail)
+    }
+}
+
+impl std::error::Error for Refusal {}
+
+/// Why a delivery is not handled.
+pub(super) enum NotClaimed {
+    InFlight(OtherRun),
+    Ended(Outcome),
+    Refused(Refusal),
+}
+
+/// The run that holds the key of another delivery.
+pub(super) struct OtherRun {
+    id: EventKey,
+    remaining: Duration,
+    /// The answer if the other run succeeds; a replay if there is none.
+    conflict: Option<Refusal>,
+}
+
+impl OtherRun {
+    pub(super) fn new(id: EventKey, remaining: Duration, conflict: Option<Refusal>) -> Self {
+        Self {
+            id,
+            remaining,
+            conflict,
+        }
+    }
+
+    /// Waits for the other run's outcome, up to the limit.
+    pub(super) async fn outcome<St: Store>(
+        self,
+        leases: Arc<Leases<St>>,
+    ) -> Result<Outcome, Refusal> {
+        let give_up = Instant::now() + leases.limits.in_flight_wait;
+        let mut remaining = self.remaining;
+        let mut pause = Duration::from_millis(5);
+        while Instant::now() < give_up {
+            sleep_until(give_up.min(Instant::now() + pause)).await;
+            pause = (2 * pause).min(Duration::from_millis(250));
+            match leases.peek(&self.id).await {
+                Ok(KeyState::Done) => return self.conflict.map_or(Ok(Outcome::Replayed), Err),
+                Ok(KeyState::Free) => {
+                    remaining = Duration::ZERO;
+                    break;
+                }
+                Ok(KeyState::InFlight { remaining: left }) => remaining = left,
+                Err(error) => {
+                    tracing::debug!(reason = %Chain(&error), "the key's state is unknown");
+                }
+            }
+        }
+        // A store whose leases end with the process claims for much longer than a run takes.
+        Ok(Outcome::InFlight {
+            remaining: remaining.min(leases.limits.lease()),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::tests::assert_refused;
+
+    #[tokio::test]
+    async fn every_refusal_is_answered_as_documented() {
+        assert_refused(Refusal::BodyChanged, (422, "body-changed", None)).await;
+        assert_refused(Refusal::BodyReplayed, (422, "body-replayed", None)).await;
+    }
+}

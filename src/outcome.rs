@@ -1,0 +1,193 @@
+//! What became of one attempt to handle an event, whether or not it came by HTTP.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::delivery::DecodeError;
+use crate::error::BoxError;
+
+/// The outcome of one attempt to handle an event.
+///
+/// [`EventRouter`](crate::EventRouter) returns one for each delivery. Over HTTP it is answered as the
+/// [table of answers](crate::docs::answers) says, and [`completes`](Self::completes) decides how the
+/// claim on the event's key is settled.
+///
+/// # From a service of your own
+///
+/// A service behind [`IdempotencyLayer`](crate::IdempotencyLayer) that is not an `EventRouter` settles
+/// the claim by the status of its response. To settle it otherwise, insert an outcome into the
+/// response's extensions:
+///
+/// ```
+/// use http::{Response, StatusCode};
+/// use tower_webhook::Outcome;
+///
+/// // Accepted, but not handled: the next delivery of the event runs the service again.
+/// let mut response = Response::new(());
+/// *response.status_mut() = StatusCode::ACCEPTED;
+/// response.extensions_mut().insert(Outcome::Ignored);
+/// ```
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+#[must_use]
+pub enum Outcome {
+    /// The handler succeeded.
+    Handled,
+    /// The event had been handled before; no handler ran.
+    Replayed,
+    /// No handler wants this kind of event, and the delivery is acknowledged.
+    Ignored,
+    /// No handler wants this kind of event, and
+    /// [`reject_unhandled`](crate::EventRouter::reject_unhandled) was called.
+    Unhandled,
+    /// The handler gave the event up with
+    /// [`HandlerError::discard`](crate::HandlerError::discard).
+    Discarded(Arc<dyn Error + Send + Sync>),
+    /// The handler gave the event up with
+    /// [`HandlerError::dead_letter`](crate::HandlerError::dead_letter).
+    DeadLetter(Arc<dyn Error + Send + Sync>),
+    /// The body is not the JSON object that the event should carry.
+    Undecodable(DecodeError),
+    /// The handler returned an error; the event is to be retried.
+    Failed {
+        /// The handler's error.
+        reason: Arc<dyn Error + Send + Sync>,
+        /// The delay that the handler asked for with
+        /// [`HandlerError::retry_after`](crate::HandlerError::retry_after).
+        retry_after: Option<Duration>,
+    },
+    /// The handler panicked.
+    Panicked,
+    /// The handler exceeded its time limit and was dropped.
+    TimedOut {
+        /// The time limit.
+        limit: Duration,
+    },
+    /// The lease on the event's key expired while the handler ran, and the handler was dropped.
+    LeaseLost,
+    /// Another attempt holds the event's key.
+    InFlight {
+        /// The rest of that attempt's lease, unless it is renewed.
+        remaining: Duration,
+    },
+    /// The store or the database was unavailable, and no handler ran.
+    Unavailable {
+        /// The error of the store or the database.
+        reason: Arc<dyn Error + Send + Sync>,
+        /// The delay after which another attempt makes sense.
+        retry_after: Duration,
+    },
+    /// The handler succeeded, but the store did not record that.
+    NotRecorded(Arc<dyn Error + Send + Sync>),
+    /// The handler succeeded, but its transaction may not have been committed.
+    NotCommitted {
+        /// The error of the commit.
+        reason: Arc<dyn Error + Send + Sync>,
+        /// The delay after which another attempt makes sense.
+        retry_after: Duration,
+    },
+}
+
+impl Outcome {
+    /// Whether the claim on the event's key is completed. Every other outcome releases it, so that
+    /// the next delivery of the event is handled.
+    ///
+    /// ```
+    /// use tower_webhook::Outcome;
+    ///
+    /// assert!(Outcome::Handled.completes());
+    /// assert!(!Outcome::Ignored.completes());
+    /// assert!(!Outcome::Panicked.completes());
+    /// ```
+    #[must_use]
+    pub fn completes(&self) -> bool {
+        match self {
+            Self::Handled | Self::Replayed | Self::Discarded(_) | Self::DeadLetter(_) => true,
+            Self::Ignored
+            | Self::Unhandled
+            | Self::Undecodable(_)
+            | Self::Failed { .. }
+            | Self::Panicked
+            | Self::TimedOut { .. }
+            | Self::LeaseLost
+            | Self::InFlight { .. }
+            | Self::Unavailable { .. }
+            | Self::NotRecorded(_)
+            | Self::NotCommitted { .. } => false,
+        }
+    }
+
+    /// The name of the outcome, in the log and in the [table of answers](crate::docs::answers).
+    ///
+    /// ```
+    /// use tower_webhook::Outcome;
+    ///
+    /// assert_eq!(Outcome::Handled.name(), "handled");
+    /// assert_eq!(Outcome::LeaseLost.name(), "lease-lost");
+    /// ```
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Handled => "handled",
+            Self::Replayed => "replayed",
+            Self::Ignored => "ignored",
+            Self::Unhandled => "unhandled",
+            Self::Discarded(_) => "discarded",
+            Self::DeadLetter(_) => "dead-letter",
+            Self::Undecodable(_) => "undecodable",
+            Self::Failed { .. } => "failed",
+            Self::Panicked => "panicked",
+            Self::TimedOut { .. } => "handler-timeout",
+            Self::LeaseLost => "lease-lost",
+            Self::InFlight { .. } => "in-flight",
+            Self::Unavailable { .. } => "store-unavailable",
+            Self::NotRecorded(_) => "not-recorded",
+            Self::NotCommitted { .. } => "not-committed",
+        }
+    }
+
+    /// The error that led to this outcome.
+    #[must_use]
+    pub fn reason(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::Discarded(reason)
+            | Self::DeadLetter(reason)
+            | Self::Failed { reason, .. }
+            | Self::Unavailable { reason, .. }
+            | Self::NotRecorded(reason)
+            | Self::NotCommitted { reason, .. } => Some(reason.as_ref()),
+            Self::Undecodable(error) => Some(error),
+            Self::Handled
+            | Self::Replayed
+            | Self::Ignored
+            | Self::Unhandled
+            | Self::Panicked
+            | Self::TimedOut { .. }
+            | Self::LeaseLost
+            | Self::InFlight { .. } => None,
+        }
+    }
+
+    pub(crate) fn failed(reason: impl Into<BoxError>) -> Self {
+        Self::Failed {
+            reason: reason.into().into(),
+            retry_after: None,
+        }
+    }
+
+    pub(crate) fn unavailable(reason: impl Into<BoxError>, retry_after: Duration) -> Self {
+        Self::Unavailable {
+            reason: reason.into().into(),
+            retry_after,
+        }
+    }
+}
+
+/// The [name](Outcome::name) of the outcome.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}

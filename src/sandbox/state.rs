@@ -1,0 +1,448 @@
+//! The platform's state: what is due, what waits for a retry, and what follows from an attempt.
+//!
+//! Nothing here waits or sends: [`sender`](super::sender) does, and reports back. So every decision is
+//! made under one lock, at one time of the platform's clock.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fastrand::Rng;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::Settings;
+use super::chat::ChatData;
+use super::clock::Clock;
+use super::fault::{Fault, Injected, chance};
+use super::portal::Portal;
+use super::report::{Attempt, AttemptId, EventId, EventReport, EventState};
+use crate::event::EventKind;
+use crate::event::SenderPolicy;
+use crate::signature::Secret;
+
+/// The platform at one moment. All times are counted from the start of its clock.
+pub(super) struct State {
+    pub(super) clock: Clock,
+    pub(super) portal: Portal,
+    pub(super) chats: Vec<ChatState>,
+    pub(super) injected: VecDeque<Fault>,
+    pub(super) rng: Rng,
+    pub(super) rate_after: Duration,
+    /// Indexed by [`EventId`]; nothing is ever removed.
+    events: Vec<EventRecord>,
+    policy: SenderPolicy,
+    /// Sorted by time, and at the same time by [`Timer`]: a run with the same seed repeats exactly.
+    timers: BTreeSet<(Duration, Timer)>,
+    due: VecDeque<Due>,
+    in_flight: usize,
+    next_attempt: u64,
+}
+
+/// A chat, and what is still to happen in it.
+pub(super) struct ChatState {
+    pub(super) data: ChatData,
+    /// When the customer rates the chat without a script.
+    pub(super) rate_at: Option<Duration>,
+    /// The events that are retried, by index.
+    undelivered: BTreeSet<usize>,
+    /// When all undelivered events are retried. One time for the whole chat: retries are "per chat
+    /// that could not be sent" (Spec 6, rule 3).
+    retry_at: Option<Duration>,
+    /// Notifies the attempts that [`Fault::Reorder`] holds back when a later event has overtaken them.
+    overtaken: Arc<Notify>,
+}
+
+impl ChatState {
+    pub(super) fn id(&self) -> String {
+        self.data.id()
+    }
+}
+
+struct EventRecord {
+    report: EventReport,
+    /// `None` for a test event.
+    chat: Option<usize>,
+    /// When the first attempt began; before that, when the event was created.
+    first: Duration,
+    /// How often it was sent, without the duplicates within one send.
+    sends: u64,
+    in_flight: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Timer {
+    /// Retries the undelivered events of a chat.
+    Retry(usize),
+    /// Rates a chat.
+    Rate(usize),
+    /// Sends a delivered event once more, because of a [`Fault::Duplicate`] with this parameter.
+    Duplicate(usize, u64),
+}
+
+/// An event to send now, and the fault that caused it if it is a duplicate.
+struct Due(usize, Option<Injected>);
+
+impl State {
+    pub(super) fn new(settings: &Settings) -> Self {
+        Self {
+            clock: Clock::new(settings.start, settings.speed),
+            portal: Portal::new(settings.policy),
+            chats: Vec::new(),
+            events: Vec::new(),
+            injected: VecDeque::new(),
+            rng: Rng::with_seed(settings.seed),
+            rate_after: settings.rate_after,
+            policy: settings.policy,
+            timers: BTreeSet::new(),
+            due: VecDeque::new(),
+            in_flight: 0,
+            next_attempt: 0,
+        }
+    }
+
+    pub(super) fn add_chat(&mut self, data: ChatData) -> usize {
+        self.chats.push(ChatState {
+            data,
+            rate_at: None,
+            undelivered: BTreeSet::new(),
+            retry_at: None,
+            overtaken: Arc::default(),
+        });
+        self.chats.len() - 1
+    }
+
+    pub(super) fn emit(&mut self, kind: EventKind, chat: usize, body: Bytes) -> EventId {
+        // Drawn even if the event is never sent: the keys of later events do not depend on webhooks.
+        let key = format!("{:032x}", self.rng.u128(..));
+        let delivers = self.portal.delivers(&kind).is_some();
+        let id = self.add_event(kind, Some(chat), Some(key), body, delivers);
+        if delivers {
+            self.chats[chat].undelivered.insert(id.0);
+        }
+        id
+    }
+
+    /// Emits a test event (Spec 6, rule 5): sent once, even if the webhook is inactive, without a key.
+    pub(super) fn emit_test(&mut self, kind: EventKind, body: Bytes) -> EventId {
+        let reachable = self.portal.reachable(&kind).is_some();
+        self.add_event(kind, None, None, body, reachable)
+    }
+
+    fn add_event(
+        &mut self,
+        kind: EventKind,
+        chat: Option<usize>,
+        key: Option<String>,
+        body: Bytes,
+        sent: bool,
+    ) -> EventId {
+        let now = self.clock.now();
+        let id = EventId(self.events.len());
+        if sent {
+            self.due.push_back(Due(id.0, None));
+        }
+        self.events.push(EventRecord {
+            report: EventReport {
+                id,
+                kind,
+                chat: chat.map(|chat| self.chats[chat].id()),
+                key,
+                arose_at: self.clock.timestamp(now),
+                body,
+                state: match sent {
+                    true => EventState::Waiting,
+                    false => EventState::NeverSent,
+                },
+                next_retry: None,
+                attempts: Vec::new(),
+            },
+            chat,
+            first: now,
+            sends: 0,
+            in_flight: false,
+        });
+        id
+    }
+
+    pub(super) fn schedule_rating(&mut self, chat: usize, at: Option<Duration>) {
+        let old = std::mem::replace(&mut self.chats[chat].rate_at, at);
+        self.reschedule(Timer::Rate(chat), old, at);
+    }
+
+    fn schedule_retry(&mut self, chat: usize, at: Option<Duration>) {
+        let old = std::mem::replace(&mut self.chats[chat].retry_at, at);
+        self.reschedule(Timer::Retry(chat), old, at);
+    }
+
+    fn reschedule(&mut self, timer: Timer, old: Option<Duration>, new: Option<Duration>) {
+        if let Some(at) = old {
+            self.timers.remove(&(at, timer));
+        }
+        self.timers.extend(new.map(|at| (at, timer)));
+    }
+
+    /// Retries an event now, and returns whether it is waiting and can be sent.
+    pub(super) fn retry_now(&mut self, EventId(id): EventId) -> bool {
+        let is_waiting = self.events.get(id).is_some_and(|event| {
+            let is_waiting = event.report.state == EventState::Waiting && !event.in_flight;
+            is_waiting && self.portal.delivers(&event.report.kind).is_some()
+        });
+        if is_waiting && !self.due.iter().any(|due| due.0 == id) {
+            self.due.push_back(Due(id, None));
+        }
+        is_waiting
+    }
+
+    /// When the next timer fires, in `tokio::time`.
+    pub(super) fn next_timer(&self) -> Option<Instant> {
+        let (at, _) = self.timers.first()?;
+        Some(self.clock.instant(*at))
+    }
+
+    /// Whether no attempt is in progress or due now.
+    pub(super) fn is_idle(&self) -> bool {
+        let due = self.timers.first().map(|(at, _)| *at);
+        let is_later = due.is_none_or(|at| at > self.clock.now());
+        is_later && self.due.is_empty() && self.in_flight == 0
+    }
+
+    /// Whether nothing happens any more without another call.
+    pub(super) fn is_finished(&self) -> bool {
+        self.timers.is_empty() && self.due.is_empty() && self.in_flight == 0
+    }
+
+    pub(super) fn reports(&self) -> impl DoubleEndedIterator<Item = EventReport> {
+        self.events.iter().map(|event| self.report(event))
+    }
+
+    pub(super) fn report_of(&self, EventId(id): EventId) -> Option<EventReport> {
+        self.events.get(id).map(|event| self.report(event))
+    }
+
+    fn report(&self, event: &EventRecord) -> EventReport {
+        let mut report = event.report.clone();
+        let retry_at = event.chat.and_then(|chat| self.chats[chat].retry_at);
+        report.next_retry = retry_at
+            .filter(|_| report.state == EventState::Waiting)
+            .map(|at| self.clock.timestamp(at));
+        report
+    }
+
+    /// Fires the timers that are due, and plans what is to be sent now.
+    pub(super) fn take_due(&mut self, settings: &Settings) -> Vec<Plan> {
+        let now = self.clock.now();
+        while let Some(&(at, timer)) = self.timers.first()
+            && at <= now
+        {
+            self.timers.pop_first();
+            match timer {
+                Timer::Retry(chat) => self.retry(chat, at, now),
+                Timer::Rate(chat) => {
+                    self.chats[chat].rate_at = None;
+                    self.rate_automatically(chat);
+                }
+                Timer::Duplicate(event, parameter) => {
+                    let fault = Injected {
+                        fault: Fault::Duplicate,
+                        parameter,
+                    };
+                    self.due.push_back(Due(event, Some(fault)));
+                }
+            }
+        }
+        let due = std::mem::take(&mut self.due);
+        due.into_iter()
+            .filter_map(|due| self.plan(due, settings))
+            .collect()
+    }
+
+    /// Retries all undelivered events of a chat (Spec 6, rule 3).
+    fn retry(&mut self, chat: usize, at: Duration, now: Duration) {
+        // Rounds that the clock was advanced past become one: a week of retries at the same moment is not
+        // what the platform sends.
+        let (round, next) = rounds(at, now, self.policy.retry_every);
+        self.chats[chat].retry_at = None;
+        for id in self.chats[chat].undelivered.clone() {
+            let event = &self.events[id];
+            let last = event.first.saturating_add(self.policy.retry_for);
+            if event.in_flight {
+                // Its result is still open, and `end_send` decides about its next round.
+                continue;
+            } else if round <= last && self.portal.delivers(&event.report.kind).is_some() {
+                self.due.push_back(Due(id, None));
+            } else if next > last {
+                self.lose(id);
+            }
+        }
+        if !self.chats[chat].undelivered.is_empty() {
+            self.schedule_retry(chat, Some(next));
+        }
+    }
+
+    fn lose(&mut self, id: usize) {
+        let event = &mut self.events[id];
+        event.report.state = EventState::Lost;
+        if let Some(chat) = event.chat {
+            self.leave_queue(chat, id);
+        }
+    }
+
+    fn leave_queue(&mut self, chat: usize, id: usize) {
+        self.chats[chat].undelivered.remove(&id);
+        if self.chats[chat].undelivered.is_empty() {
+            self.schedule_retry(chat, None);
+        }
+    }
+
+    /// Schedules the next retry of an event, or gives it up after 7 days.
+    fn wait_for_retry(&mut self, id: usize, began: Duration) {
+        let event = &self.events[id];
+        let Some(chat) = event.chat else {
+            return self.lose(id);
+        };
+        let last = event.first.saturating_add(self.policy.retry_for);
+        let next = match self.chats[chat].retry_at {
+            // The event joins the round of its chat, and so its first retry can come early.
+            Some(next) => next,
+            None => {
+                let (_, next) = rounds(began, self.clock.now(), self.policy.retry_every);
+                self.schedule_retry(chat, Some(next));
+                next
+            }
+        };
+        if next > last {
+            self.lose(id);
+        }
+    }
+
+    /// Decides how an event is sent, unless it was settled or disabled since it became due.
+    fn plan(&mut self, Due(id, duplicate): Due, settings: &Settings) -> Option<Plan> {
+        let event = &mut self.events[id];
+        let is_due = match duplicate {
+            None => event.report.state == EventState::Waiting && !event.in_flight,
+            Some(_) => event.report.state == EventState::Delivered,
+        };
+        if !is_due {
+            return None;
+        }
+        let webhook = match event.chat {
+            Some(_) => self.portal.delivers(&event.report.kind),
+            None => self.portal.reachable(&event.report.kind),
+        };
+        let Some(webhook) = webhook.cloned() else {
+            // Disabled since the event was created. It waits until the webhook delivers again.
+            if duplicate.is_none() {
+                let now = self.clock.now();
+                self.wait_for_retry(id, now);
+            }
+            return None;
+        };
+        // Not `self.rng`: its next number depends on the order in which attempts end, which differs
+        // between two runs over HTTP.
+        let mut rng = chance(settings.seed, id as u64, event.sends);
+        let signed = webhook.secret.is_some();
+        let fault = match duplicate {
+            // A fault of a duplicate could cause duplicates without end.
+            Some(_) => None,
+            None if event.chat.is_none() => None,
+            None => match self.injected.pop_front() {
+                Some(fault) => Some(fault),
+                None => settings.faults.draw(&mut rng, signed),
+            },
+        };
+        let body = event.report.body.clone();
+        let fault = fault.map(|fault| fault.with_parameter(&mut rng, body.len(), &settings.policy));
+        event.sends += 1;
+        event.in_flight = true;
+        self.in_flight += 1;
+        Some(Plan {
+            event: id,
+            kind: event.report.kind.clone(),
+            key: event.report.key.clone(),
+            body,
+            url: webhook.url,
+            secret: webhook.secret,
+            fault: fault.or(duplicate),
+            is_duplicate: duplicate.is_some(),
+            overtaken: event
+                .chat
+                .map(|chat| Arc::clone(&self.chats[chat].overtaken)),
+        })
+    }
+
+    pub(super) fn begin_attempt(&mut self, event: usize) -> (AttemptId, Duration) {
+        let id = AttemptId(self.next_attempt);
+        self.next_attempt += 1;
+        let now = self.clock.now();
+        let event = &mut self.events[event];
+        if event.report.attempts.is_empty() {
+            event.first = event.first.max(now);
+        }
+        (id, now)
+    }
+
+    pub(super) fn end_attempt(&mut self, attempt: &Attempt) {
+        let EventId(id) = attempt.event;
+        let now = self.clock.now();
+        let event = &mut self.events[id];
+        event.report.attempts.push(attempt.clone());
+        if attempt.result.is_delivered() {
+            if event.report.state == EventState::Waiting {
+                event.report.state = EventState::Delivered;
+            }
+            if let Some(chat) = event.chat {
+                self.leave_queue(chat, id);
+            }
+        } else if event.chat.is_some() {
+            // Duplicates count too: the receiver must not be better off here than on the platform.
+            let kind = event.report.kind.clone();
+            self.portal.failed(&kind, now);
+        }
+    }
+
+    pub(super) fn end_send(&mut self, id: usize, began: Duration, fault: Option<Injected>) {
+        self.in_flight -= 1;
+        let event = &mut self.events[id];
+        event.in_flight = false;
+        let first = event.first;
+        match (event.report.state, fault) {
+            (EventState::Waiting, _) => self.wait_for_retry(id, began),
+            (
+                EventState::Delivered,
+                Some(Injected {
+                    fault: Fault::Duplicate,
+                    parameter,
+                }),
+            ) if parameter > 0 => {
+                let at = first.saturating_add(Duration::from_millis(parameter));
+                self.timers.insert((at, Timer::Duplicate(id, parameter)));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Of the rounds that follow `at`, returns the last one until `now` and the first one after it.
+fn rounds(at: Duration, now: Duration, every: Duration) -> (Duration, Duration) {
+    // A policy may say zero, which would be a round without end.
+    let every = every.max(Duration::from_millis(1));
+    let missed = now.saturating_sub(at).as_nanos() / every.as_nanos();
+    let missed = u32::try_from(missed).unwrap_or(u32::MAX);
+    let round = at.saturating_add(every.saturating_mul(missed));
+    (round, round.saturating_add(every))
+}
+
+/// How to send one event, including its fault.
+pub(super) struct Plan {
+    pub(super) event: usize,
+    pub(super) kind: EventKind,
+    pub(super) key: Option<String>,
+    pub(super) body: Bytes,
+    pub(super) url: String,
+    pub(super) secret: Option<Secret>,
+    pub(super) fault: Option<Injected>,
+    pub(super) is_duplicate: bool,
+    pub(super) overtaken: Option<Arc<Notify>>,
+}

@@ -1,0 +1,141 @@
+//! Why a request is not let through, and how that is answered.
+
+use std::error::Error;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderValue;
+use http::header::{ALLOW, HeaderMap};
+
+use super::verify::SignatureError;
+use crate::answer::{Answer, Row, insert_retry_after, log_refusal, row};
+use crate::error::{BoxError, Chain};
+
+/// Why a request was refused, in the order of the checks.
+///
+/// It is the error of [`Decision::refusal`](crate::Decision::refusal). The
+/// [table of answers](crate::docs::answers) has a row for each.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The method is not POST.
+    MethodNotAllowed,
+    /// The body, or its `Content-Length`, exceeds [`max_body`](super::SignatureLayer::max_body).
+    BodyTooLarge {
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// The bodies that are being received exceed [`max_buffered`](super::SignatureLayer::max_buffered).
+    Overloaded {
+        /// The delay that the answer asks for.
+        retry_after: Duration,
+    },
+    /// The body did not arrive within [`body_timeout`](super::SignatureLayer::body_timeout).
+    BodyTimeout {
+        /// The time limit.
+        limit: Duration,
+    },
+    /// The body broke off, or contradicts its `Content-Length`.
+    MalformedBody(Arc<dyn Error + Send + Sync>),
+    /// The signature does not prove that the body is authentic.
+    InvalidSignature(SignatureError),
+    /// The content type is not `application/json`, or there is a content encoding.
+    UnsupportedMediaType,
+    /// The event header is missing, repeated, or not a token.
+    InvalidEventHeader,
+    /// There are several idempotency keys, and they differ.
+    ConflictingKeys,
+    /// There is no idempotency key, and [`require_key`](super::SignatureLayer::require_key) was called.
+    MissingKey,
+}
+
+impl Refusal {
+    pub(super) fn malformed(reason: impl Into<BoxError>) -> Self {
+        Self::MalformedBody(reason.into().into())
+    }
+}
+
+impl Answer for Refusal {
+    #[rustfmt::skip]
+    fn row(&self) -> Row {
+        match self {
+            Self::MethodNotAllowed     => row!("method-not-allowed", METHOD_NOT_ALLOWED 405 "Method Not Allowed", "Deliveries are sent with POST."),
+            Self::BodyTooLarge { .. }  => row!("body-too-large", PAYLOAD_TOO_LARGE 413 "Payload Too Large", "The body is larger than this receiver accepts."),
+            Self::Overloaded { .. }    => row!("overloaded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "Too many bodies are being received at once."),
+            Self::BodyTimeout { .. }   => row!("body-timeout", REQUEST_TIMEOUT 408 "Request Timeout", "The body did not arrive in time."),
+            Self::MalformedBody(_)     => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
+            Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
+            Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
+            Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must be there once and be a token."),
+            Self::ConflictingKeys      => row!("conflicting-keys", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
+            Self::MissingKey           => row!("missing-key", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
+        }
+    }
+
+    fn headers(&self, headers: &mut HeaderMap) {
+        match self {
+            Self::MethodNotAllowed => {
+                headers.insert(ALLOW, HeaderValue::from_static("POST"));
+            }
+            Self::Overloaded { retry_after } => insert_retry_after(headers, *retry_after),
+            _ => {}
+        }
+    }
+
+    fn log(&self, row: &Row) {
+        let name = row.name;
+        match self {
+            Self::BodyTooLarge { limit } => {
+                log_refusal(name, &format_args!("more than {limit} bytes"));
+            }
+            Self::BodyTimeout { limit } => log_refusal(name, &format_args!("not within {limit:?}")),
+            Self::MalformedBody(error) => log_refusal(name, &Chain(error.as_ref())),
+            Self::InvalidSignature(error) => log_refusal(name, error),
+            _ => log_refusal(name, &row.detail),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.row().detail)
+    }
+}
+
+impl Error for Refusal {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::MalformedBody(error) => Some(error.as_ref()),
+            Self::InvalidSignature(error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::tests::{CONFIDENTIAL, Documented, SECOND, assert_refused};
+
+    #[tokio::test]
+    async fn every_refusal_is_answered_as_documented() {
+        let limit = SECOND;
+        #[rustfmt::skip]
+        let table: [(Refusal, Documented); 10] = [
+            (Refusal::MethodNotAllowed, (405, "method-not-allowed", Some(("allow", "POST")))),
+            (Refusal::BodyTooLarge { limit: 1 }, (413, "body-too-large", None)),
+            (Refusal::Overloaded { retry_after: 600 * SECOND }, (503, "overloaded", Some(("retry-after", "600")))),
+            (Refusal::BodyTimeout { limit }, (408, "body-timeout", None)),
+            (Refusal::malformed(CONFIDENTIAL), (400, "malformed-body", None)),
+            (Refusal::InvalidSignature(SignatureError::Wrong), (401, "invalid-signature", None)),
+            (Refusal::UnsupportedMediaType, (415, "unsupported-media-type", None)),
+            (Refusal::InvalidEventHeader, (400, "invalid-event-header", None)),
+            (Refusal::ConflictingKeys, (400, "conflicting-keys", None)),
+            (Refusal::MissingKey, (400, "missing-key", None)),
+        ];
+        for (refusal, documented) in table {
+            assert_refused(refusal, documented).await;
+        }
+    }
+}

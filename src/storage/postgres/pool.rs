@@ -1,0 +1,138 @@
+//! Connections of the user's pool. A caller may give up before it has one, or in the middle of a statement.
+
+use std::future::{Future, pending};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::AssertSqlSafe;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgPool, PgRow, Postgres};
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::error::lost_a_race;
+use super::{Uuid, Value};
+
+/// How long a connection may take to open after its caller has given up. As long is waited for the answer of
+/// a dead connection, if the server does not close it.
+const OPENING: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub(crate) struct Pool {
+    connections: PgPool,
+    /// How many callers that gave up may leave a connection opening, at the same time.
+    places: Arc<Semaphore>,
+}
+
+impl Pool {
+    pub(crate) fn new(connections: PgPool) -> Self {
+        let most = connections.options().get_max_connections();
+        Self {
+            connections,
+            places: Arc::new(Semaphore::new(most as usize)),
+        }
+    }
+
+    pub(crate) fn connections(&self) -> &PgPool {
+        &self.connections
+    }
+
+    /// A connection that is idle, or a new one.
+    ///
+    /// sqlx opens it in the future of the caller who waited longest, and so has the least time left. Under
+    /// load after an outage, none would ever be opened if it were given up with its caller.
+    pub(crate) async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+        let mut acquiring = Acquiring {
+            connection: Box::pin(self.connections.acquire()),
+            places: &self.places,
+            has_ended: false,
+        };
+        let connection = acquiring.connection.as_mut().await;
+        acquiring.has_ended = true;
+        connection
+    }
+
+    /// Executes a statement, again when it lost a race against another one, and returns its row if it has
+    /// one.
+    pub(crate) async fn fetch(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Option<PgRow>> {
+        loop {
+            let mut query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+            for value in values {
+                query = match value {
+                    Value::Id(id) => query.bind(Uuid(*id)),
+                    Value::Number(number) => query.bind(*number),
+                    Value::Text(text) => query.bind(text.clone()),
+                };
+            }
+            let mut busy = Busy::new(self.acquire().await?);
+            let result = query.fetch_optional(&mut *busy.connection).await;
+            match result {
+                // Only where transactions are repeatable reads or serializable by default.
+                Err(error) if lost_a_race(&error) => busy.is_sound = true,
+                Ok(row) => {
+                    busy.is_sound = true;
+                    return Ok(row);
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+/// A connection with a statement in progress. Dropped, it is closed unless that succeeded: one that
+/// exceeded its time may hang, and would take a place in the pool; and one that failed may lead to a
+/// server that was the primary before a failover.
+pub(crate) struct Busy {
+    pub(crate) connection: PoolConnection<Postgres>,
+    pub(crate) is_sound: bool,
+}
+
+impl Busy {
+    pub(crate) fn new(connection: PoolConnection<Postgres>) -> Self {
+        Self {
+            connection,
+            is_sound: false,
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if !self.is_sound {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Continues for a while when it is dropped, and leaves the connection to the pool.
+struct Acquiring<'a> {
+    connection: Pin<Box<dyn Future<Output = sqlx::Result<PoolConnection<Postgres>>> + Send>>,
+    places: &'a Arc<Semaphore>,
+    has_ended: bool,
+}
+
+impl Drop for Acquiring<'_> {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        // Those who waited longest give up first, and if any caller has a connection to open, they do: the
+        // others find no place.
+        if let Ok(runtime) = Handle::try_current()
+            && let Ok(place) = Arc::clone(self.places).try_acquire_owned()
+        {
+            let connection = mem::replace(&mut self.connection, Box::pin(pending()));
+            runtime.spawn(async move {
+                let _ = timeout(OPENING, connection).await;
+                drop(place);
+            });
+        }
+    }
+}

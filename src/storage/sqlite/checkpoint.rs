@@ -1,0 +1,195 @@
+//! Moves what was committed from the write-ahead log into the file, beside the thread that writes.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::mpsc::{self, SyncSender};
+use std::thread::{self, JoinHandle};
+
+use rusqlite::Connection;
+
+use super::error::FileError;
+use crate::error::Chain;
+
+/// After how many pages of 4 KiB the log is moved.
+pub(crate) const EVERY: i32 = 16384;
+
+/// Finds how many pages the log has, and moves none of them.
+pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
+
+/// The log grows while it is moved. Once it has grown by so few pages only, they are moved while
+/// nothing can be written, so that the log can begin anew.
+const REST: i32 = 512;
+const PASSES: usize = 4;
+
+/// A thread with a connection of its own, which ends with this.
+pub(super) struct Checkpoints {
+    due: Arc<AtomicI32>,
+    size: Arc<AtomicI32>,
+    wake: Option<SyncSender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Checkpoints {
+    pub(super) fn start(path: &Arc<Path>, db: Connection, every: i32) -> io::Result<Self> {
+        let path = Arc::clone(path);
+        let due = Arc::new(AtomicI32::new(every));
+        let (wake, woken) = mpsc::sync_channel(1);
+        let size = Arc::new(AtomicI32::new(0));
+        let (next, last_size) = (Arc::clone(&due), Arc::clone(&size));
+        let thread = thread::Builder::new()
+            .name("webhook-sqlite-c".to_owned())
+            .spawn(move || {
+                let mut failed = false;
+                while woken.recv().is_ok() {
+                    let result = checkpoint(&db);
+                    // A log that is still read is left alone until it has grown again, and so is one
+                    // that cannot be moved.
+                    let left = match &result {
+                        Ok(Moved::UpTo(left)) => *left,
+                        Ok(Moved::ByAnother) | Err(_) => last_size.load(Ordering::Relaxed),
+                    };
+                    next.store(left.saturating_add(every), Ordering::Relaxed);
+                    if matches!(result, Ok(Moved::ByAnother)) {
+                        continue;
+                    }
+                    let fails = result.is_err();
+                    if let Err(error) = result
+                        && !failed
+                    {
+                        tracing::warn!(
+                            reason = %Chain(&FileError::new(&path, error)),
+                            "the write-ahead log grows, because it cannot be moved into the file"
+                        );
+                    }
+                    failed = fails;
+                }
+            })?;
+        Ok(Self {
+            due,
+            size,
+            wake: Some(wake),
+            thread: Some(thread),
+        })
+    }
+
+    /// Notes how many pages the log has, and starts moving it when that is enough.
+    pub(super) fn log_has(&self, pages: i32) {
+        self.size.store(pages, Ordering::Relaxed);
+        if pages >= self.due.load(Ordering::Relaxed) {
+            self.wake();
+        }
+    }
+
+    pub(super) fn wake(&self) {
+        if let Some(wake) = &self.wake {
+            // When it is full, the thread is about to look.
+            let _ = wake.try_send(());
+        }
+    }
+}
+
+impl Drop for Checkpoints {
+    fn drop(&mut self) {
+        self.wake = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// What became of the log.
+enum Moved {
+    /// It is in the file, and begins anew where this is zero. Else so many pages stay in it.
+    UpTo(i32),
+    /// Another process is moving it.
+    ByAnother,
+}
+
+fn checkpoint(db: &Connection) -> rusqlite::Result<Moved> {
+    let mut before = 0;
+    for _ in 0..PASSES {
+        let Some(pages) = move_pages(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
+            return Ok(Moved::ByAnother);
+        };
+        if pages - before < REST {
+            break;
+        }
+        before = pages;
+    }
+    // It is not complete while a process reads from the log, or writes to it for long.
+    let complete = move_pages(db, "PRAGMA wal_checkpoint(FULL)")?;
+    Ok(Moved::UpTo(complete.map_or(before, |_| 0)))
+}
+
+/// How many pages the log has, or nothing if a lock was in the way.
+fn move_pages(db: &Connection, sql: &str) -> rusqlite::Result<Option<i32>> {
+    let (busy, pages) = db.query_row(sql, [], |row| Ok((row.get::<_, bool>(0)?, row.get(1)?)))?;
+    Ok((!busy).then_some(pages))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::time::{Duration, Instant};
+
+    use super::super::file;
+    use super::super::testing::FORMAT;
+    use super::*;
+
+    #[test]
+    fn measuring_moves_no_page() {
+        let directory = tempfile::tempdir().unwrap();
+        let db = file::open(&directory.path().join("webhooks.db"), &FORMAT).unwrap();
+        let sizes = |sql| {
+            db.query_row(sql, [], |row| Ok((row.get(1)?, row.get(2)?)))
+                .unwrap()
+        };
+        db.execute_batch("UPDATE clock SET highest = 1").unwrap();
+        let (pages, moved): (i32, i32) = sizes(MEASURE);
+        assert!(pages > 0);
+        assert_eq!(moved, 0);
+        assert_eq!(sizes("PRAGMA wal_checkpoint(PASSIVE)"), (pages, pages));
+    }
+
+    #[test]
+    fn a_log_that_another_process_moves_is_left_to_it() {
+        static WAITS: AtomicBool = AtomicBool::new(false);
+        static GIVES_UP: AtomicBool = AtomicBool::new(false);
+        fn wait(_: i32) -> bool {
+            WAITS.store(true, Ordering::SeqCst);
+            thread::sleep(Duration::from_millis(1));
+            !GIVES_UP.load(Ordering::SeqCst)
+        }
+
+        let directory = tempfile::tempdir().unwrap();
+        let path: Arc<Path> = directory.path().join("webhooks.db").into();
+        let writer = file::open(&path, &FORMAT).unwrap();
+        writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+
+        // It waits for the writer, and no other process can move the log meanwhile.
+        #[allow(unused_mut, reason = "rusqlite before 0.41 sets handlers through `&`")]
+        let mut other = file::connect_aside(&path, &FORMAT).unwrap();
+        other.busy_handler(Some(wait)).unwrap();
+        let other = thread::spawn(move || {
+            let complete = move_pages(&other, "PRAGMA wal_checkpoint(FULL)").unwrap();
+            assert_eq!(complete, None);
+        });
+        while !WAITS.load(Ordering::SeqCst) {
+            thread::sleep(Duration::from_millis(1));
+        }
+
+        let db = file::connect_aside(&path, &FORMAT).unwrap();
+        assert!(matches!(checkpoint(&db).unwrap(), Moved::ByAnother));
+        let checkpoints = Checkpoints::start(&path, db, 64).unwrap();
+        checkpoints.log_has(100);
+        let give_up = Instant::now() + Duration::from_secs(10);
+        while checkpoints.due.load(Ordering::Relaxed) != 164 {
+            assert!(Instant::now() < give_up, "it would be tried at each commit");
+            thread::sleep(Duration::from_millis(1));
+        }
+        GIVES_UP.store(true, Ordering::SeqCst);
+        other.join().unwrap();
+    }
+}

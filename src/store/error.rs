@@ -1,0 +1,124 @@
+//! The errors of all stores.
+
+use std::error::Error;
+use std::fmt;
+
+use crate::error::BoxError;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use crate::storage;
+
+/// A store failed to do an operation.
+#[derive(Debug)]
+pub struct StoreError {
+    kind: StoreErrorKind,
+    source: Option<BoxError>,
+}
+
+/// The category of a [`StoreError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StoreErrorKind {
+    /// The store cannot be reached, or cannot work for now: no connection, a full disk.
+    Unavailable,
+    /// The store did not answer within the time limit.
+    TimedOut,
+    /// The store returned an invalid record.
+    Corrupt,
+}
+
+impl StoreError {
+    /// An error of the given kind with its cause.
+    ///
+    /// ```
+    /// use std::io;
+    /// use tower_webhook::store::{StoreError, StoreErrorKind};
+    ///
+    /// let cause = io::Error::from(io::ErrorKind::ConnectionRefused);
+    /// let error = StoreError::new(StoreErrorKind::Unavailable, cause);
+    /// assert_eq!(error.to_string(), "the store is unavailable");
+    /// ```
+    pub fn new(kind: StoreErrorKind, source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self {
+            kind,
+            source: Some(source.into()),
+        }
+    }
+
+    pub(crate) fn timed_out() -> Self {
+        Self {
+            kind: StoreErrorKind::TimedOut,
+            source: None,
+        }
+    }
+
+    /// The category of this error.
+    #[must_use]
+    pub fn kind(&self) -> StoreErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for StoreError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            StoreErrorKind::Unavailable => "the store is unavailable",
+            StoreErrorKind::TimedOut => "the store did not answer in time",
+            StoreErrorKind::Corrupt => "the store returned an invalid record",
+        })
+    }
+}
+
+impl Error for StoreError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+impl From<storage::Error> for StoreError {
+    fn from(error: storage::Error) -> Self {
+        let kind = match error.kind() {
+            #[cfg(feature = "postgres")]
+            storage::ErrorKind::TimedOut => StoreErrorKind::TimedOut,
+            storage::ErrorKind::Corrupt => StoreErrorKind::Corrupt,
+            _ => StoreErrorKind::Unavailable,
+        };
+        Self::new(kind, error)
+    }
+}
+
+/// A lease could not be settled or renewed.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum SettleError {
+    /// The lease expired; another run may have claimed the key. Nothing was changed.
+    LeaseExpired,
+    /// The store failed; the lease may still be valid.
+    Store(StoreError),
+}
+
+impl fmt::Display for SettleError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LeaseExpired => {
+                f.write_str("the lease expired; another run may have claimed the key")
+            }
+            Self::Store(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Error for SettleError {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::LeaseExpired => None,
+            Self::Store(error) => error.source(),
+        }
+    }
+}
+
+impl From<StoreError> for SettleError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error)
+    }
+}

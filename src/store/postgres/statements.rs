@@ -1,0 +1,202 @@
+//! The table of keys: its schema, and the statements that the store is made of.
+
+use std::sync::Arc;
+
+use crate::storage::postgres::Schema;
+
+/// The schema, version by version. A release that knows an older version may use the tables at the same
+/// time, by the statements that it has.
+pub(super) const MIGRATIONS: [&str; 2] = [
+    // 1. A key that is done has only `done_until`; one that is claimed, all the others; one that failed
+    // or whose lease expired, its attempts. None of these is indexed, so that an update may stay in
+    // its page (HOT) and leaves nothing to an index; the spare room is for these.
+    "CREATE TABLE {schema}.keys (
+        key uuid PRIMARY KEY,
+        body uuid NOT NULL,
+        done_until timestamptz,
+        fence uuid,
+        lease_until timestamptz,
+        known_until timestamptz,
+        attempts integer,
+        CHECK (num_nonnulls(done_until, attempts) = 1),
+        CHECK (num_nonnulls(known_until, attempts) <> 1),
+        CHECK (num_nonnulls(fence, lease_until) <> 1)
+    ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05)",
+    // 2. A body is identified by another digest than in version 1, so those that were stored before cannot
+    // be compared, and count as equal. They stay in their rows, because a receiver of version 1 fails on a
+    // row without a digest. `old_body` is NULL where the digest is a new one, which takes no room, and its
+    // default marks the rows that such a receiver adds meanwhile. A key that it claims again keeps the mark
+    // that it had: until that key is forgotten, its body may be reported as another one. No row is rewritten.
+    "ALTER TABLE {schema}.keys ADD COLUMN old_body boolean DEFAULT true",
+];
+
+/// The statements, with the schema's name in them.
+pub(super) struct Statements {
+    pub(super) claim: Arc<str>,
+    pub(super) peek: Arc<str>,
+    pub(super) renew: Arc<str>,
+    pub(super) complete: Arc<str>,
+    pub(super) release: Arc<str>,
+    pub(super) insert: Arc<str>,
+    pub(super) number: Arc<str>,
+    pub(super) same_body: Arc<str>,
+    pub(super) purge: Arc<str>,
+}
+
+impl Statements {
+    // Time is `clock_timestamp()`: unlike `now()` it also advances while a statement waits for a row.
+    pub(super) fn new(schema: &Schema) -> Self {
+        let sql = |sql: &str| Arc::from(schema.sql(sql));
+        let limited =
+            |limit: &str, text: &str| sql(&text.replace("{limits}", &Self::limits(limit)));
+        Self {
+            // `seen` answers duplicates without a write. What it does not see, because it came after
+            // the statement began, the insertion meets: then there is no row at all.
+            claim: sql("
+                WITH seen AS MATERIALIZED (
+                    SELECT
+                        old_body IS TRUE OR body = $2 AS same_body,
+                        extract(epoch FROM lease_until - clock_timestamp()) AS remaining
+                    FROM {schema}.keys
+                    WHERE key = $1
+                        AND (done_until > clock_timestamp() OR lease_until > clock_timestamp())
+                ), claimed AS (
+                    INSERT INTO {schema}.keys AS known
+                        (key, body, fence, lease_until, known_until, attempts, old_body)
+                    SELECT
+                        $1,
+                        $2,
+                        gen_random_uuid(),
+                        clock_timestamp() + $3 * interval '1 microsecond',
+                        clock_timestamp() + $4 * interval '1 microsecond',
+                        1,
+                        NULL
+                    WHERE NOT EXISTS (SELECT FROM seen)
+                    ON CONFLICT (key) DO UPDATE SET
+                        body = excluded.body,
+                        old_body = NULL,
+                        done_until = NULL,
+                        fence = excluded.fence,
+                        lease_until = clock_timestamp() + $3 * interval '1 microsecond',
+                        known_until = clock_timestamp() + $4 * interval '1 microsecond',
+                        attempts = CASE
+                            WHEN known.known_until > clock_timestamp()
+                                THEN least(known.attempts, 2147483646) + 1
+                            ELSE 1
+                        END
+                    WHERE (known.done_until > clock_timestamp()
+                        OR known.lease_until > clock_timestamp()) IS NOT TRUE
+                    RETURNING fence, attempts
+                )
+                SELECT fence, attempts, NULL AS same_body, NULL AS remaining FROM claimed
+                UNION ALL
+                SELECT NULL, NULL, same_body, ceil(remaining * 1000000)::bigint FROM seen
+            "),
+            peek: sql("
+                SELECT ceil(extract(epoch FROM lease_until - clock_timestamp()) * 1000000)::bigint
+                FROM {schema}.keys
+                WHERE key = $1
+                    AND (done_until > clock_timestamp() OR lease_until > clock_timestamp())
+            "),
+            renew: sql("
+                UPDATE {schema}.keys
+                SET lease_until = clock_timestamp() + $3 * interval '1 microsecond'
+                WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
+                RETURNING true
+            "),
+            complete: sql("
+                UPDATE {schema}.keys
+                SET done_until = clock_timestamp() + $3 * interval '1 microsecond',
+                    fence = NULL,
+                    lease_until = NULL,
+                    known_until = NULL,
+                    attempts = NULL
+                WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
+                RETURNING true
+            "),
+            release: sql("
+                UPDATE {schema}.keys
+                SET fence = NULL, lease_until = NULL
+                WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
+                RETURNING true
+            "),
+            // What is in `limited` is computed once, and before the insertion, which is what waits;
+            // what is returned, after it. So each limit is in force for what it is meant for.
+            insert: limited(
+                "$5",
+                "
+                WITH limited AS MATERIALIZED (
+                    SELECT
+                        current_setting('lock_timeout') AS before,
+                        set_config('lock_timeout', $4, true)
+                )
+                INSERT INTO {schema}.keys (key, body, done_until, old_body)
+                SELECT $1, $2, clock_timestamp() + $3 * interval '1 microsecond', NULL FROM limited
+                ON CONFLICT (key) DO NOTHING
+                RETURNING
+                    pg_current_xact_id()::text,
+                    set_config('lock_timeout', (SELECT before FROM limited), true),
+                    {limits}
+            ",
+            ),
+            number: limited(
+                "$1",
+                "
+                SELECT
+                    pg_current_xact_id()::text,
+                    {limits}
+            ",
+            ),
+            same_body: sql(
+                "SELECT old_body IS TRUE OR body = $2 FROM {schema}.keys WHERE key = $1",
+            ),
+            // The rows are found by where they lie, which takes no index. Those that another transaction has
+            // locked are left alone. The page after the last one is the first.
+            purge: sql("
+                WITH size AS MATERIALIZED (
+                    SELECT pg_relation_size($1::text::regclass)
+                        / current_setting('block_size')::bigint AS pages
+                ), step AS MATERIALIZED (
+                    SELECT CASE
+                        WHEN $2 < 0 THEN floor(random() * pages)::bigint
+                        WHEN $2 < pages THEN $2
+                        ELSE 0
+                    END AS page
+                    FROM size
+                ), purged AS (
+                    DELETE FROM {schema}.keys WHERE ctid = ANY (ARRAY(
+                        SELECT ctid FROM {schema}.keys
+                        WHERE ctid >= format('(%s,0)', (SELECT page FROM step))::tid
+                            AND ctid < format('(%s,0)', (SELECT page + $3 FROM step))::tid
+                            AND greatest(done_until, lease_until, known_until) <= clock_timestamp()
+                        FOR UPDATE SKIP LOCKED
+                    ))
+                    RETURNING true
+                )
+                SELECT (SELECT count(*) FROM purged), page + $3, page + $3 >= pages
+                FROM size, step
+            "),
+        }
+    }
+
+    /// Sets the limits for the rest of a transaction to so many milliseconds. A shorter one of the
+    /// connection's own stays, and zero is none.
+    fn limits(milliseconds: &str) -> String {
+        ["statement_timeout", "idle_in_transaction_session_timeout"]
+            .map(|setting| {
+                format!(
+                    "set_config(
+                        '{setting}',
+                        CASE
+                            WHEN nullif(current_setting('{setting}'), '0')::interval
+                                < ({milliseconds}::text || 'ms')::interval
+                                THEN current_setting('{setting}')
+                            ELSE {milliseconds}::text
+                        END,
+                        true
+                    )"
+                )
+            })
+            .join(", ")
+    }
+}

@@ -1,0 +1,215 @@
+//! The one connection that all operations share.
+
+use std::io;
+use std::panic::resume_unwind;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{
+    AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, ScriptInvocation,
+};
+use tokio::sync::Mutex;
+use tokio::task::JoinError;
+use tokio::time::Instant;
+
+use super::error::{is_answer, is_cut_off, store_error};
+use crate::store::StoreError;
+
+/// A server that does not accept a connection in this time is unavailable.
+const CONNECT_LIMIT: Duration = Duration::from_secs(1);
+
+/// A connection that does not answer in this time is replaced. Below the layer's default for an
+/// operation, so that the operation reports why it failed.
+const RESPONSE_LIMIT: Duration = Duration::from_millis(1500);
+
+/// A connection that did not answer for this long before a caller gave up is replaced as well. Callers
+/// whose clients disconnect give up sooner, which says nothing about the connection.
+const GIVEN_UP: Duration = Duration::from_millis(250);
+
+/// After an attempt to connect has failed, there is no other one for this long.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// How often a new connection is made to see whether the address leads to another server, while the current
+/// one reports that it is cut off.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// The one connection that all operations share at the same time, made anew when it is lost.
+///
+/// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
+/// TCP gives up, which takes a quarter of an hour, and keeps one to a server that is no longer the primary
+/// for ever; nor does it try again once the server has refused a password.
+pub(super) struct Connection {
+    client: Client,
+    link: Arc<Mutex<Link>>,
+}
+
+#[derive(Default)]
+struct Link {
+    current: Option<Arc<Line>>,
+    failed: Option<(Instant, RedisError)>,
+}
+
+impl Link {
+    /// The current connection, or why there is none just now.
+    fn known(&self) -> Option<RedisResult<Arc<Line>>> {
+        if let Some(current) = &self.current
+            && !current.is_lost()
+        {
+            return Some(Ok(Arc::clone(current)));
+        }
+        match &self.failed {
+            Some((at, error)) if at.elapsed() < PAUSE => Some(Err(error.clone())),
+            _ => None,
+        }
+    }
+
+    async fn connect(&mut self, client: &Client) -> RedisResult<Arc<Line>> {
+        if let Some(known) = self.known() {
+            return known;
+        }
+        self.current = None;
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(Some(CONNECT_LIMIT))
+            .set_response_timeout(Some(RESPONSE_LIMIT));
+        let connecting = client.get_multiplexed_async_connection_with_config(&config);
+        match connecting.await {
+            Ok(connection) => {
+                let line = Arc::new(Line::new(connection));
+                self.current = Some(Arc::clone(&line));
+                Ok(line)
+            }
+            Err(error) => {
+                self.failed = Some((Instant::now(), error.clone()));
+                Err(error)
+            }
+        }
+    }
+}
+
+/// A connection, and whether it is sound.
+struct Line {
+    connection: MultiplexedConnection,
+    made: Instant,
+    lost: AtomicBool,
+    /// Since when calls have been given up, without an answer to any.
+    silent_since: SyncMutex<Option<Instant>>,
+}
+
+impl Line {
+    fn new(connection: MultiplexedConnection) -> Self {
+        Self {
+            connection,
+            made: Instant::now(),
+            lost: AtomicBool::new(false),
+            silent_since: SyncMutex::new(None),
+        }
+    }
+
+    /// Makes the next operation open another connection.
+    fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
+
+/// A call that waits for its answer, and may be dropped before that.
+struct Waiting<'a> {
+    line: &'a Line,
+    since: Instant,
+    answered: bool,
+}
+
+impl<'a> Waiting<'a> {
+    fn on(line: &'a Line) -> Self {
+        Self {
+            line,
+            since: Instant::now(),
+            answered: false,
+        }
+    }
+
+    fn end(mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        let silent_since = self.line.silent_since.lock();
+        let mut silent_since = silent_since.unwrap_or_else(PoisonError::into_inner);
+        if self.answered {
+            *silent_since = None;
+        } else if silent_since.get_or_insert(self.since).elapsed() >= GIVEN_UP {
+            self.line.lose();
+        }
+    }
+}
+
+impl Connection {
+    pub(super) fn new(client: Client) -> Self {
+        Self {
+            client,
+            link: Arc::default(),
+        }
+    }
+
+    /// Where the server is, without its password.
+    pub(super) fn address(&self) -> String {
+        self.client.get_connection_info().addr().to_string()
+    }
+
+    /// The connection, to be used without its bookkeeping.
+    pub(super) async fn connect(&self) -> RedisResult<MultiplexedConnection> {
+        Ok(self.link().await?.connection.clone())
+    }
+
+    /// The current connection, or a new one.
+    ///
+    /// It is opened in a task of its own: if it were dropped with its caller, the next caller would begin
+    /// anew, with as little time left.
+    async fn link(&self) -> RedisResult<Arc<Line>> {
+        if let Some(known) = self.link.lock().await.known() {
+            return known;
+        }
+        let (client, link) = (self.client.clone(), Arc::clone(&self.link));
+        let connecting = tokio::spawn(async move { link.lock().await.connect(&client).await });
+        match connecting.await.map_err(JoinError::try_into_panic) {
+            Ok(connected) => connected,
+            Err(Ok(panic)) => resume_unwind(panic),
+            Err(Err(ended)) => Err(io::Error::other(ended).into()),
+        }
+    }
+
+    /// Calls a script; once more, if that does no harm, when the server turns out to have closed the
+    /// connection, as it does with idle ones.
+    pub(super) async fn invoke<T: FromRedisValue>(
+        &self,
+        call: &ScriptInvocation<'_>,
+        repeatable: bool,
+    ) -> Result<T, StoreError> {
+        let mut repeatable = repeatable;
+        loop {
+            let line = self.link().await.map_err(store_error)?;
+            let waiting = Waiting::on(&line);
+            let answer = call.invoke_async(&mut line.connection.clone()).await;
+            waiting.end();
+            let error = match answer {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            let may_have_moved = is_cut_off(&error) && line.made.elapsed() >= LOOK_AGAIN;
+            if may_have_moved || !is_answer(&error) {
+                line.lose();
+            }
+            if !repeatable || !error.is_connection_dropped() {
+                return Err(store_error(error));
+            }
+            repeatable = false;
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! The server's errors, and why a server is refused.
+
+use std::error::Error;
+use std::fmt;
+
+use redis::{ErrorKind, RedisError, ServerErrorKind};
+
+use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
+
+/// Whether the error comes from a server that can still answer.
+pub(super) fn is_answer(error: &RedisError) -> bool {
+    match error.kind() {
+        // It was the primary; where it is now, a new connection may find out.
+        ErrorKind::Server(ServerErrorKind::ReadOnly) => false,
+        ErrorKind::Server(_) => true,
+        ErrorKind::Extension => !is_unauthenticated(error),
+        _ => false,
+    }
+}
+
+/// Whether the error comes from a server that may not be the primary any more.
+pub(super) fn is_cut_off(error: &RedisError) -> bool {
+    let code = error.code();
+    matches!(
+        code,
+        Some("NOREPLICAS" | "MASTERDOWN" | "MOVED" | "CLUSTERDOWN")
+    )
+}
+
+pub(super) fn is_unauthenticated(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::AuthenticationFailed
+        || matches!(error.code(), Some("NOAUTH" | "WRONGPASS"))
+}
+
+pub(super) fn is_forbidden(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoPerm)
+        || error
+            .detail()
+            .is_some_and(|detail| detail.starts_with("unknown command"))
+}
+
+pub(super) fn store_error(error: RedisError) -> StoreError {
+    let corrupt = matches!(
+        error.kind(),
+        ErrorKind::Parse | ErrorKind::UnexpectedReturnType
+    ) || matches!(error.code(), Some("CORRUPT" | "WRONGTYPE"));
+    let kind = if corrupt {
+        StoreErrorKind::Corrupt
+    } else if error.is_timeout() {
+        StoreErrorKind::TimedOut
+    } else {
+        StoreErrorKind::Unavailable
+    };
+    StoreError::new(kind, error)
+}
+
+/// Why a server or its URL is refused. No message contains the password.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    InvalidUrl(RedisError),
+    NoTls(RedisError),
+    /// The server cannot be reached at the address.
+    Unreachable(String, RedisError),
+    /// The server at the address does not accept the user or password.
+    Unauthenticated(String, RedisError),
+    /// The server at the address answers with an error.
+    Failed(String, RedisError),
+    /// The server is older than the scripts need.
+    TooOld {
+        version: String,
+    },
+    Replica,
+    Evicts {
+        policy: String,
+    },
+    /// The server is one of several that divide the keys of a cluster.
+    Sharded {
+        size: String,
+    },
+}
+
+impl Refusal {
+    pub(super) fn from_redis(address: String, source: RedisError) -> Self {
+        if is_unauthenticated(&source) {
+            Self::Unauthenticated(address, source)
+        } else if source.is_io_error() {
+            Self::Unreachable(address, source)
+        } else {
+            Self::Failed(address, source)
+        }
+    }
+
+    fn kind(&self) -> OpenErrorKind {
+        match self {
+            Self::InvalidUrl(_) => OpenErrorKind::InvalidUrl,
+            Self::NoTls(_) => OpenErrorKind::TlsMissing,
+            Self::Unauthenticated(..) => OpenErrorKind::Denied,
+            Self::Failed(_, error) if is_forbidden(error) => OpenErrorKind::Denied,
+            Self::Unreachable(..) | Self::Failed(..) => OpenErrorKind::Unavailable,
+            Self::TooOld { .. } | Self::Replica | Self::Evicts { .. } | Self::Sharded { .. } => {
+                OpenErrorKind::Unsuitable
+            }
+        }
+    }
+}
+
+impl From<Refusal> for OpenError {
+    fn from(refusal: Refusal) -> Self {
+        Self::new(refusal.kind(), refusal)
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::InvalidUrl(_) => f.write_str(
+                "the URL is not the URL of a Redis server: write it as \
+                 `redis://USER:PASSWORD@HOST:PORT/DATABASE`",
+            ),
+            Self::NoTls(_) => f.write_str(
+                "the URL asks for TLS, which is not compiled in: add the `redis` crate with its \
+                 feature `tokio-rustls-comp` or `tokio-native-tls-comp` to your dependencies, as the \
+                 documentation of `RedisStore` shows",
+            ),
+            Self::Unreachable(address, _) => write!(
+                f,
+                "the Redis server at {address} cannot be reached: it must be running, and the network \
+                 must let this machine connect"
+            ),
+            Self::Unauthenticated(address, _) => write!(
+                f,
+                "the Redis server at {address} does not accept the user or password of the URL: \
+                 correct them"
+            ),
+            Self::Failed(address, _) => write!(
+                f,
+                "the Redis server at {address} cannot do what the store needs: resolve the error that \
+                 it reports"
+            ),
+            Self::TooOld { version } => write!(
+                f,
+                "the server is Redis {version}: use Redis 7.0 or later, or Valkey"
+            ),
+            Self::Replica => f.write_str(
+                "the Redis server is a replica, which cannot record anything: use the URL of its \
+                 primary",
+            ),
+            Self::Evicts { policy } => write!(
+                f,
+                "the Redis server's `maxmemory-policy` is `{policy}`, so it may forget an event \
+                 before its time, which is then handled again: set it to `noeviction`, or use a \
+                 server of its own"
+            ),
+            Self::Sharded { size } => write!(
+                f,
+                "the Redis server is one of {size} that divide the keys of a cluster, and the store \
+                 talks to one only: use a server that has all keys"
+            ),
+        }
+    }
+}
+
+impl Error for Refusal {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        match self {
+            Self::InvalidUrl(source)
+            | Self::NoTls(source)
+            | Self::Unreachable(_, source)
+            | Self::Unauthenticated(_, source)
+            | Self::Failed(_, source) => Some(source),
+            Self::TooOld { .. } | Self::Replica | Self::Evicts { .. } | Self::Sharded { .. } => {
+                None
+            }
+        }
+    }
+}

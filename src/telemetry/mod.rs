@@ -1,0 +1,5 @@
+//! What is reported of each delivery.
+
+mod span;
+
+pub(crate) use self::span::DeliverySpan;

@@ -1,0 +1,76 @@
+//! The span of a delivery.
+
+use tokio::time::Instant;
+use tracing::field::{Empty, display};
+use tracing::span::Entered;
+use tracing::{Span, info_span};
+
+use crate::delivery::RawDelivery;
+use crate::event::EventKind;
+
+/// The span of a delivery, and the time at which it began.
+#[derive(Clone)]
+pub(crate) struct DeliverySpan {
+    span: Span,
+    /// `None` when no subscriber is interested.
+    started: Option<Instant>,
+}
+
+impl DeliverySpan {
+    pub(crate) fn new() -> Self {
+        Self::starting(info_span!(
+            "delivery",
+            kind = Empty,
+            key = Empty,
+            attempt = Empty,
+            secret = Empty,
+            outcome = Empty,
+            duration_ms = Empty,
+        ))
+    }
+
+    /// The current span, which [`new`](Self::new) made, for a task that continues in it.
+    pub(crate) fn current() -> Self {
+        Self::starting(Span::current())
+    }
+
+    fn starting(span: Span) -> Self {
+        let started = (!span.is_disabled()).then(Instant::now);
+        Self { span, started }
+    }
+
+    pub(crate) fn enter(&self) -> Entered<'_> {
+        self.span.enter()
+    }
+
+    /// Records kind, key and secret of a verified delivery. `secret` is the index of the secret in the set, and
+    /// its label.
+    pub(crate) fn verified(&self, delivery: &RawDelivery, secret: Option<(usize, Option<&str>)>) {
+        if self.span.is_disabled() {
+            return;
+        }
+        self.span.record("kind", delivery.kind().as_str());
+        if let Some(key) = delivery.key() {
+            self.span
+                .record("key", display(key.as_bytes().escape_ascii()));
+        }
+        match secret {
+            Some((_, Some(label))) => self.span.record("secret", label),
+            Some((index, None)) => self.span.record("secret", index),
+            None => &self.span,
+        };
+    }
+
+    /// Records the kind that the event header of a refused request names. It was not verified.
+    pub(crate) fn unverified(&self, kind: &EventKind) {
+        self.span.record("kind", kind.as_str());
+    }
+
+    /// Records the outcome, by its name in the table of answers.
+    pub(crate) fn finish(&self, outcome: &'static str) {
+        let Some(started) = self.started else { return };
+        self.span.record("outcome", outcome);
+        let duration = started.elapsed().as_micros() as f64;
+        self.span.record("duration_ms", duration / 1e3);
+    }
+}

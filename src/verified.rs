@@ -1,0 +1,110 @@
+//! The proof that a delivery is authentic: the body of a request that was verified.
+
+use std::convert::Infallible;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::Request;
+use http::request::Parts;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::delivery::RawDelivery;
+
+/// The body of a request whose signature was verified.
+///
+/// Only [`SignatureLayer`](crate::SignatureLayer) makes one, so nothing else can call a service of
+/// `Request<Verified>`. It implements [`http_body::Body`], so that any service over bodies, such as an
+/// axum `Router`, can be the inner service of the layers.
+///
+/// ```
+/// use http::{Request, Response};
+/// use tower_webhook::Verified;
+///
+/// // An inner service that is a function.
+/// async fn receive(request: Request<Verified>) -> Result<Response<String>, std::io::Error> {
+///     let delivery = request.body().delivery();
+///     println!("{} of {} bytes", delivery.kind(), delivery.body().len());
+///     Ok(Response::new(String::new()))
+/// }
+/// ```
+#[derive(Clone)]
+pub struct Verified {
+    raw: RawDelivery,
+    read: bool,
+}
+
+impl Verified {
+    pub(crate) fn new(raw: RawDelivery) -> Self {
+        Self { raw, read: false }
+    }
+
+    /// Returns the delivery: kind, key, attempt and raw bytes.
+    #[must_use]
+    pub fn delivery(&self) -> &RawDelivery {
+        &self.raw
+    }
+
+    /// Returns the delivery without the proof.
+    #[must_use]
+    pub fn into_delivery(self) -> RawDelivery {
+        self.raw
+    }
+
+    /// The request for the next service.
+    pub(crate) fn into_request(self, head: Parts) -> Request<Self> {
+        let mut request = Request::from_parts(head, self);
+        share(&mut request);
+        request
+    }
+
+    /// Notes which attempt the request is.
+    pub(crate) fn set_attempt(request: &mut Request<Self>, attempt: NonZeroU32) {
+        request.body_mut().raw.set_attempt(attempt);
+        share(request);
+    }
+}
+
+/// Puts a copy where the extractors find it behind services that box the body, such as an axum `Router`.
+#[cfg(feature = "axum")]
+fn share(request: &mut Request<Verified>) {
+    let verified = request.body().clone();
+    request.extensions_mut().insert(verified);
+}
+
+/// Nothing else reads the copy.
+#[cfg(not(feature = "axum"))]
+fn share(_: &mut Request<Verified>) {}
+
+impl fmt::Debug for Verified {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Verified").field(&self.raw).finish()
+    }
+}
+
+impl Body for Verified {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        if self.is_end_stream() {
+            return Poll::Ready(None);
+        }
+        self.read = true;
+        Poll::Ready(Some(Ok(Frame::data(self.raw.body().clone()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.read || self.raw.body().is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let left = if self.read { 0 } else { self.raw.body().len() };
+        SizeHint::with_exact(left as u64)
+    }
+}

@@ -1,0 +1,30 @@
+//! The examples as processes, and other tests that need programs besides Rust.
+//!
+//! `cargo test --all-features` builds the examples.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[cfg(all(feature = "admin", feature = "moka"))]
+mod availability;
+mod built_without;
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod openssl;
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod receivers;
+#[cfg(all(feature = "axum", feature = "moka", feature = "sandbox"))]
+mod sandbox_page;

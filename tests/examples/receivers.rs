@@ -1,0 +1,851 @@
+//! The receivers among the examples, and `send`, as an operator sees them.
+
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::Write;
+use std::net::TcpStream;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tower_webhook::EventKind;
+use tower_webhook::event::sample;
+
+use crate::support::postgres::PostgresServer;
+use crate::support::program::{Ended, Program, example, tool, until};
+use crate::support::redis::RedisServer;
+
+#[test]
+fn every_event_is_printed_as_one_line() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let archived = EventKind::from_static("chat-archived");
+    let mut expected = String::new();
+
+    for kind in EventKind::ALL.iter().chain([&archived]) {
+        let sent = receiver.send("s", &["--event", kind.as_str(), "--key", kind.as_str()]);
+
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert!(sent.out.starts_with("#1 200 OK in "), "{sent:?}");
+        let payload = sample(kind).unwrap_or(r#"{"id":"sample"}"#);
+        expected +=
+            &format!(r#"{{"event":"{kind}","key":"{kind}","attempt":1,"payload":{payload}}}"#);
+        expected += "\n";
+    }
+    assert_eq!(receiver.out(), expected);
+    let closed = r#"delivery{kind="chat-closed" key=chat-closed secret=0 attempt=1 outcome="handled" duration_ms="#;
+    until("the line of a delivery in the log", || {
+        receiver.err().contains(closed).then_some(())
+    });
+}
+
+#[test]
+fn printed_send_command_works_unchanged() {
+    let receiver = Receiver::start(&["--header-prefix", "acme"]);
+
+    let printed = until("the command", || {
+        let err = receiver.err();
+        let (_, command) = err.split_once("cargo run --example send -- ")?;
+        command.split_once('\n').map(|(args, _)| args.to_owned())
+    });
+    let args: Vec<&str> = printed.split(' ').collect();
+    let sent = run("send", &args);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert_eq!(receiver.out().lines().count(), 1);
+    let secret = args[args.iter().position(|arg| *arg == "--secret").unwrap() + 1];
+    assert_eq!(secret.len(), 40);
+    let unbranded = receiver.send(secret, &[]);
+    assert_eq!(unbranded.code, 1, "{unbranded:?}");
+}
+
+/// Spec 6, rule 5: a test request by hand, which has no key.
+#[test]
+fn request_of_curl_is_printed_minified_and_otherwise_unchanged() {
+    let receiver = Receiver::start(&["--secret", "one", "--secret", "the second"]);
+    let body = "{\r\n\t\"z\" : 1.50, \"a\":[1e2 , -0.0,\n12345678901234567890123],\
+                \"text\": \"\\\" two  spaces: \\\\\", \"emoji\":\"🧾 \\ud83e\\uddfe \\ud83d\" , \"a\":{ }} ";
+
+    assert_eq!(by_hand(&receiver.url, "one", body).0, 200);
+    assert_eq!(by_hand(&receiver.url, "the second", body).0, 200);
+
+    let line = "{\"event\":\"chat-rated\",\"payload\":{\"z\":1.50,\"a\":[1e2,-0.0,12345678901234567890123],\
+                \"text\":\"\\\" two  spaces: \\\\\",\"emoji\":\"🧾 \\ud83e\\uddfe \\ud83d\",\"a\":{}}}\n";
+    assert_eq!(receiver.out(), line.repeat(2));
+
+    let (status, problem) = by_hand(&receiver.url, "another", body);
+    assert_eq!(status, 401);
+    assert!(problem.contains(r#""title":"Unauthorized""#), "{problem}");
+    assert_eq!(by_hand(&receiver.url, "one", "[]").0, 422);
+    assert_eq!(receiver.out(), line.repeat(2));
+}
+
+#[test]
+fn send_reads_a_body_from_a_file_or_stdin() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let file = receiver.file("body", r#"{"from" : "file"}"#);
+    let mut piped = example("send");
+    piped
+        .args([
+            "--url",
+            &receiver.url,
+            "--secret",
+            "s",
+            "--no-key",
+            "--body",
+            "-",
+        ])
+        .stdin(File::open(&file).unwrap());
+
+    let from_file = receiver.send("s", &["--no-key", "--body", &file]);
+    let from_stdin = Program::start(&mut piped).finish();
+
+    assert_eq!((from_file.code, from_stdin.code), (0, 0));
+    let line = "{\"event\":\"chat-rated\",\"payload\":{\"from\":\"file\"}}\n";
+    assert_eq!(receiver.out(), line.repeat(2));
+}
+
+#[test]
+fn duplicates_are_replayed() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+
+    let sent = receiver.send("s", &["--key", "k", "--count", "3"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("1 200 OK\n"), "{sent:?}");
+    assert!(
+        sent.out.contains("2 200 OK: it had been handled before\n"),
+        "{sent:?}"
+    );
+    assert_eq!(receiver.out().lines().count(), 1);
+}
+
+#[test]
+fn send_uses_one_key_per_delivery_and_prints_a_summary() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+
+    let sent = receiver.send("s", &["--count", "50", "--concurrency", "8"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("\n       50 200 OK\n"), "{sent:?}");
+    assert!(sent.out.contains("\nlatency: min "), "{sent:?}");
+    assert_eq!(sent.out.matches('#').count(), 20);
+    assert_eq!(receiver.out().lines().collect::<HashSet<_>>().len(), 50);
+
+    let verbose = receiver.send("s", &["--count", "50", "-v"]);
+    assert_eq!(verbose.out.matches('#').count(), 50);
+}
+
+#[test]
+fn send_fails_when_a_delivery_is_refused() {
+    let receiver = Receiver::start(&["--secret", "s", "--max-body", "100"]);
+    let small = &receiver.file("body", "{}");
+
+    let tampered = receiver.send("s", &["--body", small, "--tamper"]);
+    let too_large = receiver.send("s", &[]);
+    let mixed = receiver.send("s", &["--body", small, "--count", "3", "--tamper"]);
+    let nobody = run("send", &["--secret", "s", "--url", "http://127.0.0.1:1/"]);
+
+    assert_eq!(tampered.code, 1, "{tampered:?}");
+    assert!(tampered.out.contains("401 Unauthorized"), "{tampered:?}");
+    assert!(tampered.out.contains("does not prove"), "{tampered:?}");
+    assert_eq!(too_large.code, 1, "{too_large:?}");
+    assert!(
+        too_large.out.contains("413 Payload Too Large"),
+        "{too_large:?}"
+    );
+    assert_eq!(mixed.code, 1, "{mixed:?}");
+    assert!(mixed.out.contains("3 401 Unauthorized: "), "{mixed:?}");
+    assert_eq!(nobody.code, 1, "{nobody:?}");
+    assert!(nobody.out.contains("Connection refused"), "{nobody:?}");
+    assert_eq!(receiver.out(), "");
+    assert_eq!(receiver.send("s", &["--body", small]).code, 0);
+}
+
+#[test]
+fn secrets_are_read_from_the_environment() {
+    let receiver = Receiver::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
+    let mut send = example("send");
+    send.args(["--url", &receiver.url])
+        .env("WEBHOOK_SECRET", "from env");
+
+    assert_eq!(Program::start(&mut send).finish().code, 0);
+    assert_eq!(receiver.send("another", &[]).code, 1);
+}
+
+#[test]
+fn sighup_rotates_the_secrets() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("secrets");
+    fs::write(&file, "old\n").unwrap();
+    let receiver = Receiver::start(&["--secret-file", file.to_str().unwrap()]);
+    let accepts = |secret| receiver.send(secret, &[]).code == 0;
+    assert!(accepts("old") && !accepts("new"));
+
+    fs::write(&file, "old\nnew\n").unwrap();
+    receiver.signal(Signal::SIGHUP);
+    until("the new secret", || accepts("new").then_some(()));
+    assert!(accepts("old"));
+
+    fs::write(&file, "new\n").unwrap();
+    receiver.signal(Signal::SIGHUP);
+    until("the end of the old secret", || {
+        (!accepts("old")).then_some(())
+    });
+    assert!(accepts("new"));
+
+    fs::remove_file(&file).unwrap();
+    receiver.signal(Signal::SIGHUP);
+    let err = until("the failure in the log", || {
+        let err = receiver.err();
+        err.contains("the secrets could not be reloaded and are unchanged")
+            .then_some(err)
+    });
+    assert!(err.contains("No such file"), "{err}");
+    assert!(accepts("new") && !accepts("old"));
+}
+
+#[test]
+fn exec_command_reads_the_line_and_does_not_write_to_stdout() {
+    let dir = TempDir::new().unwrap();
+    let got = dir.path().join("got");
+    let command = format!(
+        "cat > '{}'; echo noise; echo $WEBHOOK_SECRET$WEBHOOK_STORE.",
+        got.display()
+    );
+    let mut with_secret = example("receiver");
+    with_secret
+        .env("WEBHOOK_SECRET", "s")
+        .env("WEBHOOK_STORE", "memory");
+    let receiver = Receiver::start_by(with_secret.args(["--exec", &command]));
+
+    let sent = receiver.send("s", &["--key", "k"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let out = receiver.out();
+    assert!(
+        out.starts_with(r#"{"event":"chat-rated","key":"k","attempt":1,"#),
+        "{out}"
+    );
+    assert!(!out.contains("noise"), "{out}");
+    assert_eq!(fs::read_to_string(got).unwrap(), out);
+    let err = receiver.err();
+    assert!(err.contains("noise\n.\n"), "{err}");
+}
+
+#[test]
+fn failed_command_fails_the_event() {
+    let dir = TempDir::new().unwrap();
+    let flag = dir.path().join("flag");
+    let command = format!("test -e '{}' || exit 7", flag.display());
+    let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+
+    let failed = receiver.send("s", &["--key", "k"]);
+    assert_eq!(failed.code, 1, "{failed:?}");
+    assert!(
+        failed.out.contains("500 Internal Server Error"),
+        "{failed:?}"
+    );
+    assert_eq!(receiver.out(), "");
+    assert!(
+        receiver.err().contains("exit status: 7"),
+        "{}",
+        receiver.err()
+    );
+
+    File::create(flag).unwrap();
+    let handled = receiver.send("s", &["--key", "k"]);
+    assert_eq!(handled.code, 0, "{handled:?}");
+    let out = receiver.out();
+    assert!(out.contains(r#""key":"k","attempt":2,"#), "{out}");
+}
+
+#[test]
+fn command_may_ignore_its_input() {
+    let receiver = Receiver::start(&["--secret", "s", "--exec", "exit 0"]);
+    // More than a pipe holds.
+    let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(500_000));
+    let body = receiver.file("body", &body);
+
+    let sent = receiver.send("s", &["--body", &body]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(receiver.out().len() > 500_000);
+}
+
+/// A command whose child would outlive it, and how to find that child.
+struct Lingering {
+    dir: TempDir,
+}
+
+impl Lingering {
+    fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        Self { dir }
+    }
+
+    fn command(&self) -> String {
+        let dir = self.dir.path().display();
+        format!("sleep 100 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
+    }
+
+    fn pid(&self) -> String {
+        let pid = until("the command's child", || {
+            fs::read_to_string(self.dir.path().join("pid")).ok()
+        });
+        pid.trim().to_owned()
+    }
+
+    /// Whether the process runs. Without a parent that waits for it, it becomes a zombie.
+    fn is_running(pid: &str) -> bool {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+    }
+}
+
+#[test]
+fn slow_command_is_killed_with_its_children() {
+    let lingering = Lingering::new();
+    let command = lingering.command();
+    let receiver = Receiver::start(&[
+        "--secret",
+        "s",
+        "--handler-timeout",
+        "3",
+        "--exec",
+        &command,
+    ]);
+
+    let sending = receiver.start_send("s", &[]);
+    let pid = lingering.pid();
+    let sent = sending.finish();
+
+    assert_eq!(sent.code, 1, "{sent:?}");
+    assert!(sent.out.contains("503 Service Unavailable"), "{sent:?}");
+    until("the child's end", || {
+        (!Lingering::is_running(&pid)).then_some(())
+    });
+    assert_eq!(receiver.out(), "");
+}
+
+#[test]
+fn nothing_runs_after_the_shutdown_deadline() {
+    for stop in [&[Signal::SIGTERM][..], &[Signal::SIGINT, Signal::SIGINT]] {
+        let lingering = Lingering::new();
+        // The second signal does not wait for the deadline.
+        let grace = if stop.len() == 1 { "1" } else { "600" };
+        let command = lingering.command();
+        let receiver = Receiver::start(&["--secret", "s", "--grace", grace, "--exec", &command]);
+        let sending = receiver.start_send("s", &[]);
+        let pid = lingering.pid();
+
+        for signal in stop {
+            receiver.signal(*signal);
+            until("the end of listening", || {
+                receiver.connect().is_none().then_some(())
+            });
+        }
+        let ended = receiver.program.finish();
+
+        assert_eq!(ended.code, 0, "{ended:?}");
+        assert_eq!(ended.out, "");
+        assert_eq!(sending.finish().code, 1);
+        until("the child's end", || {
+            (!Lingering::is_running(&pid)).then_some(())
+        });
+    }
+}
+
+/// A receiver whose command has started, and finishes when [`go`](Self::go) is called.
+struct Paused {
+    receiver: Receiver,
+    sending: Program,
+    dir: TempDir,
+}
+
+impl Paused {
+    fn start() -> Self {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().display();
+        // It ends with its test as well.
+        let command = format!(
+            "touch '{path}/started'; while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done"
+        );
+        let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+        let sending = receiver.start_send("s", &["--key", "k"]);
+        until("the command", || {
+            dir.path().join("started").exists().then_some(())
+        });
+        Self {
+            receiver,
+            sending,
+            dir,
+        }
+    }
+
+    fn go(&self) {
+        File::create(self.dir.path().join("go")).unwrap();
+    }
+}
+
+#[test]
+fn shutdown_waits_for_events_in_progress() {
+    let paused = Paused::start();
+    assert!(paused.receiver.connect().is_some());
+
+    paused.receiver.signal(Signal::SIGTERM);
+    until("the end of listening", || {
+        paused.receiver.connect().is_none().then_some(())
+    });
+    paused.go();
+
+    let (sent, ended) = (paused.sending.finish(), paused.receiver.program.finish());
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.out.lines().count(), 1);
+}
+
+#[test]
+fn shutdown_waits_for_detached_runs() {
+    let mut paused = Paused::start();
+    paused.sending.child.kill().unwrap();
+    paused.sending.child.wait().unwrap();
+
+    paused.receiver.signal(Signal::SIGTERM);
+    until("the end of listening", || {
+        paused.receiver.connect().is_none().then_some(())
+    });
+    paused.go();
+
+    let ended = paused.receiver.program.finish();
+    assert_eq!(ended.code, 0, "{ended:?}");
+    assert_eq!(ended.out.lines().count(), 1);
+}
+
+#[test]
+fn closed_stdout_fails_the_event() {
+    let mut command = example("receiver");
+    command
+        .args(["--secret", "s", "--listen", "127.0.0.1:0"])
+        .stdout(Stdio::piped());
+    let mut program = Program::spawn(&mut command, TempDir::new().unwrap());
+    drop(program.child.stdout.take());
+    let receiver = Receiver::listening(program);
+
+    let sent = receiver.send("s", &[]);
+
+    assert_eq!(sent.code, 1, "{sent:?}");
+    assert!(sent.out.contains("500 Internal Server Error"), "{sent:?}");
+    assert!(receiver.err().contains("Broken pipe"), "{}", receiver.err());
+}
+
+/// A file that may not grow simulates a full disk. The log meets the same limit, which must not
+/// harm anything.
+#[test]
+fn partial_line_does_not_corrupt_the_next() {
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$0" "$@""#])
+        .arg(example("receiver").get_program())
+        .args(["--secret", "s"]);
+    let receiver = Receiver::start_by(&mut command);
+    let large = receiver.file("body", &format!(r#"{{"text":"{}"}}"#, "x".repeat(5000)));
+
+    let torn = receiver.send("s", &["--key", "k", "--body", &large]);
+    assert_eq!(torn.code, 1, "{torn:?}");
+    assert!(!receiver.out().is_empty() && !receiver.out().contains('\n'));
+
+    receiver.file("out", "");
+    let small = receiver.file("body", "{}");
+    let sent = receiver.send("s", &["--key", "k", "--body", &small]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let line = r#"{"event":"chat-rated","key":"k","attempt":2,"payload":{}}"#;
+    assert_eq!(receiver.out(), format!("\n{line}\n"));
+}
+
+#[test]
+fn port_in_use_is_reported() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let address = receiver.address();
+
+    for name in ["receiver", "hyper", "extractor"] {
+        let second = run(name, &["--secret", "s", "--listen", address]);
+
+        assert_eq!(second.code, 1, "{second:?}");
+        assert!(
+            second.err.contains(&format!("cannot listen on {address}")),
+            "{second:?}"
+        );
+        assert!(second.err.contains("already in use"), "{second:?}");
+    }
+}
+
+#[test]
+fn health_check_responds() {
+    let receiver = Receiver::start(&["--path", "/a/b"]);
+    assert!(receiver.url.ends_with("/a/b"));
+
+    let health = format!("http://{}/healthz", receiver.address());
+    assert_eq!(tool("curl", &["-sS", "-w", "%{http_code}", &health]), "200");
+}
+
+#[test]
+fn invalid_flags_are_explained() {
+    #[rustfmt::skip]
+    let cases: &[(&[&str], &str)] = &[
+        (&["receiver", "--port", "3000"], "unexpected argument '--port'"),
+        (&["receiver", "--listen", "3000"], "such as 127.0.0.1:3000"),
+        (&["receiver", "--path", "webhooks"], "starts with `/`"),
+        (&["receiver", "--path", "/{id}"], "use letters"),
+        (&["receiver", "--path", "/healthz"], "health check"),
+        (&["receiver", "--secret", ""], "the secret is empty"),
+        (&["receiver", "--secret-file", "/nowhere/secrets"], "`/nowhere/secrets` cannot be read: No such file"),
+        (&["receiver", "--secret-file", "/dev/null"], "there is no secret"),
+        (&["receiver", "--secret-file", "f", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--demo", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--demo", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--header-prefix", "a b"], "prefix of a header"),
+        (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
+        (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
+        (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
+        (&["receiver", "--lease", "0"], "'--lease <SECONDS>'"),
+        (&["receiver", "--lease", "600"], "'--lease <SECONDS>'"),
+        (&["receiver", "--store", ""], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "memory:"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "webhooks.db"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "mysql://root@127.0.0.1/db"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "sqlite:"], "such as `sqlite:webhooks.db`"),
+        (&["receiver", "--store", "sqlite::memory:"], "is called `memory`"),
+        (&["receiver", "--store", "redis://127.0.0.1:port"], "such as `redis://USER:PASSWORD@HOST:6379`"),
+        (&["receiver", "--store", "rediss://127.0.0.1"], "`cargo run --features redis,redis/tokio-rustls-comp"),
+        (&["receiver", "--store", "postgres://127.0.0.1:port/db"], "such as `postgres://USER@HOST/DATABASE`"),
+        (&["hyper", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
+        (&["hyper", "--secret", ""], "the secret is empty"),
+        (&["extractor", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
+        (&["extractor", "--secret", ""], "the secret is empty"),
+        (&["sandbox", "--listen", "4000"], "such as 127.0.0.1:4000"),
+        (&["sandbox", "--target", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["sandbox", "--target", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["sandbox", "--secret", ""], "the secret is empty"),
+        (&["sandbox", "--demo", "--secret", "s"], "cannot be used with"),
+        (&["sandbox", "--faults", "gremlins"], "is not a list of faults"),
+        (&["sandbox", "--rate", "60001"], "'--rate <EVENTS>'"),
+        (&["sandbox", "--speed", "0"], "'--speed <FACTOR>'"),
+        (&["send"], "--secret <SECRET>"),
+        (&["send", "--secret", ""], "the secret is empty"),
+        (&["send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["send", "--secret", "s", "--event", "chat rated"], "HTTP token"),
+        (&["send", "--secret", "s", "--body", "/nowhere/body"], "`/nowhere/body` cannot be read: No such file"),
+        (&["send", "--secret", "s", "--key", "k", "--no-key"], "cannot be used with"),
+        (&["send", "--secret", "s", "--count", "0"], "'--count <N>'"),
+        (&["send", "--secret", "s", "--concurrency", "0"], "'--concurrency <C>'"),
+        (&["send", "--secret", "s", "--header-prefix", "a b"], "prefix of a header"),
+    ];
+    for (command, reason) in cases {
+        let ended = run(command[0], &command[1..]);
+
+        assert_eq!(ended.code, 2, "{command:?}: {ended:?}");
+        assert!(ended.err.starts_with("error: "), "{command:?}: {ended:?}");
+        assert!(ended.err.contains(reason), "{command:?}: {ended:?}");
+        assert_eq!(ended.out, "", "{command:?}");
+    }
+
+    let empty = Program::start(example("receiver").env("WEBHOOK_SECRET", "")).finish();
+    assert_eq!(empty.code, 2, "{empty:?}");
+    assert!(empty.err.contains("the secret is empty"), "{empty:?}");
+}
+
+#[test]
+fn memory_store_is_empty_after_a_restart() {
+    let args = ["--secret", "s", "--store", "memory"];
+    for _ in 0..2 {
+        let receiver = Receiver::start(&args);
+        let sent = receiver.send("s", &["--key", "k"]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        assert_eq!(receiver.out().lines().count(), 1);
+    }
+}
+
+#[test]
+fn sqlite_store_outlives_a_killed_receiver() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("webhooks.db");
+    remembers(&format!("sqlite:{}", file.display()));
+    remembers(&format!("sqlite://{}", file.display()));
+    assert!(file.exists());
+}
+
+#[test]
+fn redis_store_outlives_a_killed_receiver() {
+    remembers(&RedisServer::start().url());
+}
+
+#[test]
+fn postgres_store_outlives_a_killed_receiver() {
+    let server = PostgresServer::start();
+    remembers(&server.url());
+    remembers(&server.url().replace("postgres://", "postgresql://"));
+}
+
+/// Asserts that an event is handled once by two receivers, the first of which is killed.
+fn remembers(store: &str) {
+    let key = hex::encode(getrandom::u64().unwrap().to_be_bytes());
+    let start = || {
+        Receiver::start_by(
+            example("receiver")
+                .args(["--secret", "s"])
+                .env("WEBHOOK_STORE", store),
+        )
+    };
+
+    let first = start();
+    let sent = first.send("s", &["--key", &key]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(!sent.out.contains("handled before"), "{sent:?}");
+    assert_eq!(first.out().lines().count(), 1);
+    drop(first);
+
+    let second = start();
+    let sent = second.send("s", &["--key", &key]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("it had been handled before"), "{sent:?}");
+    assert_eq!(second.out(), "");
+    assert!(!second.err().contains(store), "{}", second.err());
+}
+
+#[test]
+fn key_of_a_killed_receiver_is_free_when_its_lease_expires() {
+    let dir = TempDir::new().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let args = ["--secret", "s", "--store", &store, "--lease", "2"];
+    let started = dir.path().join("started");
+    // It ends with its test as well.
+    let hangs = format!(
+        "touch '{}'; while test -d '{}'; do sleep 0.02; done",
+        started.display(),
+        dir.path().display()
+    );
+    let first = Receiver::start(&[&args[..], &["--exec", &hangs]].concat());
+    let sending = first.start_send("s", &["--key", "k"]);
+    until("the command", || started.exists().then_some(()));
+    drop(first);
+    let died = Instant::now();
+    assert_eq!(sending.finish().code, 1);
+
+    let second = Receiver::start(&args);
+    until("the end of the lease", || {
+        let sent = second.send("s", &["--key", "k"]);
+        let refused = sent.out.contains("409 Conflict");
+        assert!(refused || sent.code == 0, "{sent:?}");
+        (!refused).then_some(())
+    });
+    assert!(died.elapsed() < Duration::from_secs(10));
+    assert!(second.out().contains(r#""attempt":2,"#), "{}", second.out());
+}
+
+#[test]
+fn unusable_store_is_explained() {
+    let redis = RedisServer::start_with(&["--maxmemory-policy", "allkeys-lru"]);
+    let locked = RedisServer::start_with(&["--requirepass", "sesame"]);
+    let postgres = PostgresServer::start();
+    #[rustfmt::skip]
+    let cases = [
+        ("sqlite:/nowhere/webhooks.db".to_owned(), "its directory must exist"),
+        ("sqlite:/dev".to_owned(), "the SQLite file `/dev` "),
+        ("redis://:hush@127.0.0.1:1".to_owned(), "the Redis server at 127.0.0.1:1 cannot be reached"),
+        (redis.url(), "set it to `noeviction`"),
+        (locked.url().replace("://", "://:hush@"), "wants another user or password"),
+        ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the store at 127.0.0.1:1 cannot be used: check that the server is running"),
+        (postgres.url_of("absent"), r#"database "absent" does not exist"#),
+        (postgres.url().replace("postgres@", "nobody:hush@"), r#"role "nobody" does not exist"#),
+        (postgres.url() + "?sslmode=require", "`cargo run --features postgres,sqlx/tls-rustls"),
+    ];
+    for (store, reason) in cases {
+        let ended = Program::start(example("receiver").env("WEBHOOK_STORE", &store)).finish();
+
+        assert_eq!(ended.code, 1, "{store}: {ended:?}");
+        assert!(ended.err.starts_with("error: "), "{store}: {ended:?}");
+        assert!(ended.err.contains(reason), "{store}: {ended:?}");
+        assert!(!ended.err.contains("hush"), "{store}: {ended:?}");
+        assert_eq!(ended.out, "", "{store}");
+    }
+}
+
+#[test]
+fn store_errors_hide_passwords() {
+    for store in [
+        "mysql://root:hush@127.0.0.1/db",
+        "redis://:hush@127.0.0.1:port",
+        "rediss://:hush@127.0.0.1",
+        "postgres://u:hush@127.0.0.1:port/db",
+        "postgres://u:hush@127.0.0.1/db?sslmode=no",
+        "hush",
+    ] {
+        let ended = Program::start(example("receiver").env("WEBHOOK_STORE", store)).finish();
+
+        assert_eq!(ended.code, 2, "{store}: {ended:?}");
+        assert!(!ended.err.contains("hush"), "{store}: {ended:?}");
+    }
+}
+
+#[test]
+fn help_lists_every_flag_and_no_secret() {
+    #[rustfmt::skip]
+    let cases: &[(&str, &[&str])] = &[
+        ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
+            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
+            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db"]),
+        ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
+        ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
+            "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
+        ("hyper", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+        ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+    ];
+    for (name, flags) in cases {
+        let help = Program::start(
+            example(name)
+                .arg("--help")
+                .env("WEBHOOK_SECRET", "hush")
+                .env("WEBHOOK_STORE", "hush"),
+        )
+        .finish();
+
+        assert_eq!(help.code, 0, "{help:?}");
+        assert!(help.out.contains(&format!("Usage: {name} ")), "{help:?}");
+        assert!(!help.out.contains("hush"), "{help:?}");
+        for flag in *flags {
+            assert!(help.out.contains(flag), "{name}: {flag}");
+        }
+    }
+}
+
+#[test]
+fn hyper_example_accepts_signed_deliveries() {
+    let hyper = Receiver::start_by(example("hyper").args(["--secret", "s"]));
+
+    assert_eq!(hyper.send("s", &[]).code, 0);
+    assert_eq!(hyper.send("s", &["--event", "message-created"]).code, 0);
+    assert_eq!(hyper.send("another", &[]).code, 1);
+
+    let out = hyper.out();
+    assert!(out.contains("was rated Some(1.0)\n"), "{out}");
+    assert!(out.contains("Here is the receipt"), "{out}");
+    assert_eq!(out.lines().count(), 2);
+
+    hyper.signal(Signal::SIGINT);
+    assert_eq!(hyper.program.finish().code, 0);
+}
+
+#[test]
+fn extractor_example_accepts_signed_deliveries() {
+    let mut command = example("extractor");
+    let extractor = Receiver::start_by(command.args(["--secret", "s"]));
+    let send = |path, secret, event| {
+        let url = format!("http://{}{path}", extractor.address());
+        run(
+            "send",
+            &["--url", &url, "--secret", secret, "--event", event],
+        )
+        .code
+    };
+
+    assert_eq!(send("/chat-rated", "s", "chat-rated"), 0);
+    assert_eq!(send("/message-created", "s", "message-created"), 0);
+    assert_eq!(send("/any", "s", "chat-opened"), 0);
+    assert_eq!(send("/chat-rated", "another", "chat-rated"), 1);
+    // Of another kind: acknowledged, and not handled.
+    assert_eq!(send("/chat-rated", "s", "chat-opened"), 0);
+
+    let out = extractor.out();
+    assert!(out.contains("was rated Some(1.0)\n"), "{out}");
+    assert!(out.contains("Here is the receipt"), "{out}");
+    assert!(out.contains("chat-opened: "), "{out}");
+    assert_eq!(out.lines().count(), 3);
+
+    extractor.signal(Signal::SIGINT);
+    assert_eq!(extractor.program.finish().code, 0);
+}
+
+/// One of the examples that receive, listening on a port of its own.
+struct Receiver {
+    program: Program,
+    url: String,
+}
+
+impl Receiver {
+    fn start(args: &[&str]) -> Self {
+        Self::start_by(example("receiver").args(args))
+    }
+
+    fn start_by(command: &mut Command) -> Self {
+        Self::listening(Program::start(command.args(["--listen", "127.0.0.1:0"])))
+    }
+
+    fn listening(mut program: Program) -> Self {
+        let url = program.url();
+        Self { program, url }
+    }
+
+    fn out(&self) -> String {
+        self.program.out()
+    }
+
+    fn err(&self) -> String {
+        self.program.err()
+    }
+
+    fn address(&self) -> &str {
+        self.url.split('/').nth(2).unwrap()
+    }
+
+    fn connect(&self) -> Option<TcpStream> {
+        TcpStream::connect(self.address()).ok()
+    }
+
+    fn signal(&self, signal: Signal) {
+        let pid = Pid::from_raw(self.program.child.id().cast_signed());
+        kill(pid, signal).unwrap();
+    }
+
+    fn start_send(&self, secret: &str, args: &[&str]) -> Program {
+        let to = ["--url", &self.url, "--secret", secret];
+        Program::start(example("send").args(to).args(args))
+    }
+
+    fn send(&self, secret: &str, args: &[&str]) -> Ended {
+        self.start_send(secret, args).finish()
+    }
+
+    /// A file that is deleted with the receiver.
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.program.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+}
+
+fn run(name: &str, args: &[&str]) -> Ended {
+    Program::start(example(name).args(args)).finish()
+}
+
+/// Signs with openssl and sends with curl. Tells the status and the body of the answer.
+fn by_hand(url: &str, secret: &str, body: &str) -> (u16, String) {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(body.as_bytes()).unwrap();
+    let file = file.path().to_str().unwrap();
+
+    let digest = tool("openssl", &["dgst", "-sha256", "-hmac", secret, file]);
+    let signature = digest.split_whitespace().last().unwrap();
+    #[rustfmt::skip]
+    let answer = tool("curl", &[
+        "-sS", "--max-time", "30", "-w", "\n%{http_code}", url,
+        "-H", "Content-Type: application/json",
+        "-H", "X-Service-Event: chat-rated",
+        "-H", &format!("X-Service-Hmac-Sha256: {signature}"),
+        "--data-binary", &format!("@{file}"),
+    ]);
+    let (body, status) = answer.rsplit_once('\n').unwrap();
+    (status.parse().unwrap(), body.to_owned())
+}

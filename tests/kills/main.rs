@@ -1,0 +1,8 @@
+//! Events outlive receivers and servers that are killed.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+#[cfg(all(feature = "redis", feature = "sqlite"))]
+mod receiver;
+mod transactional;

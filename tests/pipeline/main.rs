@@ -1,0 +1,16 @@
+//! The layers and the router. These tests need Rust alone.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod answers;
+mod cancellation;
+mod compile_errors;
+mod decision;
+mod extractor;
+mod payloads;
+mod router;
+mod runs;
+mod signatures;
+mod sockets;
+mod tracing;

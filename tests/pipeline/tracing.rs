@@ -1,0 +1,360 @@
+//! The log of each delivery, and what it must not contain.
+
+#![cfg(feature = "moka")]
+
+use std::time::Duration;
+
+use axum::body::Body;
+use http::{Method, Request};
+use tower::{Layer, Service};
+use tower_webhook::event::ChatRated;
+use tower_webhook::{EventKind, EventRouter, RawDelivery, WebhookLayer};
+use tracing::Level;
+
+use crate::support::delivery::{
+    BODY, CONTENT_TYPE, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SECRET, SIGNATURE, Step,
+    delivery, secret, send,
+};
+use crate::support::log::{Fields, Log};
+use crate::support::store::{Operation, TestStore};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Stands in payloads and headers, and must not be logged.
+const MARKER: &str = "marker-of-the-payload";
+const MARKED: &str = r#"{"id":"marker-of-the-payload"}"#;
+
+/// A receiver, and the delivery that it is about to get.
+struct Setup {
+    layer: WebhookLayer<TestStore>,
+    router: EventRouter,
+    store: TestStore,
+    crm: Crm,
+    before: Before,
+    request: Request<Body>,
+}
+
+enum Before {
+    Nothing,
+    Delivered(Request<Body>),
+    Running(Request<Body>),
+}
+
+fn boxed(request: Request<http_body_util::Full<bytes::Bytes>>) -> Request<Body> {
+    request.map(Body::new)
+}
+
+fn setup(steps: &[Step]) -> Setup {
+    let store = TestStore::default();
+    let crm = Crm::new(steps.iter().copied());
+    Setup {
+        layer: WebhookLayer::with_store(secret(), store.clone()),
+        router: EventRouter::new().on::<ChatRated>(crm.clone()),
+        store,
+        crm,
+        before: Before::Nothing,
+        request: boxed(delivery(MARKED).key("a")),
+    }
+}
+
+impl Setup {
+    fn request(mut self, change: impl FnOnce(Request<Body>) -> Request<Body>) -> Self {
+        self.request = change(self.request);
+        self
+    }
+
+    fn layer(
+        mut self,
+        change: impl FnOnce(WebhookLayer<TestStore>) -> WebhookLayer<TestStore>,
+    ) -> Self {
+        self.layer = change(self.layer);
+        self
+    }
+
+    fn router(mut self, change: impl FnOnce(EventRouter) -> EventRouter) -> Self {
+        self.router = change(self.router);
+        self
+    }
+
+    fn before(mut self, before: Before) -> Self {
+        self.before = before;
+        self
+    }
+
+    fn body(self, body: &'static [u8]) -> Self {
+        self.request(|_| boxed(delivery(body).key("a")))
+    }
+
+    fn fails(self, operation: Operation) -> Self {
+        self.store.fail([operation]);
+        self
+    }
+
+    async fn run(self, log: &Log) {
+        let service = self.layer.layer(self.router);
+        let mut running = None;
+        match self.before {
+            Before::Nothing => {}
+            Before::Delivered(request) => send(&service, request).await.assert_ok(),
+            Before::Running(request) => {
+                let service = service.clone();
+                running = Some(tokio::spawn(async move { send(&service, request).await }));
+                while self.crm.runs() == 0 {
+                    tokio::task::yield_now().await;
+                }
+            }
+        }
+        log.clear();
+        send(&service, self.request).await;
+        if let Some(running) = running {
+            running.await.unwrap().assert_ok();
+        }
+    }
+}
+
+/// Every row of the table: its name, the level of its event if that is above debug, and a way to
+/// get there.
+#[rustfmt::skip]
+fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
+    const WARN: Option<Level> = Some(Level::WARN);
+    const ERROR: Option<Level> = Some(Level::ERROR);
+    let broken = || {
+        let parts: [Result<&str, &str>; 2] = [Ok(MARKED), Err("connection reset")];
+        Body::from_stream(futures_util::stream::iter(parts))
+    };
+    let endless = || Body::from_stream(futures_util::stream::pending::<Result<&str, &str>>());
+    let other_tag = secret().sign(b"other");
+    let other_body = || boxed(delivery(BODY).key("a"));
+    let undecodable = |body| ("undecodable", WARN, setup(&[]).body(body));
+    let odd = |body| ("handled", None, setup(&[]).body(body));
+    vec![
+        ("method-not-allowed", WARN, setup(&[]).request(|mut it| { *it.method_mut() = Method::PUT; it })),
+        ("body-too-large", WARN, setup(&[]).layer(|it| it.max_body(9))),
+        ("overloaded", WARN, setup(&[]).layer(|it| it.max_buffered(9))),
+        ("body-timeout", WARN, setup(&[]).request(|it| it.map(|_| endless()))),
+        ("malformed-body", WARN, setup(&[]).request(|it| it.map(|_| broken()))),
+        ("malformed-body", WARN, setup(&[]).request(|it| it.with("content-length", "9999"))),
+        ("malformed-body", WARN, setup(&[]).request(|it| it.with("content-length", MARKER))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.without(SIGNATURE))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.with(SIGNATURE, MARKER))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.with(SIGNATURE, SECRET))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.with(SIGNATURE, &other_tag))),
+        ("invalid-signature", WARN, setup(&[]).request(|it| it.and(SIGNATURE, &other_tag))),
+        ("unsupported-media-type", WARN, setup(&[]).request(|it| it.with(CONTENT_TYPE, MARKER))),
+        ("invalid-event-header", WARN, setup(&[]).request(|it| it.with(EVENT, format!("{MARKER} {MARKER}")))),
+        ("conflicting-keys", WARN, setup(&[]).request(|it| it.and(KEY, MARKER))),
+        ("missing-key", WARN, setup(&[]).layer(WebhookLayer::require_key).request(|it| it.without(KEY))),
+        ("store-unavailable", WARN, setup(&[]).fails(Operation::Claim)),
+        ("replayed", None, setup(&[]).before(Before::Delivered(boxed(delivery(MARKED).key("a"))))),
+        ("replayed", None, setup(&[]).before(Before::Delivered(other_body()))),
+        ("in-flight", WARN, setup(&[Step::SucceedAfter(9 * SECOND)]).before(Before::Running(other_body()))),
+        ("body-changed", WARN, setup(&[]).layer(WebhookLayer::reject_changed_bodies).before(Before::Delivered(other_body()))),
+        ("body-replayed", WARN, setup(&[]).layer(WebhookLayer::replay_guard).before(Before::Delivered(boxed(delivery(MARKED).key("b"))))),
+        ("ignored", None, setup(&[]).request(|it| it.kind("chat-archived"))),
+        ("unhandled", WARN, setup(&[]).router(EventRouter::reject_unhandled).request(|it| it.kind("chat-archived"))),
+        undecodable(br#"{"id":"marker-of-the-payload"#),
+        undecodable(br#"{"id":"marker-of-the-payload"} marker-of-the-payload"#),
+        undecodable(br#"{"id":marker-of-the-payload}"#),
+        undecodable(br#"["marker-of-the-payload"]"#),
+        undecodable(b"\xff marker-of-the-payload"),
+        ("handled", None, setup(&[])),
+        odd(br#"{"id":["marker-of-the-payload"],"rating":"marker-of-the-payload"}"#),
+        odd(br#"{"user":"marker-of-the-payload","category":{"id":{"marker-of-the-payload":1}}}"#),
+        odd(br#"{"customMeta":{"marker-of-the-payload":1,"x":["marker-of-the-payload"]}}"#),
+        odd(br#"{"marker-of-the-payload":1,"createdAt":"marker-of-the-payload"}"#),
+        odd(br#"{"question":"marker-of-the-payload \ud83d","rating":1e999}"#),
+        ("not-recorded", ERROR, setup(&[]).fails(Operation::Complete)),
+        ("discarded", WARN, setup(&[Step::Discard])),
+        ("failed", ERROR, setup(&[Step::Fail])),
+        ("panicked", ERROR, setup(&[Step::Panic])),
+        ("panicked", ERROR, setup(&[Step::PanicAfterAwait])),
+        ("handler-timeout", ERROR, setup(&[Step::Hang])),
+        ("lease-lost", ERROR, setup(&[Step::Hang]).fails(Operation::Renew)
+            .layer(|it| it.handler_timeout(90 * SECOND).unwrap())),
+    ]
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_delivery_has_one_span_and_every_refusal_one_event() {
+    let log = Log::capture(Level::INFO);
+    for (outcome, level, setup) in rows() {
+        setup.run(&log).await;
+
+        let spans = log.spans();
+        assert_eq!(spans.len(), 1, "{outcome}: {spans:?}");
+        let span = &spans[0];
+        assert_eq!((&*span["name"], &*span["outcome"]), ("delivery", outcome));
+        assert!(span["duration_ms"].parse::<f64>().unwrap() >= 0.0);
+
+        let events = log.events();
+        let refusals: Vec<&Fields> = events
+            .iter()
+            .filter(|it| it.contains_key("outcome"))
+            .collect();
+        match level {
+            None => assert!(refusals.is_empty(), "{outcome}: {refusals:?}"),
+            Some(level) => {
+                let [event] = refusals[..] else {
+                    panic!("{outcome}: {refusals:?}");
+                };
+                assert_eq!(
+                    (&*event["outcome"], &*event["level"]),
+                    (outcome, level.as_str())
+                );
+                assert_eq!(event["span"], "delivery");
+                let reason = ["panicked", "handler-timeout", "lease-lost"];
+                assert_ne!(
+                    reason.contains(&outcome),
+                    event.contains_key("reason"),
+                    "{event:?}"
+                );
+            }
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn log_contains_no_secret_signature_or_payload() {
+    let log = Log::capture(Level::INFO);
+    for (outcome, _, setup) in rows() {
+        setup.run(&log).await;
+        let text = log.text();
+        assert!(text.contains(outcome));
+        for hidden in [SECRET, &hex::encode(SECRET), MARKER] {
+            assert!(!text.contains(hidden), "{outcome}: {text}");
+        }
+        let digest = text
+            .split(|character: char| !character.is_ascii_hexdigit())
+            .find(|digits| digits.len() >= 32);
+        assert_eq!(digest, None, "{outcome}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn decode_error_of_a_handler_does_not_log_the_payload() {
+    #[derive(Debug, serde::Deserialize)]
+    struct Mine {
+        #[serde(rename = "id")]
+        _id: u64,
+    }
+
+    let log = Log::capture(Level::INFO);
+    let router = EventRouter::new().fallback(async |raw: RawDelivery| {
+        let _: Mine = raw.decode()?;
+        Ok(())
+    });
+    let service = WebhookLayer::new(secret()).layer(router);
+    send(&service, delivery(MARKED).key("a")).await;
+
+    let text = log.text();
+    let reason = "the payload's type does not accept the body: line 1, column 29";
+    assert_eq!(log.events()[0]["reason"], reason);
+    assert!(!text.contains(MARKER), "{text}");
+
+    // It is available on request.
+    let raw = RawDelivery::new(EventKind::CHAT_RATED, MARKED);
+    let error = raw.decode::<Mine>().unwrap_err();
+    assert!(error.json_error().unwrap().to_string().contains(MARKER));
+}
+
+#[tokio::test(start_paused = true)]
+async fn span_records_the_delivery_and_its_outcome() {
+    let log = Log::capture(Level::INFO);
+    let crm = Crm::new([Step::FailAfter(2 * SECOND), Step::SucceedAfter(SECOND)]);
+    let service = WebhookLayer::new(secret().with_label("2026"))
+        .layer(EventRouter::new().on::<ChatRated>(crm));
+    let span = async |request: Request<_>| {
+        log.clear();
+        send(&service, request).await;
+        log.spans().remove(0)
+    };
+    let field = |span: &Fields, name| span.get(name).cloned().unwrap_or_default();
+    for (attempt, outcome, milliseconds) in [
+        ("1", "failed", 2000.0),
+        ("2", "handled", 1000.0),
+        ("", "replayed", 0.0),
+    ] {
+        let span = span(delivery(BODY).key("key \u{e9}\"")).await;
+        assert_eq!(span["kind"], "chat-rated");
+        assert_eq!(span["key"], r#"key \xc3\xa9\""#);
+        assert_eq!(span["secret"], "2026");
+        assert_eq!(field(&span, "attempt"), attempt);
+        assert_eq!(span["outcome"], outcome);
+        let duration: f64 = span["duration_ms"].parse().unwrap();
+        assert!(
+            (milliseconds..milliseconds + 100.0).contains(&duration),
+            "{duration}"
+        );
+    }
+    let without_key = span(delivery(BODY)).await;
+    assert_eq!(
+        (field(&without_key, "key"), field(&without_key, "attempt")),
+        Default::default()
+    );
+    // Of a request that was not verified, only the kind that it claims is recorded, for a count by kind.
+    let forged = span(delivery(BODY).key("a").with(SIGNATURE, "x")).await;
+    assert_eq!(forged["kind"], "chat-rated");
+    for name in ["key", "attempt", "secret"] {
+        assert_eq!(forged.get(name), None);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn reason_of_a_failure_is_logged() {
+    let log = Log::capture(Level::INFO);
+    setup(&[Step::Fail]).run(&log).await;
+    assert_eq!(log.events()[0]["reason"], HANDLER_ERROR);
+    setup(&[Step::Discard]).run(&log).await;
+    assert_eq!(log.events()[0]["reason"], HANDLER_ERROR);
+    setup(&[]).fails(Operation::Claim).run(&log).await;
+    assert_eq!(
+        log.events()[0]["reason"],
+        "the store is unavailable: disk full"
+    );
+    setup(&[])
+        .request(|it| it.without(SIGNATURE))
+        .run(&log)
+        .await;
+    assert_eq!(log.events()[0]["reason"], "the signature header is missing");
+    setup(&[]).layer(|it| it.max_body(9)).run(&log).await;
+    assert_eq!(log.events()[0]["reason"], "more than 9 bytes");
+    setup(&[]).body(br#"{"id":7}"#).run(&log).await;
+    assert!(
+        log.events()[0].values().any(|value| value == "id"),
+        "{:?}",
+        log.events()
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn span_of_a_detached_run_ends_with_the_run() {
+    let log = Log::capture(Level::INFO);
+    let crm = Crm::new([Step::SucceedAfter(20 * SECOND)]);
+    let layer = WebhookLayer::new(secret());
+    let runs = layer.runs();
+    let mut service = layer.layer(EventRouter::new().on::<ChatRated>(crm));
+
+    let response = service.call(delivery(BODY).key("a"));
+    assert!(tokio::time::timeout(SECOND, response).await.is_err());
+    runs.drain(30 * SECOND).await.unwrap();
+
+    let spans = log.spans();
+    assert_eq!(spans.len(), 1);
+    assert_eq!(spans[0]["outcome"], "handled");
+    assert_eq!(spans[0]["attempt"], "1");
+    let duration: f64 = spans[0]["duration_ms"].parse().unwrap();
+    assert!((20_000.0..20_100.0).contains(&duration), "{duration}");
+}
+
+#[tokio::test]
+async fn error_of_the_inner_service_is_recorded_as_an_outcome() {
+    let log = Log::capture(Level::INFO);
+    let failing = tower::service_fn(|_: Request<tower_webhook::Verified>| async {
+        Err::<http::Response<Body>, _>(HANDLER_ERROR)
+    });
+    let service = WebhookLayer::new(secret()).layer(failing);
+    let result = tower::ServiceExt::oneshot(service, delivery(BODY).key("a")).await;
+    assert!(result.is_err());
+    assert_eq!(log.spans()[0]["outcome"], "failed");
+    assert!(log.spans()[0].contains_key("duration_ms"));
+}

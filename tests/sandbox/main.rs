@@ -1,0 +1,6 @@
+//! The simulated platform, and receivers against it.
+
+#[cfg(feature = "admin")]
+mod admin_client;
+mod platform;
+mod seven_days;

@@ -1,0 +1,796 @@
+//! The SQLite store: the conformance suite, and faults that only a file has.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::HashMap;
+use std::fs::{self, Permissions};
+use std::future::{Future, poll_fn};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::task::Poll;
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::sys::signal::{SigSet, Signal};
+use rusqlite::Connection;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tower_webhook::store::conformance::{self, Harness};
+use tower_webhook::store::{
+    Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, SqliteStore, Store, StoreError,
+    StoreErrorKind,
+};
+
+use crate::support::program::{Peer, say};
+
+const LEASE: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+
+/// A file in a directory of its own.
+struct Scratch {
+    directory: TempDir,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("webhooks.db")
+    }
+
+    fn store(&self) -> SqliteStore {
+        SqliteStore::open(self.path()).unwrap()
+    }
+
+    /// Looks at the file, or changes it, without the store.
+    fn sql(&self) -> Connection {
+        Connection::open(self.path()).unwrap()
+    }
+
+    /// Why opening is refused, which must be of this kind.
+    fn refusal(&self, kind: OpenErrorKind) -> String {
+        let error = SqliteStore::open(self.path()).unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        chain(&error)
+    }
+}
+
+impl Harness for Scratch {
+    type Store = SqliteStore;
+
+    async fn open(&self) -> SqliteStore {
+        self.store()
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    match error.source() {
+        Some(source) => format!("{error}: {}", chain(source)),
+        None => error.to_string(),
+    }
+}
+
+fn id(key: impl ToString) -> EventKey {
+    EventKey::new("", key.to_string().as_bytes(), b"{}")
+}
+
+async fn acquire(store: &SqliteStore, key: impl ToString) -> Result<Lease, StoreError> {
+    let id = id(key);
+    match store.claim(&id, LEASE, RETENTION).await? {
+        Claim::Acquired(lease) => Ok(lease),
+        claim => panic!("a free key cannot be claimed: {claim:?}"),
+    }
+}
+
+/// Claims and completes.
+async fn handle(store: &SqliteStore, key: impl ToString) -> Result<(), SettleError> {
+    let lease = acquire(store, key).await?;
+    store.complete(&lease, RETENTION).await
+}
+
+/// Asks once more when the store is unavailable, while there are tries left.
+async fn at_second_try<T>(
+    tries: &mut u32,
+    mut ask: impl AsyncFnMut() -> Result<T, SettleError>,
+) -> T {
+    match ask().await {
+        Err(SettleError::Store(error))
+            if error.kind() == StoreErrorKind::Unavailable && *tries > 0 =>
+        {
+            *tries -= 1;
+            ask().await.unwrap()
+        }
+        answer => answer.unwrap(),
+    }
+}
+
+async fn state(store: &SqliteStore, key: impl ToString) -> KeyState {
+    store.peek(&id(key)).await.unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms() {
+    conformance::run(&Scratch::new()).await;
+}
+
+#[tokio::test]
+async fn records_outlive_reopening() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    handle(&store, "done").await.unwrap();
+    let failed = acquire(&store, "failed").await.unwrap();
+    store.release(&failed).await.unwrap();
+    let running = acquire(&store, "running").await.unwrap();
+    drop(store);
+    // The last handle leaves one file, which holds everything.
+    let names: Vec<_> = fs::read_dir(scratch.directory.path()).unwrap().collect();
+    assert_eq!(names.len(), 1, "{names:?}");
+
+    let store = scratch.store();
+    assert_eq!(state(&store, "done").await, KeyState::Done);
+    assert_eq!(acquire(&store, "failed").await.unwrap().attempt().get(), 2);
+    let found = state(&store, "running").await;
+    assert!(matches!(found, KeyState::InFlight { .. }), "{found:?}");
+    store.complete(&running, RETENTION).await.unwrap();
+}
+
+#[tokio::test]
+async fn concurrent_calls_share_a_commit() {
+    const CALLS: usize = 64;
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let mut leases = Vec::new();
+    for key in 0..CALLS {
+        leases.push(acquire(&store, key).await.unwrap());
+    }
+    let before = commits(&scratch);
+
+    // Nothing can be committed before all have asked.
+    let other = scratch.sql();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let completions = leases.iter().map(|lease| store.complete(lease, RETENTION));
+    let mut completions: Vec<_> = completions.map(Box::pin).collect();
+    for completion in &mut completions {
+        poll_fn(|cx| match completion.as_mut().poll(cx) {
+            Poll::Pending => Poll::Ready(()),
+            Poll::Ready(result) => panic!("{result:?} although another process has the file"),
+        })
+        .await;
+    }
+    other.execute_batch("COMMIT").unwrap();
+    for completion in completions {
+        completion.await.unwrap();
+    }
+
+    // One for those that were asked for at first, and one for the rest.
+    let commits = commits(&scratch) - before;
+    assert!((1..=2).contains(&commits), "{commits} commits");
+}
+
+/// How often something was committed, by the format of the write-ahead log.
+fn commits(scratch: &Scratch) -> usize {
+    const HEADER: usize = 32;
+    const FRAME: usize = 24 + 4096;
+    let log = fs::read(scratch.path().with_extension("db-wal")).unwrap();
+    let salt = &log[16..24];
+    log[HEADER..]
+        .chunks_exact(FRAME)
+        .take_while(|frame| frame[8..16] == *salt)
+        .filter(|frame| frame[4..8] != [0; 4])
+        .count()
+}
+
+#[tokio::test]
+async fn replay_writes_nothing() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    handle(&store, 1).await.unwrap();
+    acquire(&store, 2).await.unwrap();
+    let before = commits(&scratch);
+    for _ in 0..10 {
+        let done = store.claim(&id(1), LEASE, RETENTION).await.unwrap();
+        assert!(matches!(done, Claim::Done { same_body: true }), "{done:?}");
+        let taken = store.claim(&id(2), LEASE, RETENTION).await.unwrap();
+        assert!(matches!(taken, Claim::InFlight { .. }), "{taken:?}");
+    }
+    assert_eq!(commits(&scratch), before);
+}
+
+#[tokio::test]
+async fn completed_key_takes_at_most_150_bytes() {
+    const KEYS: u64 = 20_000;
+    const TOGETHER: u64 = 250;
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    for first in (0..KEYS).step_by(TOGETHER as usize) {
+        let mut pairs = JoinSet::new();
+        for key in first..first + TOGETHER {
+            let store = store.clone();
+            pairs.spawn(async move {
+                handle(&store, key).await.unwrap();
+            });
+        }
+        pairs.join_all().await;
+    }
+    drop(store);
+    let bytes = fs::metadata(scratch.path()).unwrap().len();
+    assert!(bytes <= 150 * KEYS, "{} bytes a key", bytes / KEYS);
+}
+
+#[tokio::test]
+async fn long_read_does_not_block_claims() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    acquire(&store, 1).await.unwrap();
+    let reader = scratch.sql();
+    reader.execute_batch("BEGIN").unwrap();
+    let keys = |reader: &Connection| -> i64 {
+        let count = "SELECT count(*) FROM keys";
+        reader.query_row(count, [], |row| row.get(0)).unwrap()
+    };
+    assert_eq!(keys(&reader), 1);
+    handle(&store, 2).await.unwrap();
+    assert_eq!(keys(&reader), 1);
+    reader.execute_batch("COMMIT").unwrap();
+    assert_eq!(keys(&reader), 2);
+}
+
+#[tokio::test]
+async fn locked_file_is_unavailable_until_it_is_unlocked() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let other = scratch.sql();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let error = store.claim(&id(1), LEASE, RETENTION).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    let told = chain(&error);
+    assert!(told.contains("locked by another process"), "{told}");
+    other.execute_batch("COMMIT").unwrap();
+    acquire(&store, 1).await.unwrap();
+}
+
+#[test]
+fn new_file_is_private_to_its_user() {
+    let scratch = Scratch::new();
+    let _store = scratch.store();
+    for name in ["webhooks.db", "webhooks.db-wal", "webhooks.db-shm"] {
+        let file = fs::metadata(scratch.directory.path().join(name)).unwrap();
+        assert_eq!(file.mode() & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn path_is_not_read_as_a_uri() {
+    let scratch = Scratch::new();
+    for name in [":memory:", "file:webhooks.db?mode=memory"] {
+        let path = scratch.directory.path().join(name);
+        let _store = SqliteStore::open(&path).unwrap();
+        assert!(path.is_file(), "{name}");
+    }
+    let told = chain(&SqliteStore::open("").unwrap_err());
+    assert!(told.contains("cannot be created"), "{told}");
+}
+
+#[test]
+fn missing_directory_is_explained() {
+    let scratch = Scratch::new();
+    let error = SqliteStore::open(scratch.path().join("webhooks.db")).unwrap_err();
+    assert_eq!(error.kind(), OpenErrorKind::Unavailable);
+    let told = chain(&error);
+    assert!(told.contains("its directory must exist"), "{told}");
+    assert!(told.contains("No such file or directory"), "{told}");
+}
+
+#[test]
+fn directory_is_refused() {
+    let scratch = Scratch::new();
+    fs::create_dir(scratch.path()).unwrap();
+    let told = scratch.refusal(OpenErrorKind::Unavailable);
+    assert!(told.contains("it must be a file"), "{told}");
+}
+
+#[test]
+fn file_that_is_not_a_database_is_left_unchanged() {
+    let scratch = Scratch::new();
+    let text = "a letter, and not a database at all\n".repeat(1000);
+    fs::write(scratch.path(), &text).unwrap();
+    let told = scratch.refusal(OpenErrorKind::Corrupt);
+    assert!(told.contains("is not a SQLite database"), "{told}");
+    assert_eq!(fs::read_to_string(scratch.path()).unwrap(), text);
+}
+
+#[test]
+fn database_of_another_program_is_left_unchanged() {
+    for claim in [
+        "PRAGMA user_version = 1",
+        "PRAGMA application_id = 7",
+        "SELECT 1",
+    ] {
+        let scratch = Scratch::new();
+        let other = scratch.sql();
+        other
+            .execute_batch("CREATE TABLE letters (text TEXT)")
+            .unwrap();
+        other.execute_batch(claim).unwrap();
+        drop(other);
+        let before = fs::read(scratch.path()).unwrap();
+
+        let told = scratch.refusal(OpenErrorKind::Foreign);
+        assert!(told.contains("of another program"), "{told}");
+        assert!(fs::read(scratch.path()).unwrap() == before, "{claim}");
+    }
+}
+
+#[test]
+fn newer_schema_is_refused() {
+    let scratch = Scratch::new();
+    drop(scratch.store());
+    scratch
+        .sql()
+        .execute_batch("PRAGMA user_version = 3")
+        .unwrap();
+    let told = scratch.refusal(OpenErrorKind::NewerSchema);
+    assert!(told.contains("version 3 of the schema"), "{told}");
+    assert!(told.contains("use that release"), "{told}");
+}
+
+impl Scratch {
+    /// A copy of a file that a release with version 1 of the schema wrote. Its leases and retentions last for
+    /// 100 years, where its keys do not say otherwise.
+    fn of_version_1() -> Self {
+        let scratch = Self::new();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        fs::copy(fixture.join("sqlite-store-v1.db"), scratch.path()).unwrap();
+        assert_eq!(scratch.version(), 1);
+        scratch
+    }
+
+    fn version(&self) -> i64 {
+        let version = "PRAGMA user_version";
+        self.sql().query_row(version, [], |row| row.get(0)).unwrap()
+    }
+}
+
+/// A key of the fixture, delivered with this body.
+fn of_crm(key: &str, body: &[u8]) -> EventKey {
+    EventKey::new("crm", key.as_bytes(), body)
+}
+
+#[tokio::test]
+async fn a_file_of_version_1_is_upgraded_and_keeps_its_keys() {
+    let scratch = Scratch::of_version_1();
+    let store = scratch.store();
+    assert_eq!(scratch.version(), 2);
+
+    for key in ["done-1", "done-2", "done-3", "done-3-times"] {
+        let state = store.peek(&of_crm(key, b"")).await.unwrap();
+        assert_eq!(state, KeyState::Done, "{key}");
+        // Bodies of version 1 count as equal.
+        for body in [format!("{{\"id\":\"{key}\"}}"), "{}".to_owned()] {
+            let id = of_crm(key, body.as_bytes());
+            let done = store.claim(&id, LEASE, RETENTION).await.unwrap();
+            assert!(matches!(done, Claim::Done { same_body: true }), "{done:?}");
+        }
+    }
+    let in_flight = of_crm("in-flight", b"{}");
+    let taken = store.claim(&in_flight, LEASE, RETENTION).await.unwrap();
+    assert!(
+        matches!(
+            taken,
+            Claim::InFlight {
+                same_body: true,
+                ..
+            }
+        ),
+        "{taken:?}"
+    );
+    for (key, attempt) in [
+        ("failed-3-times", 4),
+        ("lease-expired", 2),
+        ("retention-expired", 1),
+    ] {
+        let id = of_crm(key, b"{}");
+        let Claim::Acquired(lease) = store.claim(&id, LEASE, RETENTION).await.unwrap() else {
+            panic!("{key} is not free");
+        };
+        assert_eq!(lease.attempt().get(), attempt, "{key}");
+        // From now on its body is known.
+        let other = of_crm(key, b"{ }");
+        let taken = store.claim(&other, LEASE, RETENTION).await.unwrap();
+        assert!(
+            matches!(
+                taken,
+                Claim::InFlight {
+                    same_body: false,
+                    ..
+                }
+            ),
+            "{taken:?}"
+        );
+        store.complete(&lease, RETENTION).await.unwrap();
+    }
+    drop(store);
+
+    // As a file that was always of this version.
+    let store = scratch.store();
+    let state = store.peek(&of_crm("failed-3-times", b"")).await.unwrap();
+    assert_eq!(state, KeyState::Done);
+    handle(&store, "new").await.unwrap();
+}
+
+#[test]
+fn one_of_many_processes_upgrades_a_file() {
+    const TEST: &str = "one_of_many_processes_upgrades_a_file";
+    const PROCESSES: usize = 8;
+    if let Some(directory) = directory() {
+        say("ready");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        let store = SqliteStore::open(directory.join("webhooks.db"));
+        say(store.map_or_else(|error| chain(&error), |_| "open".to_owned()));
+        return;
+    }
+
+    let scratch = Scratch::of_version_1();
+    let mut peers: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            Peer::start(Peer::command(
+                module_path!(),
+                TEST,
+                scratch.directory.path(),
+            ))
+        })
+        .collect();
+    for peer in &mut peers {
+        assert_eq!(peer.hear(), "ready");
+    }
+    for peer in &mut peers {
+        peer.tell("go");
+    }
+    for mut peer in peers {
+        assert_eq!(peer.hear(), "open");
+        peer.end();
+    }
+    assert_eq!(scratch.version(), 2);
+    let columns = "SELECT count(*) FROM pragma_table_info('keys') WHERE name = 'old_body'";
+    let columns: i64 = scratch
+        .sql()
+        .query_row(columns, [], |row| row.get(0))
+        .unwrap();
+    assert_eq!(columns, 1);
+}
+
+/// Of a process that has the file open since before the upgrade.
+#[tokio::test]
+async fn the_statements_of_version_1_work_on_an_upgraded_file() {
+    const NEW: &str = "
+        INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+        VALUES (?1, ?2, ?3, 1, 0, ?4, ?5)
+        ON CONFLICT (key) DO NOTHING";
+    const AGAIN: &str = "
+        UPDATE keys
+        SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
+        WHERE id = ?1";
+    const BY_KEY: &str =
+        "SELECT id, body, attempt, done, lease_until, keep_until FROM keys WHERE key = ?1";
+    const COMPLETE: &str = "
+        UPDATE keys SET done = 1, keep_until = ?4
+        WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
+
+    type Row = (i64, [u8; 16], u32, bool);
+    let scratch = Scratch::of_version_1();
+    let old = scratch.sql();
+    let key = |key: &str| of_crm(key, b"").key().to_be_bytes();
+    let mut by_key = old.prepare(BY_KEY).unwrap();
+    let mut find = |name: &str| -> Row {
+        let read =
+            |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
+        by_key.query_row([key(name)], read).unwrap()
+    };
+    assert!(find("done-1").3);
+
+    let store = scratch.store();
+    let (body, fence, later) = ([7_u8; 16], [8_u8; 16], i64::MAX);
+    let claim = rusqlite::params![key("of the old process"), body, fence, later, later];
+    assert_eq!(old.execute(NEW, claim).unwrap(), 1);
+    let id = of_crm("of the old process", b"{}");
+    let taken = store.claim(&id, LEASE, RETENTION).await.unwrap();
+    assert!(
+        matches!(
+            taken,
+            Claim::InFlight {
+                same_body: true,
+                ..
+            }
+        ),
+        "{taken:?}"
+    );
+    let complete = rusqlite::params![key("of the old process"), fence, 0, later];
+    assert_eq!(old.execute(COMPLETE, complete).unwrap(), 1);
+    assert_eq!(store.peek(&id).await.unwrap(), KeyState::Done);
+
+    // What the new process writes, the old one reads.
+    handle_as(&store, &of_crm("of the new process", b"{}")).await;
+    let (_, _, attempt, done) = find("of the new process");
+    assert_eq!((attempt, done), (1, true));
+    let (row, ..) = find("failed-3-times");
+    let again = rusqlite::params![row, body, fence, 4, later, later];
+    assert_eq!(old.execute(AGAIN, again).unwrap(), 1);
+    let id = of_crm("failed-3-times", b"{}");
+    let taken = store.claim(&id, LEASE, RETENTION).await.unwrap();
+    assert!(matches!(taken, Claim::InFlight { .. }), "{taken:?}");
+}
+
+async fn handle_as(store: &SqliteStore, id: &EventKey) {
+    let Claim::Acquired(lease) = store.claim(id, LEASE, RETENTION).await.unwrap() else {
+        panic!("{id:?} is not free");
+    };
+    store.complete(&lease, RETENTION).await.unwrap();
+}
+
+#[test]
+fn read_only_file_is_explained() {
+    const TEST: &str = "read_only_file_is_explained";
+    if let Some(scratch) = directory() {
+        let store = SqliteStore::open(scratch.join("webhooks.db"));
+        say(chain(&store.unwrap_err()));
+        return;
+    }
+    for (file, directory) in [(0o444, 0o755), (0o644, 0o555)] {
+        let scratch = Scratch::new();
+        drop(scratch.store());
+        let mode = |path: &Path, mode| {
+            fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        };
+        mode(&scratch.path(), file);
+        mode(scratch.directory.path(), directory);
+        let mut command = Peer::command(module_path!(), TEST, scratch.directory.path());
+        if is_root() {
+            // Root may write anything.
+            chown(scratch.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            chown(scratch.directory.path(), Some(NOBODY), Some(NOBODY)).unwrap();
+            command.uid(NOBODY).gid(NOBODY);
+        }
+        let mut peer = Peer::start(command);
+        let told = peer.hear();
+        assert!(told.contains("this user"), "{told}");
+        assert!(told.contains("write") || told.contains("create"), "{told}");
+        peer.end();
+        mode(scratch.directory.path(), 0o755);
+    }
+}
+
+const NOBODY: u32 = 65534;
+
+/// Where the files are, if this process is the peer of a test.
+fn directory() -> Option<PathBuf> {
+    Peer::argument().map(PathBuf::from)
+}
+
+fn is_root() -> bool {
+    fs::metadata("/proc/self").unwrap().uid() == 0
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn one_of_many_claims_from_several_processes_wins() {
+    const TEST: &str = "one_of_many_claims_from_several_processes_wins";
+    const PROCESSES: usize = 4;
+    const CLAIMS: usize = 16;
+    if let Some(directory) = directory() {
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        say("open");
+        let mut line = String::new();
+        while std::io::stdin().read_line(&mut line).unwrap() > 0 {
+            let key = id(line.trim());
+            line.clear();
+            let mut claims = JoinSet::new();
+            for _ in 0..CLAIMS {
+                let store = store.clone();
+                claims.spawn(async move { store.claim(&key, LEASE, RETENTION).await.unwrap() });
+            }
+            let claims = claims.join_all().await;
+            let won = claims
+                .iter()
+                .filter(|claim| matches!(claim, Claim::Acquired(_)));
+            say(won.count());
+        }
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let mut peers: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            Peer::start(Peer::command(
+                module_path!(),
+                TEST,
+                scratch.directory.path(),
+            ))
+        })
+        .collect();
+    for peer in &mut peers {
+        assert_eq!(peer.hear(), "open");
+    }
+    for round in 0..20 {
+        for peer in &mut peers {
+            peer.tell(round);
+        }
+        let won: Vec<usize> = peers
+            .iter_mut()
+            .map(|peer| peer.hear().parse().unwrap())
+            .collect();
+        assert_eq!(won.iter().sum::<usize>(), 1, "round {round}: {won:?}");
+    }
+    for peer in peers {
+        peer.end();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn busy_process_does_not_starve_another() {
+    const TEST: &str = "busy_process_does_not_starve_another";
+    if let Some(directory) = directory() {
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let mut callers = JoinSet::new();
+        for caller in 0..64 {
+            let store = store.clone();
+            callers.spawn(async move {
+                for at in 0_u64.. {
+                    handle(&store, format!("{caller} {at}")).await.unwrap();
+                }
+            });
+        }
+        say("busy");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        callers.shutdown().await;
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let mut peer = Peer::start(Peer::command(
+        module_path!(),
+        TEST,
+        scratch.directory.path(),
+    ));
+    assert_eq!(peer.hear(), "busy");
+    // One of 60 calls may meet a machine that stands still.
+    let mut tries = 1;
+    for key in 0..30 {
+        let lease = at_second_try(&mut tries, async || Ok(acquire(&store, key).await?)).await;
+        at_second_try(&mut tries, async || store.complete(&lease, RETENTION).await).await;
+    }
+    peer.tell("enough");
+    peer.end();
+}
+
+#[tokio::test]
+async fn answered_calls_outlive_a_killed_process() {
+    const TEST: &str = "answered_calls_outlive_a_killed_process";
+    if let Some(directory) = directory() {
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let mut callers = JoinSet::new();
+        for caller in 0..16 {
+            let store = store.clone();
+            callers.spawn(async move {
+                for at in 0_u64.. {
+                    let key = format!("{caller} {at}");
+                    let lease = acquire(&store, &key).await.unwrap();
+                    say(format!("claimed/{key}"));
+                    store.complete(&lease, RETENTION).await.unwrap();
+                    say(format!("done/{key}"));
+                }
+            });
+        }
+        callers.join_all().await;
+        return;
+    }
+
+    let scratch = Scratch::new();
+    for round in 0..3 {
+        let mut peer = Peer::start(Peer::command(
+            module_path!(),
+            TEST,
+            scratch.directory.path(),
+        ));
+        let mut told = HashMap::new();
+        let mut hear = |line: String| {
+            let (what, key) = line.split_once('/').unwrap();
+            told.insert(key.to_owned(), what == "done");
+        };
+        for _ in 0..500 {
+            hear(peer.hear());
+        }
+        peer.kill();
+        while let Some(line) = peer.line() {
+            hear(line);
+        }
+
+        let store = scratch.store();
+        for (key, done) in &told {
+            let found = state(&store, key).await;
+            match done {
+                true => assert_eq!(found, KeyState::Done, "{key} in round {round}"),
+                // Its completion may have been on its way.
+                false => assert_ne!(found, KeyState::Free, "{key} in round {round}"),
+            }
+        }
+        assert!(told.values().any(|done| *done), "nothing was done");
+        drop(store);
+        let sql = scratch.sql();
+        let check = "PRAGMA integrity_check";
+        let sound: String = sql.query_row(check, [], |row| row.get(0)).unwrap();
+        assert_eq!(sound, "ok");
+        sql.execute_batch("DELETE FROM keys").unwrap();
+    }
+}
+
+#[tokio::test]
+async fn work_resumes_when_the_disk_has_space_again() {
+    const TEST: &str = "work_resumes_when_the_disk_has_space_again";
+    if let Some(directory) = directory() {
+        // A write beyond the limit fails then, instead of ending the process. The store's threads
+        // inherit that.
+        SigSet::from(Signal::SIGXFSZ).thread_block().unwrap();
+        let (_, most) = getrlimit(Resource::RLIMIT_FSIZE).unwrap();
+        let room = |bytes| setrlimit(Resource::RLIMIT_FSIZE, bytes, most).unwrap();
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let held = acquire(&store, "held").await.unwrap();
+
+        room(256 * 1024);
+        let mut done = 0;
+        let error = loop {
+            match handle(&store, done).await {
+                Ok(()) => done += 1,
+                Err(error) => break error,
+            }
+            assert!(done < 100_000, "the disk is never full");
+        };
+        assert!(done > 0, "nothing was done");
+        let SettleError::Store(error) = error else {
+            panic!("{error}")
+        };
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        assert!(
+            chain(&error).contains("cannot be read or written"),
+            "{error:?}"
+        );
+
+        // Not even what a checkpoint has set free.
+        room(0);
+        let refused = store.complete(&held, RETENTION).await;
+        assert!(matches!(refused, Err(SettleError::Store(_))), "{refused:?}");
+        acquire(&store, "new").await.unwrap_err();
+        assert!(matches!(
+            state(&store, "held").await,
+            KeyState::InFlight { .. }
+        ));
+        for key in 0..done {
+            assert_eq!(state(&store, key).await, KeyState::Done);
+        }
+
+        room(most);
+        store.complete(&held, RETENTION).await.unwrap();
+        let new = acquire(&store, "new").await.unwrap();
+        assert_eq!(new.attempt().get(), 1);
+        say(done);
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let mut peer = Peer::start(Peer::command(
+        module_path!(),
+        TEST,
+        scratch.directory.path(),
+    ));
+    let done: u64 = peer.hear().parse().unwrap();
+    peer.end();
+    let store = scratch.store();
+    assert_eq!(state(&store, "held").await, KeyState::Done);
+    for key in 0..done {
+        assert_eq!(state(&store, key).await, KeyState::Done);
+    }
+}

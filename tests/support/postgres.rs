@@ -1,0 +1,256 @@
+//! A PostgreSQL server for one test, in a temporary directory.
+
+#![allow(dead_code)] // Every test crate uses a part of it.
+
+use std::env;
+use std::fs;
+use std::hash::{BuildHasher, RandomState};
+use std::io::Write;
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, chown};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// Runs the server and ends it with the signal that it reads, or when the process that started it ends:
+/// then it also removes what is left.
+const GUARD: &str = r#"
+exec 3<&0
+"$0" -D "$DIR/data" "$@" 3<&- >>"$DIR/log" 2>&1 &
+server=$!
+{
+    if read -r signal; then
+        kill -s "$signal" $server
+    else
+        kill -s QUIT $server
+        while kill -0 $server; do sleep 0.1; done
+        rm -rf "$DIR"
+    fi
+} <&3 &
+exec 3<&-
+wait $server
+"#;
+
+/// What a server that must not run as root is run as: `nobody`.
+const UNPRIVILEGED: u32 = 65534;
+
+/// How a server ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// It breaks off what clients do, and shuts down in order.
+    Fast,
+    /// It crashes: the next start recovers from its log.
+    Immediate,
+}
+
+/// A PostgreSQL server on a free port of 127.0.0.1. Its superuser is `postgres`, without a password.
+///
+/// It is ended when this is dropped, or when the process ends in whatever way.
+pub(crate) struct PostgresServer {
+    dir: TempDir,
+    programs: PathBuf,
+    as_user: Option<u32>,
+    port: u16,
+    settings: Vec<String>,
+    guard: Option<Child>,
+}
+
+impl PostgresServer {
+    /// Starts one with an empty database.
+    pub(crate) fn start() -> Self {
+        Self::start_with(&[])
+    }
+
+    /// Starts one with settings such as `fsync=off`.
+    pub(crate) fn start_with(settings: &[&str]) -> Self {
+        let dir = tempfile::Builder::new()
+            .prefix("postgres-")
+            .tempdir()
+            .expect("a temporary directory");
+        let owner = fs::metadata(dir.path()).unwrap().uid();
+        let as_user = (owner == 0).then_some(UNPRIVILEGED);
+        if as_user.is_some() {
+            chown(dir.path(), as_user, as_user).unwrap();
+        }
+        let mut server = Self {
+            dir,
+            programs: programs(),
+            as_user,
+            port: free_port(),
+            settings: settings
+                .iter()
+                .flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()])
+                .collect(),
+            guard: None,
+        };
+        server.create_cluster();
+        // Somebody else may take the port just now.
+        for _ in 0..5 {
+            match server.launch() {
+                Ok(()) => return server,
+                Err(log) if log.contains("could not bind") => server.port = free_port(),
+                Err(log) => panic!("PostgreSQL does not start:\n{log}"),
+            }
+        }
+        panic!("PostgreSQL finds no port of its own");
+    }
+
+    /// Where it is: its database `postgres`.
+    pub(crate) fn url(&self) -> String {
+        self.url_of("postgres")
+    }
+
+    /// Where one of its databases is.
+    pub(crate) fn url_of(&self, database: &str) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+    }
+
+    /// The port, which it keeps across restarts.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// The process id of the server, whose children are the backends.
+    pub(crate) fn pid(&self) -> u32 {
+        let pid = fs::read_to_string(self.dir.path().join("data/postmaster.pid"));
+        let pid = pid.expect("the server runs");
+        pid.lines().next().unwrap().trim().parse().unwrap()
+    }
+
+    /// Ends the server and waits until it has ended. Its data stay.
+    pub(crate) fn stop(&mut self, how: Stop) {
+        let Some(mut guard) = self.guard.take() else {
+            return;
+        };
+        let signal = match how {
+            Stop::Fast => "INT",
+            Stop::Immediate => "QUIT",
+        };
+        let mut stdin = guard.stdin.take().expect("a piped stdin");
+        // A server that has ended already needs no signal.
+        let _ = writeln!(stdin, "{signal}");
+        guard.wait().expect("the guard can be waited for");
+    }
+
+    /// Starts the server again, stopped or not, on its data and its port.
+    pub(crate) fn restart(&mut self) {
+        self.stop(Stop::Fast);
+        if let Err(log) = self.launch() {
+            panic!("PostgreSQL does not start again:\n{log}");
+        }
+    }
+
+    fn create_cluster(&self) {
+        let output = self
+            .command(&self.programs.join("initdb"))
+            .arg("--pgdata")
+            .arg(self.dir.path().join("data"))
+            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8"])
+            .args(["--locale=C", "--no-sync", "--no-instructions"])
+            .output()
+            .expect("initdb can be run");
+        assert!(
+            output.status.success(),
+            "initdb failed: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+
+    /// Starts the server and waits until it takes connections, or returns its log.
+    fn launch(&mut self) -> Result<(), String> {
+        const PATIENCE: Duration = Duration::from_secs(60);
+
+        let data = self.dir.path().join("data");
+        let log = self.dir.path().join("log");
+        let _ = fs::remove_file(&log);
+        // A server that was killed leaves this file, which would look as if it were ready.
+        let _ = fs::remove_file(data.join("postmaster.pid"));
+        let guard = self
+            .command(Path::new("/bin/sh"))
+            .env("DIR", self.dir.path())
+            .arg("-c")
+            .arg(GUARD)
+            .arg(self.programs.join("postgres"))
+            .args(["-c", "listen_addresses=127.0.0.1"])
+            .args(["-c", "unix_socket_directories="])
+            .args(["-c", "max_connections=300"])
+            .args(["-p", &self.port.to_string()])
+            .args(&self.settings)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("/bin/sh can be run");
+        let guard = self.guard.insert(guard);
+
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            if is_ready(&data) {
+                return Ok(());
+            }
+            let has_ended = guard.try_wait().expect("the guard can be asked").is_some();
+            if has_ended || Instant::now() > give_up {
+                self.stop(Stop::Immediate);
+                return Err(fs::read_to_string(&log).unwrap_or_default());
+            }
+            sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// A command in a process group of its own, so that whoever ends ours cannot end the guard, and
+    /// as a user that PostgreSQL accepts.
+    fn command(&self, program: &Path) -> Command {
+        let mut command = Command::new(program);
+        command.process_group(0).current_dir(self.dir.path());
+        if let Some(user) = self.as_user {
+            command.uid(user).gid(user);
+        }
+        command
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        self.stop(Stop::Immediate);
+    }
+}
+
+/// The eighth line of the file says so, as `pg_ctl` reads it.
+fn is_ready(data: &Path) -> bool {
+    let told = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
+    told.lines()
+        .nth(7)
+        .is_some_and(|line| line.trim() == "ready")
+}
+
+/// The directory of the newest server's programs, which Debian does not put into the `PATH`.
+fn programs() -> PathBuf {
+    let has_server = |dir: &PathBuf| dir.join("postgres").is_file() && dir.join("initdb").is_file();
+    let path = env::var_os("PATH").unwrap_or_default();
+    let mut debian: Vec<_> = fs::read_dir("/usr/lib/postgresql")
+        .into_iter()
+        .flatten()
+        .filter_map(|version| Some(version.ok()?.path().join("bin")))
+        .collect();
+    debian.sort_by_key(|bin| {
+        let version = bin.parent()?.file_name()?.to_str()?;
+        version.parse::<u32>().ok()
+    });
+    env::split_paths(&path)
+        .chain(debian.into_iter().rev())
+        .find(has_server)
+        .expect("the programs `postgres` and `initdb` are missing: install Debian's `postgresql`")
+}
+
+/// A free port. Not one of those that the system gives to clients: one of them
+/// could take it while the server is stopped.
+fn free_port() -> u16 {
+    (0..1000)
+        .map(|n| 10_000 + (RandomState::new().hash_one(n) % 20_000) as u16)
+        .find(|&port| TcpListener::bind(("127.0.0.1", port)).is_ok())
+        .expect("a free port")
+}

@@ -1,0 +1,254 @@
+//! Examples, other programs, and tests as processes.
+
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use tempfile::TempDir;
+
+/// How long something that must happen may take, on a busy machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// An example, which has no settings but those that a test gives it.
+pub(crate) fn example(name: &str) -> Command {
+    let test = std::env::current_exe().unwrap();
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let program = target.join("examples").join(name);
+    assert!(
+        program.exists(),
+        "the example is not built: `cargo build --examples --all-features`"
+    );
+    let mut command = Command::new(program);
+    command.stdin(Stdio::null());
+    for name in [
+        "ADMIN_BASE_URL",
+        "DATABASE_URL",
+        "RUST_LOG",
+        "WEBHOOK_SECRET",
+        "WEBHOOK_STORE",
+    ] {
+        command.env_remove(name);
+    }
+    command
+}
+
+/// The result of starting a program that a Debian package contains.
+pub(crate) fn installed<T>(started: std::io::Result<T>, program: &str, package: &str) -> T {
+    match started {
+        Ok(started) => started,
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            panic!("`{program}` is missing: install it (Debian's package is `{package}`)")
+        }
+        Err(error) => panic!("`{program}` cannot be started: {error}"),
+    }
+}
+
+/// Runs a program of the Debian package of the same name, and returns its output.
+pub(crate) fn tool(name: &str, args: &[&str]) -> String {
+    let output = installed(Command::new(name).args(args).output(), name, name);
+    assert!(output.status.success(), "{name}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Asks until there is an answer, and fails after [`PATIENCE`].
+pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+    until_every(Duration::from_millis(5), what, ask)
+}
+
+/// The same with another pause between the questions.
+pub(crate) fn until_every<T>(pause: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask() {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come");
+        thread::sleep(pause);
+    }
+}
+
+/// A process whose output goes to files. It is killed when this is dropped.
+pub(crate) struct Program {
+    pub(crate) child: Child,
+    pub(crate) dir: TempDir,
+}
+
+/// How a process ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) code: i32,
+    pub(crate) out: String,
+    pub(crate) err: String,
+}
+
+impl Program {
+    pub(crate) fn start(command: &mut Command) -> Self {
+        let dir = TempDir::new().unwrap();
+        Self::spawn(command.stdout(append(&dir.path().join("out"))), dir)
+    }
+
+    /// Leaves standard output as the command has it.
+    pub(crate) fn spawn(command: &mut Command, dir: TempDir) -> Self {
+        let child = command.stderr(append(&dir.path().join("err"))).spawn();
+        let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
+        Self { child, dir }
+    }
+
+    pub(crate) fn out(&self) -> String {
+        self.read("out")
+    }
+
+    pub(crate) fn err(&self) -> String {
+        self.read("err")
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.dir.path().join(name)).unwrap()
+    }
+
+    /// Waits for the URL that an example logs when it listens.
+    pub(crate) fn url(&mut self) -> String {
+        until("the address", || {
+            let err = self.err();
+            let ended = self.child.try_wait().unwrap();
+            assert_eq!(ended, None, "{err}");
+            let (_, url) = err.split_once("listening on ")?;
+            let (url, _) = url.split_once([',', '\n'])?;
+            Some(url.to_owned())
+        })
+    }
+
+    /// Waits until it ends.
+    pub(crate) fn finish(mut self) -> Ended {
+        let status = until("the end of a program", || self.child.try_wait().unwrap());
+        Ended {
+            code: status.code().unwrap_or(-1),
+            out: self.out(),
+            err: self.err(),
+        }
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn append(path: &Path) -> File {
+    let mut options = File::options();
+    options.create(true).append(true).open(path).unwrap()
+}
+
+/// Another process that runs the same test, as a part of it. It is killed when this is dropped.
+pub(crate) struct Peer {
+    child: Child,
+    input: Option<ChildStdin>,
+    said: mpsc::Receiver<String>,
+}
+
+/// In the environment of a peer: its argument.
+const ARGUMENT: &str = "TOWER_WEBHOOK_TEST_ARGUMENT";
+
+/// What a peer says follows this, among the output of the test harness.
+const SAYS: &str = "peer says: ";
+
+impl Peer {
+    /// The argument, if this process is a peer.
+    pub(crate) fn argument() -> Option<String> {
+        std::env::var(ARGUMENT).ok()
+    }
+
+    /// The command for a peer of a test in a module, which is `module_path!()`.
+    pub(crate) fn command(module: &str, test: &str, argument: impl AsRef<OsStr>) -> Command {
+        let module = module.split_once("::").map(|(_, module)| module);
+        let test = module.map_or(test.to_owned(), |module| format!("{module}::{test}"));
+        let mut command = match cfg!(target_os = "linux") {
+            // By this name, because another user may not see where the program is.
+            true => Command::new("/proc/self/exe"),
+            false => Command::new(std::env::current_exe().unwrap()),
+        };
+        command
+            .args(["--exact", &test, "--nocapture"])
+            .env(ARGUMENT, argument)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        command
+    }
+
+    pub(crate) fn start(mut command: Command) -> Self {
+        let mut child = command.spawn().unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let (sender, said) = mpsc::channel();
+        thread::spawn(move || {
+            let mut line = String::new();
+            while output.read_line(&mut line).unwrap() > 0 {
+                // A line that was cut off by the end of the process says nothing.
+                if let Some((_, says)) = line.split_once(SAYS)
+                    && let Some(says) = says.strip_suffix('\n')
+                {
+                    let _ = sender.send(says.to_owned());
+                }
+                line.clear();
+            }
+        });
+        Self {
+            input: child.stdin.take(),
+            child,
+            said,
+        }
+    }
+
+    /// The next line that it says, or `None` when it has ended.
+    #[track_caller]
+    pub(crate) fn line(&mut self) -> Option<String> {
+        match self.said.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("the other process says nothing"),
+        }
+    }
+
+    /// The next line that it says.
+    #[track_caller]
+    pub(crate) fn hear(&mut self) -> String {
+        self.line().expect("the other process has failed")
+    }
+
+    /// Writes a line to its standard input.
+    pub(crate) fn tell(&mut self, what: impl ToString) {
+        let input = self.input.as_mut().unwrap();
+        writeln!(input, "{}", what.to_string()).unwrap();
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+    }
+
+    /// Closes its standard input, waits until it succeeds, and returns the rest of what it said.
+    #[track_caller]
+    pub(crate) fn end(mut self) -> Vec<String> {
+        drop(self.input.take());
+        let said = std::iter::from_fn(|| self.line()).collect();
+        assert!(self.child.wait().unwrap().success(), "the process failed");
+        said
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Says a line to the process that started this one.
+pub(crate) fn say(what: impl ToString) {
+    println!("{SAYS}{}", what.to_string());
+}
