@@ -1,0 +1,408 @@
+//! The links of README and pages resolve, on GitHub and in rustdoc.
+//!
+//! A page is read in two places: as a file on GitHub, and as a module in rustdoc. Its links to other pages,
+//! examples and items have labels. The file defines them for GitHub; `links.md`, and for the items of a
+//! feature `mod.rs`, defines them for rustdoc, which reads these first, so that they count there. Rustdoc
+//! checks the paths that these lead to, and this file all the rest.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const PAGES: &str = "src/docs";
+const ITEMS: &str = "https://docs.rs/tower-webhook/latest/tower_webhook/";
+const SOURCE: &str = "https://docs.rs/crate/tower-webhook/latest/source/";
+
+#[test]
+fn links_between_files_lead_to_a_file_and_an_anchor() {
+    for document in documents() {
+        let targets = document.inline.iter().chain(document.definitions.values());
+        for target in targets.filter(|target| !target.contains("://")) {
+            let (path, anchor) = split(target);
+            let name = &document.name;
+            let linked = match path {
+                "" => document.path.clone(),
+                _ => document.path.with_file_name("").join(path),
+            };
+            assert!(linked.exists(), "{name}: {target} leads to no file");
+            if let Some(anchor) = anchor {
+                let linked = Document::read(&linked);
+                assert!(
+                    linked.anchors.contains(anchor),
+                    "{name}: {target} leads to no anchor"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn every_label_is_defined_and_every_definition_is_used() {
+    for document in documents() {
+        let defined: BTreeSet<_> = document.definitions.keys().cloned().collect();
+        assert_eq!(defined, document.labels, "{}", document.name);
+    }
+}
+
+#[test]
+fn labels_lead_to_the_same_place_in_rustdoc() {
+    let rustdoc = definitions_for_rustdoc();
+    let mut used = BTreeSet::new();
+    for page in pages() {
+        let name = &page.name;
+        for target in &page.inline {
+            let is_elsewhere = target.contains("://");
+            assert!(
+                is_elsewhere || target.starts_with('#'),
+                "{name}: rustdoc does not resolve {target}: use a label"
+            );
+        }
+        for (label, target) in &page.definitions {
+            let Some(expected) = in_rustdoc(target) else {
+                continue;
+            };
+            let found = rustdoc.get(label).map(String::as_str);
+            assert_eq!(found, Some(expected.as_str()), "{name}: [{label}]");
+            used.insert(label.clone());
+        }
+    }
+    let unused: Vec<_> = rustdoc.keys().filter(|it| !used.contains(*it)).collect();
+    assert!(unused.is_empty(), "no page uses {unused:?}");
+}
+
+/// A label matches without regard to case.
+#[test]
+fn labels_differ_in_more_than_case() {
+    let mut seen = BTreeMap::new();
+    for label in definitions_for_rustdoc().into_keys() {
+        if let Some(other) = seen.insert(label.to_lowercase(), label.clone()) {
+            panic!("[{other}] and [{label}] are the same label");
+        }
+    }
+}
+
+#[test]
+fn every_page_is_a_module() {
+    let modules = read(&root().join(PAGES).join("mod.rs"));
+    for page in pages() {
+        let file = page.path.file_name().unwrap().to_str().unwrap();
+        let module = file.trim_end_matches(".md");
+        let line = format!("page!({module}, \"{file}\");");
+        assert!(modules.contains(&line), "mod.rs lacks {line}");
+    }
+}
+
+#[test]
+fn links_from_the_source_to_a_page_lead_to_an_anchor() {
+    for path in sources() {
+        let source = read(&path);
+        for rest in source.split("docs::").skip(1) {
+            let end = rest.find(|c: char| !is_word(c) && c != '#' && c != '-');
+            let (page, anchor) = split(&rest[..end.unwrap_or(rest.len())]);
+            let Some(anchor) = anchor else { continue };
+            let linked = Document::read(&root().join(PAGES).join(page).with_extension("md"));
+            assert!(
+                linked.anchors.contains(anchor),
+                "{}: docs::{page}#{anchor} leads to no anchor",
+                path.display()
+            );
+        }
+    }
+}
+
+#[test]
+fn every_section_and_rule_that_is_cited_is_on_the_page_of_the_platform() {
+    let platform = Document::read(&root().join(PAGES).join("platform.md"));
+    let mut cited = 0;
+    for path in sources().into_iter().chain(markdown()) {
+        let text = read(&path);
+        for anchor in citations(&text) {
+            cited += 1;
+            assert!(
+                platform.anchors.contains(&anchor),
+                "{}: there is no {anchor}",
+                path.display()
+            );
+        }
+    }
+    assert!(cited > 30, "only {cited} citations were found");
+}
+
+#[test]
+fn citations_are_recognised() {
+    for (text, anchors) in [
+        ("(Spec 2)", &["spec-2"][..]),
+        ("Spec 4.2; Spec 8", &["spec-4-2", "spec-8"]),
+        ("(Spec 6, rule 5).", &["spec-6-rule-5"]),
+        ("Spec 5.2, rule 1", &["spec-5-2-rule-1"]),
+        (
+            "Spec 6, rules 3 and 4; x",
+            &["spec-6-rule-3", "spec-6-rule-4"],
+        ),
+        (
+            "(Spec 6,\n//! rules 1 and 2)",
+            &["spec-6-rule-1", "spec-6-rule-2"],
+        ),
+        ("Spec 6, which", &["spec-6"]),
+        ("Specific 6, a Spec", &[]),
+    ] {
+        assert_eq!(citations(text), anchors, "{text}");
+    }
+}
+
+#[test]
+fn readme_begins_with_a_program_and_is_short() {
+    let readme = read(&root().join("README.md"));
+    let line = readme
+        .lines()
+        .position(|line| line.starts_with("```rust,no_run"));
+    let line = line.expect("a program") + 1;
+    assert!(line <= 25, "the program begins at line {line}");
+    let words = readme.split_whitespace().count();
+    assert!(words <= 900, "{words} words");
+}
+
+/// A file of Markdown, without what is in fences.
+struct Document {
+    name: String,
+    path: PathBuf,
+    /// Where `[text](target)` leads to.
+    inline: Vec<String>,
+    /// Of `[text][label]` and `[label]`.
+    labels: BTreeSet<String>,
+    /// Of `[label]: target`.
+    definitions: BTreeMap<String, String>,
+    anchors: BTreeSet<String>,
+}
+
+impl Document {
+    fn read(path: &Path) -> Self {
+        let mut document = Self {
+            name: path.display().to_string(),
+            path: path.to_owned(),
+            inline: Vec::new(),
+            labels: BTreeSet::new(),
+            definitions: BTreeMap::new(),
+            anchors: BTreeSet::new(),
+        };
+        let mut text = String::new();
+        let mut in_fence = false;
+        for line in read(path).lines() {
+            if line.trim_start().starts_with("```") {
+                in_fence = !in_fence;
+                continue;
+            }
+            if in_fence {
+                continue;
+            }
+            if let Some((label, target)) = definition(line) {
+                document.definitions.insert(label, target);
+                continue;
+            }
+            if let Some(heading) = line.strip_prefix('#') {
+                let heading = heading.trim_start_matches('#');
+                document.anchors.insert(slug(heading));
+            }
+            text.push_str(line);
+            text.push('\n');
+        }
+        let anchors = text.split("<a id=\"").skip(1);
+        let anchors = anchors.filter_map(|rest| rest.split_once('"'));
+        document
+            .anchors
+            .extend(anchors.map(|(id, _)| id.to_owned()));
+        document.find_links(&text);
+        document
+    }
+
+    fn find_links(&mut self, text: &str) {
+        let mut rest = text;
+        while let Some(start) = rest.find(['[', '`']) {
+            let (at, after) = (&rest[start..], &rest[start + 1..]);
+            if at.starts_with('`') {
+                // Code is no link, unless it is within brackets.
+                rest = after.split_once('`').map_or("", |(_, rest)| rest);
+                continue;
+            }
+            let Some((label, behind)) = after.split_once(']') else {
+                break;
+            };
+            rest = behind;
+            if let Some(target) = behind.strip_prefix('(') {
+                let (target, behind) = target.split_once(')').expect("`)`");
+                self.inline.push(target.to_owned());
+                rest = behind;
+            } else if let Some(target) = behind.strip_prefix('[') {
+                let (label, behind) = target.split_once(']').expect("`]`");
+                self.labels.insert(unwrapped(label));
+                rest = behind;
+            } else {
+                self.labels.insert(unwrapped(label));
+            }
+        }
+    }
+}
+
+fn definition(line: &str) -> Option<(String, String)> {
+    let (label, target) = line.strip_prefix('[')?.split_once("]: ")?;
+    Some((label.to_owned(), target.to_owned()))
+}
+
+/// A label without line breaks.
+fn unwrapped(label: &str) -> String {
+    label.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// The anchor of a heading, which GitHub and rustdoc make in the same way.
+fn slug(heading: &str) -> String {
+    let heading = heading.trim().to_lowercase();
+    let characters = heading.chars().filter_map(|c| match c {
+        ' ' => Some('-'),
+        c if is_word(c) || c == '-' => Some(c),
+        _ => None,
+    });
+    characters.collect()
+}
+
+fn is_word(c: char) -> bool {
+    c.is_alphanumeric() || c == '_'
+}
+
+fn split(target: &str) -> (&str, Option<&str>) {
+    match target.split_once('#') {
+        Some((path, anchor)) => (path, Some(anchor)),
+        None => (target, None),
+    }
+}
+
+/// What a page's definition has to be for rustdoc. `None` if it is the same.
+fn in_rustdoc(target: &str) -> Option<String> {
+    if let Some(item) = target.strip_prefix(ITEMS) {
+        let (page, anchor) = split(item);
+        let mut path = vec!["crate"];
+        for segment in page.split('/') {
+            match segment.trim_end_matches(".html").split_once('.') {
+                Some((_kind, name)) => path.push(name),
+                None if segment == "index.html" => {}
+                None => path.push(segment),
+            }
+        }
+        // `method.name`
+        path.extend(
+            anchor
+                .and_then(|anchor| anchor.split_once('.'))
+                .map(|it| it.1),
+        );
+        return Some(path.join("::"));
+    }
+    if target.contains("://") {
+        return None;
+    }
+    if let Some(example) = target.strip_prefix("../../") {
+        return Some(format!("{SOURCE}{example}"));
+    }
+    let (file, anchor) = split(target);
+    let page = file.trim_end_matches(".md");
+    let anchor = anchor.map_or(String::new(), |anchor| format!("#{anchor}"));
+    Some(format!("crate::docs::{page}{anchor}"))
+}
+
+fn definitions_for_rustdoc() -> BTreeMap<String, String> {
+    let all = read(&root().join(PAGES).join("links.md"));
+    let of_features = read(&root().join(PAGES).join("mod.rs"));
+    let of_features = of_features
+        .lines()
+        .filter_map(|line| line.split_once("doc = \"")?.1.split('"').next());
+    all.lines()
+        .chain(of_features)
+        .filter_map(definition)
+        .collect()
+}
+
+/// `Spec 6, rules 3 and 4` as the anchors of the platform's page.
+fn citations(text: &str) -> Vec<String> {
+    let mut anchors = Vec::new();
+    for part in text.split("Spec ").skip(1) {
+        let end = part.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let (section, rest) = part.split_at(end.unwrap_or(part.len()));
+        let section = section.trim_end_matches('.');
+        if section.is_empty() {
+            continue;
+        }
+        let section = format!("spec-{}", section.replace('.', "-"));
+        // Across the lines of a comment.
+        let words = rest.split(|c: char| !is_word(c) && c != ';' && c != ')');
+        let mut words = words.filter(|word| !word.is_empty()).peekable();
+        let has_rules = rest.starts_with(',')
+            && words
+                .next_if(|word| matches!(*word, "rule" | "rules"))
+                .is_some();
+        if !has_rules {
+            anchors.push(section);
+            continue;
+        }
+        while let Some(word) = words.next() {
+            let number = word.trim_end_matches([';', ')']);
+            if number.is_empty() || !number.bytes().all(|byte| byte.is_ascii_digit()) {
+                break;
+            }
+            anchors.push(format!("{section}-rule-{number}"));
+            if number != word || words.next_if_eq(&"and").is_none() {
+                break;
+            }
+        }
+    }
+    anchors
+}
+
+fn root() -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn pages() -> Vec<Document> {
+    let pages = files_in(&root().join(PAGES), "md").into_iter();
+    let pages = pages.filter(|path| !path.ends_with("links.md"));
+    pages.map(|path| Document::read(&path)).collect()
+}
+
+/// All that a person reads in the repository.
+fn markdown() -> Vec<PathBuf> {
+    let mut files = files_in(&root().join(PAGES), "md");
+    files.retain(|path| !path.ends_with("links.md"));
+    let others = [
+        "README.md",
+        "CHANGELOG.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "benches/README.md",
+        "examples/README.md",
+        "fuzz/README.md",
+    ];
+    files.extend(others.iter().map(|name| root().join(name)));
+    files
+}
+
+fn documents() -> Vec<Document> {
+    markdown().iter().map(|path| Document::read(path)).collect()
+}
+
+fn sources() -> Vec<PathBuf> {
+    files_in(&root().join("src"), "rs")
+}
+
+fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            files.extend(files_in(&path, extension));
+        } else if path.extension().is_some_and(|it| it == extension) {
+            files.push(path);
+        }
+    }
+    files
+}
