@@ -183,8 +183,8 @@ fn forged() -> Counted {
 
 #[library_benchmark]
 #[bench::verify(args = (), setup = verifying, config = at_most(45_500))]
-#[bench::claim(args = (), setup = claiming, config = at_most(12_400))]
-#[bench::route(args = (), setup = routing, config = at_most(19_100))]
+#[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
+#[bench::route(args = (), setup = routing, config = at_most(17_950))]
 #[bench::pipeline(args = (), setup = fresh, config = at_most(74_200))]
 #[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_350))]
 #[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(45_150))]

@@ -656,7 +656,7 @@ fn unusable_store_is_explained() {
         ("sqlite:/dev".to_owned(), "the SQLite file `/dev` "),
         ("redis://:hush@127.0.0.1:1".to_owned(), "the Redis server at 127.0.0.1:1 cannot be reached"),
         (redis.url(), "set it to `noeviction`"),
-        (locked.url().replace("://", "://:hush@"), "wants another user or password"),
+        (locked.url().replace("://", "://:hush@"), "does not accept the user or password"),
         ("postgres://u:hush@127.0.0.1:1/db".to_owned(), "the store at 127.0.0.1:1 cannot be used: check that the server is running"),
         (postgres.url_of("absent"), r#"database "absent" does not exist"#),
         (postgres.url().replace("postgres@", "nobody:hush@"), r#"role "nobody" does not exist"#),

@@ -37,23 +37,21 @@
 //! others. What is left behind has expired within a minute, apart from the keys of
 //! [`durations_have_no_limits`].
 
+mod steps;
+
 use std::collections::HashSet;
-use std::error::Error;
-use std::future::{Future, poll_fn};
-use std::hash::{BuildHasher, RandomState};
-use std::panic::{AssertUnwindSafe, resume_unwind};
-use std::pin::pin;
+use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::FutureExt;
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
-use super::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store};
-use crate::error::Chain;
+use self::steps::{
+    Keys, abandon, acquired, assert_free, done, ends, free_before_long, handles, in_flight, joined,
+    named, ok, one_winner, refuses, settled, unique,
+};
+use super::{Claim, EventKey, Fence, KeyState, Lease, Store};
 
 /// A lease, or a retention, whose end is waited for.
 const SHORT: Duration = Duration::from_millis(400);
@@ -271,7 +269,7 @@ pub async fn bodies_are_compared<H: Harness>(harness: &H) {
 }
 
 /// Renewing or settling with a fence that is not the key's is refused as
-/// [`LeaseExpired`](SettleError::LeaseExpired), and changes nothing: a fence that never was, that of an
+/// [`LeaseExpired`](super::SettleError::LeaseExpired), and changes nothing: a fence that never was, that of an
 /// earlier claim, and that of another key.
 ///
 /// # Panics
@@ -657,198 +655,5 @@ pub async fn abandoned_claims_end<H: Harness>(harness: &H) {
             }
             sleep(SHORT / 20).await;
         }
-    }
-}
-
-async fn named(rule: &str, check: impl Future<Output = ()>) {
-    let Err(panic) = AssertUnwindSafe(check).catch_unwind().await else {
-        return;
-    };
-    let message = match panic.downcast_ref::<String>() {
-        Some(message) => Some(message.as_str()),
-        None => panic.downcast_ref::<&str>().copied(),
-    };
-    match message {
-        Some(message) => panic!("the store breaks the rule `{rule}`: {message}"),
-        None => resume_unwind(panic),
-    }
-}
-
-/// Polls a future that many times, whenever it was woken, and drops it.
-async fn abandon<F: Future>(future: F, mut polls: u32) {
-    let mut future = pin!(future);
-    poll_fn(|cx| {
-        if polls == 0 || future.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(());
-        }
-        polls -= 1;
-        if polls == 0 {
-            return Poll::Ready(());
-        }
-        Poll::Pending
-    })
-    .await;
-}
-
-/// Keys that no other run of the suite has used.
-struct Keys {
-    namespace: String,
-    next: u32,
-}
-
-impl Keys {
-    fn new(rule: &str) -> Self {
-        Self {
-            namespace: format!("{rule} {}", unique()),
-            next: 0,
-        }
-    }
-
-    fn next(&mut self) -> EventKey {
-        self.two_bodies().0
-    }
-
-    /// One key, with two bodies.
-    fn two_bodies(&mut self) -> (EventKey, EventKey) {
-        self.next += 1;
-        let with = |body| EventKey::new(&self.namespace, &self.next.to_be_bytes(), body);
-        (with(b"a body"), with(b"another body"))
-    }
-}
-
-fn unique() -> String {
-    static COUNT: AtomicU64 = AtomicU64::new(0);
-    let count = COUNT.fetch_add(1, Ordering::Relaxed);
-    format!("{:016x} {count}", RandomState::new().hash_one(count))
-}
-
-async fn handles<H: Harness>(harness: &H, count: usize) -> Vec<Arc<H::Store>> {
-    let mut handles = Vec::new();
-    for _ in 0..count {
-        handles.push(Arc::new(harness.open().await));
-    }
-    handles
-}
-
-async fn one_winner<S: Store>(handles: &[Arc<S>], id: EventKey, what: &str) -> Lease {
-    let start = Arc::new(Barrier::new(RIVALS));
-    let claims: Vec<_> = (0..RIVALS)
-        .map(|at| {
-            let (store, start) = (Arc::clone(&handles[at % handles.len()]), Arc::clone(&start));
-            tokio::spawn(async move {
-                start.wait().await;
-                ok(store.claim(&id, HELD, HELD).await, "claim")
-            })
-        })
-        .collect();
-    let mut winners = Vec::new();
-    for claim in joined(claims).await {
-        match claim {
-            Claim::Acquired(lease) => winners.push(lease),
-            Claim::InFlight { .. } => {}
-            Claim::Done { .. } => panic!("{what} was found done"),
-        }
-    }
-    assert_eq!(
-        winners.len(),
-        1,
-        "of {RIVALS} claims on {what} at one time, this many were acquired"
-    );
-    winners.remove(0)
-}
-
-async fn joined<T>(tasks: Vec<tokio::task::JoinHandle<T>>) -> Vec<T> {
-    let mut results = Vec::new();
-    for task in tasks {
-        match task.await {
-            Ok(result) => results.push(result),
-            Err(error) => resume_unwind(error.into_panic()),
-        }
-    }
-    results
-}
-
-async fn acquired<S: Store>(store: &S, id: &EventKey, lease: Duration, retain: Duration) -> Lease {
-    match ok(store.claim(id, lease, retain).await, "claim") {
-        Claim::Acquired(lease) => lease,
-        claim => panic!("a key that should be free cannot be claimed: {claim:?}"),
-    }
-}
-
-/// Asserts that the key is in flight, for a lease of `HELD`, by all accounts.
-async fn in_flight<S: Store>(store: &S, id: &EventKey) -> Duration {
-    let sane = |remaining: Duration| {
-        assert!(
-            remaining > HELD / 2 && remaining <= HELD,
-            "a lease of {HELD:?} that was just taken or renewed remains for {remaining:?}"
-        );
-        remaining
-    };
-    match ok(store.claim(id, HELD, HELD).await, "claim") {
-        Claim::InFlight { remaining, .. } => sane(remaining),
-        claim => panic!("a key in flight was not found so: {claim:?}"),
-    };
-    match ok(store.peek(id).await, "peek") {
-        KeyState::InFlight { remaining } => sane(remaining),
-        state => panic!("a key in flight looks {state:?}"),
-    }
-}
-
-/// Asserts that the key is done by all accounts.
-async fn done<S: Store>(store: &S, id: &EventKey) {
-    match ok(store.claim(id, HELD, HELD).await, "claim") {
-        Claim::Done { same_body } => assert!(same_body, "`same_body` of a key that is done"),
-        claim => panic!("a key that is done was not found so: {claim:?}"),
-    }
-    let state = ok(store.peek(id).await, "peek");
-    assert_eq!(state, KeyState::Done, "what a key that is done looks like");
-}
-
-async fn assert_free<S: Store>(store: &S, id: &EventKey, what: &str) {
-    let state = ok(store.peek(id).await, "peek");
-    assert_eq!(state, KeyState::Free, "what {what} looks like");
-}
-
-/// Waits for the end of something that lasts for `SHORT`, and was not begun before `began`.
-async fn ends<S: Store>(store: &S, id: &EventKey, began: Instant, what: &str) {
-    free_before_long(store, id, what).await;
-    let lasted = began.elapsed();
-    assert!(
-        lasted + DRIFT >= SHORT,
-        "{what} of {SHORT:?} ended after {lasted:?} at the latest"
-    );
-}
-
-async fn free_before_long<S: Store>(store: &S, id: &EventKey, what: &str) {
-    let give_up = Instant::now() + PATIENCE;
-    while ok(store.peek(id).await, "peek") != KeyState::Free {
-        assert!(Instant::now() < give_up, "{what} never ends");
-        sleep(SHORT / 20).await;
-    }
-}
-
-/// Asserts that the lease can neither be renewed nor settled.
-async fn refuses<S: Store>(store: &S, lease: &Lease, what: &str) {
-    for (operation, result) in [
-        ("renewed", store.renew(lease, 2 * HELD).await),
-        ("completed", store.complete(lease, 2 * HELD).await),
-        ("released", store.release(lease).await),
-    ] {
-        match result {
-            Err(SettleError::LeaseExpired) => {}
-            Ok(()) => panic!("{what} could be {operation}"),
-            Err(error) => panic!("{what}, {operation}, failed: {}", Chain(&error)),
-        }
-    }
-}
-
-fn settled(result: Result<(), SettleError>, operation: &str) {
-    ok(result, operation);
-}
-
-fn ok<T, E: Error>(result: Result<T, E>, operation: &str) -> T {
-    match result {
-        Ok(value) => value,
-        Err(error) => panic!("`{operation}` failed: {}", Chain(&error)),
     }
 }
