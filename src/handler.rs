@@ -137,7 +137,15 @@ enum Verdict {
 }
 
 impl HandlerError {
-    /// Retries the event, as `?` does: the platform delivers it again after 10 minutes, for up to 7 days.
+    /// Retries the event, as `?` does: the platform delivers it again after
+    /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 10 minutes, for up to
+    /// [`retry_for`](crate::SenderPolicy::retry_for), 7 days
+    /// ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3)).
+    ///
+    /// ```
+    /// # use tower_webhook::HandlerError;
+    /// assert!(!HandlerError::retry("the CRM is down").is_discard());
+    /// ```
     pub fn retry(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(Verdict::Retry {
             reason: reason.into(),
@@ -145,7 +153,7 @@ impl HandlerError {
         })
     }
 
-    /// Retries the event, not earlier than after `delay`.
+    /// Retries the event, not earlier than after `delay`. See [`Outcome::Failed`].
     ///
     /// The delay becomes the answer's `Retry-After`, rounded up to a second. The platform does not
     /// promise to respect it.
@@ -160,7 +168,12 @@ impl HandlerError {
     }
 
     /// Gives the event up: the platform gets a 200 and never delivers it again. The reason is logged as
-    /// a warning.
+    /// a warning. See [`Outcome::Discarded`].
+    ///
+    /// ```
+    /// # use tower_webhook::HandlerError;
+    /// assert!(HandlerError::discard("a rating without a chat").is_discard());
+    /// ```
     pub fn discard(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(Verdict::Discard(reason.into()))
     }
@@ -168,7 +181,12 @@ impl HandlerError {
     /// Gives the event up and keeps it for a person to look at.
     ///
     /// Only an inbox can keep it. A handler that runs while the platform waits has nowhere to put it: the
-    /// event is then discarded, with a warning that says so.
+    /// event is then discarded, with a warning that says so. See [`Outcome::DeadLetter`].
+    ///
+    /// ```
+    /// # use tower_webhook::HandlerError;
+    /// assert!(HandlerError::dead_letter("not a chat of this account").is_discard());
+    /// ```
     pub fn dead_letter(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self(Verdict::DeadLetter(reason.into()))
     }

@@ -33,9 +33,10 @@ use crate::error::BoxError;
 #[non_exhaustive]
 #[must_use]
 pub enum Outcome {
-    /// The handler succeeded.
+    /// The [`Handler`](crate::Handler) returned `Ok`.
     Handled,
-    /// The event had been handled before; no handler ran.
+    /// The event had been handled before; no handler ran. Said by
+    /// [`IdempotencyLayer`](crate::IdempotencyLayer) and by transactional handlers.
     Replayed,
     /// No handler wants this kind of event, and the delivery is acknowledged.
     Ignored,
@@ -48,9 +49,10 @@ pub enum Outcome {
     /// The handler gave the event up with
     /// [`HandlerError::dead_letter`](crate::HandlerError::dead_letter).
     DeadLetter(Arc<dyn Error + Send + Sync>),
-    /// The body is not the JSON object that the event should carry.
+    /// The body is not the JSON object that the event should carry, and there is no
+    /// [`on_undecodable`](crate::EventRouter::on_undecodable).
     Undecodable(DecodeError),
-    /// The handler returned an error; the event is to be retried.
+    /// The handler returned an error, as by [`HandlerError::retry`](crate::HandlerError::retry).
     Failed {
         /// The handler's error.
         reason: Arc<dyn Error + Send + Sync>,
@@ -60,19 +62,22 @@ pub enum Outcome {
     },
     /// The handler panicked.
     Panicked,
-    /// The handler exceeded its time limit and was dropped.
+    /// The handler exceeded its
+    /// [`handler_timeout`](crate::IdempotencyLayer::handler_timeout) and was dropped.
     TimedOut {
         /// The time limit.
         limit: Duration,
     },
-    /// The lease on the event's key expired while the handler ran, and the handler was dropped.
+    /// The [`lease`](crate::IdempotencyLayer::lease) on the event's key was lost while the handler ran, and
+    /// the handler was dropped.
     LeaseLost,
-    /// Another attempt holds the event's key.
+    /// Another attempt holds the event's key, and did not end within
+    /// [`in_flight_wait`](crate::IdempotencyLayer::in_flight_wait).
     InFlight {
         /// The rest of that attempt's lease, unless it is renewed.
         remaining: Duration,
     },
-    /// The store or the database was unavailable, and no handler ran.
+    /// The [`Store`](crate::store::Store) or the database was unavailable, and no handler ran.
     Unavailable {
         /// The error of the store or the database.
         reason: Arc<dyn Error + Send + Sync>,

@@ -78,7 +78,16 @@ impl<St: Store> IdempotencyLayer<St> {
         self.change(|limits| limits.set_policy(policy))
     }
 
-    /// Sets how long a completed key is remembered: 8 days by default.
+    /// Sets how long a completed key is remembered: 8 days by default, from [`SenderPolicy::retention`].
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -94,6 +103,15 @@ impl<St: Store> IdempotencyLayer<St> {
     /// claimed after its process died. The lease of a handler that blocks its thread is renewed as long as
     /// the runtime has another worker that is idle.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).lease(Duration::from_secs(20))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// When it is shorter than 100 milliseconds, not shorter than [`SenderPolicy::retry_every`], 600
@@ -105,6 +123,15 @@ impl<St: Store> IdempotencyLayer<St> {
     /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5
     /// seconds by default. Zero does not wait.
     ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).in_flight_wait(Duration::ZERO)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     ///
     /// When it is not shorter than the [`lease`](Self::lease).
@@ -114,7 +141,8 @@ impl<St: Store> IdempotencyLayer<St> {
 
     /// Sets the time limit of each operation of the store: 2 seconds by default.
     ///
-    /// A delivery whose key cannot be claimed in that time is answered with 503.
+    /// A delivery whose key cannot be claimed in that time is answered with 503. See
+    /// [`Outcome::Unavailable`](crate::Outcome::Unavailable).
     ///
     /// # Errors
     ///
@@ -127,7 +155,16 @@ impl<St: Store> IdempotencyLayer<St> {
     /// returns pending.
     ///
     /// When the limit has passed, the future is dropped and the delivery is answered with 503. A handler
-    /// that blocks its thread cannot be dropped.
+    /// that blocks its thread cannot be dropped. See [`Outcome::TimedOut`](crate::Outcome::TimedOut).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = IdempotencyLayer::new(MokaStore::new()).handler_timeout(Duration::from_secs(10))?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

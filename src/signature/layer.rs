@@ -89,6 +89,15 @@ impl SignatureLayer {
 
     /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413
     /// ([`Refusal::BodyTooLarge`](super::Refusal::BodyTooLarge)).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{Secret, SignatureLayer};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?).max_body(256 * 1024);
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn max_body(mut self, bytes: usize) -> Self {
         self.config.bounds.max_body = bytes;
         self
@@ -107,6 +116,15 @@ impl SignatureLayer {
 
     /// Sets how long a body may take to arrive: 10 seconds by default. A slower one is answered with 408
     /// ([`Refusal::BodyTimeout`](super::Refusal::BodyTimeout)).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::{Secret, SignatureLayer};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?).body_timeout(Duration::from_secs(5));
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         self.config.bounds.timeout = timeout;
         self

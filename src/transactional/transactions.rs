@@ -1,3 +1,5 @@
+//! The settings that transactional handlers share.
+
 use std::time::Duration;
 
 use super::run::Transactional;

@@ -1,3 +1,5 @@
+//! Lets deliveries of one key take turns within this process.
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
