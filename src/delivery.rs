@@ -15,7 +15,7 @@ use crate::event::{Event, EventKind, repair};
 /// The value of an `Idempotency-Key` header: the same for all deliveries of an event, and unique to it
 /// ([Spec 6, rule 2](crate::docs::platform#spec-6-rule-2)).
 ///
-/// A key is opaque: it has any bytes and any length that HTTP allows. It is never empty.
+/// A key is opaque: it may have any bytes and any length that HTTP allows. It is never empty.
 ///
 /// ```
 /// use http::HeaderValue;
@@ -263,7 +263,7 @@ impl<E: Event<Payload: Clone>> Clone for Delivery<E> {
     }
 }
 
-/// Shows the payload: do not log it where payloads must not be.
+/// Shows the payload: do not log it where payloads must not appear.
 impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
@@ -282,7 +282,7 @@ pub struct DecodeError(Arc<Cause>);
 
 impl DecodeError {
     /// Returns the error of `serde_json`, if there is one. It may quote the body: do not log it where payloads
-    /// must not be.
+    /// must not appear.
     #[must_use]
     pub fn json_error(&self) -> Option<&serde_json::Error> {
         match &*self.0 {

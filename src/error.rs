@@ -1,9 +1,9 @@
-//! Errors of any kind: how they are passed on, and how they are logged.
+//! A type for errors of any kind, and their format in the log.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Write};
 
-/// Any error, as users and other crates hand it over.
+/// Any error of a user or another crate.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Displays an error with its causes, on one line.

@@ -60,7 +60,7 @@ impl Verified {
         request
     }
 
-    /// Notes which attempt the request is.
+    /// Sets the number of the attempt.
     pub(crate) fn set_attempt(request: &mut Request<Self>, attempt: NonZeroU32) {
         request.body_mut().raw.set_attempt(attempt);
         share(request);

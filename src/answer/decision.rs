@@ -1,4 +1,4 @@
-//! What was decided about a delivery, for layers outside.
+//! The decision about a delivery, for layers outside.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::Answer;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
 
-/// What was decided about a delivery: its outcome, or why it was refused.
+/// The decision about a delivery: its outcome, or the reason for its refusal.
 ///
-/// Every response of [`SignatureLayer`](crate::SignatureLayer), and so of
-/// [`WebhookLayer`](crate::WebhookLayer), carries one in its extensions. A layer around them can count or
+/// Every response of [`SignatureLayer`](crate::SignatureLayer) and
+/// [`WebhookLayer`](crate::WebhookLayer) carries one in its extensions. A layer around them can count or
 /// log it:
 ///
 /// ```
@@ -24,7 +24,7 @@ use crate::outcome::Outcome;
 ///     let Some(decision) = Decision::of(response) else {
 ///         return;
 ///     };
-///     // Whoever sends a request chooses its event header. Without verification, it proves nothing.
+///     // The client chooses the event header. Without verification, it proves nothing.
 ///     let kind = decision.kind().filter(|_| decision.is_verified());
 ///     println!("{} of kind {kind:?}", decision.name());
 ///
@@ -75,7 +75,7 @@ impl Decision {
     }
 
     /// Returns why the delivery was refused: a [`signature::Refusal`](crate::signature::Refusal) or an
-    /// [`idempotency::Refusal`](crate::idempotency::Refusal), to be found by `downcast_ref`.
+    /// [`idempotency::Refusal`](crate::idempotency::Refusal). Use `downcast_ref` to get it.
     #[must_use]
     pub fn refusal(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
         match &self.what {
@@ -84,7 +84,7 @@ impl Decision {
         }
     }
 
-    /// Returns the value of the event header, if the request has exactly one that is a kind.
+    /// Returns the value of the event header, if the request has exactly one and it is valid.
     #[must_use]
     pub fn kind(&self) -> Option<&EventKind> {
         self.kind.as_ref()
@@ -144,7 +144,7 @@ impl Decision {
         name
     }
 
-    /// Whether the response says more than its status.
+    /// Whether the response carries a decision or an outcome, and not only a status.
     pub(crate) fn is_known<B>(response: &Response<B>) -> bool {
         Self::of(response).is_some() || response.extensions().get::<Outcome>().is_some()
     }

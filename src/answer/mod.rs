@@ -31,7 +31,7 @@ pub(crate) struct Row {
     /// The row's name, in the log and in the problem's type.
     pub(crate) name: &'static str,
     pub(crate) status: StatusCode,
-    /// A sentence on the situation.
+    /// A sentence that describes the situation.
     pub(crate) detail: &'static str,
     /// The problem document, made at compile time. Empty for a success.
     pub(crate) problem: &'static str,
@@ -74,7 +74,7 @@ pub(crate) trait Answer {
     /// Adds the headers of the row.
     fn headers(&self, _: &mut HeaderMap) {}
 
-    /// Logs the answer, of which `row` is the row.
+    /// Logs the answer; `row` is its row.
     fn log(&self, row: &Row) {
         log_refusal(row.name, &row.detail);
     }

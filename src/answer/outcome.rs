@@ -56,16 +56,16 @@ impl Answer for Outcome {
         match self {
             Self::Handled => tracing::debug!(outcome, "the event was handled"),
             Self::Replayed => tracing::debug!(outcome, "the event had been handled before"),
-            Self::Ignored => tracing::debug!(outcome, "no handler wants this kind of event"),
+            Self::Ignored => tracing::debug!(outcome, "this kind of event has no handler"),
             Self::Discarded(reason) => tracing::warn!(
                 outcome,
                 reason = %Chain(reason.as_ref()),
-                "the handler gave the event up for good"
+                "the handler gave the event up; it is not handled again"
             ),
             Self::DeadLetter(reason) => tracing::warn!(
                 outcome,
                 reason = %Chain(reason.as_ref()),
-                "the handler made the event a dead letter, which only an inbox keeps: it was discarded"
+                "the handler made the event a dead letter; it was discarded, because there is no inbox"
             ),
             Self::Failed { reason, .. } => tracing::error!(
                 outcome,

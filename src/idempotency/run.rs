@@ -97,7 +97,7 @@ fn settlement<B, E>(attempted: &Result<Result<Response<B>, E>, Outcome>) -> Sett
         // The service is not part of this crate, and has logged nothing.
         tracing::warn!(
             status = status.as_u16(),
-            "the service refused the event; it is handled on the platform's next retry"
+            "the service did not answer with 2xx; the event is handled on the platform's next retry"
         );
     }
     Settlement::Release
