@@ -141,7 +141,7 @@ impl<St: Store> Renewals<St> {
             if let Err(error) = started {
                 tracing::warn!(
                     reason = %error,
-                    "a handler that blocks its thread may lose its lease: no thread could be started"
+                    "no thread could be started: a handler that blocks its thread may lose its lease"
                 );
             }
         });

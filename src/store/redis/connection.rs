@@ -35,7 +35,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// one reports that it is cut off.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The one connection that all operations share at the same time, made anew when it is lost.
+/// The one connection that all operations share at the same time, and that is replaced when it is lost.
 ///
 /// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
 /// TCP gives up, which takes a quarter of an hour, and keeps one to a server that is no longer the primary

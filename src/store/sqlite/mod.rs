@@ -100,8 +100,8 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens the file, creates it when there is none, and upgrades one of an earlier release. Blocks its
-    /// thread meanwhile.
+    /// Opens the file. Creates it if it does not exist, and upgrades one of an earlier release. Blocks the
+    /// calling thread meanwhile.
     ///
     /// ```no_run
     /// use tower_webhook::store::{OpenErrorKind, SqliteStore};
