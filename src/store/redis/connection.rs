@@ -39,7 +39,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 ///
 /// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
 /// TCP gives up, which takes a quarter of an hour, and keeps one to a server that is no longer the primary
-/// for ever; nor does it try again once the server has refused a password.
+/// forever; nor does it try again once the server has refused a password.
 pub(super) struct Connection {
     client: Client,
     link: Arc<Mutex<Link>>,
