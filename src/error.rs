@@ -21,7 +21,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Escapes what would begin a line of its own in a log, or steer a terminal.
+/// Escapes characters that would begin a new line in a log, or control a terminal.
 struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
 impl fmt::Write for OneLine<'_, '_> {

@@ -57,7 +57,7 @@ pub struct MokaStore {
 struct Shared {
     evictions: Arc<Evictions>,
     parts: Box<[Part]>,
-    /// Picks the part under a random key of its own, so that no sender can aim at one of them.
+    /// Picks the part by a hash with a random key, so that no sender can target one of them.
     hasher: RandomState,
     next_fence: AtomicU64,
 }
@@ -75,7 +75,7 @@ struct Keys {
 
 const MOST_PARTS: u64 = 32;
 
-/// How many keys are worth a part of their own.
+/// The number of keys for which a store gets one more part.
 const KEYS_OF_A_PART: u64 = 8_192;
 
 impl MokaStore {

@@ -56,14 +56,14 @@ use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt,
 /// With `off`, a crash of the server forgets those of the last `3 × wal_writer_delay` (0.6 s): such an event
 /// is handled again when the sender delivers it again, and a second run may begin beside one whose claim was
 /// forgotten. The same applies to a failover to a standby that replicates asynchronously, for as long as it
-/// lags behind. Where the application needs `off`, give this store a pool of its own whose user has it `on`
+/// lags behind. Where the application needs `off`, give this store a separate pool whose user has it `on`
 /// (`ALTER ROLE … SET synchronous_commit = on`); where a failover must forget nothing, replicate
 /// synchronously (`synchronous_standby_names`). Connect to the primary: a standby takes no writes.
 ///
 /// **Connections.** A delivery needs one for the moment of its claim and one for the moment of its
 /// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`) with
 /// the wait for a connection included: handlers that hold the connections of the same pool for longer
-/// than that make deliveries fail with 503, so give the store a pool of its own then; four connections are
+/// than that make deliveries fail with 503, so give the store a separate pool then; four connections are
 /// plenty. A connection that is being opened when its caller's time is up has another second for that, for
 /// later callers (`PgPool::close` waits for it): leave the pool's `acquire_timeout` longer than
 /// `store_timeout`, as it is by default, because sqlx would drop that connection. An operation that failed

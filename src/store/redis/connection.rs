@@ -170,7 +170,7 @@ impl Connection {
 
     /// The current connection, or a new one.
     ///
-    /// It is opened in a task of its own: if it were dropped with its caller, the next caller would begin
+    /// It is opened in a separate task: if it were dropped with its caller, the next caller would begin
     /// anew, with as little time left.
     async fn link(&self) -> RedisResult<Arc<Line>> {
         if let Some(known) = self.link.lock().await.known() {
