@@ -1,4 +1,4 @@
-//! Errors in a configuration.
+//! The errors of settings.
 
 use std::env::VarError;
 use std::ffi::OsString;
@@ -40,7 +40,7 @@ pub enum ConfigError {
     },
     /// The prefix of [`HeaderNames::branded`](crate::HeaderNames::branded) does not form header names.
     HeaderPrefix(String),
-    /// The prefix does not form names of keys in Redis.
+    /// The prefix cannot begin the names of keys in Redis.
     #[cfg(feature = "redis")]
     RedisPrefix(String),
     /// Two of the [`HeaderNames`](crate::HeaderNames) are the same.
@@ -73,7 +73,7 @@ pub enum ConfigError {
         /// The lease; the wait must be shorter.
         lease: Duration,
     },
-    /// PostgreSQL does not accept the name for a schema.
+    /// The name cannot be the name of a schema in PostgreSQL.
     SchemaName(String),
     /// A limit is zero, so nothing could pass it.
     Zero(

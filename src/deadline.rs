@@ -1,4 +1,4 @@
-//! A time limit that needs no timer until something has to be waited for.
+//! A time limit that starts a timer only when the limited future has to wait.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::task::coop::{Unconstrained, unconstrained};
 use tokio::time::{Sleep, sleep};
 
-/// Is ready when `duration` has passed since it was first polled.
+/// A future that is ready when `duration` has passed since it was first polled.
 ///
 /// Poll it after the future that it limits: most of those are ready at once, and never need the timer.
 pub(crate) struct Deadline {

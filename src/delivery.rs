@@ -15,7 +15,7 @@ use crate::event::{Event, EventKind, repair};
 /// The value of an `Idempotency-Key` header: the same for all deliveries of an event, and unique to it
 /// ([Spec 6, rule 2](crate::docs::platform#spec-6-rule-2)).
 ///
-/// A key is opaque: it has any bytes and any length that HTTP allows. It is never empty.
+/// A key is opaque: it may have any bytes and any length that HTTP allows. It is never empty.
 ///
 /// ```
 /// use http::HeaderValue;
@@ -263,7 +263,7 @@ impl<E: Event<Payload: Clone>> Clone for Delivery<E> {
     }
 }
 
-/// Shows the payload: do not log it where payloads must not be.
+/// Shows the payload: do not log it where payloads must not appear.
 impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Delivery")
@@ -276,13 +276,13 @@ impl<E: Event<Payload: fmt::Debug>> fmt::Debug for Delivery<E> {
 /// The error of decoding the body of a delivery.
 ///
 /// `Display` says what is wrong and where. Neither it nor a `source` quotes the body, because a handler may
-/// return this error, which is then logged. `Debug` may quote the body.
-#[derive(Clone, Debug)]
+/// return this error, which is then logged; `Debug` is the same text.
+#[derive(Clone)]
 pub struct DecodeError(Arc<Cause>);
 
 impl DecodeError {
     /// Returns the error of `serde_json`, if there is one. It may quote the body: do not log it where payloads
-    /// must not be.
+    /// must not appear.
     #[must_use]
     pub fn json_error(&self) -> Option<&serde_json::Error> {
         match &*self.0 {
@@ -330,6 +330,12 @@ impl fmt::Display for DecodeError {
                 )
             }
         }
+    }
+}
+
+impl fmt::Debug for DecodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DecodeError({self})")
     }
 }
 

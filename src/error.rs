@@ -1,9 +1,9 @@
-//! Errors of any kind: how they are passed on, and how they are logged.
+//! A type for errors of any kind, and their format in the log.
 
 use std::error::Error as StdError;
 use std::fmt::{self, Write};
 
-/// Any error, as users and other crates hand it over.
+/// Any error of a user or another crate.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Displays an error with its causes, on one line.
@@ -21,7 +21,7 @@ impl fmt::Display for Chain<'_> {
     }
 }
 
-/// Escapes what would begin a line of its own in a log, or steer a terminal.
+/// Escapes characters that would begin a new line in a log, or control a terminal.
 struct OneLine<'a, 'b>(&'a mut fmt::Formatter<'b>);
 
 impl fmt::Write for OneLine<'_, '_> {

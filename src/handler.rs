@@ -44,19 +44,19 @@ use crate::outcome::Outcome;
 ///     });
 /// ```
 ///
-/// # When the compiler refuses a handler
+/// # When the compiler rejects a handler
 ///
-/// - A closure that uses what it captured does so in a future of its own, so it clones that first:
+/// - A closure must clone a captured value before it moves it into its future:
 ///   `move |delivery| { let db = db.clone(); async move { … } }`.
-/// - A closure names the type of its argument: `|delivery: Delivery<ChatRated>|`.
-/// - The future must be [`Send`]: nothing that is not, such as an `Rc` or the guard of a
+/// - A closure must name the type of its argument: `|delivery: Delivery<ChatRated>|`.
+/// - The future must be [`Send`]: no value that is not, such as an `Rc` or the guard of a
 ///   `std::sync::Mutex`, may live across an `.await`.
 /// - `.on::<E>(..)` names the event, and the handler must take exactly `Delivery<E>`.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not handle `{E}`",
     label = "not a `Handler<{E}>`",
     note = "implement `Handler<{E}>`, or pass `async |delivery: Delivery<{E}>| {{ … Ok(()) }}`",
-    note = "the documentation of `Handler` says what the compiler may object to"
+    note = "the documentation of `Handler` explains the compiler's errors"
 )]
 pub trait Handler<E: Event>: Send + Sync + 'static {
     /// Handles one event. The delivery is acknowledged after this has returned `Ok`.
@@ -96,7 +96,7 @@ pub type HandlerResult = Result<(), HandlerError>;
 /// Every error converts into one with `?`, which retries the event. The text of the error is logged and
 /// never sent to the platform.
 ///
-/// | made by | inline | the event |
+/// | created by | answer | the event |
 /// |---|---|---|
 /// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes |
 /// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes |
@@ -132,7 +132,10 @@ enum Verdict {
     Discard(BoxError),
     DeadLetter(BoxError),
     /// A handler of this crate that ended the attempt itself.
-    #[cfg_attr(not(feature = "postgres"), allow(dead_code))]
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(dead_code, reason = "only transactional handlers do that")
+    )]
     Ended(Outcome),
 }
 
@@ -178,10 +181,10 @@ impl HandlerError {
         Self(Verdict::Discard(reason.into()))
     }
 
-    /// Gives the event up and keeps it for a person to look at.
+    /// Gives the event up, and marks it as one for a person to look at.
     ///
-    /// Only an inbox can keep it. A handler that runs while the platform waits has nowhere to put it: the
-    /// event is then discarded, with a warning that says so. See [`Outcome::DeadLetter`].
+    /// There is no inbox yet that would keep it: the event is discarded, with a warning that says so.
+    /// See [`Outcome::DeadLetter`].
     ///
     /// ```
     /// # use tower_webhook::HandlerError;
@@ -198,7 +201,7 @@ impl HandlerError {
         matches!(self.0, Verdict::Discard(_) | Verdict::DeadLetter(_))
     }
 
-    /// Returns the error that it was made from.
+    /// Returns the error that this one was created from.
     #[must_use]
     pub fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
         match self.0 {
@@ -222,7 +225,10 @@ struct Ended(Outcome);
 
 impl fmt::Display for Ended {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        match self.0.reason() {
+            Some(reason) => write!(f, "{}: {reason}", self.0),
+            None => self.0.fmt(f),
+        }
     }
 }
 

@@ -1,16 +1,16 @@
 //! Receive a customer chat platform's webhooks in your own axum or hyper application: verified,
 //! deduplicated and typed.
 //!
-//! - **Verified.** Nothing reaches a handler whose signature was not verified over the raw bytes.
+//! - **Verified.** Only deliveries whose signature was verified over the raw bytes reach a handler.
 //! - **Deduplicated.** Deliveries of one event are recognised by their key, in a [store](docs::stores) of
 //!   your choice. An event is handled by one run at a time, and not again after its success was recorded.
-//! - **Nothing is lost.** 2xx is answered only after a handler succeeded or gave the event up, or when
+//! - **Nothing is lost.** The answer is 2xx only after a handler succeeded or gave the event up, or when
 //!   the event has no handler. A run that failed, panicked, took too long or died with its process is
-//!   repeated when the platform retries.
-//! - **Typed.** A handler is a struct or a closure that gets its event decoded, and no event is refused
-//!   for a detail of its payload.
-//! - **Bounded.** Bodies, time, memory and runs have limits, and settings that would break a promise are
-//!   refused when they are made.
+//!   repeated on the platform's next retry.
+//! - **Typed.** A handler is a struct or a closure that receives its event decoded, and no event is
+//!   refused for a detail of its payload.
+//! - **Bounded.** Bodies, time, memory and runs have limits, and a setter refuses a value that would
+//!   break a promise.
 //!
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs): [getting
 //! started](docs::getting_started), [stores](docs::stores), [testing](docs::testing),
@@ -68,7 +68,7 @@
 //! ([Spec 5.2, rule 1](docs::platform#spec-5-2-rule-1)). [Testing](docs::testing#by-hand) shows how to
 //! send an event by hand.
 //!
-//! In the repository, `cargo run --example receiver` is a receiver that needs no code of yours, and
+//! In the repository, `cargo run --example receiver` starts a receiver that needs no code, and
 //! `cargo run --example send` sends it signed events of every kind.
 //!
 //! # How a delivery is processed
@@ -127,20 +127,20 @@
 //!
 //! # Shutdown
 //!
-//! A client that disconnects does not cancel the handler of its delivery, unless that is a
-//! `transactional` one without an [`IdempotencyLayer`] around it. Servers do not wait for such runs: after
-//! a graceful shutdown, which the program above leaves out, wait for them with [`WebhookLayer::runs`] and
+//! A client that disconnects does not cancel the handler of its delivery, except for a `transactional`
+//! handler without an [`IdempotencyLayer`] around it. Servers do not wait for such detached runs: after a
+//! graceful shutdown, which the program above leaves out, wait for them with [`WebhookLayer::runs`] and
 //! [`Runs::drain`].
 //!
 //! # Logs
 //!
 //! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
-//! its kind, key, attempt, secret (by label or position), outcome and duration, and one event for each
+//! its kind, key, attempt, secret (by label or position), outcome and duration, and one line for each
 //! refusal or failure with its reason, at `WARN` or `ERROR`.
 //!
-//! The span is at `INFO`, and shows to which delivery an event belongs: a filter should let it pass, as
-//! `RUST_LOG=warn,tower_webhook=info` does. A success is recorded by the span alone, and by events at
-//! `DEBUG`; to see the span's end, let the subscriber write it:
+//! The span is at `INFO`, and shows to which delivery a line belongs: a filter should let it pass, as
+//! `RUST_LOG=warn,tower_webhook=info` does. A success is recorded only by the span, and by lines at
+//! `DEBUG`; to log the span's end, let the subscriber write it:
 //!
 //! ```
 //! use tracing_subscriber::fmt::format::FmtSpan;
@@ -164,7 +164,7 @@
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //! | `sandbox` | `sandbox`, a simulated platform, for your own tests and in your browser | no |
 //!
-//! Features only add API; none changes how anything behaves.
+//! Features only add API; none changes behaviour.
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![cfg_attr(

@@ -1,4 +1,4 @@
-//! What became of one attempt to handle an event, whether or not it came by HTTP.
+//! The outcome of one attempt to handle an event, with or without HTTP.
 
 use std::error::Error;
 use std::fmt;
@@ -17,7 +17,7 @@ use crate::error::BoxError;
 /// # From a service of your own
 ///
 /// A service behind [`IdempotencyLayer`](crate::IdempotencyLayer) that is not an `EventRouter` settles
-/// the claim by the status of its response. To settle it otherwise, insert an outcome into the
+/// the claim by the status of its response. To settle it differently, insert an outcome into the
 /// response's extensions:
 ///
 /// ```
@@ -38,9 +38,9 @@ pub enum Outcome {
     /// The event had been handled before; no handler ran. Said by
     /// [`IdempotencyLayer`](crate::IdempotencyLayer) and by transactional handlers.
     Replayed,
-    /// No handler wants this kind of event, and the delivery is acknowledged.
+    /// This kind of event has no handler, and the delivery is acknowledged.
     Ignored,
-    /// No handler wants this kind of event, and
+    /// This kind of event has no handler, and
     /// [`reject_unhandled`](crate::EventRouter::reject_unhandled) was called.
     Unhandled,
     /// The handler gave the event up with
@@ -84,7 +84,7 @@ pub enum Outcome {
         /// The delay after which another attempt makes sense.
         retry_after: Duration,
     },
-    /// The handler succeeded, but the store did not record that.
+    /// The handler succeeded, but the store did not record the success.
     NotRecorded(Arc<dyn Error + Send + Sync>),
     /// The handler succeeded, but its transaction may not have been committed.
     NotCommitted {
@@ -96,8 +96,8 @@ pub enum Outcome {
 }
 
 impl Outcome {
-    /// Whether the claim on the event's key is completed. Every other outcome releases it, so that
-    /// the next delivery of the event is handled.
+    /// Whether the claim on the event's key is completed. Otherwise it is released or expires, so that a
+    /// later delivery of the event is handled.
     ///
     /// ```
     /// use tower_webhook::Outcome;

@@ -1,4 +1,4 @@
-//! From the kind of an event to its handler.
+//! Routes deliveries to the handler of their kind.
 
 use std::any::type_name;
 use std::collections::BTreeMap;
@@ -26,14 +26,14 @@ use crate::outcome::Outcome;
 /// A handler that panics has failed, like one that returned an error.
 ///
 /// Behind [`IdempotencyLayer`](crate::IdempotencyLayer), handlers have a time limit, and continue when
-/// the client disconnects; without it they have neither.
+/// the client disconnects; without it, neither applies.
 ///
 /// Clones share their handlers.
 ///
 /// # Without HTTP
 ///
-/// A router is a [`Service`] of [`RawDelivery`] too, whose response is the [`Outcome`]. The layers of tower
-/// can stand around it. [`handle`](Self::handle) is the same as a method:
+/// A router is also a [`Service`] of [`RawDelivery`] whose response is the [`Outcome`], so tower's layers
+/// can wrap it. [`handle`](Self::handle) does the same as a method:
 ///
 /// ```
 /// use tower_webhook::event::{ChatRated, EventKind};
@@ -63,14 +63,14 @@ struct Shared {
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 impl EventRouter {
-    /// A router without handlers.
+    /// Creates a router without handlers.
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Handles the events `E` with `handler`.
     ///
-    /// A closure that uses what it captured clones it for each event:
+    /// A closure clones a captured value for each event:
     ///
     /// ```
     /// # use std::sync::{Arc, Mutex};
@@ -88,7 +88,7 @@ impl EventRouter {
     ///
     /// # Panics
     ///
-    /// When `E`'s kind has a handler already.
+    /// When `E`'s kind already has a handler.
     #[track_caller]
     pub fn on<E: Event>(mut self, handler: impl Handler<E>) -> Self {
         let handlers = &mut Arc::make_mut(&mut self.shared).handlers;
@@ -106,9 +106,9 @@ impl EventRouter {
         self
     }
 
-    /// Handles the events of all kinds that have no handler of their own.
+    /// Handles the events of all kinds without a handler.
     ///
-    /// The body is a JSON object in UTF-8, and is not decoded further:
+    /// The body is known to be a JSON object in UTF-8, and is not decoded further:
     ///
     /// ```
     /// # use tower_webhook::{EventRouter, RawDelivery};

@@ -60,7 +60,7 @@ impl Verified {
         request
     }
 
-    /// Notes which attempt the request is.
+    /// Sets the number of the attempt.
     pub(crate) fn set_attempt(request: &mut Request<Self>, attempt: NonZeroU32) {
         request.body_mut().raw.set_attempt(attempt);
         share(request);
@@ -71,7 +71,10 @@ impl Verified {
 #[cfg(feature = "axum")]
 fn share(request: &mut Request<Verified>) {
     let verified = request.body().clone();
-    request.extensions_mut().insert(verified);
+    match request.extensions_mut().get_mut::<Verified>() {
+        Some(copy) => *copy = verified,
+        None => drop(request.extensions_mut().insert(verified)),
+    }
 }
 
 /// Nothing else reads the copy.

@@ -122,7 +122,7 @@ macro_rules! forward {
         ///
         /// # Errors
         ///
-        /// As given there.
+        /// See there.
         pub fn $setter(mut self $(, $value: $kind)?) -> Result<Self, ConfigError> {
             self.$layer = self.$layer.$setter($($value)?)?;
             Ok(self)

@@ -112,26 +112,34 @@ pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
 
 #[cfg(feature = "postgres")]
 pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
-    /// The time limit of connecting and migrating.
-    const PATIENCE: Duration = Duration::from_secs(10);
+    const CONNECTING: Duration = Duration::from_secs(10);
+    /// Longer than an upgrade of the schema waits for the transactions of other receivers.
+    const MIGRATING: Duration = Duration::from_secs(100);
+
+    async fn within<T>(
+        limit: Duration,
+        step: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        let result = timeout(limit, step).await;
+        result.unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {limit:?}")))
+    }
 
     let address = format!("{}:{}", options.get_host(), options.get_port());
     // The server ends queries whose client has disconnected.
     let options = options.options([("client_connection_check_interval", "1s")]);
     let open = async {
         // Without the pool first: it retries, and then does not report the reason.
-        PgConnection::connect_with(&options).await?.close().await?;
+        let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
+        within(CONNECTING, connect).await?;
         let pool = PgPoolOptions::new()
             .max_connections(16)
             .acquire_timeout(Duration::from_secs(5))
-            .connect_lazy_with(options);
+            .connect_lazy_with(options.clone());
         let store = PostgresStore::new(pool);
-        store.migrate().await?;
+        within(MIGRATING, async { Ok(store.migrate().await?) }).await?;
         anyhow::Ok(store)
     };
-    let opened = timeout(PATIENCE, open)
-        .await
-        .unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {PATIENCE:?}")));
+    let opened = open.await;
     opened.map_err(|error| {
         // The crate has no kind for this error, only its text.
         let advice = if error.to_string().contains("without TLS") {

@@ -12,7 +12,6 @@ use http_body_util::Full;
 use pin_project_lite::pin_project;
 
 use super::Answer;
-use crate::event::EventKind;
 use crate::outcome::Outcome;
 
 pin_project! {
@@ -37,12 +36,12 @@ impl<B> ResponseBody<B> {
         super::respond_with(outcome).map(Self::of_this_crate)
     }
 
-    /// The response for a refusal. `kind` is what the event header of an unverified request names.
-    pub(crate) fn refuse<R>(refusal: R, kind: Option<EventKind>) -> Response<Self>
+    /// The response for a refusal.
+    pub(crate) fn refuse<R>(refusal: R) -> Response<Self>
     where
         R: Answer + Error + Send + Sync + 'static,
     {
-        super::refuse(refusal, kind).map(Self::of_this_crate)
+        super::refuse(refusal).map(Self::of_this_crate)
     }
 
     fn of_this_crate(body: Full<Bytes>) -> Self {

@@ -1,4 +1,4 @@
-//! What was decided about a delivery, for layers outside.
+//! The decision about a delivery, for layers outside.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -9,10 +9,10 @@ use super::Answer;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
 
-/// What was decided about a delivery: its outcome, or why it was refused.
+/// The decision about a delivery: its outcome, or the reason for its refusal.
 ///
-/// Every response of [`SignatureLayer`](crate::SignatureLayer), and so of
-/// [`WebhookLayer`](crate::WebhookLayer), carries one in its extensions. A layer around them can count or
+/// Every response of [`SignatureLayer`](crate::SignatureLayer) and
+/// [`WebhookLayer`](crate::WebhookLayer) carries one in its extensions. A layer around them can count or
 /// log it:
 ///
 /// ```
@@ -24,7 +24,7 @@ use crate::outcome::Outcome;
 ///     let Some(decision) = Decision::of(response) else {
 ///         return;
 ///     };
-///     // Whoever sends a request chooses its event header. Without verification, it proves nothing.
+///     // The client chooses the event header. Without verification, it proves nothing.
 ///     let kind = decision.kind().filter(|_| decision.is_verified());
 ///     println!("{} of kind {kind:?}", decision.name());
 ///
@@ -40,6 +40,8 @@ pub struct Decision {
     what: What,
     kind: Option<EventKind>,
     is_verified: bool,
+    /// Whether a service of another crate inserted the outcome, whatever status it chose.
+    is_inserted: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -75,7 +77,7 @@ impl Decision {
     }
 
     /// Returns why the delivery was refused: a [`signature::Refusal`](crate::signature::Refusal) or an
-    /// [`idempotency::Refusal`](crate::idempotency::Refusal), to be found by `downcast_ref`.
+    /// [`idempotency::Refusal`](crate::idempotency::Refusal). Use `downcast_ref` to get it.
     #[must_use]
     pub fn refusal(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
         match &self.what {
@@ -84,7 +86,7 @@ impl Decision {
         }
     }
 
-    /// Returns the value of the event header, if the request has exactly one that is a kind.
+    /// Returns the value of the event header, if the request has exactly one and it is valid.
     #[must_use]
     pub fn kind(&self) -> Option<&EventKind> {
         self.kind.as_ref()
@@ -98,72 +100,82 @@ impl Decision {
     }
 
     pub(super) fn ended(outcome: Outcome) -> Self {
+        Self::new(What::Ended(outcome))
+    }
+
+    pub(super) fn refused(name: &'static str, refusal: Arc<dyn Error + Send + Sync>) -> Self {
+        Self::new(What::Refused(name, refusal))
+    }
+
+    fn new(what: What) -> Self {
         Self {
-            what: What::Ended(outcome),
+            what,
             kind: None,
             is_verified: false,
+            is_inserted: false,
         }
     }
 
-    pub(super) fn refused(
-        name: &'static str,
-        refusal: Arc<dyn Error + Send + Sync>,
+    /// Turns an outcome that a service of another crate inserted into a decision, and logs it.
+    pub(crate) fn adopt<B>(response: &mut Response<B>) {
+        if let Some(outcome) = response.extensions_mut().remove::<Outcome>() {
+            outcome.log(&outcome.row());
+            let decision = Self {
+                is_inserted: true,
+                ..Self::ended(outcome)
+            };
+            response.extensions_mut().insert(decision);
+        }
+    }
+
+    /// Whether the response completes the claim on its key: by the outcome that a service inserted, else by its
+    /// status, but for an answer of this crate that acknowledges an event which was not handled.
+    pub(crate) fn completes<B>(response: &Response<B>) -> bool {
+        let status = response.status();
+        match Self::of(response).map(|decision| (decision, &decision.what)) {
+            Some((decision, What::Ended(outcome)))
+                if decision.is_inserted || outcome.row().status == status =>
+            {
+                outcome.completes()
+            }
+            _ => status.is_success(),
+        }
+    }
+
+    /// Completes the decision of a response that leaves the layers, and returns its name. A response without a
+    /// decision is decided by its status.
+    pub(crate) fn sent_as<B>(
+        response: &mut Response<B>,
         kind: Option<EventKind>,
-    ) -> Self {
-        Self {
-            what: What::Refused(name, refusal),
-            kind,
-            is_verified: false,
-        }
-    }
-
-    /// Completes the decision about a verified delivery. A response without one is decided by the outcome that
-    /// its service inserted, or else by its status. Returns the decision's name.
-    pub(crate) fn conclude<B>(response: &mut Response<B>, kind: EventKind) -> &'static str {
+        is_verified: bool,
+    ) -> &'static str {
+        Self::adopt(response);
         let status = response.status();
         let extensions = response.extensions_mut();
         if let Some(decision) = extensions.get_mut::<Self>() {
-            decision.kind = Some(kind);
-            decision.is_verified = true;
+            decision.kind = kind;
+            decision.is_verified = is_verified;
             return decision.name();
         }
-        let outcome = match extensions.remove::<Outcome>() {
-            Some(outcome) => {
-                outcome.log(&outcome.row());
-                outcome
-            }
-            None if status.is_success() => Outcome::Handled,
-            None => Outcome::failed(format!("the service answered with status {status}")),
+        let outcome = match status.is_success() {
+            true => Outcome::Handled,
+            false => Outcome::failed(format!("the service answered with status {status}")),
         };
         let name = outcome.name();
         extensions.insert(Self {
-            what: What::Ended(outcome),
-            kind: Some(kind),
-            is_verified: true,
+            kind,
+            is_verified,
+            ..Self::ended(outcome)
         });
         name
     }
 
-    /// Whether the response says more than its status.
-    pub(crate) fn is_known<B>(response: &Response<B>) -> bool {
-        Self::of(response).is_some() || response.extensions().get::<Outcome>().is_some()
-    }
-
-    /// Returns the outcome that a service reported, of this crate or not.
-    pub(crate) fn outcome_of<B>(response: &Response<B>) -> Option<&Outcome> {
-        match Self::of(response) {
-            Some(decision) => decision.outcome(),
-            None => response.extensions().get(),
-        }
-    }
-
-    /// Returns the name of the answer, also where the decision is not complete.
+    /// Returns the name of a response that may have no decision yet.
     pub(crate) fn name_of<B>(response: &Response<B>) -> &'static str {
-        match (Self::of(response), response.extensions().get::<Outcome>()) {
-            (Some(decision), _) => decision.name(),
-            (None, Some(outcome)) => outcome.name(),
-            (None, None) if response.status().is_success() => Outcome::Handled.name(),
-            (None, None) => Self::FAILED,
+        match Self::of(response) {
+            Some(decision) => decision.name(),
+            None if response.status().is_success() => Outcome::Handled.name(),
+            None => Self::FAILED,
         }
     }
 
@@ -175,6 +187,10 @@ impl Decision {
 mod tests {
     use super::*;
 
+    fn sent_as<B>(response: &mut Response<B>) -> &'static str {
+        Decision::sent_as(response, Some(EventKind::CHAT_RATED), true)
+    }
+
     #[test]
     fn a_response_without_an_outcome_is_decided_by_its_status() {
         for (status, outcome) in [
@@ -185,8 +201,8 @@ mod tests {
         ] {
             let mut response = Response::builder().status(status).body(()).unwrap();
             assert_eq!(Decision::name_of(&response), outcome);
-            let name = Decision::conclude(&mut response, EventKind::CHAT_RATED);
-            assert_eq!(name, outcome);
+            assert_eq!(Decision::completes(&response), outcome == "handled");
+            assert_eq!(sent_as(&mut response), outcome);
             let decision = Decision::of(&response).unwrap();
             assert_eq!(decision.name(), outcome);
             assert_eq!(decision.kind(), Some(&EventKind::CHAT_RATED));
@@ -198,12 +214,25 @@ mod tests {
     fn an_outcome_that_a_service_inserted_decides() {
         let mut response = Response::builder().status(202).body(()).unwrap();
         response.extensions_mut().insert(Outcome::Ignored);
+        Decision::adopt(&mut response);
 
         assert_eq!(Decision::name_of(&response), "ignored");
-        assert!(!Decision::outcome_of(&response).unwrap().completes());
-        let name = Decision::conclude(&mut response, EventKind::CHAT_RATED);
-        assert_eq!(name, "ignored");
+        assert!(!Decision::completes(&response));
+        assert_eq!(sent_as(&mut response), "ignored");
         let outcome = Decision::of(&response).unwrap().outcome();
         assert!(matches!(outcome, Some(Outcome::Ignored)));
+    }
+
+    #[test]
+    fn a_status_that_a_layer_changed_decides_over_an_answer_of_this_crate() {
+        let mut rewritten = super::super::respond_with(Outcome::failed("no disk"));
+        assert!(!Decision::completes(&rewritten));
+        *rewritten.status_mut() = http::StatusCode::OK;
+        assert!(Decision::completes(&rewritten));
+
+        let mut rewritten = super::super::respond_with(Outcome::Replayed);
+        assert!(Decision::completes(&rewritten));
+        *rewritten.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
+        assert!(!Decision::completes(&rewritten));
     }
 }

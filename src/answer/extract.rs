@@ -10,12 +10,12 @@ use crate::event::Event;
 use crate::outcome::Outcome;
 use crate::verified::Verified;
 
-/// Any delivery, whatever its kind.
+/// Extracts a delivery of any kind.
 ///
 /// # Rejections
 ///
-/// 500 when the handler is not behind a [`SignatureLayer`](crate::SignatureLayer), which the log
-/// says too.
+/// 500 when the handler is not behind a [`SignatureLayer`](crate::SignatureLayer); an error is also
+/// logged.
 impl<S: Sync> FromRequestParts<S> for RawDelivery {
     type Rejection = DeliveryRejection;
 
@@ -27,12 +27,12 @@ impl<S: Sync> FromRequestParts<S> for RawDelivery {
     }
 }
 
-/// The decoded delivery of an event `E`.
+/// Extracts the decoded delivery of an event `E`.
 ///
 /// # Rejections
 ///
-/// - 500 when the handler is not behind a [`SignatureLayer`](crate::SignatureLayer), which the log
-///   says too;
+/// - 500 when the handler is not behind a [`SignatureLayer`](crate::SignatureLayer); an error is also
+///   logged;
 /// - 200 when the delivery is of another kind: it is ignored, and not remembered;
 /// - 422 when the body is not what the event should carry.
 impl<E: Event, S: Sync> FromRequest<S> for Delivery<E> {
@@ -48,7 +48,7 @@ impl<E: Event, S: Sync> FromRequest<S> for Delivery<E> {
     }
 }
 
-/// Why a delivery could not be extracted.
+/// The rejection of the extractors [`Delivery`] and [`RawDelivery`].
 #[derive(Debug)]
 pub struct DeliveryRejection(Reason);
 

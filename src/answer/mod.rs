@@ -23,7 +23,6 @@ pub use self::decision::Decision;
 #[cfg(feature = "axum")]
 pub use self::extract::DeliveryRejection;
 pub use self::router::RouterResponseFuture;
-use crate::event::EventKind;
 use crate::outcome::Outcome;
 
 /// A row of the table of answers.
@@ -31,7 +30,7 @@ pub(crate) struct Row {
     /// The row's name, in the log and in the problem's type.
     pub(crate) name: &'static str,
     pub(crate) status: StatusCode,
-    /// A sentence on the situation.
+    /// A sentence that describes the situation.
     pub(crate) detail: &'static str,
     /// The problem document, made at compile time. Empty for a success.
     pub(crate) problem: &'static str,
@@ -74,7 +73,7 @@ pub(crate) trait Answer {
     /// Adds the headers of the row.
     fn headers(&self, _: &mut HeaderMap) {}
 
-    /// Logs the answer, of which `row` is the row.
+    /// Logs the answer; `row` is its row.
     fn log(&self, row: &Row) {
         log_refusal(row.name, &row.detail);
     }
@@ -117,14 +116,14 @@ fn respond_with(outcome: Outcome) -> Response<Full<Bytes>> {
     response
 }
 
-/// Logs a refusal, and makes the response. `kind` is what the event header of an unverified request names.
-fn refuse<R>(refusal: R, kind: Option<EventKind>) -> Response<Full<Bytes>>
+/// Logs a refusal, and makes the response.
+fn refuse<R>(refusal: R) -> Response<Full<Bytes>>
 where
     R: Answer + Error + Send + Sync + 'static,
 {
     let row = refusal.row();
     let mut response = respond(&refusal, &row);
-    let decision = Decision::refused(row.name, Arc::new(refusal), kind);
+    let decision = Decision::refused(row.name, Arc::new(refusal));
     response.extensions_mut().insert(decision);
     response
 }
@@ -150,7 +149,7 @@ pub(crate) mod tests {
         R: Answer + Error + Send + Sync + 'static,
     {
         let detail = refusal.row().detail;
-        let response = refuse(refusal, None);
+        let response = refuse(refusal);
         let decision = Decision::of(&response).unwrap();
         assert!(decision.outcome().is_none());
         assert!(decision.refusal().unwrap().is::<R>());

@@ -56,11 +56,11 @@ impl Answer for Outcome {
         match self {
             Self::Handled => tracing::debug!(outcome, "the event was handled"),
             Self::Replayed => tracing::debug!(outcome, "the event had been handled before"),
-            Self::Ignored => tracing::debug!(outcome, "no handler wants this kind of event"),
+            Self::Ignored => tracing::debug!(outcome, "this kind of event has no handler"),
             Self::Discarded(reason) => tracing::warn!(
                 outcome,
                 reason = %Chain(reason.as_ref()),
-                "the handler gave the event up for good"
+                "the handler gave the event up; it is not handled again"
             ),
             Self::DeadLetter(reason) => tracing::warn!(
                 outcome,
@@ -179,8 +179,7 @@ mod tests {
 
             assert_eq!(name, documented.1);
             assert_eq!(Decision::name_of(&response), name);
-            let found = Decision::outcome_of(&response);
-            assert_eq!(found.is_none_or(Outcome::completes), completes, "{name}");
+            assert_eq!(Decision::completes(&response), completes, "{name}");
             assert_row(response, documented, detail).await;
         }
     }

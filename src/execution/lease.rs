@@ -214,7 +214,9 @@ impl<St: Store> Drop for HeldLease<St> {
                 runtime.spawn(released.in_current_span());
             }
             Err(_) => {
-                tracing::error!("a run was dropped outside a runtime: its lease has to expire");
+                tracing::error!(
+                    "a run was dropped outside a runtime: its key is claimed until the lease expires"
+                );
             }
         }
     }

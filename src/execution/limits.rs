@@ -1,4 +1,4 @@
-//! The settings that an attempt goes by, checked together.
+//! The settings of an attempt, checked together.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! One attempt to handle an event under a lease, whether or not it came by HTTP.
+//! One attempt to handle an event under a lease, with or without HTTP.
 //!
 //! - [`attempt`]: races the work against its time limit and the loss of its lease.
 //! - [`Leases`] and [`HeldLease`]: claim, renew and settle a lease on a key.

@@ -1,7 +1,7 @@
 //! Renews leases from tasks that a handler which blocks its thread cannot starve.
 //!
 //! Few runs last until their lease has to be renewed. So all runs of a runtime share one task, which waits
-//! until a lease is due, and then gives that lease a task of its own.
+//! until a lease is due, and then starts a task for that lease.
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -141,7 +141,7 @@ impl<St: Store> Renewals<St> {
             if let Err(error) = started {
                 tracing::warn!(
                     reason = %error,
-                    "a handler that blocks its thread may lose its lease: no thread could be started"
+                    "no thread could be started: a handler that blocks its thread may lose its lease"
                 );
             }
         });

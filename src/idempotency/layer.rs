@@ -40,8 +40,9 @@ impl<St: Store> IdempotencyLayer<St> {
 
     /// Keeps the keys of this layer apart from those of other layers on the same store.
     ///
-    /// It defaults to an empty one. Keys are unique per event, whatever its kind, so the webhooks of one
-    /// platform can share it; receivers of different platforms or accounts on one store cannot.
+    /// The namespace defaults to an empty string. Keys are unique per event, whatever its kind, so the
+    /// webhooks of one platform can share it. Receivers of different platforms or accounts on one store need
+    /// different namespaces.
     ///
     /// ```
     /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
@@ -99,9 +100,9 @@ impl<St: Store> IdempotencyLayer<St> {
 
     /// Sets how long a claim on a key lasts: 60 seconds by default.
     ///
-    /// A lease is renewed at a third of this time while the handler runs. So this is how long a key stays
-    /// claimed after its process died. The lease of a handler that blocks its thread is renewed as long as
-    /// the runtime has another worker that is idle.
+    /// While the handler runs, its lease is renewed after each third of this time, so a key stays claimed for
+    /// at most this long after its process died. The lease of a handler that blocks its thread is renewed as
+    /// long as the runtime has another worker that is idle.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -190,7 +191,7 @@ impl<St: Store> IdempotencyLayer<St> {
         self
     }
 
-    /// Answers a delivery whose key was used with another body with 422, instead of taking it for the
+    /// Answers with 422 when a delivery's key was used with another body, instead of treating it as the
     /// same event.
     ///
     /// Bodies are compared by a 128-bit digest, so a retry that was signed with another secret is still
@@ -205,7 +206,7 @@ impl<St: Store> IdempotencyLayer<St> {
         self
     }
 
-    /// Answers a body that was handled under another key with 422, for as long as the
+    /// Answers with 422 when a delivery's body was handled under another key, for as long as the
     /// [`retention`](Self::retention) lasts.
     ///
     /// The key is not signed. Without this guard, an attacker who captured a delivery can have it handled

@@ -12,7 +12,7 @@
 //! ```
 //!
 //! The run is polled by the response future. When the client disconnects, that future is dropped, and
-//! the run continues as a task of its own: see [`Runs`].
+//! the run continues in a task: see [`Runs`].
 //!
 //! A delivery without a key is not deduplicated. Time limits and detached runs apply to it as well.
 //!

@@ -43,7 +43,7 @@ where
         Err(NotClaimed::InFlight(other)) => return Ended::InFlight(other),
         Err(NotClaimed::Ended(outcome)) => return answered(Ok(ResponseBody::answer(outcome))),
         Err(NotClaimed::Refused(refusal)) => {
-            return answered(Ok(ResponseBody::refuse(refusal, None)));
+            return answered(Ok(ResponseBody::refuse(refusal)));
         }
     };
     if let Some(number) = claims.attempt() {
@@ -55,8 +55,8 @@ where
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(*request).await
     };
-    let attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
-    let settled = match settlement(&attempted) {
+    let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
+    let settled = match settlement(&mut attempted) {
         Settlement::Complete => claims.complete().await,
         Settlement::Release => {
             claims.release().await;
@@ -78,26 +78,23 @@ enum Settlement {
     Lost,
 }
 
-/// By the outcome of the response, or by its status where it has none.
-fn settlement<B, E>(attempted: &Result<Result<Response<B>, E>, Outcome>) -> Settlement {
+/// How the claims are settled after an attempt, the outcome of which is logged if nothing did that.
+fn settlement<B, E>(attempted: &mut Result<Result<Response<B>, E>, Outcome>) -> Settlement {
     let response = match attempted {
         Ok(Ok(response)) => response,
         Err(Outcome::LeaseLost) => return Settlement::Lost,
         Ok(Err(_)) | Err(_) => return Settlement::Release,
     };
-    let status = response.status();
-    let completes = match Decision::outcome_of(response) {
-        Some(outcome) => outcome.completes(),
-        None => status.is_success(),
-    };
-    if completes {
+    Decision::adopt(response);
+    if Decision::completes(response) {
         return Settlement::Complete;
     }
-    if !status.is_success() && !Decision::is_known(response) {
+    let status = response.status();
+    if Decision::of(response).is_none() {
         // The service is not part of this crate, and has logged nothing.
         tracing::warn!(
             status = status.as_u16(),
-            "the service refused the event; it is handled on the platform's next retry"
+            "the service answered without 2xx; the event is handled on the platform's next retry"
         );
     }
     Settlement::Release

@@ -145,7 +145,7 @@ where
                 StateProj::Inner { future, kind } => {
                     let mut result = ready!(future.poll(cx));
                     span.finish(match (&mut result, kind.take()) {
-                        (Ok(response), Some(kind)) => Decision::conclude(response, kind),
+                        (Ok(response), Some(kind)) => Decision::sent_as(response, Some(kind), true),
                         _ => Decision::FAILED,
                     });
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
@@ -157,8 +157,9 @@ where
                     if let Some(kind) = kind {
                         span.unverified(kind);
                     }
-                    let response = ResponseBody::refuse(refusal, kind.take());
-                    span.finish(Decision::name_of(&response));
+                    let is_verified = refusal.is_of_verified_body();
+                    let mut response = ResponseBody::refuse(refusal);
+                    span.finish(Decision::sent_as(&mut response, kind.take(), is_verified));
                     return Poll::Ready(Ok(response));
                 }
             }
@@ -170,10 +171,15 @@ impl<S: Service<Request<Verified>>, B> State<S, B> {
     fn refused(refusal: Refusal, headers: &HeaderMap, config: &Config) -> Self {
         Self::Refused {
             refusal: Some(refusal),
-            kind: kind(headers, &config.names.event).ok(),
+            kind: kind(headers, &config.names.event)
+                .ok()
+                .filter(|kind| kind.as_str().len() <= LONGEST_KIND),
         }
     }
 }
+
+/// The longest kind in bytes that is recorded of a refused request, since anybody can send one.
+const LONGEST_KIND: usize = 64;
 
 fn verify(
     body: Bytes,

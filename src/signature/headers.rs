@@ -1,4 +1,4 @@
-//! What the headers of a request say, beside the signature.
+//! Reads the headers of a request other than the signature.
 
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 
@@ -30,11 +30,11 @@ pub struct HeaderNames {
 }
 
 impl HeaderNames {
-    /// The names with a brand in place of `Service`: `X-Acme-Hmac-Sha256` and `X-Acme-Event`.
+    /// Creates the names with a brand in place of `Service`: `X-Acme-Hmac-Sha256` and `X-Acme-Event`.
     ///
     /// # Errors
     ///
-    /// [`ConfigError::HeaderPrefix`] when the brand is empty or cannot stand in a header's name.
+    /// [`ConfigError::HeaderPrefix`] when the brand is empty or cannot be part of a header's name.
     pub fn branded(brand: &str) -> Result<Self, ConfigError> {
         let name = |rest| {
             HeaderName::try_from(format!("x-{brand}-{rest}"))

@@ -105,7 +105,7 @@ impl SignatureLayer {
 
     /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default.
     ///
-    /// Clones of the layer share the limit. The memory of a body no longer counts when the body is complete.
+    /// Clones of the layer share the limit. A body no longer counts once it is complete.
     /// A body above the limit is answered with 503
     /// ([`Refusal::Overloaded`](super::Refusal::Overloaded)), so the limit also bounds
     /// [`max_body`](Self::max_body).

@@ -1,4 +1,4 @@
-//! Why a request is not let through, and how that is answered.
+//! The reasons for refusing a request, and their answers.
 
 use std::error::Error;
 use std::fmt;
@@ -12,7 +12,7 @@ use super::verify::SignatureError;
 use crate::answer::{Answer, Row, insert_retry_after, log_refusal, row};
 use crate::error::{BoxError, Chain};
 
-/// Why a request was refused, in the order of the checks.
+/// The reason why a request was refused, in the order of the checks.
 ///
 /// It is the error of [`Decision::refusal`](crate::Decision::refusal). The
 /// [table of answers](crate::docs::answers) has a row for each.
@@ -54,6 +54,22 @@ impl Refusal {
     pub(super) fn malformed(reason: impl Into<BoxError>) -> Self {
         Self::MalformedBody(reason.into().into())
     }
+
+    /// Whether the check that failed comes after the one of the signature.
+    pub(super) fn is_of_verified_body(&self) -> bool {
+        match self {
+            Self::MethodNotAllowed
+            | Self::BodyTooLarge { .. }
+            | Self::Overloaded { .. }
+            | Self::BodyTimeout { .. }
+            | Self::MalformedBody(_)
+            | Self::InvalidSignature(_) => false,
+            Self::UnsupportedMediaType
+            | Self::InvalidEventHeader
+            | Self::ConflictingKeys
+            | Self::MissingKey => true,
+        }
+    }
 }
 
 impl Answer for Refusal {
@@ -67,7 +83,7 @@ impl Answer for Refusal {
             Self::MalformedBody(_)     => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
             Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
             Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
-            Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must be there once and be a token."),
+            Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token."),
             Self::ConflictingKeys      => row!("conflicting-keys", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
             Self::MissingKey           => row!("missing-key", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
         }

@@ -9,7 +9,7 @@ use sha2::Sha256;
 
 use super::secret::{Secret, Secrets};
 
-/// Why a signature was refused. The answer does not say which of these it was.
+/// The reason why a signature was refused. It is logged, and is not part of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SignatureError {

@@ -7,7 +7,7 @@ use crate::error::BoxError;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::storage;
 
-/// A store failed to do an operation.
+/// The error of an operation of a store.
 #[derive(Debug)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -27,7 +27,7 @@ pub enum StoreErrorKind {
 }
 
 impl StoreError {
-    /// An error of the given kind with its cause.
+    /// Creates an error of the given kind with its cause.
     ///
     /// ```
     /// use std::io;
@@ -87,7 +87,7 @@ impl From<storage::Error> for StoreError {
     }
 }
 
-/// A lease could not be settled or renewed.
+/// The error of settling or renewing a lease.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum SettleError {

@@ -1,4 +1,4 @@
-//! Where keys are remembered: the [`Store`] contract and the stores that keep it.
+//! Stores of keys: the [`Store`] contract and its implementations.
 //!
 //! | store | feature | survives a restart | shared by machines | how it claims |
 //! |---|---|---|---|---|
@@ -7,8 +7,8 @@
 //! | `RedisStore` | `redis` | as the server does | yes | one script, by the server's clock |
 //! | `PostgresStore` | `postgres` | yes | yes | one `INSERT … ON CONFLICT DO UPDATE` |
 //!
-//! They keep handlers from being run again after a success. Work that a handler had half done when its
-//! process died is done again: where that must not happen, see the module `transactional` (feature
+//! They prevent a handler from running again after a success. A handler whose process died half-way is run
+//! again from the start: where that must not happen, see the module `transactional` (feature
 //! `postgres`).
 //!
 //! # The life of a key
@@ -23,7 +23,7 @@
 //!
 //! # A store of your own
 //!
-//! Implement [`Store`], and prove it with the `conformance` module (feature `conformance`). Two rules matter
+//! Implement [`Store`], and test it with the `conformance` module (feature `conformance`). Two rules matter
 //! most: `claim` is **one** atomic step, never a look-up followed by an insertion; and every other call
 //! compares the [`Fence`] and changes nothing when another one holds the key. Derive `Clone`, or wrap the
 //! store in an [`Arc`]: a layer clones its store for each service that it makes.
@@ -83,10 +83,10 @@ pub trait Store: Send + Sync + 'static {
     /// future was dropped must not have taken effect: its key would be taken until that lease expires.
     const DURABLE_LEASES: bool;
 
-    /// Takes the key, in one atomic step, if it is neither in flight nor done.
+    /// Claims the key, in one atomic step, if it is neither in flight nor done.
     ///
-    /// The claim expires after `lease`, unless it is renewed. The number of claims stays known for
-    /// `retain`, unless the key is completed: the record of that replaces it.
+    /// The claim expires after `lease`, unless it is renewed. The number of claims is remembered for `retain`,
+    /// unless the key is completed: then the record of the success replaces it.
     ///
     /// # Errors
     ///
@@ -105,7 +105,7 @@ pub trait Store: Send + Sync + 'static {
     /// As for [`claim`](Self::claim).
     fn peek(&self, id: &EventKey) -> impl Future<Output = Result<KeyState, StoreError>> + Send;
 
-    /// Extends the claim to last for `extend` from now on.
+    /// Extends the lease: it expires `extend` from now.
     ///
     /// # Errors
     ///
@@ -117,8 +117,7 @@ pub trait Store: Send + Sync + 'static {
         extend: Duration,
     ) -> impl Future<Output = Result<(), SettleError>> + Send;
 
-    /// Marks the key as done for `retain`. When this returns, the record is as durable as the store
-    /// is.
+    /// Marks the key as done for `retain`. When this returns, the record is as durable as the store.
     ///
     /// # Errors
     ///
@@ -271,7 +270,7 @@ fn first_half(digest: &[u8; 32]) -> u128 {
 pub enum Claim {
     /// The key is the caller's until the lease expires.
     Acquired(Lease),
-    /// Another run has the key.
+    /// Another run holds the key.
     InFlight {
         /// How long that run's lease lasts unless it is renewed.
         remaining: Duration,
@@ -290,7 +289,7 @@ pub enum Claim {
 pub enum KeyState {
     /// Neither in flight nor done: never seen, released, expired or forgotten.
     Free,
-    /// A run has the key.
+    /// A run holds the key.
     InFlight {
         /// How long that run's lease lasts unless it is renewed.
         remaining: Duration,
@@ -308,7 +307,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// A lease, as a store returns it.
+    /// Creates a lease, for a store to return.
     ///
     /// ```
     /// use std::num::NonZeroU32;
@@ -329,7 +328,7 @@ impl Lease {
         &self.id
     }
 
-    /// The number of this claim alone.
+    /// The number that identifies this claim.
     #[must_use]
     pub fn fence(&self) -> Fence {
         self.fence
@@ -342,7 +341,7 @@ impl Lease {
     }
 }
 
-/// A number that a store never uses twice, not even after it forgot the key.
+/// A number that identifies a claim. A store never uses it twice, not even after it forgot the key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fence(pub u128);
 

@@ -1,4 +1,4 @@
-//! The error of opening, connecting or migrating, which all stores share.
+//! The error of opening, connecting or migrating any store.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use crate::error::BoxError;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 use crate::storage;
 
-/// A store could not be opened, connected or migrated.
+/// The error of opening, connecting or migrating a store.
 ///
 /// It displays as one sentence that says what to do, and its source is the cause. Neither contains a
 /// password.
@@ -21,13 +21,13 @@ pub struct OpenError {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpenErrorKind {
-    /// The URL is not the URL of such a server.
+    /// The URL is not valid for this kind of server.
     InvalidUrl,
     /// The URL asks for TLS, which was not compiled in.
     TlsMissing,
     /// The server cannot be reached, the file cannot be used, or either cannot work for now.
     Unavailable,
-    /// This user lacks a right, or the password is wrong.
+    /// The user lacks a permission, or the password is wrong.
     Denied,
     /// The server or the file system works, but cannot keep what a store promises: it is too old, a
     /// replica or part of a cluster, evicts keys, or has no locks.

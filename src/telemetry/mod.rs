@@ -1,4 +1,4 @@
-//! What is reported of each delivery.
+//! The telemetry of a delivery.
 
 mod span;
 

@@ -92,7 +92,7 @@
 //!   was answered with 200 by then and does not retry. Keep the default, `on`.
 //! - **For as long as keys are remembered**: 8 days by default, one day longer than the platform retries.
 //! - **Events with a key.** A delivery without one, such as the test request of
-//!   [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5), is handled in a transaction too, but each time anew.
+//!   [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5), is also handled in a transaction, but again each time.
 //!   Refuse such deliveries with [`SignatureLayer::require_key`](crate::SignatureLayer::require_key).
 //! - **One event has one kind**, and one handler. Two [`Transactions`] on one table keep their events apart by
 //!   [`Transactions::namespace`] alone.
@@ -117,7 +117,7 @@
 //! `Retry-After` (see [`answers`](crate::docs::answers)). No restart is needed afterwards.
 //!
 //! **A client that disconnects cancels its run**, unlike behind an
-//! [`IdempotencyLayer`](crate::IdempotencyLayer): half a transaction is worth nothing, and the platform retries.
+//! [`IdempotencyLayer`](crate::IdempotencyLayer): the transaction is rolled back, and the platform retries.
 //! If your handlers take longer than the platform or a proxy waits, use both, as described below: the layer
 //! continues a run whose client disconnected.
 //!
@@ -162,7 +162,7 @@
 //!
 //! Both can be used together, because other kinds have other handlers, or to migrate from one to the other.
 //! Their keys are kept apart, in one table. To migrate, use both for as long as keys are remembered, so that
-//! no event is handled again that only the old one knows.
+//! events that only the old one knows are not handled again.
 
 mod run;
 mod transactions;
@@ -224,7 +224,7 @@ where
 /// `AsyncFn` cannot ask it to be `Send`.
 #[doc(hidden)]
 pub trait Function<'db, E: Event> {
-    /// What it returns.
+    /// The future that it returns.
     type Future: Future<Output = HandlerResult> + Send + 'db;
 
     /// Calls it.

@@ -174,7 +174,7 @@ impl Transactions {
             return Ok(());
         }
         match self.insert(connection, key).await {
-            // Somebody else was faster, and did not give it up.
+            // Another delivery was faster, and did not give the event up.
             Ok(_) | Err(Outcome::Replayed) => Ok(()),
             Err(answer) => Err(answer),
         }

@@ -33,8 +33,8 @@ impl Transactions {
 
     /// Keeps the keys apart from those of other applications on the same database.
     ///
-    /// It defaults to an empty one. Keys are unique per event, whatever its kind, so the webhooks of one
-    /// platform can share it.
+    /// The namespace defaults to an empty string. Keys are unique per event, whatever its kind, so the
+    /// webhooks of one platform can share it.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.limits.namespace = namespace.into();
         self
@@ -62,7 +62,7 @@ impl Transactions {
     }
 
     /// Sets how long a duplicate waits for the delivery that is being handled, before it is answered with
-    /// 409: 5 seconds by default. With zero it waits 100 ms at most, for one of another process.
+    /// 409: 5 seconds by default. With zero, it waits at most 100 ms, and only for another process.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
         self.limits.in_flight_wait = wait;
         self
@@ -82,7 +82,7 @@ impl Transactions {
     /// dropped and its transaction rolled back. A handler that blocks its thread cannot be dropped.
     ///
     /// The server ends a statement, or an idle transaction, of a handler after the same time. Shorter limits
-    /// of the connection's own stay.
+    /// that are set on the connection remain.
     ///
     /// # Errors
     ///
@@ -96,7 +96,7 @@ impl Transactions {
         Ok(self)
     }
 
-    /// Makes a [`Handler`](crate::Handler) of one that works in the transaction, for
+    /// Turns a [`TransactionalHandler`](super::TransactionalHandler) into a [`Handler`](crate::Handler), for
     /// [`EventRouter::on`](crate::EventRouter::on).
     pub fn handler<H>(&self, handler: H) -> Transactional<H> {
         Transactional {

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
 
-/// Lets one delivery of a key go on at a time: its duplicates wait here, where they hold no
+/// Lets one delivery of a key proceed at a time: its duplicates wait here, where they hold no
 /// connection. Those of other processes meet in the database.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turns(Arc<Mutex<HashMap<u128, Weak<AsyncMutex<()>>>>>);
 
-/// The right to go on with a key, or a place among those who wait for it.
+/// The right to proceed with a key, or a place among those that wait for it.
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Turns,

@@ -90,7 +90,9 @@ async fn a_refused_request_shows_the_kind_that_it_claims() {
         let decision = decide(&service, request).await;
         assert_eq!(decision.name(), name);
         assert_eq!(decision.kind(), Some(&EventKind::CHAT_RATED), "{name}");
-        assert!(!decision.is_verified(), "{name}");
+        // The last three checks come after the one of the signature.
+        let is_verified = !matches!(name, "invalid-signature" | "malformed-body");
+        assert_eq!(decision.is_verified(), is_verified, "{name}");
         assert!(decision.outcome().is_none(), "{name}");
         assert!(decision.refusal().unwrap().is::<signature::Refusal>());
         let spans = log.spans();
@@ -112,10 +114,12 @@ async fn a_refused_request_shows_the_kind_that_it_claims() {
         delivery(BODY).kind("not a token"),
         delivery(BODY).and("x-service-event", "chat-closed"),
         delivery(BODY).without("x-service-event"),
+        // Nor is a long one recorded, which anybody could send.
+        delivery(BODY).without(SIGNATURE).kind(&"k".repeat(65)),
     ] {
         let log = Log::capture(Level::INFO);
         let decision = decide(&service, request.key("a")).await;
-        assert_eq!(decision.name(), "invalid-event-header");
+        assert!(decision.refusal().is_some());
         assert_eq!(decision.kind(), None);
         assert!(!log.spans()[0].contains_key("kind"));
     }
@@ -165,6 +169,34 @@ async fn an_outcome_that_a_service_inserts_is_logged() {
     assert_eq!(events.len(), 1, "{events:?}");
     assert_eq!(&*events[0]["outcome"], "failed");
     assert_eq!(&*events[0]["reason"], "no disk");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outcome_is_logged_although_the_client_disconnected() {
+    let inner = tower::service_fn(async |_: Request<Verified>| {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        let mut response = Response::new(Full::<Bytes>::default());
+        let outcome = Outcome::Discarded(std::sync::Arc::new(std::io::Error::other("no disk")));
+        response.extensions_mut().insert(outcome);
+        Ok::<_, std::convert::Infallible>(response)
+    });
+    let layer = WebhookLayer::new(secret());
+    let runs = layer.runs();
+    let service = layer.layer(inner);
+    let log = Log::capture(Level::INFO);
+    let disconnected = tokio::time::timeout(
+        Duration::from_millis(100),
+        service.clone().oneshot(delivery(BODY).key("a")),
+    );
+    assert!(disconnected.await.is_err());
+    runs.drain(Duration::from_secs(10)).await.unwrap();
+    let events = log.events();
+    assert_eq!(events.len(), 1, "{events:?}");
+    assert_eq!(&*events[0]["outcome"], "discarded");
+    assert_eq!(&*events[0]["reason"], "no disk");
+    send(&service, delivery(BODY).key("a"))
+        .await
+        .assert_replayed();
 }
 
 #[tokio::test]

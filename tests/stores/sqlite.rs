@@ -424,8 +424,8 @@ async fn a_file_of_version_1_is_upgraded_and_keeps_its_keys() {
 }
 
 #[test]
-fn one_of_many_processes_upgrades_a_file() {
-    const TEST: &str = "one_of_many_processes_upgrades_a_file";
+fn many_processes_upgrade_a_file_at_once() {
+    const TEST: &str = "many_processes_upgrade_a_file_at_once";
     const PROCESSES: usize = 8;
     if let Some(directory) = directory() {
         say("ready");
@@ -456,12 +456,6 @@ fn one_of_many_processes_upgrades_a_file() {
         peer.end();
     }
     assert_eq!(scratch.version(), 2);
-    let columns = "SELECT count(*) FROM pragma_table_info('keys') WHERE name = 'old_body'";
-    let columns: i64 = scratch
-        .sql()
-        .query_row(columns, [], |row| row.get(0))
-        .unwrap();
-    assert_eq!(columns, 1);
 }
 
 /// Of a process that has the file open since before the upgrade.

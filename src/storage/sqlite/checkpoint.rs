@@ -18,8 +18,8 @@ pub(crate) const EVERY: i32 = 16384;
 /// Finds how many pages the log has, and moves none of them.
 pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
 
-/// The log grows while it is moved. Once it has grown by so few pages only, they are moved while
-/// nothing can be written, so that the log can begin anew.
+/// The log grows while it is moved. Once it has grown by fewer pages than this, they are moved while
+/// nothing can be written, so that the log can start over.
 const REST: i32 = 512;
 const PASSES: usize = 4;
 
@@ -84,7 +84,7 @@ impl Checkpoints {
 
     pub(super) fn wake(&self) {
         if let Some(wake) = &self.wake {
-            // When it is full, the thread is about to look.
+            // If the channel is full, the thread is about to wake up anyway.
             let _ = wake.try_send(());
         }
     }
@@ -99,9 +99,9 @@ impl Drop for Checkpoints {
     }
 }
 
-/// What became of the log.
+/// The result of moving the log.
 enum Moved {
-    /// It is in the file, and begins anew where this is zero. Else so many pages stay in it.
+    /// It was moved into the file. This many pages are still in the log; at zero, it starts over.
     UpTo(i32),
     /// Another process is moving it.
     ByAnother,
@@ -118,12 +118,12 @@ fn checkpoint(db: &Connection) -> rusqlite::Result<Moved> {
         }
         before = pages;
     }
-    // It is not complete while a process reads from the log, or writes to it for long.
+    // Not complete while a process reads from the log, or writes to it for a long time.
     let complete = move_pages(db, "PRAGMA wal_checkpoint(FULL)")?;
     Ok(Moved::UpTo(complete.map_or(before, |_| 0)))
 }
 
-/// How many pages the log has, or nothing if a lock was in the way.
+/// Returns how many pages the log has, or `None` if another connection held a lock.
 fn move_pages(db: &Connection, sql: &str) -> rusqlite::Result<Option<i32>> {
     let (busy, pages) = db.query_row(sql, [], |row| Ok((row.get::<_, bool>(0)?, row.get(1)?)))?;
     Ok((!busy).then_some(pages))

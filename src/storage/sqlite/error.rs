@@ -125,9 +125,11 @@ fn explain(error: &rusqlite::Error) -> &'static str {
             "cannot be opened: it must be a file that this user may read and write, in a directory \
              where this user may create files"
         }
-        Some(ErrorCode::SystemIoFailure) => "cannot be read or written",
+        Some(ErrorCode::SystemIoFailure) => "cannot be read or written: check its disk",
         Some(ErrorCode::NotADatabase) => "is not a SQLite database: choose another path",
-        Some(ErrorCode::DatabaseCorrupt) => "is damaged",
+        Some(ErrorCode::DatabaseCorrupt) => {
+            "is damaged: restore a copy, or start with an empty file"
+        }
         _ => "cannot be used as intended",
     }
 }

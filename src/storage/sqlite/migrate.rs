@@ -2,7 +2,7 @@
 //!
 //! All steps are done in one transaction with the new version's number: a crash leaves the file as it was,
 //! and of several processes that open it at once, one upgrades it. A process of an earlier release may have
-//! the file open meanwhile, and continues with its own statements, compiled anew. So a migration keeps every
+//! the file open meanwhile, and continues with its own statements, compiled again. So a migration keeps every
 //! table and column that those name, and gives new columns a default.
 
 use rusqlite::Transaction;

@@ -334,7 +334,8 @@ impl Batches {
             tokens: u128::from_be_bytes(tokens),
             warned: false,
             synchronous: None,
-            since_measured: 0,
+            // At the first commit, for those that make few calls.
+            since_measured: CALLS_PER_MEASUREMENT,
         })
     }
 

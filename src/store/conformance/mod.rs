@@ -1,7 +1,7 @@
 //! The test suite that every [`Store`] must pass.
 //!
-//! [`run`] it over a [`Harness`] that opens handles on the store. Each rule is a function of its
-//! own too, to be looked at alone.
+//! [`run`] takes a [`Harness`] that opens handles on the store. Each rule is also a function, which can be
+//! called alone.
 //!
 #![cfg_attr(feature = "moka", doc = "```")]
 #![cfg_attr(not(feature = "moka"), doc = "```ignore")]
@@ -85,7 +85,7 @@ pub trait Harness: Sync {
 ///
 /// # Panics
 ///
-/// When a rule is broken, which the message names, or the store fails.
+/// When a rule is broken, or the store fails. The message names the rule.
 pub async fn run<H: Harness>(harness: &H) {
     macro_rules! rules {
         ($($rule:ident)*) => {
@@ -202,7 +202,7 @@ pub async fn claims_hold_until_settled<H: Harness>(harness: &H) {
     done(&store, &id).await;
 }
 
-/// Peeking tells what a claim would find, and leaves it so.
+/// Peeking returns the state that a claim would find, and does not change it.
 ///
 /// # Panics
 ///
@@ -358,8 +358,8 @@ pub async fn fences_never_repeat<H: Harness>(harness: &H) {
     }
 }
 
-/// A lease ends by itself: not before its time, and then for good. From then on it can neither be
-/// renewed nor settled, although nobody has claimed the key, and nor after somebody has.
+/// A lease expires without a call: not before its time, and permanently. An expired lease can neither be
+/// renewed nor settled, whether or not another run has claimed the key since.
 ///
 /// # Panics
 ///
@@ -426,7 +426,7 @@ pub async fn renewal_counts_from_now<H: Harness>(harness: &H) {
     refuses(&store, &lease, "a lease that was renewed and has ended").await;
 }
 
-/// A completed key is done for its retention and free afterwards, and its attempts start anew.
+/// A completed key is done for its retention and free afterwards, and its attempts are counted from 1 again.
 ///
 /// # Panics
 ///

@@ -26,15 +26,15 @@ use crate::SenderPolicy;
 ///
 /// **Capacity.** By default a million keys, which is 8 days at 1.4 events a second. When the store is
 /// full, the keys that were used least recently are forgotten, even before the end of their
-/// retention. Where the event was handled, that is counted in [`evictions`](Self::evictions) and logged as
+/// retention. For events that were handled, this is counted in [`evictions`](Self::evictions) and logged as
 /// a warning. Keys in flight are never forgotten, and take none of the capacity. Keys of events that
 /// failed or have no handler do take some: their attempts are remembered too.
 ///
 /// **Size.** 336 bytes of memory for each key; 48 more where a key is retained for less than half as
 /// long as the longest, or as the default of 8 days. The memory of keys whose retention has ended is
-/// returned while others come: that of keys with 48 bytes more a minute later, that of the others
-/// when they were not asked for as long as the longest retention (and up to a quarter more, where that is
-/// above the default).
+/// returned while others arrive: that of keys with 48 bytes more a minute later, that of the others when
+/// they were not used for as long as the longest retention (and up to a quarter more, where that is above
+/// the default).
 ///
 /// **Bodies** of events that were handled are compared by 88 bits of their digests: one changed body in
 /// 2^88 counts as the same. It is not handled either way.
@@ -57,7 +57,7 @@ pub struct MokaStore {
 struct Shared {
     evictions: Arc<Evictions>,
     parts: Box<[Part]>,
-    /// Picks the part under a random key of its own, so that no sender can aim at one of them.
+    /// Picks the part by a hash with a random key, so that no sender can target one of them.
     hasher: RandomState,
     next_fence: AtomicU64,
 }
@@ -75,7 +75,7 @@ struct Keys {
 
 const MOST_PARTS: u64 = 32;
 
-/// How many keys are worth a part of their own.
+/// The number of keys for which a store gets one more part.
 const KEYS_OF_A_PART: u64 = 8_192;
 
 impl MokaStore {

@@ -12,21 +12,21 @@ use moka::sync::Cache;
 use tokio::time::Instant;
 
 pub(super) struct Settled {
-    /// The only strong one, and dropped before `cache`: keys that go with all of it are not counted.
+    /// The only strong reference, dropped before `cache`: keys that are dropped with the store do not count.
     counter: Arc<Counter>,
     pub(super) cache: Cache<u128, Known, RandomState>,
     capacity: u64,
     garbage: CollectGarbage,
 }
 
-/// Counts itself when the cache drops it before its time. Moka's eviction listener would do so too, but
-/// makes every insertion take a lock of its own.
+/// A key, which counts itself when the cache drops it too early. Moka's eviction listener could do the same,
+/// but makes every insertion take another lock.
 pub(super) struct Known {
     pub(super) until: Nanos,
     pub(super) outcome: Settlement,
-    /// Whether this is what is in the cache, or a copy of that.
+    /// Whether this is the value in the cache, or a clone of it.
     pub(super) kept: bool,
-    /// Of nothing, where dropping this does no harm.
+    /// Dangling where a drop is not to be counted.
     pub(super) counter: Weak<Counter>,
 }
 
@@ -36,27 +36,27 @@ pub(super) enum Settlement {
     Failed { attempts: NonZeroU32 },
 }
 
-/// The part of a body's digest that there is room for.
+/// The part of a body's digest that is stored.
 pub(super) type ShortBody = [u8; 11];
 
 /// Nanoseconds since the store was made: half the size of an [`Instant`].
 pub(super) type Nanos = u64;
 
-// One byte more is 16 more for each key.
+// One more byte would cost 16 for each key.
 const _: () = assert!(size_of::<Known>() <= 32);
 
-/// Counts evictions of one cache, for as long as that lives.
+/// Counts the evictions of one cache while it exists.
 pub(super) struct Counter(Arc<Evictions>);
 
 pub(super) struct Evictions {
     pub(super) count: AtomicU64,
-    /// The count that is worth the next warning.
+    /// The count at which the next warning is logged.
     pub(super) warn_at: AtomicU64,
     pub(super) capacity: u64,
     pub(super) start: Instant,
 }
 
-/// Moka keeps one clone of what it is given, and hands out clones of that, which do not count.
+/// Moka keeps one clone of each value, and returns clones of that one, which do not count.
 impl Clone for Known {
     fn clone(&self) -> Self {
         Self {
@@ -86,8 +86,8 @@ impl Drop for Known {
 }
 
 impl Evictions {
-    /// Warns of the first one, and whenever their number has doubled. Not while they are dropped: moka
-    /// leaves that to any thread that uses a cache, under its locks and in another delivery's span.
+    /// Warns of the first eviction, and whenever their number has doubled. Not when a key is dropped: moka does
+    /// that on any thread that uses a cache, under its locks and in another delivery's span.
     pub(super) fn warn_if_doubled(&self) {
         let evictions = self.count.load(Ordering::Relaxed);
         let warn_at = self.warn_at.load(Ordering::Relaxed);
@@ -141,7 +141,7 @@ impl Settled {
     pub(super) fn insert(&mut self, key: u128, outcome: Settlement, until: Instant, now: Instant) {
         let retain = until.saturating_duration_since(now);
         if retain > self.garbage.longest {
-            // A quarter more, lest retentions that grow little by little make a copy each time.
+            // A quarter more, so that retentions that grow little by little do not make a copy each time.
             self.retain_up_to(retain + retain / 4);
         }
         let known = self.known(self.garbage.nanos(until), outcome);
@@ -161,7 +161,7 @@ impl Settled {
         }
     }
 
-    /// Moves all keys to a cache that has this much patience: moka cannot change it.
+    /// Moves all keys to a cache that retains them for `longest`: moka cannot change a cache's limit.
     fn retain_up_to(&mut self, longest: Duration) {
         let longer = Self::new(self.capacity, longest, Arc::clone(&self.counter.0));
         for (key, known) in &self.cache {
@@ -172,12 +172,12 @@ impl Settled {
     }
 }
 
-/// Lets moka drop what is out of date, and some time later than that. What counts is compared in
-/// [`Settled::get`]: moka's own clock runs on while ours is paused.
+/// Lets moka drop expired keys, some time after they expired. [`Settled::get`] decides whether a key has
+/// expired, because moka's own clock continues while tokio's is paused.
 ///
-/// Most keys are retained for equally long. They go when they were not asked for during that time, which
-/// moka can tell from the order in which it evicts. Only those whose time is much shorter get a timer
-/// each, of 48 bytes.
+/// Most keys have the same retention. They are dropped when they were not used for that time, which moka
+/// knows from the order in which it evicts. Only keys with a much shorter retention get a timer each, of 48
+/// bytes.
 #[derive(Clone, Copy)]
 pub(super) struct CollectGarbage {
     pub(super) start: Instant,

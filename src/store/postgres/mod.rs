@@ -22,7 +22,7 @@ use crate::storage::Error;
 use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt, micros};
 
 /// Remembers keys in PostgreSQL, on your application's own pool of connections: for several machines
-/// that share their keys, or where a PostgreSQL is at hand.
+/// that share their keys, or where you already run PostgreSQL.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -41,8 +41,8 @@ use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt,
 /// **What it guarantees.** One run at a time per key, and none after a success, over all processes
 /// that use the same schema of one database. Receivers and server may restart.
 ///
-/// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is right at any
-/// isolation level that the pool's transactions begin with. The server's clock decides whether a lease or a
+/// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is correct at any default
+/// isolation level. The server's clock decides whether a lease or a
 /// retention has ended; the store sends durations and no time of day, so the clocks of the receivers do not
 /// matter. If the server's clock jumps forward, leases and retentions end early, and if it jumps back, they
 /// end later by as much. A duplicate of an event that is done, or in flight, writes nothing.
@@ -56,14 +56,14 @@ use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt,
 /// With `off`, a crash of the server forgets those of the last `3 × wal_writer_delay` (0.6 s): such an event
 /// is handled again when the sender delivers it again, and a second run may begin beside one whose claim was
 /// forgotten. The same applies to a failover to a standby that replicates asynchronously, for as long as it
-/// lags behind. Where the application needs `off`, give this store a pool of its own whose user has it `on`
+/// lags behind. Where the application needs `off`, give this store a separate pool whose user has it `on`
 /// (`ALTER ROLE … SET synchronous_commit = on`); where a failover must forget nothing, replicate
 /// synchronously (`synchronous_standby_names`). Connect to the primary: a standby takes no writes.
 ///
 /// **Connections.** A delivery needs one for the moment of its claim and one for the moment of its
 /// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`) with
 /// the wait for a connection included: handlers that hold the connections of the same pool for longer
-/// than that make deliveries fail with 503, so give the store a pool of its own then; four connections are
+/// than that make deliveries fail with 503, so give the store a separate pool then; four connections are
 /// plenty. A connection that is being opened when its caller's time is up has another second for that, for
 /// later callers (`PgPool::close` waits for it): leave the pool's `acquire_timeout` longer than
 /// `store_timeout`, as it is by default, because sqlx would drop that connection. An operation that failed
@@ -141,7 +141,7 @@ impl PostgresStore {
     /// # Errors
     ///
     /// [`ConfigError::SchemaName`] when the name is empty, longer than 63 bytes, contains a NUL, or
-    /// begins with `pg_`, which PostgreSQL keeps for itself.
+    /// begins with `pg_`, which PostgreSQL reserves.
     pub fn with_schema(self, name: impl Into<String>) -> Result<Self, ConfigError> {
         Ok(Self::in_schema(self.pool, Schema::new(name.into())?))
     }
@@ -179,7 +179,7 @@ impl PostgresStore {
 
     /// Deletes all expired rows, in small steps, and returns their number.
     ///
-    /// Claims do so little by little. Call it where no more claims are made.
+    /// Claims do the same little by little. Call this where no more claims are made.
     ///
     /// ```no_run
     /// # async fn example(store: tower_webhook::store::PostgresStore)
@@ -191,7 +191,7 @@ impl PostgresStore {
     ///
     /// # Errors
     ///
-    /// When the server cannot be reached, or refuses to work. Rows that were deleted until then stay deleted.
+    /// When the server cannot be reached, or reports an error. Rows that were deleted by then stay deleted.
     pub async fn purge(&self) -> Result<u64, StoreError> {
         let mut purged = 0;
         let mut page = 0;

@@ -120,8 +120,8 @@ impl Statements {
                 WHERE key = $1 AND fence = $2 AND lease_until > clock_timestamp()
                 RETURNING true
             "),
-            // What is in `limited` is computed once, and before the insertion, which is what waits;
-            // what is returned, after it. So each limit is in force for what it is meant for.
+            // `limited` is computed once, before the insertion, which may wait; the returned columns are
+            // computed after it. So each limit is in force for the statements that it is meant for.
             insert: limited(
                 "$5",
                 "
@@ -179,8 +179,8 @@ impl Statements {
         }
     }
 
-    /// Sets the limits for the rest of a transaction to so many milliseconds. A shorter one of the
-    /// connection's own stays, and zero is none.
+    /// Sets the limits for the rest of a transaction, in milliseconds. A shorter limit of the connection
+    /// remains, and zero is no limit.
     fn limits(milliseconds: &str) -> String {
         ["statement_timeout", "idle_in_transaction_session_timeout"]
             .map(|setting| {

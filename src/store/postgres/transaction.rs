@@ -14,10 +14,10 @@ use crate::store::{EventKey, StoreError};
 /// A key in a transaction.
 #[derive(Debug)]
 pub(crate) enum Inserted {
-    /// It is inserted, by the transaction of this number. Another transaction that inserts it waits until
-    /// that has ended.
+    /// It was inserted, by the transaction of this number. Another transaction that inserts it waits until
+    /// this one has ended.
     Fresh(TxId),
-    /// It was there: its event was handled.
+    /// It already existed: its event was handled.
     Done { same_body: bool },
     /// Another transaction has inserted it, and did not end within the wait.
     InFlight,
@@ -120,14 +120,14 @@ pub(crate) async fn commit(
     transaction.commit().await.map_err(CommitError::Unknown)
 }
 
-/// Why a transaction was not committed, or may not have been.
+/// The reason why a transaction was not committed, or may not have been.
 #[derive(Debug)]
 pub(crate) enum CommitError {
     /// One of its statements had failed.
     Aborted,
     /// It had been committed or rolled back by another statement, or a savepoint was left open in it.
     EndedBefore,
-    /// The server did not say that it is committed.
+    /// The server did not confirm the commit.
     Unknown(sqlx::Error),
 }
 

@@ -35,11 +35,11 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// one reports that it is cut off.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The one connection that all operations share at the same time, made anew when it is lost.
+/// The one connection that all operations share at the same time, and that is replaced when it is lost.
 ///
 /// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
 /// TCP gives up, which takes a quarter of an hour, and keeps one to a server that is no longer the primary
-/// for ever; nor does it try again once the server has refused a password.
+/// forever; nor does it try again once the server has refused a password.
 pub(super) struct Connection {
     client: Client,
     link: Arc<Mutex<Link>>,
@@ -170,7 +170,7 @@ impl Connection {
 
     /// The current connection, or a new one.
     ///
-    /// It is opened in a task of its own: if it were dropped with its caller, the next caller would begin
+    /// It is opened in a separate task: if it were dropped with its caller, the next caller would begin
     /// anew, with as little time left.
     async fn link(&self) -> RedisResult<Arc<Line>> {
         if let Some(known) = self.link.lock().await.known() {

@@ -22,7 +22,7 @@ use crate::config::ConfigError;
 
 /// Remembers keys on a Redis or Valkey server: for receivers on several machines.
 ///
-/// **When to choose it.** You have several receivers, and such a server already, whose persistence and
+/// **When to choose it.** You have several receivers, and already run such a server, whose persistence and
 /// memory you can configure.
 ///
 /// **What it guarantees.** Among all receivers that use the server with the same prefix, one run at a time
@@ -77,12 +77,12 @@ use crate::config::ConfigError;
 /// effect. With a shorter one, a connection is replaced that was silent for 250 ms when an operation
 /// ran out of time. All operations share one connection. Leases and retentions end after 30 years.
 ///
-/// **Upgrades.** Bodies that an earlier release recorded are reported as changed, because their digests
-/// were others.
+/// **Upgrades.** Bodies that an earlier release recorded are reported as changed, because it computed their
+/// digests differently.
 ///
 /// # TLS
 ///
-/// `rediss://` takes a feature of the `redis` crate, which you add beside this one:
+/// `rediss://` needs a feature of the `redis` crate, which you add beside this one:
 ///
 /// ```toml
 /// redis = { version = "1.8", default-features = false, features = ["tokio-rustls-comp"] }
@@ -118,18 +118,18 @@ struct Shared {
 }
 
 impl RedisStore {
-    /// Connects to the server at `url`, and checks that it can keep what it is given.
+    /// Connects to the server at `url`, and checks that it can keep the store's promises.
     ///
     /// A URL is `redis://HOST:PORT/DATABASE`, with `USER:PASSWORD@` before the host where the server
-    /// asks for it, or `unix:PATH`; `valkey://` is the same as `redis://`. TLS (`rediss://`) takes a
+    /// asks for it, or `unix:PATH`; `valkey://` is the same as `redis://`. TLS (`rediss://`) needs a
     /// feature of the `redis` crate: see [above](Self#tls).
     ///
     /// Afterwards the store reconnects whenever it has to.
     ///
     /// # Errors
     ///
-    /// When the URL is wrong, the server cannot be reached or denies access, or it would not keep what it
-    /// is given. [`OpenError::kind`] distinguishes these, and the error says what to do.
+    /// When the URL is wrong, the server cannot be reached or denies access, or it cannot keep the store's
+    /// promises. [`OpenError::kind`] distinguishes these, and the error says what to do.
     pub async fn connect(url: &str) -> Result<Self, OpenError> {
         let connection = Connection::new(server::client(url)?);
         let scripts = Scripts::new();

@@ -10,7 +10,7 @@ use super::error::{Refusal, is_forbidden};
 use super::scripts::Scripts;
 use crate::store::OpenError;
 
-/// Makes sure that the server keeps what it is given, as far as it reports that, and loads the scripts.
+/// Checks that the server can keep the store's promises, as far as it reports, and loads the scripts.
 pub(super) async fn check(connection: &Connection, scripts: &Scripts) -> Result<(), OpenError> {
     let refused = |error: RedisError| Refusal::from_redis(connection.address(), error);
 

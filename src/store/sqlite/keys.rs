@@ -27,28 +27,28 @@ pub(super) const FORMAT: Format = Format {
         ) STRICT;
         CREATE TABLE clock (highest INTEGER NOT NULL) STRICT;
         INSERT INTO clock VALUES (0);",
-        // 2. A body is identified by another digest than in version 1, so those that were stored before
-        // cannot be compared, and count as equal. They stay in their rows, because a process of version 1
-        // fails on a row without a digest. `old_body` is NULL where the digest is a new one, and its default
-        // marks the rows that such a process adds meanwhile. A key that it claims again keeps the mark that
-        // it had: until that key is forgotten, its body may be reported as another one.
-        "ALTER TABLE keys ADD COLUMN old_body INTEGER DEFAULT 1;",
+        // 2. A body is identified by another digest than in version 1, so one that was stored before cannot be
+        // compared, and counts as equal. Where the digest is a new one, the fence is stored with a byte before
+        // it. A process of version 1 that uses the file meanwhile stores its fences without that byte, and
+        // compares them with those of its own leases alone. So nothing is to be changed in the file: SQLite
+        // would read all of the table to add a column, under the lock, and fail where a page is damaged.
+        "",
     ],
     highest_time: "SELECT highest FROM clock",
     set_highest_time: "UPDATE clock SET highest = ?1",
 };
 
 const NEW: &str = "
-    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until, old_body)
-    VALUES (?1, ?2, ?3, 1, 0, ?4, ?5, NULL)
+    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+    VALUES (?1, ?2, ?3, 1, 0, ?4, ?5)
     ON CONFLICT (key) DO NOTHING";
 const AGAIN: &str = "
     UPDATE keys
-    SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6,
-        old_body = NULL
+    SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
     WHERE id = ?1";
 const BY_KEY: &str = "
-    SELECT id, body, attempt, done, lease_until, keep_until, old_body FROM keys WHERE key = ?1";
+    SELECT id, body, attempt, done, lease_until, keep_until, length(fence) > 16
+    FROM keys WHERE key = ?1";
 const RENEW: &str = "
     UPDATE keys SET lease_until = ?4
     WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
@@ -74,6 +74,13 @@ pub(super) const STATEMENTS: [&str; 9] = [
     FORMAT.set_highest_time,
 ];
 
+/// A fence as it is stored beside the digest of a body that is of version 2.
+fn stored(fence: Fence) -> [u8; 17] {
+    let mut stored = [2; 17];
+    stored[1..].copy_from_slice(&fence.0.to_be_bytes());
+    stored
+}
+
 /// A row, without the columns that are compared in the database.
 struct Known {
     id: i64,
@@ -88,7 +95,7 @@ struct Known {
 impl Known {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
         let body = row.get(1)?;
-        let is_comparable = row.get::<_, Option<bool>>(6)? != Some(true);
+        let is_comparable: bool = row.get(6)?;
         Ok(Self {
             id: row.get(0)?,
             body: is_comparable.then_some(body),
@@ -132,7 +139,7 @@ pub(super) fn claim(
     let new = tx.db.prepare_cached(NEW)?.execute(params![
         key,
         body,
-        fence.0.to_be_bytes(),
+        stored(fence),
         lease_until,
         keep_until
     ])?;
@@ -157,7 +164,7 @@ pub(super) fn claim(
     tx.db.prepare_cached(AGAIN)?.execute(params![
         known.id,
         body,
-        fence.0.to_be_bytes(),
+        stored(fence),
         attempt.get(),
         lease_until,
         keep_until
@@ -190,7 +197,7 @@ pub(super) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settle) -> rusql
     };
     let settled = tx.db.prepare_cached(statement)?.execute(params![
         key.to_be_bytes(),
-        fence.0.to_be_bytes(),
+        stored(fence),
         tx.now,
         until
     ])?;

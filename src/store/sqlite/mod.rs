@@ -19,7 +19,7 @@ use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 ///
 /// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
 /// callers: calls that come while one transaction is committed go into the next one, up to 256 of them.
-/// Only completions wait for the disk (`synchronous = FULL`), in a transaction of their own; a claim is
+/// Only completions wait for the disk (`synchronous = FULL`), in a separate transaction; a claim is
 /// visible to other processes at once and on the disk with the next completion.
 ///
 /// **What a crash costs.** A crash of a process costs its runs, whose keys are free again when their leases
@@ -42,7 +42,7 @@ use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 ///
 /// **Sizing.** 106 bytes on the disk for each row, so at most 141 MB for a million keys, as there are more
 /// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 64 MiB,
-/// and about twice that under full load; a thread of its own moves it into the file. Memory: some 10 MB,
+/// and about twice that under full load; a second thread moves it into the file. Memory: some 10 MB,
 /// whatever the number of keys.
 ///
 /// **Purge.** Each call checks two rows, in turn, and drops them if they have expired. So the file holds up
@@ -100,8 +100,8 @@ pub struct SqliteStore {
 }
 
 impl SqliteStore {
-    /// Opens the file, creates it when there is none, and upgrades one of an earlier release. Blocks its
-    /// thread meanwhile.
+    /// Opens the file. Creates it if it does not exist, and upgrades one of an earlier release. Blocks the
+    /// calling thread meanwhile.
     ///
     /// ```no_run
     /// use tower_webhook::store::{OpenErrorKind, SqliteStore};
