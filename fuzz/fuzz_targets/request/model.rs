@@ -37,9 +37,9 @@ impl Answer {
 /// What was handled, and how often each key was tried.
 pub(crate) struct Model<'a> {
     config: &'a Config,
-    /// By key: the signature under which its event was handled.
+    /// By key: the body with which its event was handled.
     done: HashMap<Vec<u8>, Vec<u8>>,
-    /// By signature: the key, or none, under which the body was handled.
+    /// By body: the key, or none, under which it was handled.
     bodies: HashMap<Vec<u8>, Vec<u8>>,
     attempts: HashMap<Vec<u8>, u32>,
 }
@@ -47,7 +47,6 @@ pub(crate) struct Model<'a> {
 /// What is known of a delivery that passed all checks but those that need a memory.
 struct Authentic {
     body: Vec<u8>,
-    signature: Vec<u8>,
     kind: String,
     key: Option<Vec<u8>>,
 }
@@ -74,10 +73,9 @@ impl<'a> Model<'a> {
             return Err(405);
         }
         let body = self.receive(request)?;
-        let signature = match self.config.secrets {
-            0 => body.clone(),
-            _ => self.signature(request, &body).ok_or(401_u16)?,
-        };
+        if self.config.secrets > 0 && !self.is_signed(request, &body) {
+            return Err(401);
+        }
         if !is_json(request) {
             return Err(415);
         }
@@ -96,12 +94,7 @@ impl<'a> Model<'a> {
         if key.is_none() && self.config.require_key {
             return Err(400);
         }
-        Ok(Authentic {
-            body,
-            signature,
-            kind,
-            key,
-        })
+        Ok(Authentic { body, kind, key })
     }
 
     fn receive(&self, request: &Request) -> Result<Vec<u8>, u16> {
@@ -151,31 +144,26 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn signature(&self, request: &Request, body: &[u8]) -> Option<Vec<u8>> {
+    fn is_signed(&self, request: &Request, body: &[u8]) -> bool {
         let [value] = request.all("x-service-hmac-sha256")[..] else {
-            return None;
+            return false;
         };
-        let claimed = parse_signature(value)?;
+        let Some(claimed) = parse_signature(value) else {
+            return false;
+        };
         let mut accepted = SECRETS[..self.config.secrets].iter();
-        accepted
-            .any(|secret| hmac(secret.as_bytes(), body) == claimed)
-            .then(|| claimed.to_vec())
+        accepted.any(|secret| hmac(secret.as_bytes(), body) == claimed)
     }
 
     fn deliver(&mut self, delivery: Authentic) -> Answer {
-        let Authentic {
-            body,
-            signature,
-            kind,
-            key,
-        } = delivery;
+        let Authentic { body, kind, key } = delivery;
         let replay = Answer {
             replayed: true,
             ..Answer::status(200)
         };
 
         if let Some(handled) = key.as_ref().and_then(|key| self.done.get(key)) {
-            let changed = *handled != signature;
+            let changed = *handled != body;
             return match changed && self.config.reject_changed_bodies {
                 true => Answer::status(422),
                 false => replay,
@@ -187,7 +175,7 @@ impl<'a> Model<'a> {
             *attempts
         });
         let named = key.clone().unwrap_or_default();
-        if let Some(handled) = self.bodies.get(&signature) {
+        if let Some(handled) = self.bodies.get(&body) {
             return match *handled == named {
                 true => replay,
                 false => Answer::status(422),
@@ -206,10 +194,10 @@ impl<'a> Model<'a> {
             return Answer::status(422);
         }
         if let Some(key) = &key {
-            self.done.insert(key.clone(), signature.clone());
+            self.done.insert(key.clone(), body.clone());
         }
         if self.config.replay_guard {
-            self.bodies.insert(signature, named);
+            self.bodies.insert(body.clone(), named);
         }
         Answer {
             run: Some(Run {
