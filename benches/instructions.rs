@@ -182,12 +182,12 @@ fn forged() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::verify(args = (), setup = verifying, config = at_most(45_500))]
+#[bench::verify(args = (), setup = verifying, config = at_most(46_250))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
-#[bench::route(args = (), setup = routing, config = at_most(17_950))]
-#[bench::pipeline(args = (), setup = fresh, config = at_most(74_200))]
-#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_350))]
-#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(45_150))]
+#[bench::route(args = (), setup = routing, config = at_most(18_000))]
+#[bench::pipeline(args = (), setup = fresh, config = at_most(75_450))]
+#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(54_300))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_200))]
 fn instructions(counted: Counted) {
     counted();
 }

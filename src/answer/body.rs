@@ -12,6 +12,7 @@ use http_body_util::Full;
 use pin_project_lite::pin_project;
 
 use super::Answer;
+use crate::event::EventKind;
 use crate::outcome::Outcome;
 
 pin_project! {
@@ -36,12 +37,16 @@ impl<B> ResponseBody<B> {
         super::respond_with(outcome).map(Self::of_this_crate)
     }
 
-    /// The response for a refusal.
-    pub(crate) fn refuse<R>(refusal: R) -> Response<Self>
+    /// The response for a refusal of a delivery of `kind`, if that is known.
+    pub(crate) fn refuse<R>(
+        refusal: R,
+        kind: Option<EventKind>,
+        is_verified: bool,
+    ) -> Response<Self>
     where
         R: Answer + Error + Send + Sync + 'static,
     {
-        super::refuse(refusal).map(Self::of_this_crate)
+        super::refuse(refusal, kind, is_verified).map(Self::of_this_crate)
     }
 
     fn of_this_crate(body: Full<Bytes>) -> Self {

@@ -100,18 +100,24 @@ impl Decision {
     }
 
     pub(super) fn ended(outcome: Outcome) -> Self {
-        Self::new(What::Ended(outcome))
-    }
-
-    pub(super) fn refused(name: &'static str, refusal: Arc<dyn Error + Send + Sync>) -> Self {
-        Self::new(What::Refused(name, refusal))
-    }
-
-    fn new(what: What) -> Self {
         Self {
-            what,
+            what: What::Ended(outcome),
             kind: None,
             is_verified: false,
+            is_inserted: false,
+        }
+    }
+
+    pub(super) fn refused(
+        name: &'static str,
+        refusal: Arc<dyn Error + Send + Sync>,
+        kind: Option<EventKind>,
+        is_verified: bool,
+    ) -> Self {
+        Self {
+            what: What::Refused(name, refusal),
+            kind,
+            is_verified,
             is_inserted: false,
         }
     }
@@ -142,19 +148,15 @@ impl Decision {
         }
     }
 
-    /// Completes the decision of a response that leaves the layers, and returns its name. A response without a
+    /// Completes the decision of the response to a verified delivery, and returns its name. A response without a
     /// decision is decided by its status.
-    pub(crate) fn sent_as<B>(
-        response: &mut Response<B>,
-        kind: Option<EventKind>,
-        is_verified: bool,
-    ) -> &'static str {
+    pub(crate) fn sent_as<B>(response: &mut Response<B>, kind: EventKind) -> &'static str {
         Self::adopt(response);
         let status = response.status();
         let extensions = response.extensions_mut();
         if let Some(decision) = extensions.get_mut::<Self>() {
-            decision.kind = kind;
-            decision.is_verified = is_verified;
+            decision.kind = Some(kind);
+            decision.is_verified = true;
             return decision.name();
         }
         let outcome = match status.is_success() {
@@ -163,8 +165,8 @@ impl Decision {
         };
         let name = outcome.name();
         extensions.insert(Self {
-            kind,
-            is_verified,
+            kind: Some(kind),
+            is_verified: true,
             ..Self::ended(outcome)
         });
         name
@@ -188,7 +190,7 @@ mod tests {
     use super::*;
 
     fn sent_as<B>(response: &mut Response<B>) -> &'static str {
-        Decision::sent_as(response, Some(EventKind::CHAT_RATED), true)
+        Decision::sent_as(response, EventKind::CHAT_RATED)
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub use self::decision::Decision;
 #[cfg(feature = "axum")]
 pub use self::extract::DeliveryRejection;
 pub use self::router::RouterResponseFuture;
+use crate::event::EventKind;
 use crate::outcome::Outcome;
 
 /// A row of the table of answers.
@@ -117,13 +118,13 @@ fn respond_with(outcome: Outcome) -> Response<Full<Bytes>> {
 }
 
 /// Logs a refusal, and makes the response.
-fn refuse<R>(refusal: R) -> Response<Full<Bytes>>
+fn refuse<R>(refusal: R, kind: Option<EventKind>, is_verified: bool) -> Response<Full<Bytes>>
 where
     R: Answer + Error + Send + Sync + 'static,
 {
     let row = refusal.row();
     let mut response = respond(&refusal, &row);
-    let decision = Decision::refused(row.name, Arc::new(refusal));
+    let decision = Decision::refused(row.name, Arc::new(refusal), kind, is_verified);
     response.extensions_mut().insert(decision);
     response
 }
@@ -149,7 +150,7 @@ pub(crate) mod tests {
         R: Answer + Error + Send + Sync + 'static,
     {
         let detail = refusal.row().detail;
-        let response = refuse(refusal);
+        let response = refuse(refusal, None, false);
         let decision = Decision::of(&response).unwrap();
         assert!(decision.outcome().is_none());
         assert!(decision.refusal().unwrap().is::<R>());

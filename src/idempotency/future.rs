@@ -77,7 +77,7 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
                     this.state = State::Ended;
                     return Poll::Ready(Ok(match outcome {
                         Ok(outcome) => ResponseBody::answer(outcome),
-                        Err(refusal) => ResponseBody::refuse(refusal),
+                        Err(refusal) => ResponseBody::refuse(refusal, None, true),
                     }));
                 }
                 State::Ended => return Poll::Pending,

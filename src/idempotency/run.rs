@@ -43,7 +43,7 @@ where
         Err(NotClaimed::InFlight(other)) => return Ended::InFlight(other),
         Err(NotClaimed::Ended(outcome)) => return answered(Ok(ResponseBody::answer(outcome))),
         Err(NotClaimed::Refused(refusal)) => {
-            return answered(Ok(ResponseBody::refuse(refusal)));
+            return answered(Ok(ResponseBody::refuse(refusal, None, true)));
         }
     };
     if let Some(number) = claims.attempt() {

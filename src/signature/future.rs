@@ -145,7 +145,7 @@ where
                 StateProj::Inner { future, kind } => {
                     let mut result = ready!(future.poll(cx));
                     span.finish(match (&mut result, kind.take()) {
-                        (Ok(response), Some(kind)) => Decision::sent_as(response, Some(kind), true),
+                        (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
                         _ => Decision::FAILED,
                     });
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
@@ -157,9 +157,9 @@ where
                     if let Some(kind) = kind {
                         span.unverified(kind);
                     }
-                    let is_verified = refusal.is_of_verified_body();
-                    let mut response = ResponseBody::refuse(refusal);
-                    span.finish(Decision::sent_as(&mut response, kind.take(), is_verified));
+                    let (name, is_verified) = (refusal.name(), refusal.is_of_verified_body());
+                    let response = ResponseBody::refuse(refusal, kind.take(), is_verified);
+                    span.finish(name);
                     return Poll::Ready(Ok(response));
                 }
             }

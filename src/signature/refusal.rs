@@ -55,6 +55,10 @@ impl Refusal {
         Self::MalformedBody(reason.into().into())
     }
 
+    pub(super) fn name(&self) -> &'static str {
+        self.row().name
+    }
+
     /// Whether the check that failed comes after the one of the signature.
     pub(super) fn is_of_verified_body(&self) -> bool {
         match self {
