@@ -62,8 +62,8 @@ use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 /// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the
 /// schema, in one transaction that takes milliseconds. A process of the earlier release that has the file
 /// open continues to work, but cannot open it again. Bodies of keys that it recorded cannot be compared any
-/// more, and count as equal. While both run, a body may be reported as another one where one process
-/// recorded a key and the other meets it.
+/// more, and count as equal. While both run, the process of the earlier release may report the body of a
+/// key that the newer one recorded as another one.
 ///
 /// **Beside other crates.** A program can link only one SQLite, and Cargo refuses to combine two
 /// (``links to the native library `sqlite3` ``). This crate takes `rusqlite` 0.39 to 0.41, whichever the
