@@ -184,10 +184,10 @@ fn forged() -> Counted {
 #[library_benchmark]
 #[bench::verify(args = (), setup = verifying, config = at_most(46_250))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
-#[bench::route(args = (), setup = routing, config = at_most(18_000))]
-#[bench::pipeline(args = (), setup = fresh, config = at_most(75_450))]
-#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(54_300))]
-#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_200))]
+#[bench::route(args = (), setup = routing, config = at_most(17_980))]
+#[bench::pipeline(args = (), setup = fresh, config = at_most(74_600))]
+#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_750))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_050))]
 fn instructions(counted: Counted) {
     counted();
 }
