@@ -488,7 +488,21 @@ mod tests {
         assert_eq!(timer(Duration::ZERO), Some(GRACE));
     }
 
-    // In real time, which is what evictions go by.
+    #[tokio::test(start_paused = true)]
+    async fn a_simulated_week_ends_retentions_too() {
+        let store = MokaStore::with_capacity(100);
+        for key in 0..100 {
+            let lease = claim(&store, key, SECOND).await;
+            store.complete(&lease, WEEK).await.unwrap();
+        }
+        tokio::time::advance(WEEK).await;
+        for key in 100..200 {
+            let lease = claim(&store, key, SECOND).await;
+            store.complete(&lease, WEEK).await.unwrap();
+        }
+        assert_forgotten(&store, 0).await;
+    }
+
     #[tokio::test]
     async fn what_was_out_of_date_is_not_counted_as_forgotten() {
         let store = MokaStore::with_capacity(100);

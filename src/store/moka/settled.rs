@@ -46,7 +46,11 @@ pub(super) type Nanos = u64;
 const _: () = assert!(size_of::<Known>() <= 32);
 
 /// Counts the evictions of one cache while it exists.
-pub(super) struct Counter(Arc<Evictions>);
+pub(super) struct Counter {
+    evictions: Arc<Evictions>,
+    /// The time of the newest operation, by tokio's clock.
+    newest: AtomicU64,
+}
 
 pub(super) struct Evictions {
     pub(super) count: AtomicU64,
@@ -76,10 +80,11 @@ impl Drop for Known {
         if self.kept
             && let Some(counter) = self.counter.upgrade()
         {
-            // Not by tokio's clock, which may be paused in the thread that happens to drop this.
-            let now = std::time::Instant::now();
-            if self.until > nanos(counter.0.start.into_std(), now) {
-                counter.0.count.fetch_add(1, Ordering::Relaxed);
+            // Any thread may drop this, also one in which tokio's clock is not the store's.
+            let evictions = &counter.evictions;
+            let real = nanos(evictions.start.into_std(), std::time::Instant::now());
+            if self.until > real.max(counter.newest.load(Ordering::Relaxed)) {
+                evictions.count.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -124,7 +129,10 @@ impl Settled {
             .expire_after(garbage)
             .build_with_hasher(RandomState::default());
         Self {
-            counter: Arc::new(Counter(evictions)),
+            counter: Arc::new(Counter {
+                evictions,
+                newest: AtomicU64::new(0),
+            }),
             cache,
             capacity,
             garbage,
@@ -139,6 +147,9 @@ impl Settled {
 
     #[inline]
     pub(super) fn insert(&mut self, key: u128, outcome: Settlement, until: Instant, now: Instant) {
+        self.counter
+            .newest
+            .fetch_max(self.garbage.nanos(now), Ordering::Relaxed);
         let retain = until.saturating_duration_since(now);
         if retain > self.garbage.longest {
             // A quarter more, so that retentions that grow little by little do not make a copy each time.
@@ -163,7 +174,7 @@ impl Settled {
 
     /// Moves all keys to a cache that retains them for `longest`: moka cannot change a cache's limit.
     fn retain_up_to(&mut self, longest: Duration) {
-        let longer = Self::new(self.capacity, longest, Arc::clone(&self.counter.0));
+        let longer = Self::new(self.capacity, longest, Arc::clone(&self.counter.evictions));
         for (key, known) in &self.cache {
             let known = longer.known(known.until, known.outcome);
             longer.cache.insert(*key, known);
