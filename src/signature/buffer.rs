@@ -25,10 +25,15 @@ const SLICE: usize = 64 * 1024;
 /// The least that a frame counts, so that a body of tiny frames yields too.
 const FRAME_COST: usize = 256;
 
+/// The first bytes of each body, which do not count against the [`Budget`]. Anybody can open connections that
+/// hold back their last byte, and genuine deliveries are smaller than this.
+pub(super) const UNCOUNTED: usize = 64 * 1024;
+
 /// The memory limit of all bodies that are being received. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
     used: Arc<AtomicUsize>,
+    uncounted: usize,
     pub(super) limit: usize,
     /// The `Retry-After` of the refusal when the limit is exceeded.
     pub(super) retry_after: Duration,
@@ -38,6 +43,7 @@ impl Budget {
     pub(super) fn new(limit: usize, retry_after: Duration) -> Self {
         Self {
             used: Arc::default(),
+            uncounted: UNCOUNTED,
             limit,
             retry_after,
         }
@@ -51,8 +57,13 @@ struct Share {
 }
 
 impl Share {
+    /// Counts a body that takes `bytes` of memory now.
     fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
-        let more = bytes.saturating_sub(self.bytes);
+        let counted = bytes.saturating_sub(self.budget.uncounted);
+        let more = counted.saturating_sub(self.bytes);
+        if more == 0 {
+            return Ok(());
+        }
         let used = self.budget.used.fetch_add(more, Ordering::Relaxed);
         self.bytes += more;
         if used.saturating_add(more) > self.budget.limit {
@@ -211,12 +222,12 @@ impl Content {
             self.bytes = Joined::Frame(frame);
             return Ok(());
         }
+        let room = self.room(length);
         match &mut self.bytes {
             Joined::Frames(frames) if length <= frames.capacity() => {
                 frames.extend_from_slice(&frame);
             }
             full => {
-                let room = (2 * length).min(self.max_body);
                 self.share.grow(room)?;
                 let mut frames = BytesMut::with_capacity(room);
                 frames.extend_from_slice(full);
@@ -225,6 +236,20 @@ impl Content {
             }
         }
         Ok(())
+    }
+
+    /// Returns how much memory to take for `length` bytes and those that may follow.
+    fn room(&self, length: usize) -> usize {
+        let declared = self.declared.and_then(|bytes| usize::try_from(bytes).ok());
+        let most = declared.unwrap_or(self.max_body).min(self.max_body);
+        // A body counts only once it is really larger than the part that does not.
+        let uncounted = self.share.budget.uncounted;
+        let most = if length <= uncounted {
+            most.min(uncounted)
+        } else {
+            most
+        };
+        (2 * length).min(most)
     }
 
     /// Hashes the next part, of at most `limit` bytes, and returns its length.
@@ -257,6 +282,7 @@ mod tests {
     use std::task::{Wake, Waker};
 
     use futures_util::FutureExt;
+    use http::{HeaderMap, HeaderName};
     use http_body::{Frame, SizeHint};
     use http_body_util::Full;
     use tokio::time::{Instant, Interval, interval};
@@ -265,11 +291,16 @@ mod tests {
     use super::super::verify::Authentication;
     use super::*;
 
+    const SIGNATURE: HeaderName = HeaderName::from_static("x-service-hmac-sha256");
+
     fn bounds(max_body: usize, budget: usize) -> Bounds {
         Bounds {
             max_body,
             timeout: Duration::from_secs(10),
-            budget: Budget::new(budget, Duration::from_secs(600)),
+            budget: Budget {
+                uncounted: 0,
+                ..Budget::new(budget, Duration::from_secs(600))
+            },
         }
     }
 
@@ -279,7 +310,10 @@ mod tests {
         bounds: &Bounds,
     ) -> Result<Receive<B>, Refusal> {
         let secret = Secret::new("secret").unwrap();
-        let hashing = Hashing::new(&Authentication::Signed(secret.into()));
+        let tag = secret.sign(b"").parse().unwrap();
+        let headers = HeaderMap::from_iter([(SIGNATURE, tag)]);
+        let authentication = Authentication::Signed(secret.into());
+        let hashing = Hashing::new(&authentication, &headers, &SIGNATURE).unwrap();
         Receive::new(body, declared, bounds, hashing)
     }
 
@@ -489,6 +523,47 @@ mod tests {
         assert_eq!(buffer.len(), 50_000);
         assert!(buffer.capacity() <= bounds.used(), "{}", buffer.capacity());
         assert!(bounds.used() < 4 * buffer.len(), "{}", bounds.used());
+    }
+
+    #[tokio::test]
+    async fn the_first_bytes_of_each_body_do_not_count() {
+        let bounds = Bounds {
+            max_body: 10 * UNCOUNTED,
+            timeout: Duration::from_secs(10),
+            budget: Budget::new(2 * UNCOUNTED, Duration::from_secs(600)),
+        };
+        let part: &[u8] = &[7; 1024];
+        let of_parts = |parts| frames(vec![part; parts], Poll::Pending);
+        let small = UNCOUNTED / part.len();
+        let mut held: Vec<_> = (0..100)
+            .map(|_| Box::pin(receive(of_parts(small), None, &bounds).unwrap()))
+            .collect();
+        // Long bodies yield, so they are polled several times.
+        for body in &mut held {
+            for _ in 0..4 {
+                assert!(body.now_or_never().is_none());
+            }
+        }
+        assert_eq!(held[0].content.as_ref().unwrap().bytes.len(), UNCOUNTED);
+        assert_eq!(bounds.used(), 0);
+
+        let mut large = Box::pin(receive(of_parts(small + 1), None, &bounds).unwrap());
+        for _ in 0..4 {
+            assert!((&mut large).now_or_never().is_none());
+        }
+        // Twice its size, for the bytes that follow.
+        assert_eq!(bounds.used(), UNCOUNTED + 2 * part.len());
+        drop((held, large));
+        assert_eq!(bounds.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_declared_length_is_the_most_memory_that_a_body_takes() {
+        let bounds = bounds(1 << 20, 1 << 20);
+        let declared = frames([&[7; 600][..], &[7; 300]], Poll::Pending);
+        let mut body = Box::pin(receive(declared, Some(1000), &bounds).unwrap());
+        assert!((&mut body).now_or_never().is_none());
+        assert_eq!(bounds.used(), 1000);
     }
 
     #[derive(Default)]

@@ -188,9 +188,7 @@ fn verify(
     config: &Config,
     span: &DeliverySpan,
 ) -> Result<Verified, Refusal> {
-    let secret = hashing
-        .verify(&body, headers, &config.names.signature)
-        .map_err(Refusal::InvalidSignature)?;
+    let secret = hashing.verify(&body).map_err(Refusal::InvalidSignature)?;
     let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
     let delivery = RawDelivery::new(kind, body).with_key(key);
     span.verified(

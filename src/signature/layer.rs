@@ -106,9 +106,10 @@ impl SignatureLayer {
     /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default.
     ///
     /// Clones of the layer share the limit. A body no longer counts once it is complete.
-    /// A body above the limit is answered with 503
-    /// ([`Refusal::Overloaded`](super::Refusal::Overloaded)), so the limit also bounds
-    /// [`max_body`](Self::max_body).
+    /// A body above the limit is answered with 503 ([`Refusal::Overloaded`](super::Refusal::Overloaded)).
+    ///
+    /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
+    /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
     pub fn max_buffered(mut self, bytes: usize) -> Self {
         self.config.bounds.budget.limit = bytes;
         self

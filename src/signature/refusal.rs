@@ -12,7 +12,8 @@ use super::verify::SignatureError;
 use crate::answer::{Answer, Row, insert_retry_after, log_refusal, row};
 use crate::error::{BoxError, Chain};
 
-/// The reason why a request was refused, in the order of the checks.
+/// The reason why a request was refused, in the order of the checks. A signature header that cannot prove anything is
+/// refused right after the method.
 ///
 /// It is the error of [`Decision::refusal`](crate::Decision::refusal). The
 /// [table of answers](crate::docs::answers) has a row for each.

@@ -2,6 +2,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
+use http::request::Parts;
 use http::{Method, Request, Response};
 use http_body::Body;
 use tower_service::Service;
@@ -45,15 +46,7 @@ where
 
     fn call(&mut self, request: Request<B>) -> ResponseFuture<S, B> {
         let (parts, body) = request.into_parts();
-        let receive = if parts.method == Method::POST {
-            declared_length(&parts.headers).and_then(|declared| {
-                let hashing = Hashing::new(&self.config.authentication);
-                Receive::new(body, declared, &self.config.bounds, hashing)
-            })
-        } else {
-            Err(Refusal::MethodNotAllowed)
-        };
-        match receive {
+        match receive(&parts, body, &self.config) {
             Ok(receive) => ResponseFuture::receive(
                 receive,
                 parts,
@@ -63,6 +56,20 @@ where
             Err(refusal) => ResponseFuture::refuse(refusal, &parts, &self.config),
         }
     }
+}
+
+/// Begins to receive the body, unless the request's head is reason enough to refuse it.
+fn receive<B>(parts: &Parts, body: B, config: &Config) -> Result<Receive<B>, Refusal>
+where
+    B: Body<Error: Into<BoxError>>,
+{
+    if parts.method != Method::POST {
+        return Err(Refusal::MethodNotAllowed);
+    }
+    let (headers, name) = (&parts.headers, &config.names.signature);
+    let hashing =
+        Hashing::new(&config.authentication, headers, name).map_err(Refusal::InvalidSignature)?;
+    Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
 }
 
 impl<S: fmt::Debug> fmt::Debug for Signature<S> {

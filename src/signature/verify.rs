@@ -122,39 +122,39 @@ pub(super) enum Authentication {
     Unsigned,
 }
 
-/// The computation while a body arrives.
+/// The computation while a body arrives, and the tag that it has to result in.
 pub(super) enum Hashing {
-    Signed(Tags),
+    Signed { tags: Tags, claimed: [u8; 32] },
     Unsigned,
 }
 
 impl Hashing {
-    pub(super) fn new(authentication: &Authentication) -> Self {
-        match authentication {
-            Authentication::Signed(secrets) => Self::Signed(Tags::new(secrets)),
+    /// Refuses a request whose signature header cannot prove anything, before its body is read.
+    pub(super) fn new(
+        authentication: &Authentication,
+        headers: &HeaderMap,
+        name: &HeaderName,
+    ) -> Result<Self, SignatureError> {
+        Ok(match authentication {
+            Authentication::Signed(secrets) => Self::Signed {
+                claimed: claimed_tag(headers, name)?,
+                tags: Tags::new(secrets),
+            },
             Authentication::Unsigned => Self::Unsigned,
-        }
+        })
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
-            Self::Signed(tags) => tags.update(bytes),
+            Self::Signed { tags, .. } => tags.update(bytes),
             Self::Unsigned => {}
         }
     }
 
     /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
-    pub(super) fn verify(
-        self,
-        body: &[u8],
-        headers: &HeaderMap,
-        name: &HeaderName,
-    ) -> Result<Option<Matched>, SignatureError> {
+    pub(super) fn verify(self, body: &[u8]) -> Result<Option<Matched>, SignatureError> {
         match self {
-            Self::Signed(tags) => {
-                let claimed = claimed_tag(headers, name)?;
-                tags.verify(body, &claimed).map(Some)
-            }
+            Self::Signed { tags, claimed } => tags.verify(body, &claimed).map(Some),
             Self::Unsigned => Ok(None),
         }
     }

@@ -71,6 +71,15 @@ impl Body for TestBody {
     }
 }
 
+/// Of every body, this much does not count against `max_buffered`.
+const UNCOUNTED: usize = 64 * 1024;
+const MAX_BODY: usize = UNCOUNTED + 1024;
+
+/// A body that counts.
+fn large_body() -> String {
+    format!("{BODY}{}", " ".repeat(UNCOUNTED))
+}
+
 /// A delivery and the receiver that it meets; all in order at first.
 struct Case {
     request: Request<TestBody>,
@@ -83,12 +92,12 @@ struct Case {
 impl Case {
     fn new() -> Self {
         let body = TestBody {
-            frames: vec![BODY.into()],
+            frames: vec![large_body().into()],
             end: End::Complete,
         };
         Self {
-            request: delivery(BODY).key("key-1").map(|_| body),
-            max_buffered: 64 * 1024,
+            request: delivery(large_body()).key("key-1").map(|_| body),
+            max_buffered: MAX_BODY,
             require_key: false,
             store: TestStore::default(),
             crm: Crm::default(),
@@ -97,7 +106,7 @@ impl Case {
 
     async fn answer(self) -> Answered {
         let mut layer = layer(&self.store)
-            .max_body(1024)
+            .max_body(MAX_BODY)
             .max_buffered(self.max_buffered);
         if self.require_key {
             layer = layer.require_key();
@@ -123,9 +132,15 @@ struct Fault {
 #[rustfmt::skip]
 const FAULTS: &[Fault] = &[
     Fault { status: 405, name: "method-not-allowed", part: "method", apply: |case| *case.request.method_mut() = Method::GET },
-    Fault { status: 413, name: "body-too-large", part: "size", apply: |case| case.header("content-length", "1025") },
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| { case.request.headers_mut().remove(SIGNATURE); } },
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| case.header(SIGNATURE, "0") },
+    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| {
+        let signature = case.request.headers()[SIGNATURE].clone();
+        case.request.headers_mut().append(SIGNATURE, signature);
+    } },
+    Fault { status: 413, name: "body-too-large", part: "size", apply: |case| case.header("content-length", "66561") },
     Fault { status: 413, name: "body-too-large", part: "size", apply: |case| {
-        case.request.body_mut().frames = vec![Bytes::from_static(&[b' '; 1025])];
+        case.request.body_mut().frames = vec![Bytes::from_static(&[b' '; MAX_BODY + 1])];
     } },
     Fault { status: 503, name: "overloaded", part: "buffers", apply: |case| case.max_buffered = BODY.len() - 1 },
     Fault { status: 408, name: "body-timeout", part: "end", apply: |case| case.request.body_mut().end = End::Slow },
@@ -133,16 +148,10 @@ const FAULTS: &[Fault] = &[
     Fault { status: 400, name: "malformed-body", part: "end", apply: |case| {
         // Unless it is declared to be too large.
         let headers = case.request.headers_mut();
-        headers.entry("content-length").or_insert(http::HeaderValue::from_static("1000"));
+        headers.entry("content-length").or_insert(http::HeaderValue::from_static("66000"));
     } },
-    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| { case.request.headers_mut().remove(SIGNATURE); } },
-    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| case.header(SIGNATURE, "0") },
     Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| {
         case.header(SIGNATURE, "00000000000000000000000000000000000000000000000000000000000000ff");
-    } },
-    Fault { status: 401, name: "invalid-signature", part: "signature", apply: |case| {
-        let signature = case.request.headers()[SIGNATURE].clone();
-        case.request.headers_mut().append(SIGNATURE, signature);
     } },
     Fault { status: 415, name: "unsupported-media-type", part: "type", apply: |case| case.header(CONTENT_TYPE, "text/plain") },
     Fault { status: 415, name: "unsupported-media-type", part: "encoding", apply: |case| case.header("content-encoding", "gzip") },
@@ -255,7 +264,7 @@ async fn overloaded_response_has_retry_after() {
         (layer(&store).sender_policy(policy).unwrap(), "121"),
     ] {
         let service = layer.max_buffered(1).layer(router(&Crm::default()));
-        let answered = send(&service, delivery(BODY)).await;
+        let answered = send(&service, delivery(large_body())).await;
         answered.assert_problem(503, "overloaded");
         assert_eq!(answered.header("retry-after"), Some(retry_after));
     }

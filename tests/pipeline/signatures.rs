@@ -5,6 +5,7 @@
 use std::convert::Infallible;
 
 use bytes::Bytes;
+use futures_util::{FutureExt, StreamExt};
 use http::{HeaderMap, HeaderValue, Request};
 use http_body::Frame;
 use http_body_util::StreamBody;
@@ -119,6 +120,85 @@ async fn signature_must_be_one_header_of_64_lowercase_hex_digits() {
     send(&service, delivery(BODY).with(SIGNATURE, &tag))
         .await
         .assert_ok();
+}
+
+/// A body that has not arrived yet.
+fn held_back(
+    first: Bytes,
+) -> StreamBody<impl futures_util::Stream<Item = Result<Frame<Bytes>, Infallible>>> {
+    let first = futures_util::stream::iter([Ok(Frame::data(first))]);
+    StreamBody::new(first.chain(futures_util::stream::pending()))
+}
+
+#[tokio::test]
+async fn a_useless_signature_header_is_refused_before_the_body_is_read() {
+    let service = WebhookLayer::new(secret()).layer(router(&Crm::default()));
+    let unread =
+        |request: Request<_>| request.map(|_: http_body_util::Full<Bytes>| held_back(Bytes::new()));
+    for request in [
+        delivery(BODY).without(SIGNATURE),
+        delivery(BODY).with(SIGNATURE, "0"),
+        delivery(BODY).and(SIGNATURE, "0".repeat(64)),
+    ] {
+        let answer = send(&service, unread(request)).now_or_never();
+        answer
+            .expect("the body is not waited for")
+            .assert_problem(401, "invalid-signature");
+    }
+    assert!(
+        send(&service, unread(delivery(BODY)))
+            .now_or_never()
+            .is_none()
+    );
+}
+
+#[tokio::test]
+async fn held_back_bodies_do_not_displace_genuine_deliveries() {
+    const MIB: usize = 1024 * 1024;
+    let service = WebhookLayer::new(secret()).layer(router(&Crm::default()));
+    // Anonymous, with a signature header that cannot be known to be wrong before the body's end.
+    let almost_all = Bytes::from(vec![b' '; MIB - 1]);
+    let mut held: Vec<_> = (0..500)
+        .map(|_| {
+            let request = delivery(BODY)
+                .with(SIGNATURE, "0".repeat(64))
+                .with("content-length", MIB.to_string())
+                .map(|_| held_back(almost_all.clone()));
+            Box::pin(send(&service, request))
+        })
+        .collect();
+    let mut refused = 0;
+    for body in &mut held {
+        for _ in 0..40 {
+            if let Some(answered) = body.as_mut().now_or_never() {
+                answered.assert_problem(503, "overloaded");
+                refused += 1;
+                break;
+            }
+        }
+    }
+    // The others fill the memory that all bodies share.
+    assert_eq!(refused, 500 - 64 * 16 / 15);
+
+    for number in 0..1000 {
+        let length = [600, 8_000, 30_000, 64 * 1024][number % 4];
+        let body = format!("{BODY}{}", " ".repeat(length - BODY.len()));
+        let frames: Vec<_> = body
+            .as_bytes()
+            .chunks(8 * 1024)
+            .map(Bytes::copy_from_slice)
+            .collect();
+        let frames = frames
+            .into_iter()
+            .map(|frame| Ok::<_, Infallible>(Frame::data(frame)));
+        let body = StreamBody::new(futures_util::stream::iter(frames));
+        let tag = secret().sign(format!("{BODY}{}", " ".repeat(length - BODY.len())).as_bytes());
+        let request = delivery(BODY)
+            .with(SIGNATURE, tag)
+            .key(&format!("key-{number}"));
+        send(&service, request.map(|_| body)).await.assert_ok();
+    }
+    drop(held);
 }
 
 #[tokio::test]

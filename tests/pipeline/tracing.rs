@@ -130,7 +130,7 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
     vec![
         ("method-not-allowed", WARN, setup(&[]).request(|mut it| { *it.method_mut() = Method::PUT; it })),
         ("body-too-large", WARN, setup(&[]).layer(|it| it.max_body(9))),
-        ("overloaded", WARN, setup(&[]).layer(|it| it.max_buffered(9))),
+        ("overloaded", WARN, setup(&[]).layer(|it| it.max_buffered(9)).body(&[b' '; 100_000])),
         ("body-timeout", WARN, setup(&[]).request(|it| it.map(|_| endless()))),
         ("malformed-body", WARN, setup(&[]).request(|it| it.map(|_| broken()))),
         ("malformed-body", WARN, setup(&[]).request(|it| it.with("content-length", "9999"))),

@@ -72,6 +72,9 @@ impl<'a> Model<'a> {
         if request.method != "POST" {
             return Err(405);
         }
+        if self.config.secrets > 0 && claimed_tag(request).is_none() {
+            return Err(401);
+        }
         let body = self.receive(request)?;
         if self.config.secrets > 0 && !self.is_signed(request, &body) {
             return Err(401);
@@ -145,14 +148,8 @@ impl<'a> Model<'a> {
     }
 
     fn is_signed(&self, request: &Request, body: &[u8]) -> bool {
-        let [value] = request.all("x-service-hmac-sha256")[..] else {
-            return false;
-        };
-        let Some(claimed) = parse_signature(value) else {
-            return false;
-        };
         let mut accepted = SECRETS[..self.config.secrets].iter();
-        accepted.any(|secret| hmac(secret.as_bytes(), body) == claimed)
+        accepted.any(|secret| Some(hmac(secret.as_bytes(), body)) == claimed_tag(request))
     }
 
     fn deliver(&mut self, delivery: Authentic) -> Answer {
@@ -208,6 +205,13 @@ impl<'a> Model<'a> {
             }),
             ..Answer::status(200)
         }
+    }
+}
+
+fn claimed_tag(request: &Request) -> Option<[u8; 32]> {
+    match request.all("x-service-hmac-sha256")[..] {
+        [value] => parse_signature(value),
+        _ => None,
     }
 }
 
