@@ -42,15 +42,13 @@ impl IdempotencyKey {
     }
 }
 
-/// The key as text. A key that is not UTF-8 is read as ISO-8859-1, so that no byte is lost.
+/// The key as text, different for each key: a backslash is doubled, and a key that is not UTF-8 is escaped, as in
+/// `caf\xe9`.
 impl fmt::Display for IdempotencyKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match str::from_utf8(self.as_bytes()) {
-            Ok(text) => f.write_str(text),
-            Err(_) => self
-                .as_bytes()
-                .iter()
-                .try_for_each(|&byte| write!(f, "{}", char::from(byte))),
+            Ok(text) => f.write_str(&text.replace('\\', r"\\")),
+            Err(_) => write!(f, "{}", self.as_bytes().escape_ascii()),
         }
     }
 }
@@ -345,5 +343,37 @@ impl std::error::Error for DecodeError {
             Cause::NotUtf8(error) => Some(error),
             Cause::NotAnObject | Cause::Json(_) => None,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn different_keys_are_displayed_differently() {
+        let shown: Vec<_> = [
+            &b"event-1"[..],
+            "café".as_bytes(),
+            b"caf\xe9",
+            br"caf\xe9",
+            br"caf\\xe9",
+            b"caf\xc3",
+        ]
+        .into_iter()
+        .map(|key| {
+            let value = HeaderValue::from_bytes(key).unwrap();
+            IdempotencyKey::new(value).unwrap().to_string()
+        })
+        .collect();
+        let expected = [
+            "event-1",
+            "café",
+            r"caf\xe9",
+            r"caf\\xe9",
+            r"caf\\\\xe9",
+            r"caf\xc3",
+        ];
+        assert_eq!(shown, expected);
     }
 }

@@ -32,12 +32,12 @@ pin_project! {
 }
 
 impl<B> ResponseBody<B> {
-    /// The response for an outcome.
+    /// Logs an outcome, and returns its response.
     pub(crate) fn answer(outcome: Outcome) -> Response<Self> {
         super::respond_with(outcome).map(Self::of_this_crate)
     }
 
-    /// The response for a refusal of a delivery of `kind`, if that is known.
+    /// The response for a refusal of a delivery of `kind`, if that is known. The caller logs it.
     pub(crate) fn refuse<R>(
         refusal: R,
         kind: Option<EventKind>,

@@ -4,10 +4,11 @@ use axum_core::extract::{FromRequest, FromRequestParts, Request};
 use axum_core::response::{IntoResponse, Response};
 use http::request::Parts;
 
-use super::respond_with;
+use super::{Answer, Decision, Row, log_refusal, respond, respond_with};
 use crate::delivery::{DecodeError, Delivery, RawDelivery};
-use crate::event::Event;
+use crate::event::{Event, EventKind};
 use crate::outcome::Outcome;
+use crate::telemetry::Short;
 use crate::verified::Verified;
 
 /// Extracts a delivery of any kind.
@@ -33,7 +34,8 @@ impl<S: Sync> FromRequestParts<S> for RawDelivery {
 ///
 /// - 500 when the handler is not behind a [`SignatureLayer`](crate::SignatureLayer); an error is also
 ///   logged;
-/// - 200 when the delivery is of another kind: it is ignored, and not remembered;
+/// - 404 when the delivery is of another kind, because the webhook's URL in the partner portal leads to the wrong
+///   handler; a warning with both kinds is also logged;
 /// - 422 when the body is not what the event should carry.
 impl<E: Event, S: Sync> FromRequest<S> for Delivery<E> {
     type Rejection = DeliveryRejection;
@@ -42,7 +44,10 @@ impl<E: Event, S: Sync> FromRequest<S> for Delivery<E> {
         let (mut parts, _) = request.into_parts();
         let raw = RawDelivery::from_request_parts(&mut parts, state).await?;
         if *raw.kind() != E::KIND {
-            return Err(DeliveryRejection(Reason::AnotherKind));
+            return Err(DeliveryRejection(Reason::AnotherKind(AnotherKind {
+                delivered: raw.kind().clone(),
+                handled: E::KIND,
+            })));
         }
         Delivery::decode(raw).map_err(|(_, error)| DeliveryRejection(Reason::Undecodable(error)))
     }
@@ -55,14 +60,44 @@ pub struct DeliveryRejection(Reason);
 #[derive(Debug)]
 enum Reason {
     NotVerified,
-    AnotherKind,
+    AnotherKind(AnotherKind),
     Undecodable(DecodeError),
+}
+
+/// A delivery that reached the handler of another kind.
+#[derive(Debug)]
+struct AnotherKind {
+    delivered: EventKind,
+    handled: EventKind,
+}
+
+impl Answer for AnotherKind {
+    fn row(&self) -> Row {
+        Outcome::Unhandled.row()
+    }
+
+    fn log(&self, row: &Row) {
+        let Self { delivered, handled } = self;
+        let reason = format_args!(
+            "the event is `{}`, and the handler at this URL takes `{handled}`: \
+             change the webhook's URL in the partner portal",
+            Short(delivered)
+        );
+        log_refusal(row.name, &reason);
+    }
 }
 
 impl IntoResponse for DeliveryRejection {
     fn into_response(self) -> Response {
         let outcome = match self.0 {
-            Reason::AnotherKind => Outcome::Ignored,
+            Reason::AnotherKind(other) => {
+                let row = other.row();
+                other.log(&row);
+                let mut response = respond(&other, &row);
+                let decision = Decision::ended(Outcome::Unhandled);
+                response.extensions_mut().insert(decision);
+                return response.map(axum_core::body::Body::new);
+            }
             Reason::Undecodable(error) => Outcome::Undecodable(error),
             Reason::NotVerified => Outcome::failed(
                 "a `Delivery` can only be extracted behind `WebhookLayer` or `SignatureLayer`: \

@@ -91,9 +91,8 @@ pub(crate) fn insert_retry_after(headers: &mut HeaderMap, delay: Duration) {
     headers.insert(RETRY_AFTER, seconds.max(1).into());
 }
 
-/// Logs an answer, and makes the response without its decision.
+/// Makes the response without its decision.
 fn respond(answer: &impl Answer, row: &Row) -> Response<Full<Bytes>> {
-    answer.log(row);
     let mut response = Response::new(Full::from(row.problem));
     *response.status_mut() = row.status;
     let headers = response.headers_mut();
@@ -109,7 +108,9 @@ fn respond(answer: &impl Answer, row: &Row) -> Response<Full<Bytes>> {
 
 /// Logs an outcome, and makes the response.
 fn respond_with(outcome: Outcome) -> Response<Full<Bytes>> {
-    let mut response = respond(&outcome, &outcome.row());
+    let row = outcome.row();
+    outcome.log(&row);
+    let mut response = respond(&outcome, &row);
     // A response without a decision is decided by its status.
     if !matches!(outcome, Outcome::Handled) {
         response.extensions_mut().insert(Decision::ended(outcome));
@@ -117,7 +118,7 @@ fn respond_with(outcome: Outcome) -> Response<Full<Bytes>> {
     response
 }
 
-/// Logs a refusal, and makes the response.
+/// Makes the response to a refusal. The caller logs it.
 fn refuse<R>(refusal: R, kind: Option<EventKind>, is_verified: bool) -> Response<Full<Bytes>>
 where
     R: Answer + Error + Send + Sync + 'static,

@@ -38,6 +38,7 @@
 //! }
 //! ```
 
+mod chat_id;
 mod lenient;
 mod payload;
 mod policy;
@@ -50,6 +51,7 @@ use std::str::FromStr;
 
 use serde::de::DeserializeOwned;
 
+pub(crate) use self::chat_id::chat_id;
 pub use self::payload::{
     Attachment, Category, Chat, ChatLifecycle, Expert, Message, Reference, Timestamp, User,
 };

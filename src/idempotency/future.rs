@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use http::Response;
 
 use super::duplicate::Refusal;
-use super::run::Ended;
+use super::run::{Ended, refuse};
 use crate::answer::{Decision, ResponseBody};
 use crate::execution::Leases;
 use crate::outcome::Outcome;
@@ -77,7 +77,7 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
                     this.state = State::Ended;
                     return Poll::Ready(Ok(match outcome {
                         Ok(outcome) => ResponseBody::answer(outcome),
-                        Err(refusal) => ResponseBody::refuse(refusal, None, true),
+                        Err(refusal) => refuse(refusal),
                     }));
                 }
                 State::Ended => return Poll::Pending,

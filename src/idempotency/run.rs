@@ -9,9 +9,9 @@ use tower_service::Service;
 use tracing::Span;
 
 use super::claims::Claims;
-use super::duplicate::{NotClaimed, OtherRun};
+use super::duplicate::{NotClaimed, OtherRun, Refusal};
 use super::layer::Rules;
-use crate::answer::{Decision, ResponseBody};
+use crate::answer::{Answer, Decision, ResponseBody};
 use crate::execution::{Leases, attempt};
 use crate::outcome::Outcome;
 use crate::store::Store;
@@ -43,8 +43,14 @@ where
         Ok(claims) => call(claims, inner, request, leases.limits.handler_timeout).await,
         Err(NotClaimed::InFlight(other)) => return Ended::InFlight(other),
         Err(NotClaimed::Ended(outcome)) => Ok(ResponseBody::answer(outcome)),
-        Err(NotClaimed::Refused(refusal)) => Ok(ResponseBody::refuse(refusal, None, true)),
+        Err(NotClaimed::Refused(refusal)) => Ok(refuse(refusal)),
     })
+}
+
+/// Logs a refusal, and returns its response.
+pub(super) fn refuse<B>(refusal: Refusal) -> Response<ResponseBody<B>> {
+    refusal.log(&refusal.row());
+    ResponseBody::refuse(refusal, None, true)
 }
 
 /// Calls the inner service under `claims`, and settles them.

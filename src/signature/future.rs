@@ -20,7 +20,7 @@ use crate::answer::{Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
-use crate::telemetry::DeliverySpan;
+use crate::telemetry::{DeliverySpan, Throttle};
 use crate::verified::Verified;
 
 pin_project! {
@@ -47,6 +47,7 @@ pin_project! {
             refusal: Option<Refusal>,
             // The kind that the event header names.
             kind: Option<EventKind>,
+            throttle: Arc<Throttle>,
         },
         Receiving {
             #[pin]
@@ -150,13 +151,18 @@ where
                     });
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
-                StateProj::Refused { refusal, kind } => {
+                StateProj::Refused {
+                    refusal,
+                    kind,
+                    throttle,
+                } => {
                     let Some(refusal) = refusal.take() else {
                         return Poll::Pending;
                     };
                     if let Some(kind) = kind {
                         span.unverified(kind);
                     }
+                    refusal.log_within(throttle);
                     let (name, is_verified) = (refusal.name(), refusal.is_of_verified_body());
                     let response = ResponseBody::refuse(refusal, kind.take(), is_verified);
                     span.finish(name);
@@ -174,6 +180,7 @@ impl<S: Service<Request<Verified>>, B> State<S, B> {
             kind: kind(headers, &config.names.event)
                 .ok()
                 .filter(|kind| kind.as_str().len() <= LONGEST_KIND),
+            throttle: Arc::clone(&config.throttle),
         }
     }
 }

@@ -10,6 +10,7 @@ use super::service::Signature;
 use super::verify::Authentication;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
+use crate::telemetry::Throttle;
 
 /// Verifies deliveries, and passes them on as `Request<`[`Verified`](crate::Verified)`>`. Refuses all other requests.
 ///
@@ -26,6 +27,7 @@ pub(super) struct Config {
     pub(super) names: HeaderNames,
     pub(super) bounds: Bounds,
     pub(super) require_key: bool,
+    pub(super) throttle: Arc<Throttle>,
 }
 
 impl SignatureLayer {
@@ -52,6 +54,7 @@ impl SignatureLayer {
                     budget: Budget::new(64 * 1024 * 1024, SenderPolicy::default().retry_every),
                 },
                 require_key: false,
+                throttle: Arc::default(),
             },
         }
     }

@@ -11,6 +11,7 @@ use http::header::{ALLOW, HeaderMap};
 use super::verify::SignatureError;
 use crate::answer::{Answer, Row, insert_retry_after, log_refusal, row};
 use crate::error::{BoxError, Chain};
+use crate::telemetry::Throttle;
 
 /// The reason why a request was refused, in the order of the checks. A signature header that cannot prove anything is
 /// refused right after the method.
@@ -60,6 +61,26 @@ impl Refusal {
         self.row().name
     }
 
+    /// Logs the refusal. Those that anybody can cause are limited by `throttle`.
+    pub(super) fn log_within(&self, throttle: &Throttle) {
+        if self.is_of_verified_body() {
+            return self.log(&self.row());
+        }
+        // Otherwise a flood of one kind would hide another kind.
+        let reason = match self {
+            Self::InvalidSignature(error) => error.as_str(),
+            _ => self.name(),
+        };
+        if let Some(left_out) = throttle.admit(reason) {
+            tracing::warn!(
+                outcome = self.name(),
+                reason = %Reason(self),
+                left_out = (left_out > 0).then_some(left_out),
+                "the delivery was refused"
+            );
+        }
+    }
+
     /// Whether the check that failed comes after the one of the signature.
     pub(super) fn is_of_verified_body(&self) -> bool {
         match self {
@@ -105,15 +126,21 @@ impl Answer for Refusal {
     }
 
     fn log(&self, row: &Row) {
-        let name = row.name;
-        match self {
-            Self::BodyTooLarge { limit } => {
-                log_refusal(name, &format_args!("more than {limit} bytes"));
-            }
-            Self::BodyTimeout { limit } => log_refusal(name, &format_args!("not within {limit:?}")),
-            Self::MalformedBody(error) => log_refusal(name, &Chain(error.as_ref())),
-            Self::InvalidSignature(error) => log_refusal(name, error),
-            _ => log_refusal(name, &row.detail),
+        log_refusal(row.name, &Reason(self));
+    }
+}
+
+/// The reason as the log shows it: more than the sender may know.
+struct Reason<'a>(&'a Refusal);
+
+impl fmt::Display for Reason<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Refusal::BodyTooLarge { limit } => write!(f, "more than {limit} bytes"),
+            Refusal::BodyTimeout { limit } => write!(f, "not within {limit:?}"),
+            Refusal::MalformedBody(error) => Chain(error.as_ref()).fmt(f),
+            Refusal::InvalidSignature(error) => error.fmt(f),
+            other => f.write_str(other.row().detail),
         }
     }
 }

@@ -23,14 +23,20 @@ pub enum SignatureError {
     Wrong,
 }
 
-impl fmt::Display for SignatureError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl SignatureError {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
             Self::Missing => "the signature header is missing",
             Self::Doubled => "there are several signature headers",
             Self::Malformed => "the signature is not 64 lowercase hex digits",
             Self::Wrong => "the signature is wrong for every secret",
-        })
+        }
+    }
+}
+
+impl fmt::Display for SignatureError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
@@ -122,10 +128,9 @@ pub(super) enum Authentication {
     Unsigned,
 }
 
-/// The computation while a body arrives, and the tag that it has to result in.
-pub(super) enum Hashing {
-    Signed { tags: Tags, claimed: [u8; 32] },
-    Unsigned,
+/// The computation while a body arrives. Without secrets, there is none.
+pub(super) struct Hashing {
+    signed: Option<(Tags, [u8; 32])>,
 }
 
 impl Hashing {
@@ -135,27 +140,27 @@ impl Hashing {
         headers: &HeaderMap,
         name: &HeaderName,
     ) -> Result<Self, SignatureError> {
-        Ok(match authentication {
-            Authentication::Signed(secrets) => Self::Signed {
-                claimed: claimed_tag(headers, name)?,
-                tags: Tags::new(secrets),
-            },
-            Authentication::Unsigned => Self::Unsigned,
-        })
+        let signed = match authentication {
+            Authentication::Signed(secrets) => {
+                let claimed = claimed_tag(headers, name)?;
+                Some((Tags::new(secrets), claimed))
+            }
+            Authentication::Unsigned => None,
+        };
+        Ok(Self { signed })
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        match self {
-            Self::Signed { tags, .. } => tags.update(bytes),
-            Self::Unsigned => {}
+        if let Some((tags, _)) = &mut self.signed {
+            tags.update(bytes);
         }
     }
 
     /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
     pub(super) fn verify(self, body: &[u8]) -> Result<Option<Matched>, SignatureError> {
-        match self {
-            Self::Signed { tags, claimed } => tags.verify(body, &claimed).map(Some),
-            Self::Unsigned => Ok(None),
+        match self.signed {
+            Some((tags, claimed)) => tags.verify(body, &claimed).map(Some),
+            None => Ok(None),
         }
     }
 }

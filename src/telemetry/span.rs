@@ -6,7 +6,8 @@ use tracing::span::Entered;
 use tracing::{Span, info_span};
 
 use crate::delivery::RawDelivery;
-use crate::event::EventKind;
+use crate::event::{EventKind, chat_id};
+use crate::telemetry::Short;
 
 /// The span of a delivery, and the time at which it began.
 #[derive(Clone)]
@@ -21,6 +22,7 @@ impl DeliverySpan {
         Self::starting(info_span!(
             "delivery",
             kind = Empty,
+            chat = Empty,
             key = Empty,
             attempt = Empty,
             secret = Empty,
@@ -43,16 +45,20 @@ impl DeliverySpan {
         self.span.enter()
     }
 
-    /// Records kind, key and secret of a verified delivery. `secret` is the index of the secret in the set, and
+    /// Records kind, chat, key and secret of a verified delivery. `secret` is the index of the secret in the set, and
     /// its label.
     pub(crate) fn verified(&self, delivery: &RawDelivery, secret: Option<(usize, Option<&str>)>) {
         if self.span.is_disabled() {
             return;
         }
-        self.span.record("kind", delivery.kind().as_str());
-        if let Some(key) = delivery.key() {
+        self.span.record("kind", display(Short(delivery.kind())));
+        if let Some(chat) = chat_id(delivery.kind(), delivery.body()) {
             self.span
-                .record("key", display(key.as_bytes().escape_ascii()));
+                .record("chat", display(Short(chat.escape_debug())));
+        }
+        if let Some(key) = delivery.key() {
+            let key = key.as_bytes().escape_ascii();
+            self.span.record("key", display(Short(key)));
         }
         match secret {
             Some((_, Some(label))) => self.span.record("secret", label),

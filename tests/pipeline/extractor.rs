@@ -15,6 +15,7 @@ use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatRated};
 use tower_webhook::store::{KeyState, MokaStore};
 use tower_webhook::{Delivery, RawDelivery, SignatureLayer, WebhookLayer};
+use tracing::Level;
 
 use crate::support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
 use crate::support::log::Log;
@@ -101,18 +102,20 @@ async fn layers_wrap_an_axum_route() {
 }
 
 #[tokio::test]
-async fn another_event_is_ignored_and_not_recorded() {
+async fn event_of_another_kind_is_not_lost() {
+    let log = Log::capture(Level::WARN);
     let store = MokaStore::new();
     let (app, seen) = app();
     let service = WebhookLayer::with_store(secret(), store.clone()).layer(app);
     for _ in 0..2 {
         let answered = send(&service, delivery(BODY).key("a").kind("chat-opened")).await;
-        assert_eq!(answered.status, 200);
-        assert!(answered.body.is_empty());
-        assert_eq!(answered.header("idempotent-replayed"), None);
+        assert_problem(answered, 404, "unhandled");
         assert_eq!(store.state("a").await, KeyState::Free);
     }
     assert!(seen.lock().unwrap().is_empty());
+    assert_eq!(log.count(Level::WARN, "`chat-opened`"), 2);
+    assert_eq!(log.count(Level::WARN, "`chat-rated`"), 2);
+    assert_eq!(log.events().len(), 2);
     assert_eq!(send(&service, delivery(BODY).key("a")).await.status, 204);
 }
 
@@ -167,7 +170,7 @@ async fn delivery_without_a_claim_has_no_attempt() {
 
 #[tokio::test]
 async fn extraction_without_the_layers_fails_and_is_logged() {
-    let log = Log::capture(tracing::Level::INFO);
+    let log = Log::capture(Level::INFO);
     let (app, seen) = app();
     for path in ["/webhooks", "/any", "/both"] {
         log.clear();

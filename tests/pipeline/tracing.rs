@@ -22,7 +22,8 @@ const SECOND: Duration = Duration::from_secs(1);
 
 /// Stands in payloads and headers, and must not be logged.
 const MARKER: &str = "marker-of-the-payload";
-const MARKED: &str = r#"{"id":"marker-of-the-payload"}"#;
+// Not the chat's id, which the span has.
+const MARKED: &str = r#"{"to":"marker-of-the-payload"}"#;
 
 /// A receiver, and the delivery that it is about to get.
 struct Setup {
@@ -234,8 +235,8 @@ async fn log_contains_no_secret_signature_or_payload() {
 async fn decode_error_of_a_handler_does_not_log_the_payload() {
     #[derive(Debug, serde::Deserialize)]
     struct Mine {
-        #[serde(rename = "id")]
-        _id: u64,
+        #[serde(rename = "to")]
+        _to: u64,
     }
 
     let log = Log::capture(Level::INFO);
@@ -357,4 +358,70 @@ async fn error_of_the_inner_service_is_recorded_as_an_outcome() {
     assert!(result.is_err());
     assert_eq!(log.spans()[0]["outcome"], "failed");
     assert!(log.spans()[0].contains_key("duration_ms"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_that_anybody_can_cause_are_one_line_per_second_and_reason() {
+    let log = Log::capture(Level::INFO);
+    let service = WebhookLayer::with_store(secret(), TestStore::<true>::default())
+        .layer(EventRouter::new().on::<ChatRated>(Crm::default()));
+    for _ in 0..100 {
+        send(&service, delivery(BODY).without(SIGNATURE)).await;
+        send(&service, delivery(BODY).with(SIGNATURE, "0".repeat(64))).await;
+    }
+    assert_eq!(log.count(Level::WARN, "header is missing"), 1);
+    assert_eq!(log.count(Level::WARN, "wrong for every secret"), 1);
+    assert_eq!(log.events().len(), 2);
+
+    tokio::time::advance(SECOND).await;
+    send(&service, delivery(BODY).without(SIGNATURE)).await;
+    let events = log.events();
+    assert_eq!(events.len(), 3);
+    assert_eq!(events[2].get("left_out").map(String::as_str), Some("99"));
+    assert_eq!(log.spans().len(), 201);
+
+    // A genuine sender's mistakes are all logged.
+    for _ in 0..3 {
+        send(&service, delivery(BODY).with(CONTENT_TYPE, "text/plain")).await;
+    }
+    assert_eq!(log.events().len(), 6);
+}
+
+#[tokio::test]
+async fn text_of_the_sender_is_shortened_in_the_log() {
+    let log = Log::capture(Level::DEBUG);
+    let service =
+        WebhookLayer::with_store(secret(), TestStore::<true>::default()).layer(EventRouter::new());
+    let long = "x".repeat(100_000);
+    let body = format!(r#"{{"id":"{long}"}}"#);
+    send(&service, delivery(body).key(&long)).await;
+    send(&service, delivery(BODY).key(&long).kind(&long)).await;
+    for span in log.spans() {
+        for (field, value) in span {
+            assert!(value.chars().count() <= 257, "{field}: {}", value.len());
+        }
+    }
+    assert!(log.text().len() < 4_000, "{}", log.text().len());
+}
+
+#[tokio::test]
+async fn the_span_names_the_chat_of_a_verified_delivery() {
+    let log = Log::capture(Level::INFO);
+    let service =
+        WebhookLayer::with_store(secret(), TestStore::<true>::default()).layer(EventRouter::new());
+    let message = r#"{"id":"m-1","chat":{"id":"c-2"}}"#;
+    send(&service, delivery(r#"{"id":"c-1"}"#)).await;
+    send(&service, delivery(message).kind("message-created")).await;
+    send(&service, delivery(r#"{"id":"c-3"}"#).kind("chat-archived")).await;
+    send(
+        &service,
+        delivery(r#"{"id":"c-4"}"#).with(SIGNATURE, "0".repeat(64)),
+    )
+    .await;
+    let chats: Vec<_> = log
+        .spans()
+        .into_iter()
+        .map(|span| span.get("chat").cloned())
+        .collect();
+    assert_eq!(chats, [Some("c-1".into()), Some("c-2".into()), None, None]);
 }
