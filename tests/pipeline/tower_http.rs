@@ -310,6 +310,32 @@ async fn body_limit_outside_refuses_without_a_decision() {
 }
 
 #[tokio::test]
+async fn body_limit_inside_fails_a_run() {
+    let store = MokaStore::new();
+    let log = Log::capture(Level::INFO);
+    let routes = Router::new()
+        .route("/webhooks", post(async |_: Delivery<ChatRated>| ()))
+        .layer(
+            ServiceBuilder::new()
+                .layer(RequestDecompressionLayer::new())
+                .layer(RequestBodyLimitLayer::new(BODY.len())),
+        );
+    let service = WebhookLayer::with_store(secret(), store.clone()).layer(routes);
+    let with_length = |body: &'static str| {
+        let length = body.len().to_string();
+        delivery(body).key("a").with("content-length", length)
+    };
+
+    let large = with_length(r#"{"id":"chat-100"}"#);
+    let (answered, decision) = decided(&service, large).await;
+    assert_eq!(answered.status, 413);
+    assert_eq!(name(&decision), Some("failed"), "not `body-too-large`");
+    assert_eq!(log.count(Level::WARN, "answered without 2xx"), 1);
+    assert_eq!(store.state("a").await, KeyState::Free);
+    send(&service, with_length(BODY)).await.assert_ok_status();
+}
+
+#[tokio::test]
 async fn default_body_limit_of_axum_does_not_bind_a_delivery() {
     let body = format!(r#"{{"id":"{}"}}"#, "x".repeat(3 * 1024 * 1024));
     let request = |path: &str| {
