@@ -1,6 +1,7 @@
 //! Run with: cargo run --example extractor --features axum
 //!
-//! Receives webhooks with ordinary axum handlers, one URL for each kind of event, behind one layer.
+//! Receives webhooks with ordinary axum handlers, one URL for each kind of event, behind one layer. Around
+//! everything are the layers that most applications have: request ids, tracing and caught panics.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -8,13 +9,18 @@ use std::time::Duration;
 use anyhow::Context;
 use axum::Router;
 use axum::http::StatusCode;
-use axum::routing::post;
+use axum::routing::{get, post};
 use clap::Parser;
 use tokio::net::TcpListener;
 use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
+use tower::ServiceBuilder;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
+use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tower_webhook::event::{ChatRated, MessageCreated};
 use tower_webhook::{Delivery, RawDelivery, Secret, WebhookLayer};
+use tracing::Level;
 
 /// Receive the chat platform's webhooks with axum handlers, and print ratings and messages.
 #[derive(Parser)]
@@ -62,13 +68,26 @@ async fn main() -> anyhow::Result<()> {
         None => random_secret(&url)?,
     };
 
+    let request = DefaultMakeSpan::new().level(Level::INFO);
     let webhooks = WebhookLayer::new(secret);
     let runs = webhooks.runs();
     let app = Router::new()
         .route("/chat-rated", post(rated))
         .route("/message-created", post(message))
         .route("/any", post(any))
-        .layer(webhooks);
+        // Around the routes so far. With `layer`, unknown paths would not be answered with 404.
+        .route_layer(webhooks)
+        .route(
+            "/",
+            get(async || "an application that also receives webhooks\n"),
+        )
+        .layer(
+            ServiceBuilder::new() // The first layer is the outermost.
+                .layer(SetRequestIdLayer::x_request_id(MakeRequestUuid))
+                .layer(TraceLayer::new_for_http().make_span_with(request))
+                .layer(PropagateRequestIdLayer::x_request_id())
+                .layer(CatchPanicLayer::new()),
+        );
 
     let mut terminate = signal(SignalKind::terminate())?;
     axum::serve(listener, app)

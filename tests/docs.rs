@@ -93,6 +93,18 @@ fn every_page_is_a_module() {
 }
 
 #[test]
+fn readme_links_to_every_page() {
+    let readme = Document::read(&root().join("README.md"));
+    for page in pages() {
+        let link = page.path.strip_prefix(root()).unwrap().to_str().unwrap();
+        assert!(
+            readme.inline.iter().any(|target| target == link),
+            "README lacks a link to {link}"
+        );
+    }
+}
+
+#[test]
 fn links_from_the_source_to_a_page_lead_to_an_anchor() {
     for path in sources() {
         let source = read(&path);

@@ -62,6 +62,13 @@ impl<B> ResponseBody<B> {
     }
 }
 
+/// Empty, as for tower-http's `TimeoutLayer` around the layers of this crate.
+impl<B> Default for ResponseBody<B> {
+    fn default() -> Self {
+        Self::of_this_crate(Full::default())
+    }
+}
+
 impl<B> fmt::Debug for ResponseBody<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ResponseBody").finish_non_exhaustive()

@@ -4,6 +4,7 @@
 //!
 //! - [`getting_started`]: from the example receiver to a receiver of your own
 //! - [`stores`]: which store to choose
+//! - [`tower_http`]: the order of tower-http's layers and those of this crate
 //! - [`testing`]: tests of your handlers, and the platform on your own machine
 //! - [`operations`]: running a receiver, and solving problems with it
 //!
@@ -51,3 +52,4 @@ page!(platform, "platform.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");
 page!(threat_model, "threat_model.md");
+page!(tower_http, "tower_http.md");

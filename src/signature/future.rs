@@ -72,7 +72,7 @@ pin_project! {
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
     pub(super) fn refuse(refusal: Refusal, parts: &Parts, config: &Config) -> Self {
         Self {
-            span: DeliverySpan::new(),
+            span: DeliverySpan::new(&parts.headers),
             state: State::refused(refusal, &parts.headers, config),
         }
     }
@@ -83,9 +83,10 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
         inner: S,
         config: Arc<Config>,
     ) -> Self {
+        let span = DeliverySpan::new(&parts.headers);
         let rest = Some((parts, inner));
         Self {
-            span: DeliverySpan::new(),
+            span,
             state: State::Receiving {
                 receive,
                 rest,

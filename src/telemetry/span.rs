@@ -1,5 +1,6 @@
 //! The span of a delivery.
 
+use http::{HeaderMap, HeaderName};
 use tokio::time::Instant;
 use tracing::field::{Empty, display};
 use tracing::span::Entered;
@@ -17,18 +18,43 @@ pub(crate) struct DeliverySpan {
     started: Option<Instant>,
 }
 
+/// Set by a proxy or by another layer. It is not signed.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// The longest request id that is recorded, in characters after escaping, since anybody can send one.
+const LONGEST_REQUEST_ID: usize = 64;
+
 impl DeliverySpan {
-    pub(crate) fn new() -> Self {
-        Self::starting(info_span!(
+    /// Creates the span of a request with these headers.
+    pub(crate) fn new(headers: &HeaderMap) -> Self {
+        let this = Self::starting(info_span!(
             "delivery",
             kind = Empty,
             chat = Empty,
             key = Empty,
             attempt = Empty,
             secret = Empty,
+            request_id = Empty,
             outcome = Empty,
             duration_ms = Empty,
-        ))
+        ));
+        if !this.span.is_disabled() {
+            this.request_id(headers);
+        }
+        this
+    }
+
+    /// Records the request id, if there is exactly one.
+    fn request_id(&self, headers: &HeaderMap) {
+        let mut values = headers.get_all(REQUEST_ID).iter();
+        let (Some(value), None) = (values.next(), values.next()) else {
+            return;
+        };
+        let escaped = value.as_bytes().escape_ascii();
+        let length = escaped.clone().take(LONGEST_REQUEST_ID + 1).count();
+        if (1..=LONGEST_REQUEST_ID).contains(&length) {
+            self.span.record("request_id", display(escaped));
+        }
     }
 
     /// The current span, which [`new`](Self::new) made, for a task that continues in it.

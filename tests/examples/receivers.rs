@@ -741,7 +741,7 @@ fn hyper_example_accepts_signed_deliveries() {
 #[test]
 fn extractor_example_accepts_signed_deliveries() {
     let mut command = example("extractor");
-    let extractor = Receiver::start_by(command.args(["--secret", "s"]));
+    let extractor = Receiver::start_by(command.args(["--secret", "s"]).env("NO_COLOR", "1"));
     let send = |path, secret, event| {
         let url = format!("http://{}{path}", extractor.address());
         run(
@@ -763,6 +763,25 @@ fn extractor_example_accepts_signed_deliveries() {
     assert!(out.contains("Here is the receipt"), "{out}");
     assert!(out.contains("chat-opened: "), "{out}");
     assert_eq!(out.lines().count(), 3);
+
+    let curl = |path| {
+        let url = format!("http://{}{path}", extractor.address());
+        tool("curl", &["-sS", "-i", &url])
+    };
+    assert!(curl("/").starts_with("HTTP/1.1 200"));
+    assert!(curl("/nowhere").starts_with("HTTP/1.1 404"));
+    let refused = curl("/chat-rated");
+    assert!(refused.starts_with("HTTP/1.1 405"), "{refused}");
+    let id = refused
+        .lines()
+        .find_map(|it| it.strip_prefix("x-request-id: "));
+    let field = format!("request_id={}", id.unwrap());
+    let err = extractor.program.err();
+    let line = err.lines().find(|line| line.contains(&field)).unwrap();
+    assert!(
+        line.contains(" request{method=GET uri=/chat-rated "),
+        "{line}"
+    );
 
     extractor.signal(Signal::SIGINT);
     assert_eq!(extractor.program.finish().code, 0);

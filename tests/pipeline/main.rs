@@ -13,4 +13,5 @@ mod router;
 mod runs;
 mod signatures;
 mod sockets;
+mod tower_http;
 mod tracing;

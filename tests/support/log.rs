@@ -20,7 +20,8 @@ pub(crate) struct Log {
     _guard: DefaultGuard,
 }
 
-/// The fields of a span or an event, and its `level`, `name` and `target`; for an event also its `span`.
+/// The fields of a span or an event, and its `level`, `name` and `target`; for a span also its `parent`, and for
+/// an event its `span`.
 pub(crate) type Fields = HashMap<&'static str, String>;
 
 impl Log {
@@ -125,8 +126,11 @@ fn fields(metadata: &'static Metadata<'static>, record: impl FnOnce(&mut Visitor
 }
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Records {
-    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, _: Context<'_, S>) {
-        let span = fields(attributes.metadata(), |visitor| attributes.record(visitor));
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut span = fields(attributes.metadata(), |visitor| attributes.record(visitor));
+        if let Some(parent) = context.span(id).and_then(|span| span.parent()) {
+            span.insert("parent", parent.name().to_owned());
+        }
         lock(&self.spans).push((id.clone(), span));
     }
 
