@@ -326,6 +326,7 @@ impl AdminClient {
             excerpt: excerpt(&text),
             errors,
         })
+        .with_retry_after(headers)
     }
 }
 

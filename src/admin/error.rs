@@ -1,15 +1,19 @@
 //! Errors of a query.
 
 use std::fmt;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::StatusCode;
+use http::header::{DATE, HeaderMap, RETRY_AFTER};
 
 use super::response::GraphQlError;
 use crate::error::BoxError;
 
 /// How many characters of a server's text are shown.
 pub(super) const EXCERPT: usize = 512;
+
+/// The longest delay of `Retry-After`, as for other headers in seconds (RFC 9111, section 1.2.2).
+const LONGEST: Duration = Duration::from_secs(1 << 31);
 
 /// The error of a query: no usable response was received.
 ///
@@ -36,6 +40,7 @@ pub(super) const EXCERPT: usize = 512;
 pub struct AdminError {
     kind: AdminErrorKind,
     source: Option<BoxError>,
+    retry_after: Option<Duration>,
 }
 
 /// The category of an [`AdminError`].
@@ -80,14 +85,28 @@ pub enum AdminErrorKind {
 
 impl AdminError {
     pub(super) fn new(kind: AdminErrorKind) -> Self {
-        Self { kind, source: None }
+        Self {
+            kind,
+            source: None,
+            retry_after: None,
+        }
     }
 
     pub(super) fn with_source(kind: AdminErrorKind, source: BoxError) -> Self {
         Self {
-            kind,
             source: Some(source),
+            ..Self::new(kind)
         }
+    }
+
+    /// Keeps the `Retry-After` of a 429 or 503 response.
+    pub(super) fn with_retry_after(mut self, headers: &HeaderMap) -> Self {
+        if let AdminErrorKind::Status { status, .. } = &self.kind
+            && matches!(status.as_u16(), 429 | 503)
+        {
+            self.retry_after = retry_after(headers, SystemTime::now());
+        }
+        self
     }
 
     /// Returns the category of this error.
@@ -110,6 +129,29 @@ impl AdminError {
             }
             _ => false,
         }
+    }
+
+    /// Returns the delay after which the server asks to send the query again: the `Retry-After` header of
+    /// a response with the status 429 or 503, in seconds or as a date.
+    ///
+    /// A date in the past is a delay of zero. A value that is neither is ignored. The server chooses the
+    /// delay, which may be up to 2^31 seconds (68 years), so limit it:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tower_webhook::HandlerError;
+    /// use tower_webhook::admin::AdminError;
+    ///
+    /// fn to_handler_error(error: AdminError) -> HandlerError {
+    ///     match error.retry_after() {
+    ///         Some(delay) => HandlerError::retry_after(delay.min(Duration::from_secs(3_600)), error),
+    ///         None => error.into(),
+    ///     }
+    /// }
+    /// ```
+    #[must_use]
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// Returns the errors that GraphQL reported, whatever the response's status was.
@@ -136,6 +178,9 @@ impl fmt::Display for AdminError {
                 ..
             } => {
                 write!(f, "the Admin API answered {status}")?;
+                if let Some(delay) = self.retry_after {
+                    write!(f, ", to be retried after {} s", delay.as_secs())?;
+                }
                 match location {
                     Some(location) => write!(
                         f,
@@ -169,6 +214,23 @@ impl std::error::Error for AdminError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         self.source.as_deref().map(|source| source as _)
     }
+}
+
+/// Reads `Retry-After` (RFC 9110, section 10.2.3). A date counts from the response's `Date`, by the same
+/// clock, else from `now`.
+fn retry_after(headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
+    let text = |name| headers.get(name)?.to_str().ok().map(str::trim);
+    let date = |name| httpdate::parse_http_date(text(name)?).ok();
+    let value = text(RETRY_AFTER)?;
+    let is_number = !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit());
+    let delay = if is_number {
+        // It fails only if the number is too large.
+        value.parse().map_or(LONGEST, Duration::from_secs)
+    } else {
+        let sent = date(DATE).unwrap_or(now);
+        date(RETRY_AFTER)?.duration_since(sent).unwrap_or_default()
+    };
+    Some(delay.min(LONGEST))
 }
 
 /// Returns the beginning of a text with escapes, so that it can neither forge lines of a log nor control
@@ -205,6 +267,39 @@ mod tests {
         );
         assert_eq!(excerpt(&"é".repeat(512)), "é".repeat(512));
         assert_eq!(excerpt(&"é".repeat(513)), "é".repeat(512) + "…");
+    }
+
+    #[test]
+    fn retry_after_is_a_number_of_seconds_or_a_date() {
+        let now = httpdate::parse_http_date("Sun, 22 Nov 2026 12:00:00 GMT").unwrap();
+        let later = "Sun, 22 Nov 2026 12:01:30 GMT";
+        for (value, date, seconds) in [
+            ("0", None, Some(0)),
+            ("120", None, Some(120)),
+            (" 7 ", None, Some(7)),
+            ("99999999999999999999999", None, Some(1 << 31)),
+            ("2147483649", None, Some(1 << 31)),
+            (later, None, Some(90)),
+            (later, Some("Sun, 22 Nov 2026 12:01:00 GMT"), Some(30)),
+            (later, Some("yesterday"), Some(90)),
+            ("Sunday, 22-Nov-26 12:01:30 GMT", None, Some(90)),
+            ("Sun, 22 Nov 2026 11:59:59 GMT", None, Some(0)),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", None, Some(1 << 31)),
+            ("", None, None),
+            ("-1", None, None),
+            ("+1", None, None),
+            ("1.5", None, None),
+            ("soon", None, None),
+            ("\u{fc}", None, None),
+        ] {
+            let mut headers = HeaderMap::new();
+            let header = |text: &str| http::HeaderValue::from_bytes(text.as_bytes()).unwrap();
+            headers.insert(RETRY_AFTER, header(value));
+            headers.extend(date.map(|date| (DATE, header(date))));
+            let expected = seconds.map(Duration::from_secs);
+            assert_eq!(retry_after(&headers, now), expected, "{value}");
+        }
+        assert_eq!(retry_after(&HeaderMap::new(), now), None);
     }
 
     #[test]

@@ -45,7 +45,8 @@
 //! With `?`, a delivery fails if the query fails, and the platform retries it. If the handler can do
 //! without the response, handle the [`AdminError`] instead: failed deliveries count towards disabling
 //! the webhook ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)). The
-//! [timeout](AdminClient::timeout) of a call defaults to 10 seconds, and a handler's to 30.
+//! [timeout](AdminClient::timeout) of a call defaults to 10 seconds, and a handler's to 30. If the API
+//! limits the rate of queries, [`AdminError::retry_after`] returns the delay that it asks for.
 //!
 //! # Any query
 //!

@@ -165,23 +165,31 @@ impl AccessToken {
         self.redact(&text).into()
     }
 
+    /// Takes time proportional to the text, whatever is in it: a server chooses it.
     fn redact_from(&self, text: &str, is_cut: bool) -> String {
+        let token = self.bytes();
+        // Each spelling of the token begins with its first character, or with that of an escape.
+        let begins = [char::from(token[0]), '\\', '%'];
         let mut redacted = String::with_capacity(text.len());
         let mut rest = text;
-        while let Some(first) = rest.chars().next() {
-            match find(rest.as_bytes(), self.bytes()) {
+        while let Some(start) = rest.find(begins) {
+            redacted.push_str(&rest[..start]);
+            rest = &rest[start..];
+            let passed = match find(rest.as_bytes(), token) {
                 Found::Whole(length) => {
                     redacted.push_str(REDACTED);
                     rest = &rest[length..];
+                    continue;
                 }
                 // Even one character of the token is one less to guess, so a possible beginning goes.
-                Found::Beginning if is_cut => break,
-                Found::Beginning | Found::No => {
-                    redacted.push(first);
-                    rest = &rest[first.len_utf8()..];
-                }
-            }
+                Found::Beginning if is_cut => return redacted,
+                // A run of backslashes reads the same from each of them, so `find` looks at it once.
+                Found::Beginning | Found::No => backslashes(rest.as_bytes()).max(1),
+            };
+            redacted.push_str(&rest[..passed]);
+            rest = &rest[passed..];
         }
+        redacted.push_str(rest);
         redacted
     }
 }
@@ -225,7 +233,7 @@ fn find(text: &[u8], token: &[u8]) -> Found {
 /// within it. A character such as `/` may be spelled `\/`, `\u002F` or `%2F`.
 fn unescape(text: &[u8]) -> Option<(u8, &[u8])> {
     // Any number of them: JSON within a JSON string, or within `Debug`, doubles each.
-    let backslashes = text.iter().take_while(|byte| **byte == b'\\').count();
+    let backslashes = backslashes(text);
     let (first, rest) = text[backslashes..].split_first()?;
     let digits = match first {
         b'u' if backslashes > 0 => 4,
@@ -244,8 +252,15 @@ fn unescape(text: &[u8]) -> Option<(u8, &[u8])> {
     }
 }
 
+/// Returns how many backslashes a text begins with.
+fn backslashes(text: &[u8]) -> usize {
+    text.iter().take_while(|byte| **byte == b'\\').count()
+}
+
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn token(token: &str) -> AccessToken {
@@ -356,6 +371,65 @@ mod tests {
         ] {
             assert_eq!(token.redact(other), other);
         }
+    }
+
+    /// What `redact_from` does, in quadratic time: it looks for the token at every character.
+    fn redacted_slowly(token: &AccessToken, text: &str, is_cut: bool) -> String {
+        let mut redacted = String::new();
+        let mut rest = text;
+        while let Some(first) = rest.chars().next() {
+            match find(rest.as_bytes(), token.bytes()) {
+                Found::Whole(length) => {
+                    redacted.push_str(REDACTED);
+                    rest = &rest[length..];
+                }
+                Found::Beginning if is_cut => break,
+                Found::Beginning | Found::No => {
+                    redacted.push(first);
+                    rest = &rest[first.len_utf8()..];
+                }
+            }
+        }
+        redacted
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_place_of_the_token_is_overlooked(
+            secret in "[u%20aF/]{1,4}",
+            text in r"([u%20aF/é\\]|u002F|%2F|%61|\\u0075|\\u0061){0,24}",
+            is_cut: bool,
+        ) {
+            let token = token(&secret);
+            let expected = redacted_slowly(&token, &text, is_cut);
+            proptest::prop_assert_eq!(token.redact_from(&text, is_cut), expected);
+        }
+    }
+
+    #[test]
+    fn redaction_takes_linear_time() {
+        let token = token("hunter2/abc+def==");
+        for (unit, length) in [
+            ("\\", 1_000 * 1_024),
+            ("\\u", 100_000),
+            (r"\\\\\\hunter2\", 100_000),
+            ("%5", 100_000),
+            ("h", 100_000),
+            ("é", 100_000),
+        ] {
+            let text = unit.repeat(length / unit.len());
+            // The time of this thread alone, which other programs do not prolong. A search that begins
+            // anew at each backslash takes minutes.
+            let began = cpu_time();
+            assert_eq!(token.redact(&text), text, "{unit}");
+            let took = cpu_time().saturating_sub(began);
+            assert!(took < Duration::from_secs(10), "{unit}: {took:?}");
+        }
+    }
+
+    fn cpu_time() -> Duration {
+        let clock = nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID;
+        nix::time::clock_gettime(clock).unwrap().into()
     }
 
     #[test]

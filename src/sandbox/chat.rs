@@ -21,7 +21,7 @@ use crate::event::{
 /// ([Spec 3](crate::docs::platform#spec-3)). A chat that was closed or transferred is rated eventually,
 /// even if [`rate`](Self::rate) is not called
 /// ([rule 1](crate::docs::platform#spec-3-rule-1); see
-/// [`Settings::rate_after`](super::Settings::rate_after)).
+/// [`Settings::rate_after`](super::Settings::rate_after)): once, and not if it was reopened before.
 ///
 /// ```
 /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
@@ -103,7 +103,8 @@ impl SimulatedChat {
         self.step(Step::Close)
     }
 
-    /// Reopens the chat: a [`ChatReopened`](crate::event::ChatReopened) event.
+    /// Reopens the chat: a [`ChatReopened`](crate::event::ChatReopened) event. A rating that has not come
+    /// yet does not come before the chat is resolved again.
     pub fn reopen(&self) -> EventId {
         self.step(Step::Reopen)
     }
@@ -114,7 +115,8 @@ impl SimulatedChat {
         self.step(Step::Transfer)
     }
 
-    /// Rates the chat as the customer: a [`ChatRated`](crate::event::ChatRated) event.
+    /// Rates the chat as the customer: a [`ChatRated`](crate::event::ChatRated) event. It is sent whether or
+    /// not the chat was resolved, and replaces the rating that would come without a script.
     pub fn rate(&self, rating: Rating) -> EventId {
         self.step(Step::Rate(rating))
     }
@@ -138,8 +140,8 @@ impl SimulatedChat {
     }
 
     /// Sends a message, for instance with an attachment: a
-    /// [`MessageCreated`](crate::event::MessageCreated) event. Its chat is set, and its identifier,
-    /// sender and time if they are `None`.
+    /// [`MessageCreated`](crate::event::MessageCreated) event. Of its fields, only those that are `None` are
+    /// set, except the text and the attachment: without a sender, the customer sends it.
     ///
     /// ```
     /// # use tower_webhook::event::{Attachment, Message};
@@ -166,7 +168,8 @@ impl SimulatedChat {
         self.step(Step::Message(Box::new(message)))
     }
 
-    /// Sends an event of any kind with any body in this chat, for instance one that does not decode.
+    /// Sends an event of any kind with any body in this chat, for instance one that does not decode. For
+    /// the chat's rating, the kind alone counts: one that closes the chat is followed by a rating.
     ///
     /// ```
     /// # use tower_webhook::EventKind;
@@ -187,6 +190,14 @@ impl SimulatedChat {
         let body = body.into();
         self.sandbox
             .change(|state| state.emit(kind, self.index, body))
+    }
+
+    /// Takes a step unless the chat was rated since it was resolved.
+    fn step_if_unrated(&self, step: Step) -> Option<EventId> {
+        self.sandbox.change(|state| {
+            let is_unrated = state.chats[self.index].rate_at.is_some();
+            is_unrated.then(|| state.step(self.index, step))
+        })
     }
 
     fn step(&self, step: Step) -> EventId {
@@ -283,7 +294,9 @@ impl ChatData {
     fn complete(&mut self, message: Message, now: Timestamp) -> Message {
         self.messages += 1;
         let chat = &self.chat;
-        let is_user = message.is_user.unwrap_or(true);
+        // Someone who is named is the sender. If both are, or nobody, it is the customer.
+        let is_named = message.user.is_some() || message.expert.is_none();
+        let is_user = message.is_user.unwrap_or(is_named);
         let sender = |id: Option<String>, wrote: bool| {
             wrote
                 .then_some(id)
@@ -293,8 +306,10 @@ impl ChatData {
         let user = chat.user.as_ref().and_then(|user| user.id.clone());
         let expert = chat.expert.as_ref().and_then(|expert| expert.id.clone());
         Message {
-            chat: Some(Reference {
-                id: chat.id.clone(),
+            chat: message.chat.or_else(|| {
+                Some(Reference {
+                    id: chat.id.clone(),
+                })
             }),
             id: message
                 .id
@@ -320,19 +335,22 @@ fn to_json(payload: &impl Serialize) -> Bytes {
 impl State {
     fn step(&mut self, index: usize, step: Step) -> EventId {
         let now = self.clock.now();
-        let rate_after = self.rate_after;
-        // Anything that happens in a chat that waits for its rating puts the rating off.
-        let due = match (&step, self.chats[index].rate_at) {
-            (Step::Rate(_), _) => None,
-            (Step::Close | Step::Transfer, _) | (_, Some(_)) => {
-                Some(now.saturating_add(rate_after))
-            }
-            _ => None,
-        };
-        self.schedule_rating(index, due);
         let timestamp = self.clock.timestamp(now);
         let (kind, body) = self.chats[index].data.apply(step, timestamp);
         self.emit(kind, index, body)
+    }
+
+    /// Schedules or cancels the rating that follows from an event of `kind` (Spec 3, rule 1): one for each
+    /// resolution that is neither reopened nor rated by a script.
+    pub(super) fn plan_rating(&mut self, index: usize, kind: &EventKind) {
+        let is = |other: EventKind| *kind == other;
+        let is_pending = self.chats[index].rate_at.is_some();
+        let resolves = is(EventKind::CHAT_CLOSED) || is(EventKind::CHAT_TRANSFERRED);
+        let ends = is(EventKind::CHAT_RATED) || is(EventKind::CHAT_REOPENED);
+        // Anything else that happens in a chat that waits for its rating puts the rating off.
+        let at = (resolves || (is_pending && !ends))
+            .then(|| self.clock.now().saturating_add(self.rate_after));
+        self.schedule_rating(index, at);
     }
 
     /// Rates a chat that no script rates (Spec 3, rule 1).
@@ -434,16 +452,25 @@ impl Generator {
 
     /// Creates the next event: in a new chat, or in one that is not rated yet.
     pub fn step(&mut self) -> EventId {
+        loop {
+            if let Some(event) = self.try_step() {
+                return event;
+            }
+        }
+    }
+
+    /// Returns `None` if it chose a chat that was rated in the meantime, which it then forgets.
+    fn try_step(&mut self) -> Option<EventId> {
         let rng = &mut self.rng;
         if self.chats.is_empty() || rng.u8(..6) == 0 {
             let chat = self.sandbox.chat();
             let event = chat.assign();
             self.chats.push((chat, Phase::Assigned));
-            return event;
+            return Some(event);
         }
         let index = rng.usize(..self.chats.len());
         let (chat, phase) = &mut self.chats[index];
-        match phase {
+        Some(match phase {
             Phase::Assigned => {
                 *phase = Phase::Open;
                 chat.open()
@@ -469,17 +496,21 @@ impl Generator {
                 4 | 5 => chat.message("And when will that be?"),
                 _ => chat.reply("I am looking into it."),
             },
-            Phase::Resolved if rng.u8(..4) == 0 => {
-                *phase = Phase::Open;
-                chat.reopen()
-            }
             Phase::Resolved => {
-                let rating = pick(rng, &[Rating::Bad, Rating::Fair, Rating::Good]);
-                let event = chat.rate(rating);
-                self.chats.swap_remove(index);
-                event
+                let reopens = rng.u8(..4) == 0;
+                let step = match reopens {
+                    true => Step::Reopen,
+                    false => Step::Rate(pick(rng, &[Rating::Bad, Rating::Fair, Rating::Good])),
+                };
+                let event = chat.step_if_unrated(step);
+                if reopens && event.is_some() {
+                    *phase = Phase::Open;
+                } else {
+                    self.chats.swap_remove(index);
+                }
+                return event;
             }
-        }
+        })
     }
 }
 

@@ -26,7 +26,7 @@ const MAX_BODY: usize = 1024 * 1024;
 ///
 /// A request must have the method `POST`, the type `application/json`, a bearer token from
 /// [`Sandbox::create_api_key`](super::Sandbox::create_api_key), and a body that is an object with the one
-/// string `query`. Responses and errors have GraphQL's envelope.
+/// string `query`; `variables` may be `null`. Responses and errors have GraphQL's envelope.
 ///
 /// ```
 /// # use tower_webhook::sandbox::{Body, Sandbox};
@@ -112,7 +112,7 @@ impl GraphQl {
             }
             Err(_) => return Err(Refusal(StatusCode::BAD_REQUEST, "The body is incomplete.")),
         };
-        let Ok(QueryBody { query }) = serde_json::from_slice(&body) else {
+        let Ok(QueryBody { query, .. }) = serde_json::from_slice(&body) else {
             return Err(Refusal(
                 StatusCode::BAD_REQUEST,
                 "The body must be a JSON object with exactly one field: the string `query`.",
@@ -145,11 +145,13 @@ fn is_json(headers: &HeaderMap) -> bool {
 }
 
 /// The spec shows one field, `query`. A client that sends `variables` too works here only if it works on
-/// the platform, so other fields are refused.
+/// the platform, so other fields are refused. `"variables": null` is what many clients send without any.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct QueryBody {
     query: String,
+    #[serde(rename = "variables", default)]
+    _variables: Option<()>,
 }
 
 struct Refusal(StatusCode, &'static str);

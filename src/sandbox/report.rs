@@ -61,6 +61,13 @@ pub struct Attempt {
     pub fault: Option<Injected>,
     /// How the attempt ended for the platform.
     pub result: AttemptResult,
+    /// Why the service did not handle the event: the name of its [`Decision`](crate::Decision) and the
+    /// error with its causes, such as `failed: the CRM is closed`.
+    ///
+    /// Only a service [in process](super::Sandbox::in_process) has one, with
+    /// [`WebhookLayer`](crate::WebhookLayer) or [`SignatureLayer`](crate::SignatureLayer). The sender is
+    /// never told it.
+    pub reason: Option<String>,
 }
 
 /// How an [`Attempt`] ended for the platform.
@@ -149,6 +156,19 @@ pub struct EventReport {
     pub attempts: Vec<Attempt>,
 }
 
+impl EventReport {
+    /// Returns the reason of the first attempt that has one. An attempt without a fault comes first: a
+    /// tampered body is refused, however good the receiver is.
+    fn reason(&self) -> Option<&str> {
+        let (with, without): (Vec<_>, Vec<_>) = self
+            .attempts
+            .iter()
+            .filter(|attempt| attempt.reason.is_some())
+            .partition(|attempt| attempt.fault.is_some());
+        without.into_iter().chain(with).next()?.reason.as_deref()
+    }
+}
+
 impl fmt::Debug for EventReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Not derived: a body of a megabyte would hide the rest of a failed assertion.
@@ -174,18 +194,30 @@ impl fmt::Display for EventReport {
             "{:>6}  {kind:<16}  {chat:<10}  {:<10} ",
             self.id.0, self.state
         )?;
-        for attempt in &self.attempts {
-            write!(f, " {}", attempt.result)?;
-            if let Some(fault) = attempt.fault {
+        let is_same = |one: &Attempt, other: &Attempt| {
+            (&one.result, one.fault) == (&other.result, other.fault)
+        };
+        for same in self.attempts.chunk_by(is_same) {
+            write!(f, " {}", same[0].result)?;
+            if let Some(fault) = same[0].fault {
                 write!(f, " [{fault}]")?;
+            }
+            if same.len() > 1 {
+                write!(f, " ×{}", same.len())?;
             }
             f.write_str(";")?;
         }
-        Ok(())
+        match self.reason() {
+            Some(reason) => write!(f, "\n        {reason}"),
+            None => Ok(()),
+        }
     }
 }
 
-/// All events of a [`Sandbox`](super::Sandbox) and their attempts; `Display` shows them as a table.
+/// All events of a [`Sandbox`](super::Sandbox) and their attempts.
+///
+/// `Display` shows them as a table, with equal attempts as one (`500 ×1009`) and the first
+/// [reason](Attempt::reason) of each event below it.
 ///
 /// [`Sandbox::finish`](super::Sandbox::finish) and [`Sandbox::report`](super::Sandbox::report) return it.
 ///

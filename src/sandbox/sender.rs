@@ -18,7 +18,7 @@ use super::Settings;
 use super::fault::{Fault, Injected};
 use super::report::{Attempt, AttemptId, AttemptResult, EventId};
 use super::state::{Plan, State};
-use super::target::{Body, Target};
+use super::target::{Answer, Body, Target};
 use crate::error::Chain;
 
 /// The state that the handles of a sandbox share with its engine.
@@ -162,9 +162,9 @@ fn other_body(body: &Bytes) -> Bytes {
 async fn attempt(shared: &Shared, plan: &Plan, body: Bytes) -> bool {
     let (id, at) = shared.lock().begin_attempt(plan.event);
     let began = Instant::now();
-    let result = match request(shared, plan, body, id) {
+    let (result, reason) = match request(shared, plan, body, id) {
         Ok(request) => exchange(shared, request, plan.fault).await,
-        Err(error) => AttemptResult::Failed(Chain(&error).to_string()),
+        Err(error) => (AttemptResult::Failed(Chain(&error).to_string()), None),
     };
     let mut state = shared.lock();
     let attempt = Attempt {
@@ -174,6 +174,7 @@ async fn attempt(shared: &Shared, plan: &Plan, body: Bytes) -> bool {
         took: began.elapsed(),
         fault: plan.fault,
         result,
+        reason,
     };
     state.end_attempt(&attempt);
     // Not held while subscribers are woken: they may ask for the event at once.
@@ -227,12 +228,13 @@ fn request(
     request.body(body)
 }
 
-/// Sends the request, and returns how the attempt ended for the platform.
+/// Sends the request, and returns how the attempt ended for the platform, and the reason that the receiver
+/// gave.
 async fn exchange(
     shared: &Shared,
     request: Request<Body>,
     fault: Option<Injected>,
-) -> AttemptResult {
+) -> (AttemptResult, Option<String>) {
     let fault = fault.map(|injected| (injected.fault, injected.parameter));
     let polls = match fault {
         Some((Fault::Disconnect, polls)) => polls,
@@ -241,21 +243,26 @@ async fn exchange(
     // A receiver in process may panic. Its service is a clone that is dropped with the future, so no
     // broken state is used again.
     let response = AssertUnwindSafe((shared.target)(request)).catch_unwind();
-    match timeout(shared.settings.attempt_timeout, at_most(polls, response)).await {
+    let timeout = timeout(shared.settings.attempt_timeout, at_most(polls, response));
+    let result = match timeout.await {
         Err(_) => AttemptResult::TimedOut,
         Ok(None) => AttemptResult::Withheld(None),
-        Ok(Some(Ok(Ok(status)))) => match fault {
-            Some((Fault::DropResponse | Fault::TruncateBody | Fault::Disconnect, _)) => {
-                AttemptResult::Withheld(Some(status))
-            }
-            _ => AttemptResult::Answered(status),
-        },
+        Ok(Some(Ok(Ok(Answer { status, reason })))) => {
+            let result = match fault {
+                Some((Fault::DropResponse | Fault::TruncateBody | Fault::Disconnect, _)) => {
+                    AttemptResult::Withheld(Some(status))
+                }
+                _ => AttemptResult::Answered(status),
+            };
+            return (result, reason);
+        }
         Ok(Some(Ok(Err(_)))) if matches!(fault, Some((Fault::TruncateBody, _))) => {
             AttemptResult::Withheld(None)
         }
         Ok(Some(Ok(Err(error)))) => AttemptResult::Failed(Chain(error.as_ref()).to_string()),
         Ok(Some(Err(_))) => AttemptResult::Failed("the service panicked".to_owned()),
-    }
+    };
+    (result, None)
 }
 
 /// Polls a future at most `polls` times, and then drops it: the client has disconnected.

@@ -114,6 +114,7 @@ impl State {
     }
 
     pub(super) fn emit(&mut self, kind: EventKind, chat: usize, body: Bytes) -> EventId {
+        self.plan_rating(chat, &kind);
         // Drawn even if the event is never sent: the keys of later events do not depend on webhooks.
         let key = format!("{:032x}", self.rng.u128(..));
         let delivers = self.portal.delivers(&kind).is_some();

@@ -13,13 +13,22 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
 use tower_service::Service;
 
-use crate::error::BoxError;
+use crate::answer::Decision;
+use crate::error::{BoxError, Chain};
+use crate::outcome::Outcome;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// Sends one request, and returns the response's status.
+/// Sends one request, and returns what the platform and its report see of the response.
 pub(super) type Target =
-    Box<dyn Fn(Request<Body>) -> BoxFuture<Result<StatusCode, BoxError>> + Send + Sync>;
+    Box<dyn Fn(Request<Body>) -> BoxFuture<Result<Answer, BoxError>> + Send + Sync>;
+
+/// A response.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    /// Why the delivery was not handled, if the response says so.
+    pub(super) reason: Option<String>,
+}
 
 /// Delivers into a service in this process.
 pub(super) fn service<S, B>(service: S) -> Target
@@ -41,7 +50,10 @@ where
                 .await
                 .map_err(Into::into)?;
             let response = service.call(request).await.map_err(Into::into)?;
-            Ok(response.status())
+            Ok(Answer {
+                status: response.status(),
+                reason: Decision::of(&response).and_then(reason),
+            })
         })
     })
 }
@@ -51,8 +63,33 @@ pub(super) fn http() -> Target {
     let client = Client::builder(TokioExecutor::new()).build_http();
     Box::new(move |request| {
         let response = client.request(request);
-        Box::pin(async move { Ok(response.await?.status()) })
+        Box::pin(async move {
+            Ok(Answer {
+                status: response.await?.status(),
+                reason: None,
+            })
+        })
     })
+}
+
+/// Returns the name of a decision and its error with all causes, unless the event was handled or ignored.
+/// The sender is never told this; the report of a test is.
+fn reason(decision: &Decision) -> Option<String> {
+    let name = decision.name();
+    let outcome = decision.outcome();
+    // A refusal's own text is a sentence for the sender, and its cause says more.
+    let refusal = decision.refusal().map(|refusal| match refusal.source() {
+        Some(cause) => Chain(cause).to_string(),
+        None => refusal.to_string().trim_end_matches('.').to_owned(),
+    });
+    let error = outcome
+        .and_then(Outcome::reason)
+        .map(|error| Chain(error).to_string());
+    match (refusal.or(error), outcome) {
+        (Some(error), _) => Some(format!("{name}: {error}")),
+        (None, Some(Outcome::Handled | Outcome::Replayed | Outcome::Ignored)) => None,
+        (None, _) => Some(name.to_owned()),
+    }
 }
 
 /// The request body of a delivery in process, which [`Fault::TruncateBody`](super::Fault::TruncateBody)

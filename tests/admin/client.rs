@@ -354,6 +354,28 @@ async fn error_status_includes_an_excerpt_of_the_body() {
 }
 
 #[tokio::test]
+async fn retry_after_of_429_and_503_is_kept() {
+    for (code, seconds) in [(429, Some(30)), (503, Some(30)), (500, None), (401, None)] {
+        let server = Server::start(move || {
+            Response::builder()
+                .status(code)
+                .header("retry-after", "30")
+                .body(Body::from("later"))
+                .unwrap()
+        })
+        .await;
+        let error = server.client().failure().await;
+
+        assert_eq!(error.retry_after(), seconds.map(Duration::from_secs));
+        let says = ", to be retried after 30 s: later";
+        let text = error.to_string();
+        assert_eq!(text.ends_with(says), seconds.is_some(), "{text}");
+    }
+    let error = stub(StatusCode::TOO_MANY_REQUESTS, "").failure().await;
+    assert_eq!(error.retry_after(), None);
+}
+
+#[tokio::test]
 async fn graphql_errors_are_read_at_any_status() {
     let text = r#"{"errors":[{"message":"unknown field","locations":[{"line":1,"column":3}]}]}"#;
     let error = stub(StatusCode::BAD_REQUEST, text).failure().await;

@@ -1,6 +1,6 @@
 //! The sandbox follows the platform's rules (Spec 2 to 8) and injects faults.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::pending;
 use std::sync::{Arc, Mutex};
@@ -16,7 +16,8 @@ use tower_webhook::event::{
     Attachment, Chat, ChatLifecycle, EventKind, Message, Timestamp, sample,
 };
 use tower_webhook::sandbox::{
-    AttemptId, AttemptResult, Body, EventState, Fault, Faults, Rating, Sandbox, Settings, Webhook,
+    AttemptId, AttemptResult, Body, EventState, Fault, Faults, Injected, Rating, Sandbox, Settings,
+    SimulatedChat, Webhook,
 };
 use tower_webhook::{HeaderNames, Secret, Secrets, SenderPolicy};
 
@@ -326,7 +327,7 @@ async fn payloads_contain_known_fields_and_omit_the_rest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn closed_or_transferred_chat_is_rated() {
+async fn closed_or_transferred_chat_is_rated_once() {
     let recorder = Recorder::answering(StatusCode::OK);
     let sandbox = sandbox(&recorder);
     let began = Instant::now();
@@ -336,18 +337,41 @@ async fn closed_or_transferred_chat_is_rated() {
     transferred.transfer();
     let reopened = sandbox.chat();
     reopened.close();
+    let resolved_again = sandbox.chat();
+    resolved_again.transfer();
+    let both = sandbox.chat();
+    both.close();
+    both.transfer();
+    let busy = sandbox.chat();
+    busy.close();
     let scripted = sandbox.chat();
     scripted.close();
     scripted.rate(Rating::Good);
     let opened = sandbox.chat();
     opened.open();
+    let emitted = ["chat-closed", "chat-transferred"].map(|kind| {
+        let chat = sandbox.chat();
+        chat.emit(kind.parse().unwrap(), "{}");
+        chat
+    });
+    let [emitted_rating, emitted_reopening] = ["chat-rated", "chat-reopened"].map(|kind| {
+        let chat = sandbox.chat();
+        chat.close();
+        chat.emit(kind.parse().unwrap(), "{}");
+        chat
+    });
     sleep(HOUR / 2).await;
     reopened.reopen();
+    resolved_again.reopen();
+    busy.message("Thank you");
+    sleep(HOUR).await;
+    resolved_again.close();
 
     let report = sandbox.finish().await;
-    let ratings = |chat: &str| {
+    let ratings = |chat: &SimulatedChat| {
+        let chat = chat.id();
         let rated = report.events.iter().filter(|event| {
-            event.kind == EventKind::CHAT_RATED && event.chat.as_deref() == Some(chat)
+            event.kind == EventKind::CHAT_RATED && event.chat.as_ref() == Some(&chat)
         });
         rated
             .map(|event| event.arose_at.as_millis())
@@ -355,12 +379,76 @@ async fn closed_or_transferred_chat_is_rated() {
     };
     let start = report.events[0].arose_at.as_millis();
     let hour = HOUR.as_millis() as i64;
-    assert_eq!(ratings(&closed.id()), [start + hour]);
-    assert_eq!(ratings(&transferred.id()), [start + hour]);
-    assert_eq!(ratings(&reopened.id()), [start + hour + hour / 2]);
-    assert_eq!(ratings(&scripted.id()), [start]);
-    assert_eq!(ratings(&opened.id()), [0; 0]);
-    assert_eq!(began.elapsed().as_millis() as i64, hour + hour / 2);
+    for chat in [&closed, &transferred, &both, &emitted[0], &emitted[1]] {
+        assert_eq!(ratings(chat), [start + hour]);
+    }
+    assert_eq!(ratings(&reopened), [0; 0]);
+    assert_eq!(ratings(&resolved_again), [start + 2 * hour + hour / 2]);
+    assert_eq!(ratings(&busy), [start + hour + hour / 2]);
+    assert_eq!(ratings(&scripted), [start]);
+    assert_eq!(ratings(&opened), [0; 0]);
+    assert_eq!(ratings(&emitted_rating), [start]);
+    assert_eq!(ratings(&emitted_reopening), [0; 0]);
+    assert_eq!(began.elapsed().as_millis() as i64, 2 * hour + hour / 2);
+}
+
+/// Also if so much time passes that chats are rated before the generator does it.
+#[tokio::test(start_paused = true)]
+async fn generated_chat_has_no_more_ratings_than_resolutions() {
+    for pause in [Duration::ZERO, 10 * MINUTE, HOUR] {
+        let recorder = Recorder::answering(StatusCode::OK);
+        let sandbox = sandbox(&recorder);
+        let mut generator = sandbox.generator();
+        for _ in 0..500 {
+            generator.step();
+            sleep(pause).await;
+        }
+        let report = sandbox.finish().await;
+
+        let mut unrated = BTreeMap::new();
+        for event in &report.events {
+            let waits: &mut bool = unrated.entry(event.chat.clone()).or_default();
+            match event.kind.as_str() {
+                "chat-closed" | "chat-transferred" => *waits = true,
+                "chat-reopened" => *waits = false,
+                "chat-rated" => assert!(std::mem::take(waits), "{pause:?}: {event}"),
+                _ => {}
+            }
+        }
+        assert!(unrated.values().all(|waits| !waits), "{pause:?}: {report}");
+        assert!(report.events.len() >= 500);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sent_message_keeps_what_it_has() {
+    let recorder = Recorder::answering(StatusCode::OK);
+    let sandbox = sandbox(&recorder);
+    let chat = sandbox.chat();
+    let sent = |message: Value| {
+        let event = chat.send(serde_json::from_value(message).unwrap());
+        serde_json::from_slice::<Value>(&sandbox.event(event).unwrap().body).unwrap()
+    };
+    let whole = json!({
+        "chat": {"id": "c-7"}, "id": "m-7", "user": {"id": "u-7"}, "expert": {"id": "e-7"},
+        "isUser": false, "text": "Here", "type": "card", "hideForUser": true, "hideForExpert": true,
+        "createdAt": 7, "attachment": {"url": "https://example.com/a.png"},
+    });
+    assert_eq!(sent(whole.clone()), whole);
+
+    let by_expert = sent(json!({"expert": {"id": "e-7"}}));
+    assert_eq!(by_expert["expert"]["id"], "e-7");
+    assert_eq!(by_expert["isUser"], false);
+    assert_eq!(by_expert.get("user"), None);
+    assert_eq!(by_expert["chat"]["id"], chat.id());
+    let by_user = sent(json!({"user": {"id": "u-7"}}));
+    assert_eq!(
+        (&by_user["isUser"], by_user.get("expert")),
+        (&json!(true), None)
+    );
+    let by_nobody = sent(json!({}));
+    assert_eq!(by_nobody["isUser"], true);
+    assert!(by_nobody["user"]["id"].is_string(), "{by_nobody}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -1074,6 +1162,57 @@ async fn report_is_a_table() {
     );
 }
 
+#[tokio::test(start_paused = true)]
+async fn report_of_a_failing_test_says_why() {
+    use tower::Layer;
+    use tower_webhook::event::{ChatClosed, ChatOpened, ChatRated};
+    use tower_webhook::{Delivery, EventRouter, HandlerError, WebhookLayer};
+
+    let events = EventRouter::new()
+        .on::<ChatOpened>(async |delivery: Delivery<ChatOpened>| {
+            let id = delivery.payload.id.unwrap_or_default();
+            Err(HandlerError::retry(format!("the CRM does not know {id}")))
+        })
+        .on::<ChatClosed>(async |_: Delivery<ChatClosed>| {
+            std::panic::resume_unwind(Box::new("silently"))
+        })
+        .on::<ChatRated>(async |_: Delivery<ChatRated>| Err(HandlerError::discard("too old")));
+    let secret = Secret::new("secret").unwrap();
+    let sandbox = Sandbox::in_process(WebhookLayer::new(secret.clone()).layer(events));
+    sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
+    let other = Webhook::new("/webhooks").signed(Secret::new("other").unwrap());
+    sandbox.configure(EventKind::MESSAGE_CREATED, other);
+
+    let chat = sandbox.chat();
+    sandbox.inject(Fault::Tamper);
+    chat.open();
+    chat.assign();
+    chat.message("Hello");
+    chat.close();
+    chat.rate(Rating::Good);
+    let report = sandbox.finish().await;
+
+    let Injected { parameter, .. } = report.events[0].attempts[0].fault.unwrap();
+    assert_eq!(
+        report.to_string(),
+        format!(
+            "\x20event  kind              chat        state       attempts
+     0  chat-opened       c-1         lost        401 [tamper (byte {parameter})]; 500 ×1008;
+        failed: the CRM does not know c-1
+     1  chat-assigned     c-1         delivered   200;
+     2  message-created   c-1         lost        401 ×1009;
+        invalid-signature: the signature is wrong for every secret
+     3  chat-closed       c-1         lost        500 ×1009;
+        panicked
+     4  chat-rated        c-1         delivered   200;
+        discarded: too old
+5 events, 2 delivered, 0 waiting, 3 lost, 0 never sent"
+        )
+    );
+    let reason = report.events[0].attempts[0].reason.as_deref().unwrap();
+    assert!(reason.starts_with("invalid-signature: "), "{reason}");
+}
+
 mod readme {
     use tower_webhook::event::ChatRated;
     use tower_webhook::{Delivery, EventRouter};
@@ -1228,6 +1367,20 @@ mod admin_api {
         );
         let large = format!(r#"{{"query":"{}"}}"#, " ".repeat(1 << 20));
         assert_eq!(status(other(), &large).await, StatusCode::PAYLOAD_TOO_LARGE);
+    }
+
+    #[tokio::test]
+    async fn variables_may_be_null() {
+        let sandbox = idle_sandbox();
+        let key = sandbox.create_api_key("CRM");
+        let query = QUERY.strip_suffix('}').unwrap();
+        let body = format!(r#"{query},"variables":null}}"#);
+        let (status, body) = answer(&sandbox, request(&key), &body).await;
+        assert_eq!(status, StatusCode::OK, "{body}");
+        assert_eq!(
+            body["data"]["partner"]["state"]["chat"]["isAvailable"],
+            true
+        );
     }
 
     #[tokio::test]
