@@ -275,22 +275,22 @@ fn command_may_ignore_its_input() {
 }
 
 /// A command whose child would outlive it, and how to find that child.
-struct Lingering {
+pub(crate) struct Lingering {
     dir: TempDir,
 }
 
 impl Lingering {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = TempDir::new().unwrap();
         Self { dir }
     }
 
-    fn command(&self) -> String {
+    pub(crate) fn command(&self) -> String {
         let dir = self.dir.path().display();
-        format!("sleep 100 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
+        format!("sleep 1000 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
     }
 
-    fn pid(&self) -> String {
+    pub(crate) fn pid(&self) -> String {
         let pid = until("the command's child", || {
             fs::read_to_string(self.dir.path().join("pid")).ok()
         });
@@ -298,7 +298,7 @@ impl Lingering {
     }
 
     /// Whether the process runs. Without a parent that waits for it, it becomes a zombie.
-    fn is_running(pid: &str) -> bool {
+    pub(crate) fn is_running(pid: &str) -> bool {
         fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 }
@@ -509,6 +509,12 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
         (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
         (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
+        (&["receiver", "--exec", ""], "the command is empty"),
+        (&["receiver", "--exec", " \n"], "the command is empty"),
+        (&["receiver", "--concurrency", "0"], "'--concurrency <N>'"),
+        (&["receiver", "--max-attempts", "0"], "'--max-attempts <N>'"),
+        (&["receiver", "--namespace", ""], "'--namespace <NAME>'"),
+        (&["receiver", "--max-buffered", "0"], "'--max-buffered <BYTES>'"),
         (&["receiver", "--lease", "0"], "'--lease <SECONDS>'"),
         (&["receiver", "--lease", "600"], "'--lease <SECONDS>'"),
         (&["receiver", "--store", ""], "a store is `memory`, `sqlite:PATH`"),
@@ -696,7 +702,8 @@ fn help_lists_every_flag_and_no_secret() {
     let cases: &[(&str, &[&str])] = &[
         ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
             "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
-            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db"]),
+            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
+            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
@@ -769,64 +776,64 @@ fn extractor_example_accepts_signed_deliveries() {
 }
 
 /// One of the examples that receive, listening on a port of its own.
-struct Receiver {
-    program: Program,
-    url: String,
+pub(crate) struct Receiver {
+    pub(crate) program: Program,
+    pub(crate) url: String,
 }
 
 impl Receiver {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_by(example("receiver").args(args))
     }
 
-    fn start_by(command: &mut Command) -> Self {
+    pub(crate) fn start_by(command: &mut Command) -> Self {
         Self::listening(Program::start(command.args(["--listen", "127.0.0.1:0"])))
     }
 
-    fn listening(mut program: Program) -> Self {
+    pub(crate) fn listening(mut program: Program) -> Self {
         let url = program.url();
         Self { program, url }
     }
 
-    fn out(&self) -> String {
+    pub(crate) fn out(&self) -> String {
         self.program.out()
     }
 
-    fn err(&self) -> String {
+    pub(crate) fn err(&self) -> String {
         self.program.err()
     }
 
-    fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         self.url.split('/').nth(2).unwrap()
     }
 
-    fn connect(&self) -> Option<TcpStream> {
+    pub(crate) fn connect(&self) -> Option<TcpStream> {
         TcpStream::connect(self.address()).ok()
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.program.child.id().cast_signed());
         kill(pid, signal).unwrap();
     }
 
-    fn start_send(&self, secret: &str, args: &[&str]) -> Program {
+    pub(crate) fn start_send(&self, secret: &str, args: &[&str]) -> Program {
         let to = ["--url", &self.url, "--secret", secret];
         Program::start(example("send").args(to).args(args))
     }
 
-    fn send(&self, secret: &str, args: &[&str]) -> Ended {
+    pub(crate) fn send(&self, secret: &str, args: &[&str]) -> Ended {
         self.start_send(secret, args).finish()
     }
 
     /// A file that is deleted with the receiver.
-    fn file(&self, name: &str, text: &str) -> String {
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.program.dir.path().join(name);
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     }
 }
 
-fn run(name: &str, args: &[&str]) -> Ended {
+pub(crate) fn run(name: &str, args: &[&str]) -> Ended {
     Program::start(example(name).args(args)).finish()
 }
 
