@@ -7,12 +7,14 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
+use axum::http::Uri;
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, value_parser};
 use tower_webhook::Secret;
 
 use crate::event::Limits;
+use crate::forward;
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
@@ -21,9 +23,9 @@ use crate::event::Limits;
 /// GET /healthz is answered with 200.
 ///
 /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
-/// disk is full. With --exec, it is handled when the command has succeeded: its line is only a record of
-/// that. Then standard output may be closed, or blocked by a reader that has stopped: the event stays
-/// handled, and a warning in the log says that its line is lost.
+/// disk is full. With --exec or --forward, it is handled when the command or the server has succeeded: its
+/// line is only a record of that. Then standard output may be closed, or blocked by a reader that has
+/// stopped: the event stays handled, and a warning in the log says that its line is lost.
 ///
 /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
 /// it at once. SIGHUP reloads the file of secrets. The exit code is 0 after a signal, even if events were
@@ -55,6 +57,12 @@ pub(crate) struct Args {
     /// Use the public secret of `sandbox --demo`; for demonstrations only
     #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
     pub(crate) demo: bool,
+
+    /// Verify nothing: anybody who reaches the address can make events up
+    ///
+    /// For webhooks without a secret in the partner portal, behind a proxy that authenticates the platform.
+    #[arg(long, conflicts_with_all = ["secret", "secret_file", "demo"])]
+    pub(crate) dangerously_unsigned: bool,
 
     /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
     /// `redis://HOST` or `postgres://HOST/DATABASE`
@@ -102,7 +110,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     pub(crate) exec: Option<String>,
 
-    /// How many commands run at a time; by default four for each CPU
+    /// A local HTTP server, in any language, that each event is posted to
+    ///
+    /// The body is the line of JSON. Status 2xx: the event is handled. 422: the event is discarded, because it
+    /// never will be. 429 or 503, or no connection: the event is retried later, however often that was. Any
+    /// other: the event has failed, and the platform retries it. The first line of the answer is the reason
+    /// in the log. The server should trust only this receiver: requests to it are not signed.
+    #[arg(long, value_name = "URL", value_parser = forward::url, conflicts_with = "exec")]
+    pub(crate) forward: Option<Uri>,
+
+    /// How many commands or requests run at a time; by default four for each CPU
     ///
     /// Events that wait for their turn spend their time limit.
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
@@ -111,12 +128,13 @@ pub(crate) struct Args {
     /// Discard an event that fails at its attempt N or a later one, with a warning in the log
     ///
     /// By default, the platform decides, which retries for 7 days. Exit status 75 never discards an event,
-    /// nor does a time limit that passed while the event waited for its turn. Events without a key are not
+    /// nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed while the event waited for its turn. Events without a key are not
     /// counted. The time limit of a last attempt is a tenth shorter, but at most a second.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_attempts: Option<u32>,
 
-    /// The time limit of an event, after which a command is killed with all processes that it started
+    /// The time limit of an event, after which a command is killed with all processes that it started, or a
+    /// request is cancelled
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
     pub(crate) handler_timeout: u64,
 

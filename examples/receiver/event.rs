@@ -9,12 +9,14 @@ use tokio::time::{Instant, timeout};
 use tower_webhook::{HandlerError, HandlerResult, RawDelivery, SenderPolicy};
 
 use crate::exec::Exec;
+use crate::forward::Forward;
 use crate::output::Output;
 
 /// What is done with each event.
 pub(crate) enum Action {
     Print,
     Exec(Exec),
+    Forward(Forward),
 }
 
 /// The limits of an event.
@@ -96,6 +98,7 @@ impl Events {
             match &self.action {
                 Action::Print => Ok(()),
                 Action::Exec(exec) => exec.run(delivery, line).await,
+                Action::Forward(server) => server.post(line).await,
             }
         };
         if !is_last || waited {

@@ -1,7 +1,7 @@
 //! Run with: cargo run --example receiver
 //!
 //! A complete receiver that needs no Rust code: it verifies and deduplicates deliveries, prints one line
-//! of JSON for each event, and can run a command for it. Logs go to standard error; `RUST_LOG=debug`
+//! of JSON for each event, and can run a command for it, or post it to a server. Logs go to standard error; `RUST_LOG=debug`
 //! logs more.
 //!
 //! It speaks HTTP/1.1; put a proxy in front of it for TLS. It uses hyper for a time limit of 30 seconds
@@ -13,10 +13,11 @@ mod args;
 mod demo;
 mod event;
 mod exec;
+mod forward;
 mod output;
 mod store;
 
-use std::env::VarError;
+use std::env::{self, VarError};
 use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
@@ -39,7 +40,10 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::store::{MokaStore, Store};
-use tower_webhook::{ConfigError, EventRouter, HeaderNames, Runs, Secret, Secrets, WebhookLayer};
+use tower_webhook::{
+    ConfigError, EventRouter, HeaderNames, IdempotencyLayer, Runs, Secret, Secrets, SignatureLayer,
+    WebhookLayer,
+};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
@@ -47,6 +51,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 use self::args::{Args, misused};
 use self::event::{Action, Events};
 use self::exec::Exec;
+use self::forward::Forward;
 use self::output::Output;
 use self::store::Place;
 
@@ -90,13 +95,23 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let store_name = place.to_string();
     let is_memory = matches!(place, Place::Memory);
     let (app, runs) = match place {
-        Place::Memory => app(&args, &secrets, MokaStore::new(), &events)?,
+        Place::Memory => app(&args, secrets.as_ref(), MokaStore::new(), &events)?,
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => app(&args, &secrets, store::sqlite(path)?, &events)?,
+        Place::Sqlite(path) => app(&args, secrets.as_ref(), store::sqlite(path)?, &events)?,
         #[cfg(feature = "redis")]
-        Place::Redis(server) => app(&args, &secrets, store::redis(server).await?, &events)?,
+        Place::Redis(server) => app(
+            &args,
+            secrets.as_ref(),
+            store::redis(server).await?,
+            &events,
+        )?,
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => app(&args, &secrets, store::postgres(server).await?, &events)?,
+        Place::Postgres(server) => app(
+            &args,
+            secrets.as_ref(),
+            store::postgres(server).await?,
+            &events,
+        )?,
     };
 
     let stop = Stop::new()?;
@@ -105,6 +120,11 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let url = format!("http://{}{}", listener.local_addr()?, args.path);
     eprintln!("listening on {url}");
     announce(&args, &store_name);
+    if args.dangerously_unsigned {
+        tracing::warn!(
+            "deliveries are not verified: anybody who reaches this address can make events up"
+        );
+    }
     if is_memory && !args.demo {
         tracing::warn!(
             "keys are kept in memory: after a restart, an event that the platform retries is handled \
@@ -136,9 +156,10 @@ async fn run(args: Args) -> anyhow::Result<()> {
 /// Logs the settings that decide what happens to an event.
 fn announce(args: &Args, store: &str) {
     let limits = args.limits();
-    let action = match &args.exec {
-        Some(_) => "exec",
-        None => "print",
+    let action = match (&args.exec, &args.forward) {
+        (Some(_), _) => "exec",
+        (None, Some(_)) => "forward",
+        (None, None) => "print",
     };
     tracing::info!(
         store = %store,
@@ -155,18 +176,20 @@ fn announce(args: &Args, store: &str) {
 }
 
 fn events(args: &Args) -> anyhow::Result<Events> {
-    let action = match &args.exec {
-        Some(command) => Action::Exec(Exec::new(command.clone())),
-        None => Action::Print,
+    let limits = args.limits();
+    let action = match (&args.exec, &args.forward) {
+        (Some(command), _) => Action::Exec(Exec::new(command.clone())),
+        (None, Some(url)) => Action::Forward(Forward::new(url.clone(), limits.concurrency)),
+        (None, None) => Action::Print,
     };
     let output = Output::start().context("the thread for standard output cannot be started")?;
-    Ok(Events::new(action, args.limits(), output))
+    Ok(Events::new(action, limits, output))
 }
 
 /// Returns the application, and the runs to wait for at shutdown.
 fn app<St>(
     args: &Args,
-    secrets: &Secrets,
+    secrets: Option<&Secrets>,
     store: St,
     events: &Arc<Events>,
 ) -> anyhow::Result<(Router, Runs)>
@@ -184,7 +207,11 @@ where
         let events = Arc::clone(&events);
         async move { events.handle(delivery).await }
     });
-    let layer = WebhookLayer::with_store(secrets.clone(), store)
+    let signature = match secrets {
+        Some(secrets) => SignatureLayer::new(secrets.clone()),
+        None => SignatureLayer::dangerously_unsigned(),
+    };
+    let layer = WebhookLayer::from_layers(signature, IdempotencyLayer::new(store))
         .header_names(names)?
         .max_body(args.max_body as usize)
         .max_buffered(args.max_buffered.max(args.max_body) as usize)
@@ -199,8 +226,17 @@ where
     Ok((app, runs))
 }
 
-/// Returns the configured secrets, or a random one together with its text.
-fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
+/// Returns the configured secrets, or a random one together with its text. There is none if deliveries are
+/// not to be verified.
+fn secrets(args: &Args) -> anyhow::Result<(Option<Secrets>, Option<String>)> {
+    if args.dangerously_unsigned {
+        if env::var_os("WEBHOOK_SECRET").is_some() {
+            misused(
+                "`--dangerously-unsigned` cannot be used with the environment variable WEBHOOK_SECRET",
+            );
+        }
+        return Ok((None, None));
+    }
     let mut random = None;
     let secrets = match &args.secret_file {
         Some(file) => Secrets::from_file(file),
@@ -219,17 +255,15 @@ fn secrets(args: &Args) -> anyhow::Result<(Secrets, Option<String>)> {
         }
         .map(Secrets::from),
     };
-    Ok((
-        secrets.unwrap_or_else(|error| misused(chain(&error))),
-        random,
-    ))
+    let secrets = secrets.unwrap_or_else(|error| misused(chain(&error)));
+    Ok((Some(secrets), random))
 }
 
-fn reread_on_hangup(secrets: Secrets, file: Option<PathBuf>) -> io::Result<()> {
+fn reread_on_hangup(secrets: Option<Secrets>, file: Option<PathBuf>) -> io::Result<()> {
     let mut hangup = signal(SignalKind::hangup())?;
     tokio::spawn(async move {
         while hangup.recv().await.is_some() {
-            let Some(file) = &file else {
+            let (Some(secrets), Some(file)) = (&secrets, &file) else {
                 tracing::warn!("there is no `--secret-file` to reload");
                 continue;
             };

@@ -164,6 +164,26 @@ fn send_fails_when_a_delivery_is_refused() {
 }
 
 #[test]
+fn unknown_kind_is_sent_with_a_warning() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let body = receiver.file("body", "{}");
+
+    for args in [
+        &["--event", "chat-ratted"][..],
+        &["--event", "chat-ratted", "--body", &body],
+    ] {
+        let sent = receiver.send("s", args);
+
+        assert_eq!(sent.code, 0, "{sent:?}");
+        let warning = "warning: `chat-ratted` is not a kind of the platform";
+        assert!(sent.err.contains(warning), "{sent:?}");
+        assert!(sent.err.contains("chat-rated"), "{sent:?}");
+    }
+    let sent = receiver.send("s", &["--event", "chat-rated", "--body", &body]);
+    assert_eq!(sent.err, "");
+}
+
+#[test]
 fn secrets_are_read_from_the_environment() {
     let receiver = Receiver::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
     let mut send = example("send");
@@ -194,6 +214,15 @@ fn sighup_rotates_the_secrets() {
         (!accepts("old")).then_some(())
     });
     assert!(accepts("new"));
+
+    // In the log, each secret has a label that does not depend on its line.
+    let err = receiver.err();
+    let labels: HashSet<_> = err
+        .split(" secret=")
+        .skip(1)
+        .map(|rest| rest.split(' ').next())
+        .collect();
+    assert_eq!(labels.len(), 2, "{err}");
 
     fs::remove_file(&file).unwrap();
     receiver.signal(Signal::SIGHUP);
@@ -505,12 +534,20 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--secret-file", "f", "--secret", "s"], "cannot be used with"),
         (&["receiver", "--demo", "--secret", "s"], "cannot be used with"),
         (&["receiver", "--demo", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--demo"], "cannot be used with"),
         (&["receiver", "--header-prefix", "a b"], "prefix of a header"),
         (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
         (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
         (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
         (&["receiver", "--exec", ""], "the command is empty"),
         (&["receiver", "--exec", " \n"], "the command is empty"),
+        (&["receiver", "--forward", ""], "'--forward <URL>'"),
+        (&["receiver", "--forward", "/events"], "such as http://127.0.0.1:8080/events"),
+        (&["receiver", "--forward", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["receiver", "--forward", "http://u:p@127.0.0.1/"], "without a user"),
+        (&["receiver", "--forward", "http://127.0.0.1/", "--exec", "true"], "cannot be used with"),
         (&["receiver", "--concurrency", "0"], "'--concurrency <N>'"),
         (&["receiver", "--max-attempts", "0"], "'--max-attempts <N>'"),
         (&["receiver", "--namespace", ""], "'--namespace <NAME>'"),
@@ -539,6 +576,7 @@ fn invalid_flags_are_explained() {
         (&["sandbox", "--rate", "60001"], "'--rate <EVENTS>'"),
         (&["sandbox", "--speed", "0"], "'--speed <FACTOR>'"),
         (&["send"], "--secret <SECRET>"),
+        (&["send"], "WEBHOOK_SECRET"),
         (&["send", "--secret", ""], "the secret is empty"),
         (&["send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
         (&["send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
@@ -561,6 +599,34 @@ fn invalid_flags_are_explained() {
     let empty = Program::start(example("receiver").env("WEBHOOK_SECRET", "")).finish();
     assert_eq!(empty.code, 2, "{empty:?}");
     assert!(empty.err.contains("the secret is empty"), "{empty:?}");
+
+    let mut unsigned = example("receiver");
+    unsigned
+        .arg("--dangerously-unsigned")
+        .env("WEBHOOK_SECRET", "s");
+    let unsigned = Program::start(&mut unsigned).finish();
+    assert_eq!(unsigned.code, 2, "{unsigned:?}");
+    assert!(unsigned.err.contains("WEBHOOK_SECRET"), "{unsigned:?}");
+}
+
+#[test]
+fn unsigned_deliveries_are_accepted_only_on_demand() {
+    let unsigned = Receiver::start(&["--dangerously-unsigned"]);
+    let body = r#"{"id":"1"}"#;
+    #[rustfmt::skip]
+    let post = |url: &str| tool("curl", &[
+        "-sS", "--max-time", "30", "-o", "/dev/null", "-w", "%{http_code}", url,
+        "-H", "Content-Type: application/json", "-H", "X-Service-Event: chat-rated", "--data-binary", body,
+    ]);
+
+    assert_eq!(post(&unsigned.url), "200");
+    assert_eq!(
+        unsigned.out(),
+        "{\"event\":\"chat-rated\",\"payload\":{\"id\":\"1\"}}\n"
+    );
+    let err = unsigned.err();
+    assert!(err.contains("deliveries are not verified"), "{err}");
+    assert_eq!(post(&Receiver::start(&["--secret", "s"]).url), "401");
 }
 
 #[test]
@@ -703,7 +769,7 @@ fn help_lists_every_flag_and_no_secret() {
         ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
             "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
-            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version"]),
+            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version", "--forward", "--dangerously-unsigned"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
