@@ -39,8 +39,11 @@ struct Args {
     url: Uri,
 
     /// The receiver's secret
+    ///
+    /// Every user of this machine can read it in the list of processes: pass a secret that matters in the
+    /// environment variable.
     #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
-    secret: Secret,
+    secret: Option<Secret>,
 
     /// The kind of event; the platform's kinds have a complete sample payload
     #[arg(long, value_name = "KIND", default_value = "chat-rated")]
@@ -148,15 +151,25 @@ enum Key {
 
 impl Sender {
     fn new(args: Args) -> anyhow::Result<Self> {
+        let Some(secret) = &args.secret else {
+            let message = "the following required argument was not provided:\n  --secret <SECRET>\n\n\
+                           The environment variable WEBHOOK_SECRET may contain it instead.";
+            Args::command()
+                .error(ErrorKind::MissingRequiredArgument, message)
+                .exit()
+        };
+        if !EventKind::ALL.contains(&args.event) {
+            let known = EventKind::ALL;
+            let known: Vec<_> = known.iter().map(EventKind::as_str).collect();
+            eprintln!(
+                "warning: `{}` is not a kind of the platform, which has {}",
+                args.event,
+                known.join(", ")
+            );
+        }
         let mut body = match &args.body {
             None => sample(&args.event)
-                .unwrap_or_else(|| {
-                    eprintln!(
-                        "`{}` is not a kind of the platform: sending {OTHER_SAMPLE}",
-                        args.event
-                    );
-                    OTHER_SAMPLE
-                })
+                .unwrap_or(OTHER_SAMPLE)
                 .as_bytes()
                 .to_vec(),
             Some(file) => read(file).unwrap_or_else(|error| {
@@ -166,7 +179,7 @@ impl Sender {
                     .exit()
             }),
         };
-        let signature = args.secret.sign(&body);
+        let signature = secret.sign(&body);
         if args.tamper {
             body.push(b' ');
         }

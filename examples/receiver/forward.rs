@@ -1,149 +1,116 @@
-//! Forwards each event as a line of JSON: first to the command, then to standard output.
+//! Posts an event to a local server.
 
-use std::convert::Infallible;
-use std::future::pending;
-use std::io::{self, Write};
-use std::num::NonZeroU32;
-use std::process::Stdio;
+use std::error::Error;
+use std::time::Duration;
 
-use nix::sys::signal::{Signal, killpg};
-use nix::unistd::Pid;
-use serde::Serialize;
-use tokio::io::AsyncWriteExt;
-use tokio::process::Command;
-use tokio::sync::Mutex;
-use tokio::task::block_in_place;
-use tower_webhook::{HandlerResult, RawDelivery};
+use axum::body::Bytes;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{Request, StatusCode, Uri};
+use http_body_util::{BodyExt, Collected, Full, Limited};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+use crate::event::Failure;
+use crate::exec::printable;
+
+/// How long a connection may take to open.
+const CONNECTING: Duration = Duration::from_secs(5);
+
+/// How long an idle connection is kept: less than common servers do (Node.js: 5 s), so that no request meets
+/// the end of its connection.
+const IDLE: Duration = Duration::from_secs(4);
+
+/// How much of an answer is read, in bytes.
+const LONGEST_ANSWER: usize = 64 * 1024;
+
+/// How much of an answer's first line is the reason in the log, in characters.
+const LONGEST_REASON: usize = 256;
 
 pub(crate) struct Forward {
-    command: Option<String>,
-    output: Mutex<Output>,
+    client: Client<HttpConnector, Full<Bytes>>,
+    url: Uri,
 }
 
 impl Forward {
-    pub(crate) fn new(command: Option<String>) -> Self {
-        Self {
-            command,
-            output: Mutex::new(Output { torn: false }),
-        }
+    pub(crate) fn new(url: Uri, concurrency: usize) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_connect_timeout(Some(CONNECTING));
+        connector.set_nodelay(true);
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(IDLE)
+            .pool_max_idle_per_host(concurrency)
+            .build(connector);
+        Self { client, url }
     }
 
-    pub(crate) async fn event(&self, delivery: RawDelivery) -> HandlerResult {
-        let line = line(&delivery)?;
-        if let Some(command) = &self.command {
-            run(command, line.as_bytes()).await?;
-        }
-        // A slow reader can block this write beyond the handler's time limit. `block_in_place` cannot be
-        // cancelled there, and must not be: an event whose line was written is handled. Events that
-        // wait for the lock are still cancelled.
-        let mut output = self.output.lock().await;
-        block_in_place(|| output.write(&line))?;
-        Ok(())
-    }
-}
-
-fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
-    #[derive(Serialize)]
-    struct Head<'a> {
-        event: &'a str,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        key: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        attempt: Option<NonZeroU32>,
-    }
-
-    let head = serde_json::to_string(&Head {
-        event: delivery.kind().as_str(),
-        key: delivery.key().map(ToString::to_string),
-        attempt: delivery.attempt(),
-    })?;
-    let payload = minify(delivery.json()?);
-    Ok(format!(
-        "{},\"payload\":{payload}}}\n",
-        head.trim_end_matches('}')
-    ))
-}
-
-/// Removes the whitespace between the tokens of valid JSON. Decoding and encoding it again would change
-/// numbers such as `1.50`.
-fn minify(json: &str) -> String {
-    let mut in_string = false;
-    let mut escaped = false;
-    let is_kept = |char: &char| {
-        match char {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '"' => in_string = !in_string,
-            ' ' | '\t' | '\r' | '\n' => return in_string,
-            _ => {}
-        }
-        true
-    };
-    json.chars().filter(is_kept).collect()
-}
-
-struct Output {
-    /// Whether the last line may be incomplete.
-    torn: bool,
-}
-
-impl Output {
-    fn write(&mut self, line: &str) -> io::Result<()> {
-        // An incomplete line must not corrupt the next one.
-        let line = match self.torn {
-            true => format!("\n{line}"),
-            false => line.to_owned(),
+    /// Posts `line`. If the future is dropped, the request is cancelled.
+    pub(crate) async fn post(&self, line: &str) -> Result<(), Failure> {
+        let request = Request::post(&self.url)
+            .header(CONTENT_TYPE, "application/json")
+            .body(Full::from(line.to_owned()))
+            .map_err(|error| Failure::Failed(error.to_string()))?;
+        let response = match self.client.request(request).await {
+            Ok(response) => response,
+            Err(error) if error.is_connect() => {
+                // The event is not to blame.
+                return Err(Failure::Later(format!(
+                    "the server cannot be reached: {}",
+                    chain(&error)
+                )));
+            }
+            Err(error) => return Err(Failure::Failed(chain(&error))),
         };
-        self.torn = true;
-        let mut stdout = io::stdout().lock();
-        stdout.write_all(line.as_bytes())?;
-        stdout.flush()?;
-        self.torn = false;
-        Ok(())
+        let status = response.status();
+        // Read to its end, so that the connection can be used again.
+        let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect();
+        let body = body.await.map(Collected::to_bytes).unwrap_or_default();
+        if status.is_success() {
+            return Ok(());
+        }
+        let reason = reason(status, &body);
+        Err(match status {
+            StatusCode::UNPROCESSABLE_ENTITY => Failure::Discard(reason),
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                Failure::Later(reason)
+            }
+            _ => Failure::Failed(reason),
+        })
     }
 }
 
-/// Runs a command with `line` as its input. If the future is dropped, the command is killed with all
-/// processes that it started.
-async fn run(command: &str, line: &[u8]) -> anyhow::Result<()> {
-    let mut child = Command::new("sh")
-        .args(["-c", command])
-        .stdin(Stdio::piped())
-        .stdout(io::stderr()) // Standard output is reserved for lines of JSON.
-        .env_remove("WEBHOOK_SECRET")
-        .env_remove("WEBHOOK_STORE")
-        .process_group(0)
-        .spawn()?;
-    let mut group = Group(child.id());
-    let mut stdin = child.stdin.take();
-
-    // The command may exit before it has read everything, so a broken pipe is no error.
-    let feed = async {
-        if let Some(mut stdin) = stdin.take()
-            && let Err(error) = stdin.write_all(line).await
-            && error.kind() != io::ErrorKind::BrokenPipe
-        {
-            return Err(error);
-        }
-        pending::<io::Result<Infallible>>().await
-    };
-    let status = tokio::select! {
-        status = child.wait() => status?,
-        fed = feed => match fed? {},
-    };
-    group.0 = None;
-    anyhow::ensure!(status.success(), "the command failed: {status}");
-    Ok(())
+/// The first line of an answer, and its status.
+fn reason(status: StatusCode, body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let line = text.trim().lines().next().unwrap_or_default();
+    let line: String = line.chars().take(LONGEST_REASON).collect();
+    match printable(&line) {
+        line if line.is_empty() => format!("the server answered {status}"),
+        line => format!("{line} (the server answered {status})"),
+    }
 }
 
-/// The process group of a running command.
-struct Group(Option<u32>);
+/// Formats an error with its causes on one line.
+fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
 
-impl Drop for Group {
-    fn drop(&mut self) {
-        if let Some(id) = self.0 {
-            // The command was not waited for, so the operating system has not reused its id.
-            let _ = killpg(Pid::from_raw(id.cast_signed()), Signal::SIGKILL);
+/// Parses the value of `--forward`.
+pub(crate) fn url(text: &str) -> Result<Uri, String> {
+    let uri: Uri = text.parse().map_err(|error| format!("{error}"))?;
+    match (uri.scheme_str(), uri.authority()) {
+        (Some("http"), Some(authority)) if authority.as_str().contains('@') => {
+            Err("use a URL without a user and a password".to_owned())
         }
+        (Some("http"), Some(_)) => Ok(uri),
+        (Some("https"), _) => Err("TLS is not supported: use an http:// URL".to_owned()),
+        _ => Err("use an absolute URL, such as http://127.0.0.1:8080/events".to_owned()),
     }
 }

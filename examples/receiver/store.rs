@@ -1,5 +1,6 @@
 //! The stores of `--store`.
 
+use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::PathBuf;
 
@@ -38,6 +39,35 @@ impl Place {
                 "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`"
                     .to_owned(),
             ),
+        }
+    }
+}
+
+/// The name in the log, without a user or a password.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(path) => write!(f, "the SQLite file `{}`", path.display()),
+            #[cfg(feature = "redis")]
+            Self::Redis(url) => match redis::Client::open(url.as_str()) {
+                Ok(client) => write!(f, "Redis at {}", client.get_connection_info().addr()),
+                Err(_) => f.write_str("Redis"),
+            },
+            #[cfg(feature = "postgres")]
+            Self::Postgres(options) => {
+                write!(
+                    f,
+                    "PostgreSQL at {}:{}",
+                    options.get_host(),
+                    options.get_port()
+                )?;
+                match options.get_database() {
+                    Some(database) => write!(f, ", database `{database}`"),
+                    None => Ok(()),
+                }
+            }
         }
     }
 }

@@ -115,6 +115,14 @@ impl Secret {
         self.label.as_ref()
     }
 
+    /// A label that does not depend on the secret's place in a set. Its 16 bits distinguish the few secrets of a
+    /// receiver, and confirm no guess: of all candidates, every 65,536th has the same label.
+    fn digest(&self) -> String {
+        let mut digest = self.sign(b"tower-webhook: the label of a secret");
+        digest.truncate(4);
+        digest
+    }
+
     /// The state of the hash before the first byte of a body.
     pub(super) fn keyed(&self) -> Hmac<Sha256> {
         self.keyed.clone()
@@ -163,6 +171,9 @@ impl Secrets {
     ///
     /// Each line is used exactly as it is, spaces included. Empty lines are skipped, and there are no
     /// comments. A line of only white space is refused, since it is most likely a mistake.
+    ///
+    /// Each secret has a [label](Secret::with_label) for the log: four hex digits, derived from the secret, which
+    /// stay the same when lines are added or removed.
     ///
     /// # Errors
     ///
@@ -232,7 +243,9 @@ impl Secrets {
                 return Err(invalid("a line of it is only white space"));
             }
             if !line.is_empty() {
-                secrets.push(Secret::new(line)?);
+                let secret = Secret::new(line)?;
+                let label = secret.digest();
+                secrets.push(secret.with_label(label));
             }
         }
         if secrets.is_empty() {

@@ -16,6 +16,24 @@ mod built_without;
     feature = "sandbox",
     feature = "sqlite"
 ))]
+mod commands;
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod forwards;
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
 mod openssl;
 #[cfg(all(
     feature = "axum",

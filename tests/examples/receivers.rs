@@ -164,6 +164,26 @@ fn send_fails_when_a_delivery_is_refused() {
 }
 
 #[test]
+fn unknown_kind_is_sent_with_a_warning() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let body = receiver.file("body", "{}");
+
+    for args in [
+        &["--event", "chat-ratted"][..],
+        &["--event", "chat-ratted", "--body", &body],
+    ] {
+        let sent = receiver.send("s", args);
+
+        assert_eq!(sent.code, 0, "{sent:?}");
+        let warning = "warning: `chat-ratted` is not a kind of the platform";
+        assert!(sent.err.contains(warning), "{sent:?}");
+        assert!(sent.err.contains("chat-rated"), "{sent:?}");
+    }
+    let sent = receiver.send("s", &["--event", "chat-rated", "--body", &body]);
+    assert_eq!(sent.err, "");
+}
+
+#[test]
 fn secrets_are_read_from_the_environment() {
     let receiver = Receiver::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
     let mut send = example("send");
@@ -194,6 +214,15 @@ fn sighup_rotates_the_secrets() {
         (!accepts("old")).then_some(())
     });
     assert!(accepts("new"));
+
+    // In the log, each secret has a label that does not depend on its line.
+    let err = receiver.err();
+    let labels: HashSet<_> = err
+        .split(" secret=")
+        .skip(1)
+        .map(|rest| rest.split(' ').next())
+        .collect();
+    assert_eq!(labels.len(), 2, "{err}");
 
     fs::remove_file(&file).unwrap();
     receiver.signal(Signal::SIGHUP);
@@ -275,22 +304,22 @@ fn command_may_ignore_its_input() {
 }
 
 /// A command whose child would outlive it, and how to find that child.
-struct Lingering {
+pub(crate) struct Lingering {
     dir: TempDir,
 }
 
 impl Lingering {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = TempDir::new().unwrap();
         Self { dir }
     }
 
-    fn command(&self) -> String {
+    pub(crate) fn command(&self) -> String {
         let dir = self.dir.path().display();
-        format!("sleep 100 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
+        format!("sleep 1000 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
     }
 
-    fn pid(&self) -> String {
+    pub(crate) fn pid(&self) -> String {
         let pid = until("the command's child", || {
             fs::read_to_string(self.dir.path().join("pid")).ok()
         });
@@ -298,7 +327,7 @@ impl Lingering {
     }
 
     /// Whether the process runs. Without a parent that waits for it, it becomes a zombie.
-    fn is_running(pid: &str) -> bool {
+    pub(crate) fn is_running(pid: &str) -> bool {
         fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 }
@@ -505,10 +534,24 @@ fn invalid_flags_are_explained() {
         (&["receiver", "--secret-file", "f", "--secret", "s"], "cannot be used with"),
         (&["receiver", "--demo", "--secret", "s"], "cannot be used with"),
         (&["receiver", "--demo", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--demo"], "cannot be used with"),
         (&["receiver", "--header-prefix", "a b"], "prefix of a header"),
         (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
         (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
         (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
+        (&["receiver", "--exec", ""], "the command is empty"),
+        (&["receiver", "--exec", " \n"], "the command is empty"),
+        (&["receiver", "--forward", ""], "'--forward <URL>'"),
+        (&["receiver", "--forward", "/events"], "such as http://127.0.0.1:8080/events"),
+        (&["receiver", "--forward", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["receiver", "--forward", "http://u:p@127.0.0.1/"], "without a user"),
+        (&["receiver", "--forward", "http://127.0.0.1/", "--exec", "true"], "cannot be used with"),
+        (&["receiver", "--concurrency", "0"], "'--concurrency <N>'"),
+        (&["receiver", "--max-attempts", "0"], "'--max-attempts <N>'"),
+        (&["receiver", "--namespace", ""], "'--namespace <NAME>'"),
+        (&["receiver", "--max-buffered", "0"], "'--max-buffered <BYTES>'"),
         (&["receiver", "--lease", "0"], "'--lease <SECONDS>'"),
         (&["receiver", "--lease", "600"], "'--lease <SECONDS>'"),
         (&["receiver", "--store", ""], "a store is `memory`, `sqlite:PATH`"),
@@ -533,6 +576,7 @@ fn invalid_flags_are_explained() {
         (&["sandbox", "--rate", "60001"], "'--rate <EVENTS>'"),
         (&["sandbox", "--speed", "0"], "'--speed <FACTOR>'"),
         (&["send"], "--secret <SECRET>"),
+        (&["send"], "WEBHOOK_SECRET"),
         (&["send", "--secret", ""], "the secret is empty"),
         (&["send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
         (&["send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
@@ -555,6 +599,34 @@ fn invalid_flags_are_explained() {
     let empty = Program::start(example("receiver").env("WEBHOOK_SECRET", "")).finish();
     assert_eq!(empty.code, 2, "{empty:?}");
     assert!(empty.err.contains("the secret is empty"), "{empty:?}");
+
+    let mut unsigned = example("receiver");
+    unsigned
+        .arg("--dangerously-unsigned")
+        .env("WEBHOOK_SECRET", "s");
+    let unsigned = Program::start(&mut unsigned).finish();
+    assert_eq!(unsigned.code, 2, "{unsigned:?}");
+    assert!(unsigned.err.contains("WEBHOOK_SECRET"), "{unsigned:?}");
+}
+
+#[test]
+fn unsigned_deliveries_are_accepted_only_on_demand() {
+    let unsigned = Receiver::start(&["--dangerously-unsigned"]);
+    let body = r#"{"id":"1"}"#;
+    #[rustfmt::skip]
+    let post = |url: &str| tool("curl", &[
+        "-sS", "--max-time", "30", "-o", "/dev/null", "-w", "%{http_code}", url,
+        "-H", "Content-Type: application/json", "-H", "X-Service-Event: chat-rated", "--data-binary", body,
+    ]);
+
+    assert_eq!(post(&unsigned.url), "200");
+    assert_eq!(
+        unsigned.out(),
+        "{\"event\":\"chat-rated\",\"payload\":{\"id\":\"1\"}}\n"
+    );
+    let err = unsigned.err();
+    assert!(err.contains("deliveries are not verified"), "{err}");
+    assert_eq!(post(&Receiver::start(&["--secret", "s"]).url), "401");
 }
 
 #[test]
@@ -696,7 +768,8 @@ fn help_lists_every_flag_and_no_secret() {
     let cases: &[(&str, &[&str])] = &[
         ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
             "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
-            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db"]),
+            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
+            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version", "--forward", "--dangerously-unsigned"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
@@ -788,64 +861,64 @@ fn extractor_example_accepts_signed_deliveries() {
 }
 
 /// One of the examples that receive, listening on a port of its own.
-struct Receiver {
-    program: Program,
-    url: String,
+pub(crate) struct Receiver {
+    pub(crate) program: Program,
+    pub(crate) url: String,
 }
 
 impl Receiver {
-    fn start(args: &[&str]) -> Self {
+    pub(crate) fn start(args: &[&str]) -> Self {
         Self::start_by(example("receiver").args(args))
     }
 
-    fn start_by(command: &mut Command) -> Self {
+    pub(crate) fn start_by(command: &mut Command) -> Self {
         Self::listening(Program::start(command.args(["--listen", "127.0.0.1:0"])))
     }
 
-    fn listening(mut program: Program) -> Self {
+    pub(crate) fn listening(mut program: Program) -> Self {
         let url = program.url();
         Self { program, url }
     }
 
-    fn out(&self) -> String {
+    pub(crate) fn out(&self) -> String {
         self.program.out()
     }
 
-    fn err(&self) -> String {
+    pub(crate) fn err(&self) -> String {
         self.program.err()
     }
 
-    fn address(&self) -> &str {
+    pub(crate) fn address(&self) -> &str {
         self.url.split('/').nth(2).unwrap()
     }
 
-    fn connect(&self) -> Option<TcpStream> {
+    pub(crate) fn connect(&self) -> Option<TcpStream> {
         TcpStream::connect(self.address()).ok()
     }
 
-    fn signal(&self, signal: Signal) {
+    pub(crate) fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.program.child.id().cast_signed());
         kill(pid, signal).unwrap();
     }
 
-    fn start_send(&self, secret: &str, args: &[&str]) -> Program {
+    pub(crate) fn start_send(&self, secret: &str, args: &[&str]) -> Program {
         let to = ["--url", &self.url, "--secret", secret];
         Program::start(example("send").args(to).args(args))
     }
 
-    fn send(&self, secret: &str, args: &[&str]) -> Ended {
+    pub(crate) fn send(&self, secret: &str, args: &[&str]) -> Ended {
         self.start_send(secret, args).finish()
     }
 
     /// A file that is deleted with the receiver.
-    fn file(&self, name: &str, text: &str) -> String {
+    pub(crate) fn file(&self, name: &str, text: &str) -> String {
         let path = self.program.dir.path().join(name);
         fs::write(&path, text).unwrap();
         path.to_str().unwrap().to_owned()
     }
 }
 
-fn run(name: &str, args: &[&str]) -> Ended {
+pub(crate) fn run(name: &str, args: &[&str]) -> Ended {
     Program::start(example(name).args(args)).finish()
 }
 

@@ -1,0 +1,200 @@
+//! The options.
+
+use std::fmt;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::num::{NonZeroU32, NonZeroUsize};
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use axum::http::Uri;
+use clap::builder::NonEmptyStringValueParser;
+use clap::error::ErrorKind;
+use clap::{CommandFactory, Parser, value_parser};
+use tower_webhook::Secret;
+
+use crate::event::Limits;
+use crate::forward;
+
+/// Receive the chat platform's webhooks, and print one line of JSON for each event.
+///
+/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none.
+/// An event that could not be handled is answered with an error, so that the platform retries it.
+/// GET /healthz is answered with 200.
+///
+/// By default, an event is handled when its line is printed, and fails if standard output is closed or its
+/// disk is full. With --exec or --forward, it is handled when the command or the server has succeeded: its
+/// line is only a record of that. Then standard output may be closed, or blocked by a reader that has
+/// stopped: the event stays handled, and a warning in the log says that its line is lost.
+///
+/// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
+/// it at once. SIGHUP reloads the file of secrets. The exit code is 0 after a signal, even if events were
+/// still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
+#[derive(Parser)]
+#[command(name = "receiver", version)]
+pub(crate) struct Args {
+    /// The address to listen on; port 0 picks a free port
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
+    pub(crate) listen: SocketAddr,
+
+    /// The path that webhooks are sent to
+    #[arg(long, value_name = "PATH", default_value = "/webhooks", value_parser = path)]
+    pub(crate) path: String,
+
+    /// The secret that is set in the partner portal; repeat it to accept several
+    ///
+    /// It must not be reused for anything else; 20 random bytes in hex are recommended.
+    /// Every user of this machine can read it in the list of processes. Prefer the environment variable
+    /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver creates a random secret
+    /// and prints the command that sends a first event.
+    #[arg(long, value_name = "SECRET", value_parser = |text: &str| Secret::new(text))]
+    pub(crate) secret: Vec<Secret>,
+
+    /// A file with one secret per line, used without trimming; reloaded on SIGHUP
+    #[arg(long, value_name = "FILE", conflicts_with = "secret")]
+    pub(crate) secret_file: Option<PathBuf>,
+
+    /// Use the public secret of `sandbox --demo`; for demonstrations only
+    #[arg(long, conflicts_with_all = ["secret", "secret_file"])]
+    pub(crate) demo: bool,
+
+    /// Verify nothing: anybody who reaches the address can make events up
+    ///
+    /// For webhooks without a secret in the partner portal, behind a proxy that authenticates the platform.
+    #[arg(long, conflicts_with_all = ["secret", "secret_file", "demo"])]
+    pub(crate) dangerously_unsigned: bool,
+
+    /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
+    /// `redis://HOST` or `postgres://HOST/DATABASE`
+    ///
+    /// `memory` is lost when the receiver stops, so events that the platform then retries are handled
+    /// again. `sqlite:webhooks.db` is a file that survives a crash, for one machine. Redis and Postgres
+    /// are for several receivers that share their work. Every user of this machine can read a password
+    /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Each
+    /// store but `memory` needs the feature of its name, as in
+    /// `cargo run --features sqlite --example receiver`.
+    #[arg(
+        long,
+        value_name = "STORE",
+        env = "WEBHOOK_STORE",
+        hide_env_values = true,
+        default_value = "memory"
+    )]
+    pub(crate) store: String,
+
+    /// How long a key stays claimed after its receiver has crashed; at most 599
+    ///
+    /// The lease of a running event is renewed until the event is finished. It has no effect with
+    /// `memory`.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..600))]
+    pub(crate) lease: u64,
+
+    /// The name of this receiver's keys in a store that others share
+    ///
+    /// Receivers with the same store and namespace share their work: an event that one has handled is not
+    /// handled by another. Receivers of different webhooks or accounts need different namespaces.
+    #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub(crate) namespace: Option<String>,
+
+    /// A command that is run for each event, by `sh -c`
+    ///
+    /// It receives the line of JSON on standard input. Exit status 0: the event is handled. 65 (EX_DATAERR):
+    /// the event is discarded, because it never will be. 75 (EX_TEMPFAIL): the event is retried later, however
+    /// often that was. Any other: the event has failed, and the platform retries it.
+    ///
+    /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
+    /// one is the reason in the log if it fails. Its standard output goes to standard error.
+    ///
+    /// It has a process group of its own, which is killed at the time limit, when the receiver stops, and
+    /// when the receiver dies, even by `kill -9`. Only processes that leave the group go on.
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
+    pub(crate) exec: Option<String>,
+
+    /// A local HTTP server, in any language, that each event is posted to
+    ///
+    /// The body is the line of JSON. Status 2xx: the event is handled. 422: the event is discarded, because it
+    /// never will be. 429 or 503, or no connection: the event is retried later, however often that was. Any
+    /// other: the event has failed, and the platform retries it. The first line of the answer is the reason
+    /// in the log. The server should trust only this receiver: requests to it are not signed.
+    #[arg(long, value_name = "URL", value_parser = forward::url, conflicts_with = "exec")]
+    pub(crate) forward: Option<Uri>,
+
+    /// How many commands or requests run at a time; by default four for each CPU
+    ///
+    /// Events that wait for their turn spend their time limit.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
+    concurrency: Option<u16>,
+
+    /// Discard an event that fails at its attempt N or a later one, with a warning in the log
+    ///
+    /// By default, the platform decides, which retries for 7 days. Exit status 75 never discards an event,
+    /// nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed while the event waited for its turn. Events without a key are not
+    /// counted. The time limit of a last attempt is a tenth shorter, but at most a second.
+    #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
+    max_attempts: Option<u32>,
+
+    /// The time limit of an event, after which a command is killed with all processes that it started, or a
+    /// request is cancelled
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
+    pub(crate) handler_timeout: u64,
+
+    /// The largest body to accept, in bytes
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) max_body: u32,
+
+    /// The memory for all bodies that are being received, in bytes
+    ///
+    /// A body beyond it is refused with 503. At least --max-body.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) max_buffered: u32,
+
+    /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
+    #[arg(long, value_name = "BRAND")]
+    pub(crate) header_prefix: Option<String>,
+
+    /// How long the receiver waits for running events when it is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) grace: u64,
+}
+
+impl Args {
+    pub(crate) fn limits(&self) -> Limits {
+        let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        Limits {
+            concurrency: self.concurrency.map_or(4 * cpus, usize::from),
+            max_attempts: self.max_attempts.and_then(NonZeroU32::new),
+            time: Duration::from_secs(self.handler_timeout),
+        }
+    }
+}
+
+/// Exits like clap does for an invalid argument.
+pub(crate) fn misused(error: impl fmt::Display) -> ! {
+    Args::command()
+        .error(ErrorKind::ValueValidation, error)
+        .exit()
+}
+
+fn address(text: &str) -> Result<SocketAddr, String> {
+    text.to_socket_addrs()
+        .ok()
+        .and_then(|mut addresses| addresses.next())
+        .ok_or_else(|| "use an address and a port, such as 127.0.0.1:3000".to_owned())
+}
+
+fn path(text: &str) -> Result<String, &'static str> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
+    match text {
+        "/healthz" => Err("this path is used by the health check"),
+        _ if !text.starts_with('/') => Err("a path starts with `/`"),
+        _ if !text.bytes().all(is_plain) => Err("use letters, digits and `/-._~`"),
+        _ => Ok(text.to_owned()),
+    }
+}
+
+fn command(text: &str) -> Result<String, &'static str> {
+    match text.trim() {
+        "" => Err("the command is empty"),
+        _ => Ok(text.to_owned()),
+    }
+}

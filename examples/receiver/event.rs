@@ -1,0 +1,170 @@
+//! Handles each event: as a line of JSON, which is given to a command or a server, and printed.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use serde::Serialize;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tower_webhook::{HandlerError, HandlerResult, RawDelivery, SenderPolicy};
+
+use crate::exec::Exec;
+use crate::forward::Forward;
+use crate::output::Output;
+
+/// What is done with each event.
+pub(crate) enum Action {
+    Print,
+    Exec(Exec),
+    Forward(Forward),
+}
+
+/// The limits of an event.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// How many commands or requests run at a time.
+    pub(crate) concurrency: usize,
+    /// The attempt that is the last one.
+    pub(crate) max_attempts: Option<NonZeroU32>,
+    /// The time limit of the whole handler.
+    pub(crate) time: Duration,
+}
+
+/// Why a command or a server did not handle an event.
+pub(crate) enum Failure {
+    /// It never will.
+    Discard(String),
+    /// The event is not to blame, so that it is never given up.
+    Later(String),
+    Failed(String),
+}
+
+pub(crate) struct Events {
+    action: Action,
+    limits: Limits,
+    permits: Semaphore,
+    output: Output,
+}
+
+impl Events {
+    pub(crate) fn new(action: Action, limits: Limits, output: Output) -> Self {
+        Self {
+            action,
+            limits,
+            permits: Semaphore::new(limits.concurrency),
+            output,
+        }
+    }
+
+    pub(crate) async fn handle(&self, delivery: RawDelivery) -> HandlerResult {
+        let line = line(&delivery)?;
+        if let Action::Print = self.action {
+            return Ok(self.output.print(line).await?);
+        }
+
+        let last = self.last_attempt(&delivery);
+        match self.act(&delivery, &line, last.is_some()).await? {
+            Ok(()) => {
+                self.output.record(line);
+                Ok(())
+            }
+            Err(Failure::Discard(reason)) => Err(HandlerError::discard(reason)),
+            Err(Failure::Later(reason)) => {
+                let delay = SenderPolicy::default().retry_every;
+                Err(HandlerError::retry_after(delay, reason))
+            }
+            Err(Failure::Failed(reason)) => Err(match last {
+                Some((attempt, max)) => {
+                    HandlerError::discard(format!("attempt {attempt} of {max} failed: {reason}"))
+                }
+                None => HandlerError::retry(reason),
+            }),
+        }
+    }
+
+    /// Waits for its turn, and gives the event to the command or the server.
+    async fn act(
+        &self,
+        delivery: &RawDelivery,
+        line: &str,
+        is_last: bool,
+    ) -> Result<Result<(), Failure>, HandlerError> {
+        let arrived = Instant::now();
+        let (_permit, waited) = match self.permits.try_acquire() {
+            Ok(permit) => (permit, false),
+            Err(_) => (self.permits.acquire().await?, true),
+        };
+        let acting = async {
+            match &self.action {
+                Action::Print => Ok(()),
+                Action::Exec(exec) => exec.run(delivery, line).await,
+                Action::Forward(server) => server.post(line).await,
+            }
+        };
+        if !is_last || waited {
+            // The layer's time limit holds, after which the event is retried.
+            return Ok(acting.await);
+        }
+        // To be discarded, an event must fail just before that limit.
+        let limit = self
+            .limits
+            .time
+            .mul_f64(0.9)
+            .max(self.limits.time.saturating_sub(Duration::from_secs(1)));
+        let left = limit.saturating_sub(arrived.elapsed());
+        let ended = timeout(left, acting).await;
+        Ok(ended.unwrap_or_else(|_| Err(Failure::Failed(format!("no result within {limit:?}")))))
+    }
+
+    /// The number of the attempt and the limit that it has reached, if it is the last one.
+    fn last_attempt(&self, delivery: &RawDelivery) -> Option<(NonZeroU32, NonZeroU32)> {
+        let attempt = delivery.attempt()?;
+        let max = self.limits.max_attempts?;
+        (attempt >= max).then_some((attempt, max))
+    }
+
+    /// Waits until all lines are printed.
+    pub(crate) async fn flush(&self) {
+        self.output.flush().await;
+    }
+}
+
+fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
+    #[derive(Serialize)]
+    struct Head<'a> {
+        event: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        key: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        attempt: Option<NonZeroU32>,
+    }
+
+    let head = serde_json::to_string(&Head {
+        event: delivery.kind().as_str(),
+        key: delivery.key().map(ToString::to_string),
+        attempt: delivery.attempt(),
+    })?;
+    let payload = minify(delivery.json()?);
+    Ok(format!(
+        "{},\"payload\":{payload}}}\n",
+        head.trim_end_matches('}')
+    ))
+}
+
+/// Removes the whitespace between the tokens of valid JSON. Decoding and encoding it again would change
+/// numbers such as `1.50`.
+fn minify(json: &str) -> String {
+    let mut in_string = false;
+    let mut escaped = false;
+    let is_kept = |char: &char| {
+        match char {
+            _ if escaped => escaped = false,
+            '\\' => escaped = true,
+            '"' => in_string = !in_string,
+            ' ' | '\t' | '\r' | '\n' => return in_string,
+            _ => {}
+        }
+        true
+    };
+    json.chars().filter(is_kept).collect()
+}

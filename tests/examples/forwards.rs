@@ -1,0 +1,157 @@
+//! The server that the example `receiver` forwards events to.
+
+use std::collections::HashSet;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::extract::{ConnectInfo, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::routing::post;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+
+use crate::receivers::Receiver;
+use crate::support::program::until;
+
+/// A server that gives each event the same answer.
+#[derive(Clone)]
+struct Server {
+    answer: (StatusCode, &'static str),
+    seen: Arc<Mutex<Vec<(String, SocketAddr)>>>,
+    /// Requests wait for a permit.
+    open: Arc<Semaphore>,
+}
+
+impl Server {
+    /// Returns the server, and the URL to forward to.
+    async fn start(status: u16, text: &'static str) -> (Self, String) {
+        let server = Self {
+            answer: (StatusCode::from_u16(status).unwrap(), text),
+            seen: Arc::default(),
+            open: Arc::new(Semaphore::new(Semaphore::MAX_PERMITS)),
+        };
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/events", listener.local_addr().unwrap());
+        let app = Router::new()
+            .route("/events", post(Self::event))
+            .with_state(server.clone())
+            .into_make_service_with_connect_info::<SocketAddr>();
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        (server, url)
+    }
+
+    async fn event(
+        State(server): State<Self>,
+        ConnectInfo(peer): ConnectInfo<SocketAddr>,
+        headers: HeaderMap,
+        body: String,
+    ) -> (StatusCode, &'static str) {
+        assert_eq!(headers["content-type"], "application/json");
+        server.seen.lock().unwrap().push((body, peer));
+        let _permit = server.open.acquire().await;
+        server.answer
+    }
+
+    fn seen(&self) -> Vec<(String, SocketAddr)> {
+        self.seen.lock().unwrap().clone()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_are_posted_and_printed() {
+    let (server, url) = Server::start(204, "").await;
+    let receiver = Receiver::start(&["--secret", "s", "--forward", &url]);
+
+    let sent = receiver.send("s", &["--count", "5"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let seen = server.seen();
+    let bodies: String = seen.iter().map(|(body, _)| body.as_str()).collect();
+    assert_eq!(bodies, receiver.out());
+    assert!(bodies.starts_with(r#"{"event":"chat-rated","key":""#));
+    let peers: HashSet<_> = seen.iter().map(|(_, peer)| peer).collect();
+    assert_eq!(peers.len(), 1, "connections are kept");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn status_422_discards_the_event() {
+    let (server, url) = Server::start(422, "no such customer\nat line 7").await;
+    let receiver = Receiver::start(&["--secret", "s", "--forward", &url]);
+
+    let sent = receiver.send("s", &["--key", "k", "--count", "2"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert!(sent.out.contains("it had been handled before"), "{sent:?}");
+    assert_eq!(server.seen().len(), 1);
+    assert_eq!(receiver.out(), "");
+    let err = receiver.err();
+    let discarded = r#"outcome="discarded" reason=no such customer (the server answered 422"#;
+    assert!(err.contains(discarded), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn other_statuses_fail_the_event() {
+    for (status, attempts) in [(500, "2"), (302, "2"), (404, "2"), (503, "1"), (429, "1")] {
+        let (server, url) = Server::start(status, "").await;
+        let receiver = Receiver::start(&[
+            "--secret",
+            "s",
+            "--max-attempts",
+            attempts,
+            "--forward",
+            &url,
+        ]);
+
+        let sent = receiver.send("s", &["--key", "k"]);
+
+        assert_eq!(sent.code, 1, "{status}: {sent:?}");
+        assert!(sent.out.contains("500 Internal Server Error"), "{sent:?}");
+        assert_eq!((server.seen().len(), receiver.out()), (1, String::new()));
+        let err = receiver.err();
+        let reason = format!("reason=the server answered {status}");
+        assert!(err.contains(&reason), "{err}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn server_that_is_down_fails_the_event_and_never_discards_it() {
+    let down = ["--forward", "http://127.0.0.1:1/"];
+    let receiver =
+        Receiver::start(&[&["--secret", "s", "--max-attempts", "1"], &down[..]].concat());
+
+    let sent = receiver.send("s", &["--key", "k"]);
+
+    assert_eq!(sent.code, 1, "{sent:?}");
+    let err = receiver.err();
+    assert!(err.contains("the server cannot be reached"), "{err}");
+    assert!(err.contains("Connection refused"), "{err}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_have_a_time_limit_and_a_concurrency_limit() {
+    let (server, url) = Server::start(200, "").await;
+    let held = Arc::clone(&server.open);
+    held.forget_permits(Semaphore::MAX_PERMITS);
+    let receiver = Receiver::start(&[
+        "--secret",
+        "s",
+        "--concurrency",
+        "2",
+        "--handler-timeout",
+        "3",
+        "--forward",
+        &url,
+    ]);
+
+    let sending = receiver.start_send("s", &["--count", "5", "--concurrency", "5"]);
+    until("two requests", || (server.seen().len() == 2).then_some(()));
+    let sent = sending.finish();
+
+    assert!(sent.out.contains("5 503 Service Unavailable"), "{sent:?}");
+    assert_eq!(server.seen().len(), 2);
+
+    held.add_permits(8);
+    let sent = receiver.send("s", &["--count", "5", "--concurrency", "5"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+}
