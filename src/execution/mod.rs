@@ -6,6 +6,7 @@
 //! - [`Limits`]: the settings that all of this shares, checked together.
 
 mod attempt;
+mod clock;
 mod detached;
 mod lease;
 mod limits;

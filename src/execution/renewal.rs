@@ -7,17 +7,17 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, Once, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
-use std::thread;
 use std::time::Duration;
 
-use tokio::runtime::{self, Handle, RuntimeFlavor};
+use tokio::runtime::{self, Handle};
 use tokio::sync::Notify;
 use tokio::task::{AbortHandle, yield_now};
 use tokio::time::{Instant, sleep_until, timeout_at};
 use tracing::{Instrument, Span};
 
+use super::clock::Clocks;
 use super::lease::Leases;
 use crate::error::Chain;
 use crate::store::{Lease, SettleError, Store};
@@ -27,8 +27,7 @@ pub(crate) struct Renewals<St> {
     waiting: Arc<Mutex<Queues<St>>>,
     /// Leases enqueued so far.
     count: Arc<AtomicU64>,
-    /// Starts the thread that keeps renewals in time, which ends when this is dropped.
-    clock: Arc<Once>,
+    clocks: Clocks,
 }
 
 type Queues<St> = HashMap<runtime::Id, Queue<St>>;
@@ -55,7 +54,7 @@ impl<St: Store> Renewals<St> {
         let this = &leases.renewals;
         let runtime = Handle::current();
         let duration = leases.limits.lease();
-        this.keep_clock_running(&runtime, duration);
+        this.clocks.keep_running(&runtime, duration);
 
         let due = claimed + duration / 3;
         let watched = Arc::new(Watched {
@@ -117,35 +116,6 @@ impl<St: Store> Renewals<St> {
         queue.leases.insert(lease.place, lease);
         seen
     }
-
-    /// Keeps renewals in time although a handler blocks its thread.
-    ///
-    /// The worker that polls timers and sockets also runs the tasks that they wake, without waking another
-    /// worker to poll in its place. If such a task blocks, timers stop although other workers are idle
-    /// (tokio-rs/tokio#4730). Spawning a task from outside the runtime wakes one of those.
-    fn keep_clock_running(&self, runtime: &Handle, lease: Duration) {
-        if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
-            return;
-        }
-        self.clock.call_once(|| {
-            let clock = Arc::downgrade(&self.clock);
-            let runtime = runtime.clone();
-            let every = (lease / 10).max(Duration::from_millis(10));
-            let thread = thread::Builder::new().name("webhook-clock".to_owned());
-            let started = thread.spawn(move || {
-                while clock.strong_count() > 0 {
-                    runtime.spawn(async {});
-                    thread::sleep(every);
-                }
-            });
-            if let Err(error) = started {
-                tracing::warn!(
-                    reason = %error,
-                    "no thread could be started: a handler that blocks its thread may lose its lease"
-                );
-            }
-        });
-    }
 }
 
 impl<St> Default for Renewals<St> {
@@ -153,7 +123,7 @@ impl<St> Default for Renewals<St> {
         Self {
             waiting: Arc::default(),
             count: Arc::default(),
-            clock: Arc::new(Once::new()),
+            clocks: Clocks::default(),
         }
     }
 }
@@ -163,7 +133,7 @@ impl<St> Clone for Renewals<St> {
         Self {
             waiting: Arc::clone(&self.waiting),
             count: Arc::clone(&self.count),
-            clock: Arc::clone(&self.clock),
+            clocks: self.clocks.clone(),
         }
     }
 }

@@ -421,6 +421,61 @@ fn handler_that_blocks_its_thread_keeps_its_lease() {
     }
 }
 
+/// A handler that first waits and then blocks its thread for two leases of two seconds, in the second runtime and
+/// behind the second layer of its process.
+fn block_behind_another_lease() {
+    const LEASE: Duration = seconds(2);
+
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(2)
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let store = TestStore::<true>::default();
+    let router = EventRouter::new().on::<ChatRated>(move |_: Delivery<ChatRated>| async move {
+        sleep(Duration::from_millis(20)).await;
+        thread::sleep(LEASE * 2);
+        Ok(())
+    });
+    let layer = WebhookLayer::with_store(secret(), store.clone())
+        .in_flight_wait(Duration::ZERO)
+        .unwrap();
+    let quick = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+    let first = layer.clone().lease(seconds(590)).unwrap().layer(quick);
+    let second = layer.lease(LEASE).unwrap().layer(router);
+
+    let runtimes = [runtime(), runtime()];
+    runtimes[0].block_on(async { deliver(&first, "a").await.assert_ok() });
+    let (answer, answered) = mpsc::channel();
+    // Behind a longer lease in the same runtime, and in another runtime.
+    for (number, runtime) in runtimes.iter().enumerate() {
+        let (service, answer) = (second.clone(), answer.clone());
+        runtime.spawn(async move {
+            sleep(Duration::from_millis(20)).await;
+            let key = format!("k-{number}");
+            let one = deliver(&service, &key).await;
+            let two = deliver(&service, &key).await;
+            answer.send((one, two)).unwrap();
+        });
+    }
+    for _ in runtimes.iter() {
+        let (one, two) = answered.recv_timeout(seconds(60)).unwrap();
+        one.assert_ok();
+        two.assert_replayed();
+    }
+}
+
+#[test]
+fn every_runtime_and_every_lease_is_renewed_in_time() {
+    let runs: Vec<_> = (0..6)
+        .map(|_| thread::spawn(block_behind_another_lease))
+        .collect();
+    let lost = runs.into_iter().filter_map(|run| run.join().err()).count();
+    assert_eq!(lost, 0, "of 6 lost a lease");
+}
+
 // Settlement.
 
 #[tokio::test(start_paused = true)]
