@@ -1,7 +1,7 @@
 //! One attempt: the work, its time limit and its lease.
 
 use std::future::Future;
-use std::panic::AssertUnwindSafe;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -24,7 +24,7 @@ where
 {
     Attempt {
         lease_lost,
-        work: AssertUnwindSafe(work).catch_unwind(),
+        work: Some(AssertUnwindSafe(work).catch_unwind()),
         limit: Deadline::new(limit),
     }
 }
@@ -36,7 +36,7 @@ pin_project! {
         #[pin]
         lease_lost: L,
         #[pin]
-        work: CatchUnwind<AssertUnwindSafe<W>>,
+        work: Option<CatchUnwind<AssertUnwindSafe<W>>>,
         limit: Deadline,
     }
 }
@@ -45,18 +45,27 @@ impl<W: Future, L: Future<Output = ()>> Future for Attempt<W, L> {
     type Output = Result<W::Output, Outcome>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let this = self.project();
+        let mut this = self.project();
+        let Some(work) = this.work.as_mut().as_pin_mut() else {
+            return Poll::Pending;
+        };
         // First, so that work whose lease is lost does not win by being ready as well.
-        if this.lease_lost.poll(cx).is_ready() {
-            return Poll::Ready(Err(Outcome::LeaseLost));
-        }
-        if let Poll::Ready(worked) = this.work.poll(cx) {
+        let cut_short = if this.lease_lost.poll(cx).is_ready() {
+            Outcome::LeaseLost
+        } else if let Poll::Ready(worked) = work.poll(cx) {
             return Poll::Ready(worked.map_err(|_panic| Outcome::Panicked));
+        } else {
+            ready!(this.limit.poll_unpin(cx));
+            Outcome::TimedOut {
+                limit: this.limit.duration(),
+            }
+        };
+        // What the work holds may panic when it is dropped, which must not end the run.
+        let dropped = catch_unwind(AssertUnwindSafe(|| this.work.set(None)));
+        if dropped.is_err() {
+            tracing::error!("the handler panicked when it was dropped");
         }
-        ready!(this.limit.poll_unpin(cx));
-        Poll::Ready(Err(Outcome::TimedOut {
-            limit: this.limit.duration(),
-        }))
+        Poll::Ready(Err(cut_short))
     }
 }
 
@@ -82,6 +91,24 @@ mod tests {
         assert!(matches!(slow, Err(Outcome::TimedOut { limit }) if limit == LIMIT));
 
         let lost = attempt(pending::<()>(), LIMIT, sleep(LIMIT / 2)).await;
+        assert!(matches!(lost, Err(Outcome::LeaseLost)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn work_that_panics_when_it_is_dropped_was_cut_short_all_the_same() {
+        struct Panics;
+        impl Drop for Panics {
+            fn drop(&mut self) {
+                panic!("dropped");
+            }
+        }
+        let work = || async {
+            let _panics = Panics;
+            pending::<()>().await;
+        };
+        let slow = attempt(work(), LIMIT, pending()).await;
+        assert!(matches!(slow, Err(Outcome::TimedOut { .. })));
+        let lost = attempt(work(), LIMIT, sleep(LIMIT / 2)).await;
         assert!(matches!(lost, Err(Outcome::LeaseLost)));
     }
 

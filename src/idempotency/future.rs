@@ -3,7 +3,7 @@ use std::future::Future;
 use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll};
 
 use http::Response;
 
@@ -52,29 +52,26 @@ impl<B, E, St: Store> Future for ResponseFuture<B, E, St> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
         loop {
-            match &mut this.state {
-                State::New(_) => {
-                    if let State::New(run) = mem::replace(&mut this.state, State::Ended) {
-                        this.state = State::Running(run);
-                    }
-                }
-                State::Running(run) => match run.as_mut().poll(cx) {
-                    Poll::Ready(Ended::Answered(result)) => {
-                        this.state = State::Ended;
-                        return Poll::Ready(result);
-                    }
+            // Taken out, so that a future that panics is never polled again.
+            match mem::replace(&mut this.state, State::Ended) {
+                State::New(run) => this.state = State::Running(run),
+                State::Running(mut run) => match run.as_mut().poll(cx) {
+                    Poll::Ready(Ended::Answered(result)) => return Poll::Ready(result),
                     Poll::Ready(Ended::InFlight(other)) => {
                         let outcome = other.outcome(Arc::clone(&this.leases));
                         this.state = State::Waiting(Box::pin(outcome));
                     }
                     Poll::Pending => {
+                        this.state = State::Running(run);
                         this.span.get_or_insert_with(DeliverySpan::current);
                         return Poll::Pending;
                     }
                 },
-                State::Waiting(outcome) => {
-                    let outcome = ready!(outcome.as_mut().poll(cx));
-                    this.state = State::Ended;
+                State::Waiting(mut outcome) => {
+                    let Poll::Ready(outcome) = outcome.as_mut().poll(cx) else {
+                        this.state = State::Waiting(outcome);
+                        return Poll::Pending;
+                    };
                     return Poll::Ready(Ok(match outcome {
                         Ok(outcome) => ResponseBody::answer(outcome),
                         Err(refusal) => refuse(refusal),

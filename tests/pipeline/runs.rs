@@ -476,6 +476,29 @@ fn every_runtime_and_every_lease_is_renewed_in_time() {
     assert_eq!(lost, 0, "of 6 lost a lease");
 }
 
+#[tokio::test(start_paused = true)]
+async fn handler_that_panics_when_it_is_dropped_at_its_time_limit_is_retried() {
+    struct Panics;
+    impl Drop for Panics {
+        fn drop(&mut self) {
+            panic!("dropped");
+        }
+    }
+    let logs = Log::capture(Level::ERROR);
+    let store = TestStore::<true>::default();
+    let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| {
+        let _panics = Panics;
+        std::future::pending().await
+    });
+    let service = WebhookLayer::with_store(secret(), store.clone()).layer(router);
+    for _ in 0..2 {
+        let answered = deliver(&service, "k").await;
+        answered.assert_problem(503, "handler-timeout");
+        assert_eq!(store.state("k").await, KeyState::Free);
+    }
+    assert_eq!(logs.count(Level::ERROR, "exceeded its time limit"), 2);
+}
+
 // Settlement.
 
 #[tokio::test(start_paused = true)]
