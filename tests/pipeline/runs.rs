@@ -16,7 +16,7 @@ use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
-use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, IdempotencyLayer, WebhookLayer};
 use tracing::Level;
 
 use crate::support::delivery::{Answered, BODY, RequestExt, deliver, delivery, secret};
@@ -497,6 +497,24 @@ async fn handler_that_panics_when_it_is_dropped_at_its_time_limit_is_retried() {
         assert_eq!(store.state("k").await, KeyState::Free);
     }
     assert_eq!(logs.count(Level::ERROR, "exceeded its time limit"), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn layer_inside_another_one_on_the_same_store_is_a_clear_error() {
+    let logs = Log::capture(Level::ERROR);
+    let store = TestStore::<true>::default();
+    let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+    let inner = IdempotencyLayer::new(store.clone()).layer(router.clone());
+    let service = WebhookLayer::with_store(secret(), store.clone()).layer(inner);
+    let start = Instant::now();
+    deliver(&service, "k").await.assert_problem(500, "failed");
+    assert_eq!(logs.count(Level::ERROR, "remove one of the two"), 1);
+    assert_eq!(start.elapsed(), Duration::ZERO);
+    assert_eq!(store.state("k").await, KeyState::Free);
+
+    let inner = IdempotencyLayer::new(TestStore::<true>::default()).layer(router);
+    let service = WebhookLayer::with_store(secret(), store).layer(inner);
+    deliver(&service, "k").await.assert_ok();
 }
 
 // Settlement.
