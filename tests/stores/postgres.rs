@@ -21,6 +21,9 @@ use tower_webhook::store::{
     StoreErrorKind,
 };
 
+use tracing::Level;
+
+use crate::support::log::Log;
 use crate::support::postgres::{PostgresServer, Stop};
 use crate::support::program::{Peer, say};
 
@@ -286,6 +289,24 @@ async fn concurrent_migrations_succeed() {
         let pool = database.pool(1).await;
         let applied = "SELECT count(*) FROM tower_webhook.migrations";
         assert_eq!(count(&pool, applied).await, VERSIONS);
+    }
+}
+
+#[tokio::test]
+async fn commits_that_a_crash_loses_cause_a_warning() {
+    for (setting, warnings) in [("on", 0), ("local", 0), ("off", 1)] {
+        let database = Database::create().await;
+        database
+            .set(&format!("synchronous_commit = {setting}"))
+            .await;
+        let store = PostgresStore::new(database.pool(1).await);
+        let logs = Log::capture(Level::INFO);
+        store.migrate().await.unwrap();
+        assert_eq!(
+            logs.count(Level::WARN, "synchronous_commit"),
+            warnings,
+            "{setting}"
+        );
     }
 }
 

@@ -423,6 +423,28 @@ async fn cluster_of_unknown_size_causes_a_warning() {
 }
 
 #[tokio::test]
+async fn server_that_saves_nothing_causes_a_warning() {
+    let warnings = async |arguments: &[&str]| {
+        let server = RedisServer::start_with(arguments);
+        let logs = Log::capture(Level::DEBUG);
+        RedisStore::connect(&server.url()).await.unwrap();
+        let warnings = logs.count(Level::WARN, "");
+        assert_eq!(logs.count(Level::WARN, "appendonly yes"), warnings);
+        warnings
+    };
+    assert_eq!(warnings(&["--save", ""]).await, 1);
+    assert_eq!(warnings(&[]).await, 0);
+    assert_eq!(warnings(&["--save", "", "--appendonly", "yes"]).await, 0);
+
+    // A managed server may forbid to ask.
+    let server = RedisServer::start_with(&["--save", ""]);
+    let logs = Log::capture(Level::DEBUG);
+    let user = user(&server, &format!("{RIGHTS} +info"));
+    RedisStore::connect(&user).await.unwrap();
+    assert_eq!(logs.count(Level::WARN, ""), 0);
+}
+
+#[tokio::test]
 async fn unknown_eviction_policy_causes_a_warning() {
     let server = RedisServer::start();
     let url = user(&server, RIGHTS);

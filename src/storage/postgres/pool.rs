@@ -55,6 +55,20 @@ impl Pool {
         connection
     }
 
+    /// Warns of a setting with which a crash of the server loses what was committed.
+    pub(crate) async fn warn_if_commits_can_be_lost(&self) {
+        let setting = sqlx::query_scalar::<_, String>("SHOW synchronous_commit");
+        // Nothing depends on the answer, and a server that fails reports that elsewhere.
+        if let Ok(setting) = setting.fetch_one(&self.connections).await
+            && setting == "off"
+        {
+            tracing::warn!(
+                "`synchronous_commit` is `off`: a crash of the PostgreSQL server forgets the events that were recorded \
+                 just before, and each is handled again when it is delivered again; use a role that has it `on`"
+            );
+        }
+    }
+
     /// Executes a statement, again when it lost a race against another one, and returns its row if it has
     /// one.
     pub(crate) async fn fetch(

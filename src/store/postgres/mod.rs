@@ -171,9 +171,12 @@ impl PostgresStore {
     ///
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
     /// release of this crate. [`OpenError::kind`] distinguishes these, and the error says what to do.
+    ///
+    /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
         let (pool, schema) = (self.pool.connections(), &self.shared.schema);
         postgres::migrate(pool, schema, &MIGRATIONS).await?;
+        self.pool.warn_if_commits_can_be_lost().await;
         Ok(())
     }
 

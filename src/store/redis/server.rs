@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 
+use redis::aio::MultiplexedConnection;
 use redis::io::tcp::TcpSettings;
 use redis::{Client, IntoConnectionInfo, RedisError, RedisResult};
 
@@ -38,8 +39,30 @@ pub(super) async fn check(connection: &Connection, scripts: &Scripts) -> Result<
             Err(error) => return Err(refused(error).into()),
         }
     }
+    if info.has_no_log() {
+        warn_if_nothing_is_saved(&mut line).await.map_err(refused)?;
+    }
     for script in scripts.all() {
         script.load_async(&mut line).await.map_err(refused)?;
+    }
+    Ok(())
+}
+
+/// Warns of a server that forgets everything. One that saves from time to time is as documented.
+async fn warn_if_nothing_is_saved(line: &mut MultiplexedConnection) -> RedisResult<()> {
+    let settings: RedisResult<HashMap<String, String>> = redis::cmd("CONFIG")
+        .arg("GET")
+        .arg("save")
+        .query_async(line)
+        .await;
+    match settings {
+        Ok(settings) if settings.get("save").is_some_and(String::is_empty) => tracing::warn!(
+            "the Redis server keeps its data in memory only (`save \"\"`, `appendonly no`): after its restart, each \
+             event that was handled before is handled again when it is delivered again; set `appendonly yes`"
+        ),
+        Ok(_) => {}
+        Err(error) if is_forbidden(&error) => {}
+        Err(error) => return Err(error),
     }
     Ok(())
 }
@@ -97,6 +120,11 @@ impl<'a> Info<'a> {
                 Ok(())
             }
         }
+    }
+
+    /// Whether the server reports that it keeps no append-only file.
+    fn has_no_log(&self) -> bool {
+        self.0.get("aof_enabled") == Some(&"0")
     }
 
     fn is_cluster(&self) -> bool {
