@@ -354,7 +354,7 @@ mod tests {
         assert!(unreadable.source().is_some());
         assert_eq!(
             text(unreadable),
-            "the secrets in `/nonexistent/secrets` cannot be read"
+            "a file of secrets must be readable UTF-8 with one secret per line: `/nonexistent/secrets` cannot be read"
         );
         assert_eq!(
             text(HeaderNames::branded("a b").unwrap_err()),
