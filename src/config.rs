@@ -97,7 +97,12 @@ impl fmt::Display for ConfigError {
                  configured in the partner portal"
             ),
             Self::SecretFile { path, .. } => {
-                write!(f, "the secrets in `{}` cannot be read", path.display())
+                write!(
+                    f,
+                    "a file of secrets must be readable UTF-8 with one secret per line: `{}` cannot be \
+                     read",
+                    path.display()
+                )
             }
             Self::HeaderPrefix(prefix) => write!(
                 f,

@@ -15,7 +15,9 @@ use crate::store::Store;
 /// Verifies and deduplicates deliveries: a [`SignatureLayer`] around an [`IdempotencyLayer`].
 ///
 /// The inner service is an [`EventRouter`](crate::EventRouter), an axum `Router`, or any other
-/// service of `Request<`[`Verified`](crate::Verified)`>`.
+/// service of `Request<`[`Verified`](crate::Verified)`>`. Mount the service in an axum application with
+/// `Router::route_service`, or the layer with `Router::route_layer`: `Router::layer` would also answer the
+/// application's unknown paths. See [the order of other layers](crate::docs::tower_http).
 ///
 /// ```
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {
@@ -354,7 +356,7 @@ mod tests {
         assert!(unreadable.source().is_some());
         assert_eq!(
             text(unreadable),
-            "the secrets in `/nonexistent/secrets` cannot be read"
+            "a file of secrets must be readable UTF-8 with one secret per line: `/nonexistent/secrets` cannot be read"
         );
         assert_eq!(
             text(HeaderNames::branded("a b").unwrap_err()),

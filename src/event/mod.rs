@@ -71,7 +71,8 @@ pub trait Event: 'static {
     ///
     /// The payloads in this module decode from any JSON object. If a stricter type of your own cannot
     /// decode a delivery, the delivery is answered with 422 and the sender counts a failed attempt
-    /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
+    /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)). A type that contains `serde_json::Value`
+    /// refuses JSON of more than 127 levels.
     type Payload: DeserializeOwned + Send + 'static;
 }
 

@@ -156,7 +156,8 @@ impl<St: Store> IdempotencyLayer<St> {
     /// returns pending.
     ///
     /// When the limit has passed, the future is dropped and the delivery is answered with 503. A handler
-    /// that blocks its thread cannot be dropped. See [`Outcome::TimedOut`](crate::Outcome::TimedOut).
+    /// that blocks its thread cannot be dropped, and work that it started with `spawn_blocking` continues
+    /// beside the next attempt. See [`Outcome::TimedOut`](crate::Outcome::TimedOut).
     ///
     /// ```
     /// # use std::time::Duration;

@@ -18,8 +18,9 @@ use crate::config::{ConfigError, secret_variable};
 /// ([Spec 5.2, rule 1](crate::docs::platform#spec-5-2-rule-1)).
 ///
 /// Any non-empty sequence of characters is a secret, and its bytes are used as they are: one that looks
-/// like hex is not decoded. 20 random bytes in hex are recommended, and the secret must not be reused
-/// for anything else.
+/// like hex is not decoded. **The secret must not be reused for anything else; 20 random bytes in hex are
+/// recommended**, as `openssl rand -hex 20` prints them: who guesses the secret can send any event
+/// ([threat model](crate::docs::threat_model#the-secret)).
 ///
 /// Only the keyed state of the hash is kept. That state, and the bytes given to [`new`](Self::new), are
 /// zeroed on drop, and `Debug` shows neither.

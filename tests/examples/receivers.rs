@@ -828,8 +828,8 @@ fn extractor_example_accepts_signed_deliveries() {
     assert_eq!(send("/message-created", "s", "message-created"), 0);
     assert_eq!(send("/any", "s", "chat-opened"), 0);
     assert_eq!(send("/chat-rated", "another", "chat-rated"), 1);
-    // Of another kind: acknowledged, and not handled.
-    assert_eq!(send("/chat-rated", "s", "chat-opened"), 0);
+    // Of another kind, so the URL is wrong.
+    assert_eq!(send("/chat-rated", "s", "chat-opened"), 1);
 
     let out = extractor.out();
     assert!(out.contains("was rated Some(1.0)\n"), "{out}");

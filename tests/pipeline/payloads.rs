@@ -10,8 +10,9 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value, json};
 use tower_webhook::event::{
-    Chat, ChatLifecycle, EventKind, Message, Reference, Timestamp, User, sample,
+    Chat, ChatLifecycle, ChatRated, Event, EventKind, Message, Reference, Timestamp, User, sample,
 };
+use tower_webhook::{DecodeError, Delivery, EventRouter, RawDelivery};
 use tracing::Level;
 
 use crate::support::log::Log;
@@ -615,6 +616,31 @@ fn fields_of(value: impl Strategy<Value = Value>) -> impl Strategy<Value = Map<S
 /// What a warning says besides its message.
 #[derive(Debug, Default, PartialEq)]
 struct Warning(BTreeMap<&'static str, String>);
+
+/// A payload type of a user that takes anything.
+enum Anything {}
+
+impl Event for Anything {
+    const KIND: EventKind = EventKind::CHAT_RATED;
+    type Payload = Value;
+}
+
+#[tokio::test]
+async fn value_refuses_json_of_more_than_127_levels() {
+    let nested = |levels: usize| {
+        let (open, close) = ("[".repeat(levels - 1), "]".repeat(levels - 1));
+        RawDelivery::new(EventKind::CHAT_RATED, format!(r#"{{"id":{open}{close}}}"#))
+    };
+    let own = EventRouter::new().on::<Anything>(async |_: Delivery<Anything>| Ok(()));
+    assert_eq!(own.handle(nested(127)).await.name(), "handled");
+    assert_eq!(own.handle(nested(128)).await.name(), "undecodable");
+
+    let caught = own.on_undecodable(async |_: RawDelivery, _: DecodeError| Ok(()));
+    assert_eq!(caught.handle(nested(128)).await.name(), "handled");
+    // The types of this crate do not recurse.
+    let rated = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+    assert_eq!(rated.handle(nested(100_000)).await.name(), "handled");
+}
 
 impl Warning {
     fn new(field: &str, expected: &str, found: &str) -> Self {

@@ -66,21 +66,8 @@ use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 /// key that the newer one recorded as another one.
 ///
 /// **Beside other crates.** A program can link only one SQLite, and Cargo refuses to combine two
-/// (``links to the native library `sqlite3` ``). This crate takes `rusqlite` 0.39 to 0.41, whichever the
-/// others allow:
-///
-/// | beside | works |
-/// |---|---|
-/// | `sqlx` 0.9 | yes, with any features |
-/// | `diesel` 2.3 with its feature `sqlite` | yes, also together with `sqlx` 0.9 |
-/// | `rusqlite` 0.39, 0.40 or 0.41 | yes; beside `sqlx` 0.9 only 0.39 |
-/// | `sqlx` 0.8 | only with `default-features = false` and without `sqlite`, `any`, `json`, `migrate`, `uuid`, `chrono` and `time`; `macros` works |
-/// | `rusqlite` 0.38 or earlier | no |
-///
-/// Earlier versions contain a SQLite before 3.51.3, which can
-/// [lose commits](https://www.sqlite.org/wal.html#walresetbug) where one connection writes while another one
-/// does checkpoints, as this store does. Where they do not combine, upgrade the other crate, or use another
-/// store.
+/// (``links to the native library `sqlite3` ``). The page on stores has
+/// [the crates that resolve beside this one](crate::docs::stores#beside-other-crates-with-sqlite).
 ///
 /// Clones share one thread. Dropping the last one waits until the file is closed.
 ///
