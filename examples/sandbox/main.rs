@@ -43,6 +43,8 @@ struct Args {
     listen: SocketAddr,
 
     /// The initial URL of all webhooks
+    ///
+    /// For an https URL, the system's certificates count; on Linux, SSL_CERT_FILE replaces them.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
     target: Uri,
 
@@ -189,8 +191,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 fn url(text: &str) -> Result<Uri, &'static str> {
     let url: Uri = text.parse().map_err(|_| "this is not a URL")?;
     match (url.scheme_str(), url.host()) {
-        (Some("http"), Some(_)) => Ok(url),
-        (Some("https"), _) => Err("TLS is not supported: use http"),
+        (Some("http" | "https"), Some(_)) => Ok(url),
         _ => Err("use a URL such as http://127.0.0.1:3000/webhooks"),
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn index(desk: &Desk, notice: Option<&Notice>) -> Markup {
         (keys(&sandbox.api_keys()))
         section aria-labelledby="webhooks" {
             h2 #webhooks { "Webhooks" }
-            p.quiet { "One per kind of event. A secret is never shown; leave it empty to keep it." }
+            p.quiet { "One per kind of event. A secret is never shown; leave it empty to keep it. A test event is sent once, without a key, signed with the test secret, else with the webhook's." }
             @for status in sandbox.webhooks() { (webhook(&status)) }
         }
         section aria-labelledby="waiting-title" {
@@ -231,11 +231,18 @@ fn webhook(status: &WebhookStatus) -> Markup {
                 div {
                     label for=(id("secret")) { "Secret " @if webhook.secret.is_some() { "(set)" } @else { "(none)" } }
                     input id=(id("secret")) name="secret" type="password" autocomplete="new-password";
+                    @if webhook.secret.is_some() {
+                        label.check { input id=(id("remove")) name="remove_secret" type="checkbox" autocomplete="off"; "Remove the secret" }
+                    }
                 }
                 label.check { input id=(id("active")) name="active" type="checkbox" checked[webhook.active] autocomplete="off"; "Active" }
                 div.buttons {
                     button.main id=(id("save")) { "Save" }
                     button id=(id("test")) formaction={ "/webhooks/" (kind) "/test" } { "Send test" }
+                }
+                div.test {
+                    label for=(id("test-secret")) { "Test secret (optional)" }
+                    input id=(id("test-secret")) name="test_secret" type="password" autocomplete="new-password";
                 }
             }
         }

@@ -98,7 +98,7 @@ use self::state::State;
 use self::target::Target;
 use crate::event::SenderPolicy;
 use crate::event::{ChatLifecycle, EventKind, Timestamp, sample};
-use crate::signature::HeaderNames;
+use crate::signature::{HeaderNames, Secret};
 
 /// The settings of a [`Sandbox`]: see [`Sandbox::in_process_with`] and [`Sandbox::over_http`].
 ///
@@ -228,7 +228,8 @@ impl Sandbox {
         Self::start(target::service(service), settings)
     }
 
-    /// Starts a platform that delivers over HTTP/1.1, without TLS, to the webhooks' URLs.
+    /// Starts a platform that delivers over HTTP/1.1 to the webhooks' URLs: over TLS to `https` URLs, with
+    /// the operating system's certificates, or those in `SSL_CERT_FILE` on Linux.
     ///
     /// ```
     /// # use tower_webhook::sandbox::{Sandbox, Settings, Webhook};
@@ -406,7 +407,29 @@ impl Sandbox {
     /// ```
     pub fn send_test(&self, kind: EventKind) -> Option<EventId> {
         let body = sample(&kind)?;
-        Some(self.change(|state| state.emit_test(kind, body.into())))
+        Some(self.change(|state| state.emit_test(kind, body.into(), None)))
+    }
+
+    /// Sends a test event that is signed with a test secret instead of the webhook's; otherwise the same
+    /// as [`send_test`](Self::send_test).
+    ///
+    /// ```
+    /// # use tower_webhook::{EventKind, Secret};
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// # let sandbox = Sandbox::in_process(receiver);
+    /// # sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// sandbox.send_test_signed(EventKind::CHAT_RATED, Secret::new("for tests alone")?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn send_test_signed(&self, kind: EventKind, secret: Secret) -> Option<EventId> {
+        let body = sample(&kind)?;
+        Some(self.change(|state| state.emit_test(kind, body.into(), Some(secret))))
     }
 
     /// Applies a fault to the next attempt that is neither a duplicate nor of a test event. The faults of

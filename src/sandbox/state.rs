@@ -64,6 +64,8 @@ struct EventRecord {
     report: EventReport,
     /// `None` for a test event.
     chat: Option<usize>,
+    /// The secret of a test event, if it is not the webhook's.
+    test_secret: Option<Secret>,
     /// When the first attempt began; before that, when the event was created.
     first: Duration,
     /// How often it was sent, without the duplicates within one send.
@@ -125,10 +127,18 @@ impl State {
         id
     }
 
-    /// Emits a test event (Spec 6, rule 5): sent once, even if the webhook is inactive, without a key.
-    pub(super) fn emit_test(&mut self, kind: EventKind, body: Bytes) -> EventId {
+    /// Emits a test event (Spec 6, rule 5): sent once, even if the webhook is inactive, without a key, and
+    /// signed with `secret`, else with the webhook's.
+    pub(super) fn emit_test(
+        &mut self,
+        kind: EventKind,
+        body: Bytes,
+        secret: Option<Secret>,
+    ) -> EventId {
         let reachable = self.portal.reachable(&kind).is_some();
-        self.add_event(kind, None, None, body, reachable)
+        let id = self.add_event(kind, None, None, body, reachable);
+        self.events[id.0].test_secret = secret;
+        id
     }
 
     fn add_event(
@@ -160,6 +170,7 @@ impl State {
                 attempts: Vec::new(),
             },
             chat,
+            test_secret: None,
             first: now,
             sends: 0,
             in_flight: false,
@@ -343,7 +354,8 @@ impl State {
         // Not `self.rng`: its next number depends on the order in which attempts end, which differs
         // between two runs over HTTP.
         let mut rng = chance(settings.seed, id as u64, event.sends);
-        let signed = webhook.secret.is_some();
+        let secret = event.test_secret.clone().or(webhook.secret);
+        let signed = secret.is_some();
         let fault = match duplicate {
             // A fault of a duplicate could cause duplicates without end.
             Some(_) => None,
@@ -364,7 +376,7 @@ impl State {
             key: event.report.key.clone(),
             body,
             url: webhook.url,
-            secret: webhook.secret,
+            secret,
             fault: fault.or(duplicate),
             is_duplicate: duplicate.is_some(),
             overtaken: event
