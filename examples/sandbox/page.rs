@@ -88,7 +88,12 @@ pub(crate) fn index(desk: &Desk, notice: Option<&Notice>) -> Markup {
             div #attempts data-live { (attempts_table(desk, &attempts)) }
         }
     };
-    document("Developer settings", &content, true)
+    document(
+        "Developer settings",
+        &content,
+        true,
+        Some(&footer(desk.is_strict())),
+    )
 }
 
 pub(crate) fn event(event: &EventReport) -> Markup {
@@ -124,10 +129,10 @@ pub(crate) fn event(event: &EventReport) -> Markup {
             pre { (payload) }
         }
     };
-    document(&format!("Event {}", event.id), &content, false)
+    document(&format!("Event {}", event.id), &content, false, None)
 }
 
-fn document(title: &str, content: &Markup, live: bool) -> Markup {
+fn document(title: &str, content: &Markup, live: bool, footer: Option<&Markup>) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -152,6 +157,27 @@ fn document(title: &str, content: &Markup, live: bool) -> Markup {
                     }
                 }
                 main { (content) }
+                @if let Some(footer) = footer { (footer) }
+            }
+        }
+    }
+}
+
+fn footer(is_strict: bool) -> Markup {
+    html! {
+        footer.quiet {
+            p #invented {
+                "Invented, because the platform's interface says nothing about it: the names of the GraphQL \
+                 types, introspection and errors of the Admin API, the words of " code { "status" } " and "
+                code { "type" } ", the button \"Send test\", that deliveries resume after a webhook was \
+                 enabled again, and one secret per webhook."
+            }
+            @if is_strict {
+                p #strict {
+                    "Strict mode: only the status 200 counts as delivered, events that wait when a webhook is \
+                     disabled are lost, failures of test events count, payloads have unknown words and nulls, \
+                     and the Admin API answers about half of the queries with errors, with nulls or slowly."
+                }
             }
         }
     }

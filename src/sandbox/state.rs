@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Settings;
+use super::api_fault::ApiFault;
 use super::chat::ChatData;
 use super::clock::Clock;
 use super::fault::{Fault, Injected, chance};
@@ -30,6 +31,10 @@ pub(super) struct State {
     pub(super) injected: VecDeque<Fault>,
     pub(super) rng: Rng,
     pub(super) rate_after: Duration,
+    pub(super) strict: bool,
+    pub(super) api_faults: VecDeque<ApiFault>,
+    /// How many queries the Admin API received.
+    pub(super) queries: u64,
     /// Indexed by [`EventId`]; nothing is ever removed.
     events: Vec<EventRecord>,
     policy: SenderPolicy,
@@ -96,6 +101,9 @@ impl State {
             injected: VecDeque::new(),
             rng: Rng::with_seed(settings.seed),
             rate_after: settings.rate_after,
+            strict: false,
+            api_faults: VecDeque::new(),
+            queries: 0,
             policy: settings.policy,
             timers: BTreeSet::new(),
             due: VecDeque::new(),
@@ -301,6 +309,23 @@ impl State {
         }
     }
 
+    /// Loses the events that wait for a webhook, which has just been disabled in strict mode.
+    fn lose_waiting(&mut self, kind: &EventKind) {
+        for id in 0..self.events.len() {
+            let EventRecord {
+                report,
+                chat,
+                in_flight,
+                ..
+            } = &self.events[id];
+            // The result of one that is in flight is still open: `wait_for_retry` loses it.
+            let waits = report.state == EventState::Waiting && !in_flight && chat.is_some();
+            if waits && report.kind == *kind {
+                self.lose(id);
+            }
+        }
+    }
+
     fn leave_queue(&mut self, chat: usize, id: usize) {
         self.chats[chat].undelivered.remove(&id);
         if self.chats[chat].undelivered.is_empty() {
@@ -314,6 +339,9 @@ impl State {
         let Some(chat) = event.chat else {
             return self.lose(id);
         };
+        if self.strict && self.portal.is_disabled(&event.report.kind) {
+            return self.lose(id);
+        }
         let last = event.first.saturating_add(self.policy.retry_for);
         let next = match self.chats[chat].retry_at {
             // The event joins the round of its chat, and so its first retry can come early.
@@ -408,10 +436,13 @@ impl State {
             if let Some(chat) = event.chat {
                 self.leave_queue(chat, id);
             }
-        } else if event.chat.is_some() {
+        } else if event.chat.is_some() || self.strict {
             // Duplicates count too: the receiver must not be better off here than on the platform.
             let kind = event.report.kind.clone();
-            self.portal.failed(&kind, now);
+            let disables = self.portal.failed(&kind, now);
+            if disables && self.strict {
+                self.lose_waiting(&kind);
+            }
         }
     }
 

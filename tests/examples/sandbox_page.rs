@@ -304,6 +304,50 @@ async fn target_may_use_tls() {
 }
 
 #[test]
+fn footer_names_what_is_invented() {
+    for flags in [
+        &["--demo", "--rate", "0"][..],
+        &["--demo", "--rate", "0", "--strict"],
+    ] {
+        let sandbox = Server::start("sandbox", flags);
+        let page = curl(&[&sandbox.url]);
+        let (_, footer) = page.split_once("<footer").unwrap();
+        for invented in [
+            "GraphQL types",
+            "introspection",
+            "<code>status</code>",
+            "Send test",
+            "resume after a webhook was enabled again",
+            "one secret per webhook",
+        ] {
+            assert!(footer.contains(invented), "{invented}: {footer}");
+        }
+        assert_eq!(footer.contains("Strict mode"), flags.len() == 4, "{footer}");
+    }
+}
+
+#[cfg(feature = "admin")]
+#[tokio::test]
+async fn strict_mode_is_harder_on_clients() {
+    use tower_webhook::admin::{AccessToken, AdminClient};
+
+    let args = ["--demo", "--rate", "0", "--seed", "1", "--strict"];
+    let sandbox = Server::start("sandbox", &args);
+    let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
+    let keys = format!("{}keys", sandbox.url);
+    let page = curl(&["-L", "-d", "description=CRM", "-H", &own, &keys]);
+    let (_, key) = page.split_once("id=\"new-key\">").unwrap();
+    let token = AccessToken::new(&key[..32]).unwrap();
+    let admin = AdminClient::new(&sandbox.url, token).unwrap();
+
+    let mut failures = 0;
+    for _ in 0..10 {
+        failures += usize::from(admin.chat_is_available().await.is_err());
+    }
+    assert!((1..10).contains(&failures), "{failures} of 10");
+}
+
+#[test]
 fn port_in_use_is_reported() {
     let sandbox = Server::start("sandbox", &["--demo"]);
     let address = sandbox.url.split('/').nth(2).unwrap();
