@@ -199,6 +199,8 @@ pub mod event;
 mod handler;
 mod outcome;
 mod router;
+#[cfg(any(feature = "admin", feature = "sandbox"))]
+mod tls;
 mod verified;
 
 // One attempt to handle an event, and the stores that it is claimed in.

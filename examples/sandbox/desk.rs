@@ -22,6 +22,7 @@ pub(crate) struct Desk(Arc<Shared>);
 
 struct Shared {
     sandbox: Sandbox,
+    is_strict: bool,
     /// The latest attempts, newest first.
     attempts: Mutex<VecDeque<Attempt>>,
     notice: Mutex<Option<Notice>>,
@@ -38,9 +39,10 @@ pub(crate) enum Notice {
 }
 
 impl Desk {
-    pub(crate) fn new(sandbox: Sandbox, rate: u32) -> Self {
+    pub(crate) fn new(sandbox: Sandbox, rate: u32, is_strict: bool) -> Self {
         let desk = Self(Arc::new(Shared {
             sandbox,
+            is_strict,
             attempts: Mutex::default(),
             notice: Mutex::default(),
             rate: watch::Sender::new(rate),
@@ -54,6 +56,10 @@ impl Desk {
 
     pub(crate) fn sandbox(&self) -> &Sandbox {
         &self.0.sandbox
+    }
+
+    pub(crate) fn is_strict(&self) -> bool {
+        self.0.is_strict
     }
 
     pub(crate) fn attempts(&self) -> Vec<Attempt> {

@@ -43,6 +43,8 @@ struct Args {
     listen: SocketAddr,
 
     /// The initial URL of all webhooks
+    ///
+    /// For an https URL, the system's certificates count; on Linux, SSL_CERT_FILE replaces them.
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
     target: Uri,
 
@@ -72,6 +74,14 @@ struct Args {
     /// How much faster than real time the platform's clock runs
     #[arg(long, value_name = "FACTOR", default_value_t = 1, value_parser = value_parser!(u32).range(1..=100_000))]
     speed: u32,
+
+    /// Assume the worst that the platform's interface allows
+    ///
+    /// Only the status 200 counts as delivered, events that wait when a webhook is disabled are lost,
+    /// failures of test events count, payloads have unknown words and nulls, and the Admin API answers
+    /// about half of the queries with errors, with nulls or slowly.
+    #[arg(long)]
+    strict: bool,
 }
 
 #[tokio::main]
@@ -113,8 +123,12 @@ async fn run(args: Args) -> anyhow::Result<()> {
         speed: args.speed,
         ..Settings::default()
     });
+    let sandbox = match args.strict {
+        true => sandbox.strict(),
+        false => sandbox,
+    };
     sandbox.configure_all(&Webhook::new(args.target.to_string()).signed(secret));
-    let app = routes::app(Desk::new(sandbox, args.rate));
+    let app = routes::app(Desk::new(sandbox, args.rate, args.strict));
 
     eprintln!("listening on http://{}/", listener.local_addr()?);
     eprintln!("open it in a browser, and start a receiver in a second terminal with\n");
@@ -189,8 +203,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 fn url(text: &str) -> Result<Uri, &'static str> {
     let url: Uri = text.parse().map_err(|_| "this is not a URL")?;
     match (url.scheme_str(), url.host()) {
-        (Some("http"), Some(_)) => Ok(url),
-        (Some("https"), _) => Err("TLS is not supported: use http"),
+        (Some("http" | "https"), Some(_)) => Ok(url),
         _ => Err("use a URL such as http://127.0.0.1:3000/webhooks"),
     }
 }

@@ -74,7 +74,7 @@ pub(crate) fn index(desk: &Desk, notice: Option<&Notice>) -> Markup {
         (keys(&sandbox.api_keys()))
         section aria-labelledby="webhooks" {
             h2 #webhooks { "Webhooks" }
-            p.quiet { "One per kind of event. A secret is never shown; leave it empty to keep it." }
+            p.quiet { "One per kind of event. A secret is never shown; leave it empty to keep it. A test event is sent once, without a key, signed with the test secret, else with the webhook's." }
             @for status in sandbox.webhooks() { (webhook(&status)) }
         }
         section aria-labelledby="waiting-title" {
@@ -88,7 +88,12 @@ pub(crate) fn index(desk: &Desk, notice: Option<&Notice>) -> Markup {
             div #attempts data-live { (attempts_table(desk, &attempts)) }
         }
     };
-    document("Developer settings", &content, true)
+    document(
+        "Developer settings",
+        &content,
+        true,
+        Some(&footer(desk.is_strict())),
+    )
 }
 
 pub(crate) fn event(event: &EventReport) -> Markup {
@@ -124,10 +129,10 @@ pub(crate) fn event(event: &EventReport) -> Markup {
             pre { (payload) }
         }
     };
-    document(&format!("Event {}", event.id), &content, false)
+    document(&format!("Event {}", event.id), &content, false, None)
 }
 
-fn document(title: &str, content: &Markup, live: bool) -> Markup {
+fn document(title: &str, content: &Markup, live: bool, footer: Option<&Markup>) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -152,6 +157,27 @@ fn document(title: &str, content: &Markup, live: bool) -> Markup {
                     }
                 }
                 main { (content) }
+                @if let Some(footer) = footer { (footer) }
+            }
+        }
+    }
+}
+
+fn footer(is_strict: bool) -> Markup {
+    html! {
+        footer.quiet {
+            p #invented {
+                "Invented, because the platform's interface says nothing about it: the names of the GraphQL \
+                 types, introspection and errors of the Admin API, the words of " code { "status" } " and "
+                code { "type" } ", the button \"Send test\", that deliveries resume after a webhook was \
+                 enabled again, and one secret per webhook."
+            }
+            @if is_strict {
+                p #strict {
+                    "Strict mode: only the status 200 counts as delivered, events that wait when a webhook is \
+                     disabled are lost, failures of test events count, payloads have unknown words and nulls, \
+                     and the Admin API answers about half of the queries with errors, with nulls or slowly."
+                }
             }
         }
     }
@@ -231,11 +257,18 @@ fn webhook(status: &WebhookStatus) -> Markup {
                 div {
                     label for=(id("secret")) { "Secret " @if webhook.secret.is_some() { "(set)" } @else { "(none)" } }
                     input id=(id("secret")) name="secret" type="password" autocomplete="new-password";
+                    @if webhook.secret.is_some() {
+                        label.check { input id=(id("remove")) name="remove_secret" type="checkbox" autocomplete="off"; "Remove the secret" }
+                    }
                 }
                 label.check { input id=(id("active")) name="active" type="checkbox" checked[webhook.active] autocomplete="off"; "Active" }
                 div.buttons {
                     button.main id=(id("save")) { "Save" }
                     button id=(id("test")) formaction={ "/webhooks/" (kind) "/test" } { "Send test" }
+                }
+                div.test {
+                    label for=(id("test-secret")) { "Test secret (optional)" }
+                    input id=(id("test-secret")) name="test_secret" type="password" autocomplete="new-password";
                 }
             }
         }

@@ -1,5 +1,6 @@
 //! The routes of the page's links and forms.
 
+use axum::extract::rejection::FormRejection;
 use axum::extract::{Path, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN,
@@ -75,6 +76,11 @@ fn is_own(method: &Method, headers: &HeaderMap) -> Result<(), &'static str> {
     if name != "localhost" && address.parse::<std::net::IpAddr>().is_err() {
         return Err("Open this page by its IP address or as localhost.");
     }
+    // Images, scripts and frames of other sites, which have nothing to see here. Links are allowed.
+    let is_link = text(HeaderName::from_static("sec-fetch-dest")) == Some("document");
+    if is_from_another_site(headers) && !is_link {
+        return Err("The request comes from another site.");
+    }
     let origin = text(ORIGIN).and_then(|origin| origin.strip_prefix("http://"));
     if !method.is_safe() && origin != Some(host) {
         return Err("The request does not come from the sandbox's own page.");
@@ -82,8 +88,20 @@ fn is_own(method: &Method, headers: &HeaderMap) -> Result<(), &'static str> {
     Ok(())
 }
 
-async fn index(State(desk): State<Desk>) -> Html<String> {
-    let notice = desk.take_notice();
+/// Whether a browser says that another site causes the request. Typed addresses are `none`; another port of
+/// this machine is `same-site`.
+fn is_from_another_site(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    site.is_some_and(|site| site != "same-origin" && site != "none")
+}
+
+async fn index(State(desk): State<Desk>, headers: HeaderMap) -> Html<String> {
+    // A link from another site shows the page, but does not use up what is shown only once: nobody may be
+    // looking. A browser that does not send the header follows the redirect of the page's own form.
+    let notice = match is_from_another_site(&headers) {
+        true => None,
+        false => desk.take_notice(),
+    };
     Html(page::index(&desk, notice.as_ref()).into_string())
 }
 
@@ -130,6 +148,7 @@ async fn create_key(State(desk): State<Desk>, Form(form): Form<NewKey>) -> Redir
 struct WebhookForm {
     url: String,
     secret: String,
+    remove_secret: Option<String>,
     active: Option<String>,
 }
 
@@ -154,7 +173,12 @@ fn webhook(desk: &Desk, kind: &EventKind, form: WebhookForm) -> Result<Webhook, 
     if !url.is_empty() {
         let _: Uri = crate::url(url)?;
     }
-    let secret = if form.secret.is_empty() {
+    let secret = if form.remove_secret.is_some() {
+        if !form.secret.is_empty() {
+            return Err("a new secret is entered, and the secret is to be removed".to_owned());
+        }
+        None
+    } else if form.secret.is_empty() {
         let webhooks = desk.sandbox().webhooks();
         let before = webhooks.into_iter().find(|webhook| webhook.kind == *kind);
         before.and_then(|before| before.webhook.secret)
@@ -177,12 +201,27 @@ async fn enable(
     Ok(Redirect::to("/"))
 }
 
+#[derive(Deserialize)]
+struct TestForm {
+    #[serde(default)]
+    test_secret: String,
+}
+
+/// A request without a form sends a test event with the webhook's secret.
 async fn send_test(
     State(desk): State<Desk>,
     Path(kind): Path<String>,
+    form: Result<Form<TestForm>, FormRejection>,
 ) -> Result<Redirect, StatusCode> {
     let kind = known(&kind)?;
-    desk.sandbox().send_test(kind.clone());
+    let secret = form.map_or_else(|_| String::new(), |Form(form)| form.test_secret);
+    match secret.as_str() {
+        "" => desk.sandbox().send_test(kind.clone()),
+        secret => {
+            let secret = Secret::new(secret).map_err(|_| StatusCode::UNPROCESSABLE_ENTITY)?;
+            desk.sandbox().send_test_signed(kind.clone(), secret)
+        }
+    };
     desk.say(Notice::Done(format!("A test event {kind} is being sent.")));
     Ok(Redirect::to("/"))
 }

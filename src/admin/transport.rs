@@ -13,13 +13,12 @@ use http_body::Body;
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full};
 use reqwest::redirect::Policy;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_platform_verifier::BuilderVerifierExt;
 use tower_service::Service;
 
 use super::base_url::BaseUrl;
 use super::config::AdminConfigError;
 use crate::error::BoxError;
+use crate::tls;
 
 /// The body of a response from any service.
 pub(super) type ResponseBody = UnsyncBoxBody<Bytes, BoxError>;
@@ -91,7 +90,12 @@ impl Transport {
     /// Returns [`AdminConfigError::Tls`] if TLS cannot be set up.
     pub fn new(base_url: &BaseUrl) -> Result<Self, AdminConfigError> {
         let is_secure = base_url.endpoint().scheme_str() == Some("https");
-        let tls = tls(is_secure).map_err(|error| AdminConfigError::Tls(error.into()))?;
+        let tls = match is_secure {
+            true => tls::config(),
+            // Without certificates, so that it works on a system that has none.
+            false => tls::config_without_certificates(),
+        };
+        let tls = tls.map_err(|error| AdminConfigError::Tls(error.into()))?;
         let mut builder = reqwest::Client::builder()
             .tls_backend_preconfigured(tls)
             .redirect(Policy::none());
@@ -109,20 +113,6 @@ impl Transport {
             .map_err(|error| AdminConfigError::Tls(error.into()))?;
         Ok(Self { client })
     }
-}
-
-/// Configures TLS. Plain http gets no certificates, so that it works on a system without any.
-fn tls(is_secure: bool) -> Result<ClientConfig, rustls::Error> {
-    // Passed explicitly: a program may depend on several providers and have installed none.
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let builder =
-        ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?;
-    let builder = if is_secure {
-        builder.with_platform_verifier()?
-    } else {
-        builder.with_root_certificates(RootCertStore::empty())
-    };
-    Ok(builder.with_no_client_auth())
 }
 
 impl Service<Request<Full<Bytes>>> for Transport {

@@ -10,6 +10,7 @@ use serde::Serialize;
 use super::Sandbox;
 use super::report::EventId;
 use super::state::State;
+use super::strict;
 use crate::event::{
     Attachment, Category, Chat as ChatPayload, ChatLifecycle, EventKind, Expert, Message,
     Reference, Timestamp, User,
@@ -333,10 +334,17 @@ fn to_json(payload: &impl Serialize) -> Bytes {
 }
 
 impl State {
-    fn step(&mut self, index: usize, step: Step) -> EventId {
+    fn step(&mut self, index: usize, mut step: Step) -> EventId {
         let now = self.clock.now();
         let timestamp = self.clock.timestamp(now);
-        let (kind, body) = self.chats[index].data.apply(step, timestamp);
+        if let (true, Step::Message(message)) = (self.strict, &mut step) {
+            let word = strict::unknown_word(&mut self.rng);
+            message.kind.get_or_insert(word);
+        }
+        let (kind, mut body) = self.chats[index].data.apply(step, timestamp);
+        if self.strict {
+            body = strict::harden(&mut self.rng, &kind, body);
+        }
         self.emit(kind, index, body)
     }
 

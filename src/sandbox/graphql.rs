@@ -5,18 +5,25 @@ use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{self, Poll};
 
-use async_graphql::{EmptyMutation, EmptySubscription, Object, Schema, SimpleObject};
+use async_graphql::{
+    Context, EmptyMutation, EmptySubscription, Object, PathSegment, QueryPathNode, Schema,
+    ServerError, SimpleObject,
+};
 use bytes::Bytes;
-use http::header::{ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use http::header::{
+    ALLOW, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use serde::Deserialize;
+use tokio::time::sleep;
 use tower_service::Service;
 
+use super::api_fault::{ApiFault, Drawn, RETRY_AFTER_SECONDS, SLOW};
 use super::sender::Shared;
 
 const MAX_BODY: usize = 1024 * 1024;
@@ -26,7 +33,8 @@ const MAX_BODY: usize = 1024 * 1024;
 ///
 /// A request must have the method `POST`, the type `application/json`, a bearer token from
 /// [`Sandbox::create_api_key`](super::Sandbox::create_api_key), and a body that is an object with the one
-/// string `query`; `variables` may be `null`. Responses and errors have GraphQL's envelope.
+/// string `query`; `variables` may be `null`. Responses and errors have GraphQL's envelope. All fields of the
+/// schema are nullable, but `null` only if an [`ApiFault`] makes them so.
 ///
 /// ```
 /// # use tower_webhook::sandbox::{Body, Sandbox};
@@ -118,6 +126,17 @@ impl GraphQl {
                 "The body must be a JSON object with exactly one field: the string `query`.",
             ));
         };
+        let Drawn { fault, depth } = {
+            let seed = self.shared.settings.seed;
+            self.shared.lock().draw_api_fault(seed)
+        };
+        if let Some(status) = fault.and_then(ApiFault::status) {
+            return Err(Refusal(status, "The sandbox was asked for this error."));
+        }
+        if fault == Some(ApiFault::Slow) {
+            sleep(SLOW).await;
+        }
+        let query = async_graphql::Request::new(query).data(Drawn { fault, depth });
         let response = self.schema.execute(query).await;
         serde_json::to_vec(&response).map(Bytes::from).map_err(|_| {
             Refusal(
@@ -159,6 +178,14 @@ struct Refusal(StatusCode, &'static str);
 impl Refusal {
     fn respond(self) -> Response<Full<Bytes>> {
         let Self(status, message) = self;
+        if status == StatusCode::INTERNAL_SERVER_ERROR {
+            let page = format!("<!doctype html><title>500</title><p>{message}\n");
+            let mut response = Response::new(Full::from(page));
+            *response.status_mut() = status;
+            let html = HeaderValue::from_static("text/html");
+            response.headers_mut().insert(CONTENT_TYPE, html);
+            return response;
+        }
         let body = serde_json::json!({ "errors": [{ "message": message }] });
         let mut response = Response::new(Full::from(body.to_string()));
         *response.status_mut() = status;
@@ -166,6 +193,9 @@ impl Refusal {
         match status {
             StatusCode::METHOD_NOT_ALLOWED => {
                 headers.insert(ALLOW, HeaderValue::from_static("POST"));
+            }
+            StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
+                headers.insert(RETRY_AFTER, RETRY_AFTER_SECONDS.into());
             }
             StatusCode::UNAUTHORIZED => {
                 headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
@@ -184,7 +214,7 @@ where
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
 
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+    fn poll_ready(&mut self, _: &mut task::Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
@@ -197,7 +227,8 @@ where
             };
             response
                 .headers_mut()
-                .insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+                .entry(CONTENT_TYPE)
+                .or_insert(HeaderValue::from_static("application/json"));
             Ok(response)
         })
     }
@@ -211,29 +242,59 @@ impl fmt::Debug for GraphQl {
 
 struct Query(Arc<Shared>);
 
+/// All fields are nullable, as they are by default in GraphQL. The names of the types are invented.
 #[Object]
 impl Query {
-    async fn partner(&self) -> Partner {
-        let is_available = self.0.lock().portal.available;
-        Partner {
-            state: PartnerState {
-                chat: ChatState { is_available },
-            },
-        }
+    async fn partner(&self, context: &Context<'_>) -> Option<Partner> {
+        let depth = match context.data_opt() {
+            Some(Drawn {
+                fault: Some(ApiFault::Null),
+                depth,
+            }) => Some(*depth),
+            _ => None,
+        };
+        let is = |null: u8| depth == Some(null);
+        let available = self.0.lock().portal.available;
+        let chat = ChatState((!is(3)).then_some(available));
+        let state = PartnerState {
+            chat: (!is(2)).then_some(chat),
+        };
+        let partner = Partner {
+            state: (!is(1)).then_some(state),
+        };
+        (!is(0)).then_some(partner)
     }
 }
 
 #[derive(SimpleObject)]
 struct Partner {
-    state: PartnerState,
+    state: Option<PartnerState>,
 }
 
 #[derive(SimpleObject)]
 struct PartnerState {
-    chat: ChatState,
+    chat: Option<ChatState>,
 }
 
-#[derive(SimpleObject)]
-struct ChatState {
-    is_available: bool,
+struct ChatState(Option<bool>);
+
+#[Object]
+impl ChatState {
+    async fn is_available(&self, context: &Context<'_>) -> Option<bool> {
+        match context.data_opt::<Drawn>() {
+            Some(Drawn {
+                fault: Some(ApiFault::PartialErrors),
+                ..
+            }) => {
+                // As an `Err`, it would make the whole chat null.
+                let path = context.path_node.map(QueryPathNode::to_string_vec);
+                let path = path.unwrap_or_default().into_iter();
+                let error =
+                    ServerError::new("The availability is unknown.", Some(context.item.pos));
+                context.add_error(error.with_path(path.map(PathSegment::Field).collect()));
+                None
+            }
+            _ => self.0,
+        }
+    }
 }

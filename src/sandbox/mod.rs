@@ -63,7 +63,34 @@
 //! - Duplicates that fail count as failed attempts.
 //! - A webhook that is [enabled](Sandbox::enable) again starts without failures. Test events never
 //!   count, and are not retried.
+//!
+//! In strict mode, it also assumes what is unlikely:
+//!
+//! ```
+//! # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+//! # #[tokio::main(flavor = "current_thread", start_paused = true)]
+//! # async fn main() {
+//! # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+//! #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+//! # });
+//! let sandbox = Sandbox::in_process(receiver).strict();
+//! # }
+//! ```
+//!
+//! [`Sandbox::strict`] lists the differences.
+//!
+//! # What is invented
+//!
+//! These have no source in the spec, and a receiver must not rely on them:
+//!
+//! - the names of the types of the Admin API's schema, its introspection, and its errors ([`ApiFault`]);
+//! - the words of `status` (`opened`, `closed` and so on) and of a message's `type` (`message`);
+//! - a button that sends a test event: the spec has it sent by hand
+//!   ([Spec 6, rule 5](crate::docs::platform#spec-6-rule-5));
+//! - that deliveries resume after a webhook was enabled again;
+//! - one secret per webhook: the spec does not say whether all webhooks share one.
 
+mod api_fault;
 mod chat;
 mod clock;
 mod fault;
@@ -72,6 +99,7 @@ mod portal;
 mod report;
 mod sender;
 mod state;
+mod strict;
 mod target;
 
 use std::fmt;
@@ -83,6 +111,7 @@ use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
 use tower_service::Service;
 
+pub use self::api_fault::ApiFault;
 pub use self::chat::{Generator, Rating, SimulatedChat};
 pub use self::fault::{Fault, Faults, Injected, InvalidFaults};
 pub use self::graphql::GraphQl;
@@ -98,7 +127,7 @@ use self::state::State;
 use self::target::Target;
 use crate::event::SenderPolicy;
 use crate::event::{ChatLifecycle, EventKind, Timestamp, sample};
-use crate::signature::HeaderNames;
+use crate::signature::{HeaderNames, Secret};
 
 /// The settings of a [`Sandbox`]: see [`Sandbox::in_process_with`] and [`Sandbox::over_http`].
 ///
@@ -228,7 +257,8 @@ impl Sandbox {
         Self::start(target::service(service), settings)
     }
 
-    /// Starts a platform that delivers over HTTP/1.1, without TLS, to the webhooks' URLs.
+    /// Starts a platform that delivers over HTTP/1.1 to the webhooks' URLs: over TLS to `https` URLs, with
+    /// the operating system's certificates, or those in `SSL_CERT_FILE` on Linux.
     ///
     /// ```
     /// # use tower_webhook::sandbox::{Sandbox, Settings, Webhook};
@@ -246,6 +276,42 @@ impl Sandbox {
     #[must_use]
     pub fn over_http(settings: Settings) -> Self {
         Self::start(target::http(), settings)
+    }
+
+    /// Makes the platform as hard on the receiver as the spec allows, from now on:
+    ///
+    /// - Only 200 counts as delivered; another 2xx status is [`AttemptResult::NotAccepted`].
+    /// - The events that wait when a webhook is disabled are [lost](EventState::Lost).
+    /// - Failures of test events count against the webhook.
+    /// - `status` and `type` have words that no receiver knows, and some fields without a value are `null`
+    ///   instead of omitted.
+    /// - About half of the queries to the [Admin API](Self::graphql) have an [`ApiFault`].
+    ///
+    /// The [`Faults`] of deliveries are set separately.
+    ///
+    /// ```
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// use http::{Request, Response, StatusCode};
+    /// use tower_webhook::sandbox::{Body, EventState, Sandbox, Webhook};
+    ///
+    /// let receiver = tower::service_fn(async |_: Request<Body>| {
+    ///     let mut response = Response::new(());
+    ///     *response.status_mut() = StatusCode::NO_CONTENT;
+    ///     Ok::<_, std::convert::Infallible>(response)
+    /// });
+    /// let sandbox = Sandbox::in_process(receiver).strict();
+    /// sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// sandbox.chat().assign();
+    ///
+    /// let report = sandbox.finish().await;
+    /// assert_eq!(report.count(EventState::Lost), 1);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn strict(self) -> Self {
+        self.change(|state| state.strict = true);
+        self
     }
 
     #[track_caller]
@@ -309,6 +375,26 @@ impl Sandbox {
     #[must_use]
     pub fn graphql(&self) -> GraphQl {
         GraphQl::new(Arc::clone(&self.shared))
+    }
+
+    /// Applies a fault to the next query of the [Admin API](Self::graphql) with a valid API key. The faults
+    /// of several calls are applied one after the other.
+    ///
+    /// ```
+    /// # use tower_webhook::sandbox::{Body, Sandbox};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// use tower_webhook::sandbox::ApiFault;
+    ///
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.inject_api(ApiFault::TooManyRequests);
+    /// # }
+    /// ```
+    pub fn inject_api(&self, fault: ApiFault) {
+        self.change(|state| state.api_faults.push_back(fault));
     }
 
     /// Returns whether chat is available, as the [Admin API](Self::graphql) reports it. Initially it is.
@@ -406,7 +492,29 @@ impl Sandbox {
     /// ```
     pub fn send_test(&self, kind: EventKind) -> Option<EventId> {
         let body = sample(&kind)?;
-        Some(self.change(|state| state.emit_test(kind, body.into())))
+        Some(self.change(|state| state.emit_test(kind, body.into(), None)))
+    }
+
+    /// Sends a test event that is signed with a test secret instead of the webhook's; otherwise the same
+    /// as [`send_test`](Self::send_test).
+    ///
+    /// ```
+    /// # use tower_webhook::{EventKind, Secret};
+    /// # use tower_webhook::sandbox::{Body, Sandbox, Webhook};
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// # let receiver = tower::service_fn(async |_: http::Request<Body>| {
+    /// #     Ok::<_, std::convert::Infallible>(http::Response::new(()))
+    /// # });
+    /// # let sandbox = Sandbox::in_process(receiver);
+    /// # sandbox.configure_all(&Webhook::new("/webhooks"));
+    /// sandbox.send_test_signed(EventKind::CHAT_RATED, Secret::new("for tests alone")?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn send_test_signed(&self, kind: EventKind, secret: Secret) -> Option<EventId> {
+        let body = sample(&kind)?;
+        Some(self.change(|state| state.emit_test(kind, body.into(), Some(secret))))
     }
 
     /// Applies a fault to the next attempt that is neither a duplicate nor of a test event. The faults of

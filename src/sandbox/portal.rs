@@ -139,17 +139,24 @@ impl Portal {
         (!hook.webhook.url.is_empty()).then_some(&hook.webhook)
     }
 
-    /// Counts a failed attempt (Spec 6, rule 4).
-    pub(super) fn failed(&mut self, kind: &EventKind, now: Duration) {
+    /// Counts a failed attempt (Spec 6, rule 4), and returns whether it disables the webhook.
+    pub(super) fn failed(&mut self, kind: &EventKind, now: Duration) -> bool {
         let Some(hook) = self.webhooks.get_mut(kind) else {
-            return;
+            return false;
         };
         hook.failures.push_back(now);
         hook.forget_old_failures(now);
-        if hook.failures.len() > self.policy.disable_after as usize && !hook.disabled {
+        let disables = hook.failures.len() > self.policy.disable_after as usize && !hook.disabled;
+        if disables {
             hook.disabled = true;
             tracing::warn!(%kind, "the sandbox disabled the webhook: too many attempts failed");
         }
+        disables
+    }
+
+    /// Whether the platform disabled the webhook for events of `kind`.
+    pub(super) fn is_disabled(&self, kind: &EventKind) -> bool {
+        self.webhooks.get(kind).is_some_and(|hook| hook.disabled)
     }
 
     /// Enables a webhook. The count of failed attempts starts at zero: otherwise the next failure would
@@ -217,7 +224,7 @@ mod tests {
     #[test]
     fn more_than_500_failures_within_an_hour_disable_one_webhook() {
         let mut portal = portal();
-        (0..500).for_each(|_| portal.failed(&KIND, Duration::ZERO));
+        (0..500).for_each(|_| _ = portal.failed(&KIND, Duration::ZERO));
         assert!(portal.delivers(&KIND).is_some());
 
         portal.failed(&KIND, HOUR - Duration::from_millis(1));
@@ -236,11 +243,11 @@ mod tests {
     #[test]
     fn failures_are_counted_in_a_sliding_hour() {
         let mut portal = portal();
-        (0..500).for_each(|_| portal.failed(&KIND, Duration::ZERO));
+        (0..500).for_each(|_| _ = portal.failed(&KIND, Duration::ZERO));
         portal.failed(&KIND, HOUR);
         assert!(portal.delivers(&KIND).is_some());
 
-        (0..499).for_each(|_| portal.failed(&KIND, HOUR + HOUR / 2));
+        (0..499).for_each(|_| _ = portal.failed(&KIND, HOUR + HOUR / 2));
         assert!(portal.delivers(&KIND).is_some());
         portal.failed(&KIND, 2 * HOUR - Duration::from_millis(1));
         assert!(portal.delivers(&KIND).is_none());

@@ -76,6 +76,9 @@ pub struct Attempt {
 pub enum AttemptResult {
     /// The receiver responded with this status.
     Answered(StatusCode),
+    /// The receiver responded with this 2xx status, but in [strict mode](super::Sandbox::strict) only 200
+    /// counts.
+    NotAccepted(StatusCode),
     /// A [`Fault`](super::Fault) kept the response from the platform; its status, if there was a
     /// response.
     Withheld(Option<StatusCode>),
@@ -86,7 +89,8 @@ pub enum AttemptResult {
 }
 
 impl AttemptResult {
-    /// Returns whether the platform considers the event delivered: the response's status was 2xx.
+    /// Returns whether the platform considers the event delivered: the response's status was 2xx, or in
+    /// [strict mode](super::Sandbox::strict) 200.
     #[must_use]
     pub fn is_delivered(&self) -> bool {
         matches!(self, Self::Answered(status) if status.is_success())
@@ -97,6 +101,7 @@ impl fmt::Display for AttemptResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Answered(status) => write!(f, "{}", status.as_u16()),
+            Self::NotAccepted(status) => write!(f, "{} instead of 200", status.as_u16()),
             Self::Withheld(Some(status)) => write!(f, "{} withheld", status.as_u16()),
             Self::Withheld(None) => f.write_str("no answer"),
             Self::TimedOut => f.write_str("timed out"),
@@ -110,11 +115,11 @@ impl fmt::Display for AttemptResult {
 pub enum EventState {
     /// The event is not delivered yet and is retried.
     Waiting,
-    /// The receiver responded with a 2xx status.
+    /// The receiver responded with a 2xx status, or in [strict mode](super::Sandbox::strict) with 200.
     Delivered,
     /// The event was given up 7 days after its first attempt
     /// ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3)), or, if it is a test event, after its only
-    /// attempt.
+    /// attempt, or, in [strict mode](super::Sandbox::strict), when its webhook was disabled.
     Lost,
     /// The webhook was disabled, inactive or without a URL when the event was created.
     NeverSent,

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::Request;
 use http::header::CONTENT_TYPE;
+use http::{Request, StatusCode};
 use tokio::sync::{Notify, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -251,6 +251,9 @@ async fn exchange(
             let result = match fault {
                 Some((Fault::DropResponse | Fault::TruncateBody | Fault::Disconnect, _)) => {
                     AttemptResult::Withheld(Some(status))
+                }
+                _ if status.is_success() && status != StatusCode::OK && shared.lock().strict => {
+                    AttemptResult::NotAccepted(status)
                 }
                 _ => AttemptResult::Answered(status),
             };

@@ -13,6 +13,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Settings;
+use super::api_fault::ApiFault;
 use super::chat::ChatData;
 use super::clock::Clock;
 use super::fault::{Fault, Injected, chance};
@@ -30,6 +31,10 @@ pub(super) struct State {
     pub(super) injected: VecDeque<Fault>,
     pub(super) rng: Rng,
     pub(super) rate_after: Duration,
+    pub(super) strict: bool,
+    pub(super) api_faults: VecDeque<ApiFault>,
+    /// How many queries the Admin API received.
+    pub(super) queries: u64,
     /// Indexed by [`EventId`]; nothing is ever removed.
     events: Vec<EventRecord>,
     policy: SenderPolicy,
@@ -64,6 +69,8 @@ struct EventRecord {
     report: EventReport,
     /// `None` for a test event.
     chat: Option<usize>,
+    /// The secret of a test event, if it is not the webhook's.
+    test_secret: Option<Secret>,
     /// When the first attempt began; before that, when the event was created.
     first: Duration,
     /// How often it was sent, without the duplicates within one send.
@@ -94,6 +101,9 @@ impl State {
             injected: VecDeque::new(),
             rng: Rng::with_seed(settings.seed),
             rate_after: settings.rate_after,
+            strict: false,
+            api_faults: VecDeque::new(),
+            queries: 0,
             policy: settings.policy,
             timers: BTreeSet::new(),
             due: VecDeque::new(),
@@ -125,10 +135,18 @@ impl State {
         id
     }
 
-    /// Emits a test event (Spec 6, rule 5): sent once, even if the webhook is inactive, without a key.
-    pub(super) fn emit_test(&mut self, kind: EventKind, body: Bytes) -> EventId {
+    /// Emits a test event (Spec 6, rule 5): sent once, even if the webhook is inactive, without a key, and
+    /// signed with `secret`, else with the webhook's.
+    pub(super) fn emit_test(
+        &mut self,
+        kind: EventKind,
+        body: Bytes,
+        secret: Option<Secret>,
+    ) -> EventId {
         let reachable = self.portal.reachable(&kind).is_some();
-        self.add_event(kind, None, None, body, reachable)
+        let id = self.add_event(kind, None, None, body, reachable);
+        self.events[id.0].test_secret = secret;
+        id
     }
 
     fn add_event(
@@ -160,6 +178,7 @@ impl State {
                 attempts: Vec::new(),
             },
             chat,
+            test_secret: None,
             first: now,
             sends: 0,
             in_flight: false,
@@ -290,6 +309,23 @@ impl State {
         }
     }
 
+    /// Loses the events that wait for a webhook, which has just been disabled in strict mode.
+    fn lose_waiting(&mut self, kind: &EventKind) {
+        for id in 0..self.events.len() {
+            let EventRecord {
+                report,
+                chat,
+                in_flight,
+                ..
+            } = &self.events[id];
+            // The result of one that is in flight is still open: `wait_for_retry` loses it.
+            let waits = report.state == EventState::Waiting && !in_flight && chat.is_some();
+            if waits && report.kind == *kind {
+                self.lose(id);
+            }
+        }
+    }
+
     fn leave_queue(&mut self, chat: usize, id: usize) {
         self.chats[chat].undelivered.remove(&id);
         if self.chats[chat].undelivered.is_empty() {
@@ -303,6 +339,9 @@ impl State {
         let Some(chat) = event.chat else {
             return self.lose(id);
         };
+        if self.strict && self.portal.is_disabled(&event.report.kind) {
+            return self.lose(id);
+        }
         let last = event.first.saturating_add(self.policy.retry_for);
         let next = match self.chats[chat].retry_at {
             // The event joins the round of its chat, and so its first retry can come early.
@@ -343,7 +382,8 @@ impl State {
         // Not `self.rng`: its next number depends on the order in which attempts end, which differs
         // between two runs over HTTP.
         let mut rng = chance(settings.seed, id as u64, event.sends);
-        let signed = webhook.secret.is_some();
+        let secret = event.test_secret.clone().or(webhook.secret);
+        let signed = secret.is_some();
         let fault = match duplicate {
             // A fault of a duplicate could cause duplicates without end.
             Some(_) => None,
@@ -364,7 +404,7 @@ impl State {
             key: event.report.key.clone(),
             body,
             url: webhook.url,
-            secret: webhook.secret,
+            secret,
             fault: fault.or(duplicate),
             is_duplicate: duplicate.is_some(),
             overtaken: event
@@ -396,10 +436,13 @@ impl State {
             if let Some(chat) = event.chat {
                 self.leave_queue(chat, id);
             }
-        } else if event.chat.is_some() {
+        } else if event.chat.is_some() || self.strict {
             // Duplicates count too: the receiver must not be better off here than on the platform.
             let kind = event.report.kind.clone();
-            self.portal.failed(&kind, now);
+            let disables = self.portal.failed(&kind, now);
+            if disables && self.strict {
+                self.lose_waiting(&kind);
+            }
         }
     }
 

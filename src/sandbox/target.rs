@@ -1,21 +1,25 @@
 //! The target of deliveries: a service in this process, or a URL.
 
 use std::fmt;
-use std::future::{Future, poll_fn};
+use std::future::{Future, poll_fn, ready};
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::uri::Scheme;
 use http::{Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
+use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use tower_service::Service;
 
 use crate::answer::Decision;
 use crate::error::{BoxError, Chain};
 use crate::outcome::Outcome;
+use crate::tls;
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
@@ -58,11 +62,20 @@ where
     })
 }
 
-/// Delivers over HTTP to the URL of each request.
+/// Delivers over HTTP, with TLS or without, to the URL of each request.
 pub(super) fn http() -> Target {
-    let client = Client::builder(TokioExecutor::new()).build_http();
+    let plain = Client::builder(TokioExecutor::new()).build_http();
+    // Made when it is needed first: a system may have no certificates.
+    let secure = OnceLock::new();
     Box::new(move |request| {
-        let response = client.request(request);
+        let response = if request.uri().scheme() == Some(&Scheme::HTTPS) {
+            match secure.get_or_init(secure_client) {
+                Ok(client) => client.request(request),
+                Err(error) => return Box::pin(ready(Err(error.clone().into()))),
+            }
+        } else {
+            plain.request(request)
+        };
         Box::pin(async move {
             Ok(Answer {
                 status: response.await?.status(),
@@ -70,6 +83,15 @@ pub(super) fn http() -> Target {
             })
         })
     })
+}
+
+fn secure_client() -> Result<Client<HttpsConnector<HttpConnector>, Body>, rustls::Error> {
+    let connector = HttpsConnectorBuilder::new()
+        .with_tls_config(tls::config()?)
+        .https_only()
+        .enable_http1()
+        .build();
+    Ok(Client::builder(TokioExecutor::new()).build(connector))
 }
 
 /// Returns the name of a decision and its error with all causes, unless the event was handled or ignored.

@@ -143,13 +143,19 @@ fn localhost_is_reached_without_a_proxy() {
     }
 }
 
+const QUERY_END: &str = r#"isAvailable } } } }""#;
+
 #[test]
 fn tls_trusts_the_certificates_of_the_system() {
     let directory = TempDir::new().unwrap();
     let trusted = certificate(directory.path(), "trusted");
     let other = certificate(directory.path(), "other");
 
-    let server = TlsServer::start(&trusted, &response("200 OK", &answer_with("true")));
+    let server = TlsServer::start(
+        &trusted,
+        QUERY_END,
+        &response("200 OK", &answer_with("true")),
+    );
     let output = run(availability()
         .env("SSL_CERT_FILE", format!("{trusted}.crt"))
         .args(["--base-url", &server.url]));
@@ -159,7 +165,11 @@ fn tls_trusts_the_certificates_of_the_system() {
         "{output:?}"
     );
 
-    let server = TlsServer::start(&trusted, &response("200 OK", &answer_with("true")));
+    let server = TlsServer::start(
+        &trusted,
+        QUERY_END,
+        &response("200 OK", &answer_with("true")),
+    );
     let output = run(availability()
         .env("SSL_CERT_FILE", format!("{other}.crt"))
         .args(["--base-url", &server.url]));
@@ -216,7 +226,7 @@ fn answer_with(is_available: &str) -> String {
     format!(r#"{{"data":{{"partner":{{"state":{{"chat":{{"isAvailable":{is_available}}}}}}}}}}}"#)
 }
 
-fn response(status: &str, body: &str) -> String {
+pub(crate) fn response(status: &str, body: &str) -> String {
     let length = body.len();
     format!("HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
 }
@@ -266,7 +276,7 @@ impl Server {
 }
 
 /// Makes `{name}.crt` and `{name}.key` for 127.0.0.1, and returns their path without the extension.
-fn certificate(directory: &Path, name: &str) -> String {
+pub(crate) fn certificate(directory: &Path, name: &str) -> String {
     let path = directory.join(name).to_str().unwrap().to_owned();
     #[rustfmt::skip]
     let output = openssl()
@@ -282,13 +292,14 @@ fn certificate(directory: &Path, name: &str) -> String {
 }
 
 /// Answers one request over TLS.
-struct TlsServer {
-    url: String,
+pub(crate) struct TlsServer {
+    pub(crate) url: String,
     process: Child,
 }
 
 impl TlsServer {
-    fn start(certificate: &str, response: &str) -> Self {
+    /// The request is answered when its body has come so far, which ends with a quotation mark.
+    pub(crate) fn start(certificate: &str, body: &'static str, response: &str) -> Self {
         let process = openssl()
             .args(["s_server", "-accept", "127.0.0.1:0", "-naccept", "1"])
             .args(["-cert", &format!("{certificate}.crt")])
@@ -311,7 +322,7 @@ impl TlsServer {
         let response = response.to_owned();
         thread::spawn(move || {
             let mut printed = Vec::new();
-            while !printed.ends_with(b"isAvailable } } } }\"") {
+            while !printed.ends_with(body.as_bytes()) {
                 if stdout.read_until(b'"', &mut printed).unwrap() == 0 {
                     return;
                 }

@@ -135,9 +135,9 @@ async fn retries(page: &Page, receiver: &Server) {
 }
 
 async fn settings(page: &Page) {
-    page.set("#url-chat-opened", "https://127.0.0.1/").await;
+    page.set("#url-chat-opened", "ftp://127.0.0.1/").await;
     page.click("#save-chat-opened").await;
-    page.until_text("#notice", |text| text.contains("TLS is not supported"))
+    page.until_text("#notice", |text| text.contains("use a URL such as"))
         .await;
 
     page.click("#active-chat-opened").await;
@@ -153,6 +153,28 @@ async fn settings(page: &Page) {
     assert!(!html.contains("another"), "{html}");
     page.start_chat("").await;
     page.until_text("#attempts tbody", |text| text.contains("401"))
+        .await;
+
+    // The receiver has the webhook's secret, not that of the test.
+    page.set("#test-secret-chat-rated", "another").await;
+    page.click("#test-chat-rated").await;
+    page.until_text("#attempts tbody tr", |text| {
+        text.contains("none (test event)") && text.contains("401")
+    })
+    .await;
+    page.click("#test-chat-rated").await;
+    page.until_text("#attempts tbody tr", |text| {
+        text.contains("none (test event)") && text.contains("200")
+    })
+    .await;
+
+    let label = "label[for=secret-chat-rated]";
+    page.until_text(label, |text| text.contains("(set)")).await;
+    page.click("#remove-chat-rated").await;
+    page.click("#save-chat-rated").await;
+    page.until_text(label, |text| text.contains("(none)")).await;
+    page.click("#test-chat-rated").await;
+    page.until_text("#attempts tbody tr", |text| text.contains("401"))
         .await;
 }
 
@@ -207,6 +229,122 @@ fn requests_of_other_origins_are_refused() {
         "{page}"
     );
     assert!(page.contains("1 events"), "{page}");
+}
+
+/// An `<img>` of another site, for instance, which loads the page without showing it.
+#[test]
+fn other_sites_do_not_use_up_a_new_key() {
+    let sandbox = Server::start("sandbox", &["--demo", "--rate", "0"]);
+    let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
+    let keys = format!("{}keys", sandbox.url);
+    let page = |site: &str, dest: &str| {
+        let (site, dest) = (
+            format!("Sec-Fetch-Site: {site}"),
+            format!("Sec-Fetch-Dest: {dest}"),
+        );
+        curl(&["-i", "-H", &site, "-H", &dest, &sandbox.url])
+    };
+    for own_site in ["same-origin", "none"] {
+        curl(&["-d", "description=CRM", "-H", &own, &keys]);
+        for site in ["cross-site", "same-site"] {
+            for dest in ["image", "iframe", "empty"] {
+                assert!(
+                    page(site, dest).starts_with("HTTP/1.1 403"),
+                    "{site} {dest}"
+                );
+            }
+            let link = page(site, "document");
+            assert!(link.starts_with("HTTP/1.1 200"), "{link}");
+            assert!(!link.contains("new-key"), "{link}");
+        }
+        assert!(page(own_site, "document").contains("new-key"));
+        assert!(!page(own_site, "document").contains("new-key"));
+    }
+}
+
+#[test]
+fn client_without_fetch_metadata_sees_a_new_key() {
+    let sandbox = Server::start("sandbox", &["--demo", "--rate", "0"]);
+    let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
+    let keys = format!("{}keys", sandbox.url);
+    let page = curl(&["-L", "-d", "description=CRM", "-H", &own, &keys]);
+    assert!(page.contains("new-key"), "{page}");
+}
+
+#[cfg(feature = "admin")]
+#[tokio::test]
+async fn target_may_use_tls() {
+    use tower_webhook::event::{EventKind, sample};
+
+    use crate::availability::{TlsServer, certificate, response};
+
+    let directory = TempDir::new().unwrap();
+    let trusted = certificate(directory.path(), "trusted");
+    let other = certificate(directory.path(), "other");
+    let body = sample(&EventKind::CHAT_RATED).unwrap();
+    let body_end = &body[..=body.rfind('"').unwrap()];
+    for (certificates, outcome) in [(&trusted, "1 delivered"), (&other, "1 lost")] {
+        let receiver = TlsServer::start(&trusted, body_end, &response("200 OK", ""));
+        let mut command = example("sandbox");
+        command
+            .env_remove("SSL_CERT_DIR")
+            .env("SSL_CERT_FILE", format!("{certificates}.crt"));
+        let target = format!("{}/webhooks", receiver.url);
+        let args = ["--demo", "--rate", "0", "--target", &target];
+        let sandbox = Server::start_as(command, &args);
+
+        let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
+        let test = format!("{}webhooks/chat-rated/test", sandbox.url);
+        curl(&["-X", "POST", "-H", &own, &test]);
+        until(outcome, async || {
+            curl(&[&sandbox.url]).contains(outcome).then_some(())
+        })
+        .await;
+    }
+}
+
+#[test]
+fn footer_names_what_is_invented() {
+    for flags in [
+        &["--demo", "--rate", "0"][..],
+        &["--demo", "--rate", "0", "--strict"],
+    ] {
+        let sandbox = Server::start("sandbox", flags);
+        let page = curl(&[&sandbox.url]);
+        let (_, footer) = page.split_once("<footer").unwrap();
+        for invented in [
+            "GraphQL types",
+            "introspection",
+            "<code>status</code>",
+            "Send test",
+            "resume after a webhook was enabled again",
+            "one secret per webhook",
+        ] {
+            assert!(footer.contains(invented), "{invented}: {footer}");
+        }
+        assert_eq!(footer.contains("Strict mode"), flags.len() == 4, "{footer}");
+    }
+}
+
+#[cfg(feature = "admin")]
+#[tokio::test]
+async fn strict_mode_is_harder_on_clients() {
+    use tower_webhook::admin::{AccessToken, AdminClient};
+
+    let args = ["--demo", "--rate", "0", "--seed", "1", "--strict"];
+    let sandbox = Server::start("sandbox", &args);
+    let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
+    let keys = format!("{}keys", sandbox.url);
+    let page = curl(&["-L", "-d", "description=CRM", "-H", &own, &keys]);
+    let (_, key) = page.split_once("id=\"new-key\">").unwrap();
+    let token = AccessToken::new(&key[..32]).unwrap();
+    let admin = AdminClient::new(&sandbox.url, token).unwrap();
+
+    let mut failures = 0;
+    for _ in 0..10 {
+        failures += usize::from(admin.chat_is_available().await.is_err());
+    }
+    assert!((1..10).contains(&failures), "{failures} of 10");
 }
 
 #[test]
@@ -414,7 +552,10 @@ struct Server {
 
 impl Server {
     fn start(name: &str, args: &[&str]) -> Self {
-        let mut command = example(name);
+        Self::start_as(example(name), args)
+    }
+
+    fn start_as(mut command: Command, args: &[&str]) -> Self {
         let mut program = Program::start(command.args(["--listen", "127.0.0.1:0"]).args(args));
         let url = program.url();
         Self { program, url }

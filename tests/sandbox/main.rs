@@ -4,3 +4,4 @@
 mod admin_client;
 mod platform;
 mod seven_days;
+mod strict;

@@ -803,6 +803,31 @@ async fn test_event_is_sent_once_without_a_key() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn test_event_can_have_a_secret_of_its_own() {
+    let recorder = Recorder::answering(StatusCode::OK);
+    let sandbox = sandbox(&recorder);
+    sandbox.configure(EventKind::CHAT_OPENED, Webhook::new("/webhooks"));
+    let secret = Secret::new("for tests").unwrap();
+    for kind in [EventKind::CHAT_RATED, EventKind::CHAT_OPENED] {
+        sandbox.send_test_signed(kind, secret.clone()).unwrap();
+    }
+    assert!(
+        sandbox
+            .send_test_signed("x".parse().unwrap(), secret)
+            .is_none()
+    );
+    sandbox.send_test(EventKind::CHAT_RATED).unwrap();
+    sandbox.idle().await;
+
+    let [one, unsigned_webhook, own] = &recorder.seen()[..] else {
+        panic!("three requests")
+    };
+    assert!(one.is_signed_with("for tests"));
+    assert!(unsigned_webhook.is_signed_with("for tests"));
+    assert!(own.is_signed_with("secret"));
+}
+
+#[tokio::test(start_paused = true)]
 async fn retries_can_be_sent_early_by_hand() {
     let recorder = Recorder::answering(StatusCode::INTERNAL_SERVER_ERROR);
     let sandbox = sandbox(&recorder);
