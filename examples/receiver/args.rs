@@ -14,7 +14,7 @@ use clap::{CommandFactory, Parser, value_parser};
 use tower_webhook::Secret;
 
 use crate::event::Limits;
-use crate::forward;
+use crate::{connections, forward};
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
@@ -148,6 +148,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_buffered: u32,
 
+    /// How many connections may be open
+    ///
+    /// Beyond it, the one that has waited longest for a request is closed. Requests have at most 100 headers,
+    /// of at most 32 KiB together, so that an unfinished one takes about 48 KiB of memory; add
+    /// --max-buffered for bodies. Lowered if the limit of open files requires it.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = value_parser!(u32).range(1..1_000_000))]
+    max_connections: u32,
+
+    /// How long the headers of a request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u32).range(1..))]
+    header_timeout: u32,
+
+    /// How long a connection is kept for its next request: longer than a proxy in front of it keeps it
+    #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
+    idle_timeout: u32,
+
     /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
     #[arg(long, value_name = "BRAND")]
     pub(crate) header_prefix: Option<String>,
@@ -158,6 +174,14 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    pub(crate) fn connection_limits(&self) -> connections::Limits {
+        connections::Limits {
+            max_connections: self.max_connections as usize,
+            head: Duration::from_secs(self.header_timeout.into()),
+            idle: Duration::from_secs(self.idle_timeout.into()),
+        }
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Limits {
