@@ -51,6 +51,9 @@ pub(crate) struct Args {
     pub(crate) secret: Vec<Secret>,
 
     /// A file with one secret per line, used without trimming; reloaded on SIGHUP
+    ///
+    /// The log shows which secret a delivery was signed with, by a label of four hex digits that is derived
+    /// from the secret.
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     pub(crate) secret_file: Option<PathBuf>,
 
@@ -105,8 +108,9 @@ pub(crate) struct Args {
     /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
     /// one is the reason in the log if it fails. Its standard output goes to standard error.
     ///
-    /// It has a process group of its own, which is killed at the time limit, when the receiver stops, and
-    /// when the receiver dies, even by `kill -9`. Only processes that leave the group go on.
+    /// It has a process group of its own. While the command runs, the group is killed at the time limit, when
+    /// the receiver stops, and when the receiver dies, even by `kill -9`; only processes that have left the
+    /// group go on. Jobs in the background of a command that has ended go on, too.
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     pub(crate) exec: Option<String>,
 
@@ -125,7 +129,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
     concurrency: Option<u16>,
 
-    /// Discard an event that fails at its attempt N or a later one, with a warning in the log
+    /// Discard an event whose command or request fails at attempt N or later, with a warning in the log
     ///
     /// By default, the platform decides, which retries for 7 days. Exit status 75 never discards an event,
     /// nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed while the event waited for its turn. Events without a key are not
