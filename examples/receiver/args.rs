@@ -14,7 +14,7 @@ use clap::{CommandFactory, Parser, value_parser};
 use tower_webhook::Secret;
 
 use crate::event::Limits;
-use crate::forward;
+use crate::{connections, forward};
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
@@ -51,6 +51,9 @@ pub(crate) struct Args {
     pub(crate) secret: Vec<Secret>,
 
     /// A file with one secret per line, used without trimming; reloaded on SIGHUP
+    ///
+    /// The log shows which secret a delivery was signed with, by a label of four hex digits that is derived
+    /// from the secret.
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
     pub(crate) secret_file: Option<PathBuf>,
 
@@ -105,8 +108,9 @@ pub(crate) struct Args {
     /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
     /// one is the reason in the log if it fails. Its standard output goes to standard error.
     ///
-    /// It has a process group of its own, which is killed at the time limit, when the receiver stops, and
-    /// when the receiver dies, even by `kill -9`. Only processes that leave the group go on.
+    /// It has a process group of its own. While the command runs, the group is killed at the time limit, when
+    /// the receiver stops, and when the receiver dies, even by `kill -9`; only processes that have left the
+    /// group go on. Jobs in the background of a command that has ended go on, too.
     #[arg(long, value_name = "COMMAND", value_parser = command)]
     pub(crate) exec: Option<String>,
 
@@ -125,7 +129,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
     concurrency: Option<u16>,
 
-    /// Discard an event that fails at its attempt N or a later one, with a warning in the log
+    /// Discard an event whose command or request fails at attempt N or later, with a warning in the log
     ///
     /// By default, the platform decides, which retries for 7 days. Exit status 75 never discards an event,
     /// nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed while the event waited for its turn. Events without a key are not
@@ -148,6 +152,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_buffered: u32,
 
+    /// How many connections may be open
+    ///
+    /// Beyond it, the one that has waited longest for a request is closed. Requests have at most 100 headers,
+    /// of at most 32 KiB together, so that an unfinished one takes about 48 KiB of memory; add
+    /// --max-buffered for bodies. Lowered if the limit of open files requires it.
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = value_parser!(u32).range(1..1_000_000))]
+    max_connections: u32,
+
+    /// How long the headers of a request may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u32).range(1..))]
+    header_timeout: u32,
+
+    /// How long a connection is kept for its next request: longer than a proxy in front of it keeps it
+    #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
+    idle_timeout: u32,
+
     /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
     #[arg(long, value_name = "BRAND")]
     pub(crate) header_prefix: Option<String>,
@@ -158,6 +178,14 @@ pub(crate) struct Args {
 }
 
 impl Args {
+    pub(crate) fn connection_limits(&self) -> connections::Limits {
+        connections::Limits {
+            max_connections: self.max_connections as usize,
+            head: Duration::from_secs(self.header_timeout.into()),
+            idle: Duration::from_secs(self.idle_timeout.into()),
+        }
+    }
+
     pub(crate) fn limits(&self) -> Limits {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Limits {

@@ -1,6 +1,5 @@
 //! Posts an event to a local server.
 
-use std::error::Error;
 use std::time::Duration;
 
 use axum::body::Bytes;
@@ -11,6 +10,7 @@ use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
+use crate::connections::chain;
 use crate::event::Failure;
 use crate::exec::printable;
 
@@ -89,17 +89,6 @@ fn reason(status: StatusCode, body: &[u8]) -> String {
         line if line.is_empty() => format!("the server answered {status}"),
         line => format!("{line} (the server answered {status})"),
     }
-}
-
-/// Formats an error with its causes on one line.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// Parses the value of `--forward`.

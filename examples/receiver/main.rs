@@ -4,21 +4,22 @@
 //! of JSON for each event, and can run a command for it, or post it to a server. Logs go to standard error; `RUST_LOG=debug`
 //! logs more.
 //!
-//! It speaks HTTP/1.1; put a proxy in front of it for TLS. It uses hyper for a time limit of 30 seconds
-//! on a request's headers, because `axum::serve` sets none. It runs only on Unix, because it uses signals
-//! and process groups.
+//! It speaks HTTP/1.1; put a proxy in front of it for TLS. It uses hyper to bound connections and their
+//! headers, because `axum::serve` does not. It runs only on Unix, because it uses signals and process
+//! groups.
 
 mod args;
+mod connections;
 #[path = "../shared/demo.rs"]
 mod demo;
 mod event;
 mod exec;
 mod forward;
 mod output;
+mod refusals;
 mod store;
 
 use std::env::{self, VarError};
-use std::error::Error;
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -30,10 +31,7 @@ use anyhow::Context;
 use axum::Router;
 use axum::routing::get;
 use clap::Parser;
-use hyper::server::conn::http1;
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
-use hyper_util::service::TowerToHyperService;
+use nix::sys::resource::{Resource, getrlimit};
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -49,11 +47,15 @@ use tracing_subscriber::filter::LevelFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use self::args::{Args, misused};
+use self::connections::{Connections, chain};
 use self::event::{Action, Events};
 use self::exec::Exec;
 use self::forward::Forward;
 use self::output::Output;
 use self::store::Place;
+
+/// Pipes, and the process itself.
+const FILES_OF_A_COMMAND: usize = 8;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -119,7 +121,8 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let listener = bind(args.listen).await?;
     let url = format!("http://{}{}", listener.local_addr()?, args.path);
     eprintln!("listening on {url}");
-    announce(&args, &store_name);
+    let limits = connection_limits(&args)?;
+    announce(&args, &store_name, limits.max_connections);
     if args.dangerously_unsigned {
         tracing::warn!(
             "deliveries are not verified: anybody who reaches this address can make events up"
@@ -143,7 +146,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     serve(
         listener,
-        app,
+        Connections::new(app, limits),
         runs,
         stop,
         &events,
@@ -154,7 +157,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Logs the settings that decide what happens to an event.
-fn announce(args: &Args, store: &str) {
+fn announce(args: &Args, store: &str, max_connections: usize) {
     let limits = args.limits();
     let action = match (&args.exec, &args.forward) {
         (Some(_), _) => "exec",
@@ -169,10 +172,29 @@ fn announce(args: &Args, store: &str) {
         max_attempts = limits.max_attempts,
         handler_timeout = ?limits.time,
         lease = ?Duration::from_secs(args.lease),
+        max_connections,
         max_body = args.max_body,
         max_buffered = args.max_buffered.max(args.max_body),
         "the receiver has started"
     );
+}
+
+/// Returns the limits of connections, which must leave files for commands and the store.
+fn connection_limits(args: &Args) -> anyhow::Result<connections::Limits> {
+    let mut limits = args.connection_limits();
+    let (files, _) =
+        getrlimit(Resource::RLIMIT_NOFILE).context("the limit of open files is unknown")?;
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    let others = 64 + FILES_OF_A_COMMAND.saturating_mul(args.limits().concurrency);
+    let most = files.saturating_sub(others).max(files / 2).max(1);
+    if limits.max_connections > most {
+        tracing::warn!(
+            max_connections = most,
+            "`--max-connections` was lowered, because only {files} files may be open: see `ulimit -n`"
+        );
+        limits.max_connections = most;
+    }
+    Ok(limits)
 }
 
 fn events(args: &Args) -> anyhow::Result<Events> {
@@ -291,30 +313,15 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 /// Serves until a signal arrives, then waits for the running events.
 async fn serve(
     listener: TcpListener,
-    app: Router,
+    connections: Connections,
     runs: Runs,
     mut stop: Stop,
     events: &Events,
     grace: Duration,
 ) {
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()); // Without a timer, headers have no time limit.
-    let connections = GracefulShutdown::new();
-    loop {
-        let stream = tokio::select! {
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => stream,
-                Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
-                    sleep(Duration::from_millis(100)).await; // Open files may be closed until then.
-                    continue;
-                }
-            },
-            () = stop.requested() => break,
-        };
-        let service = TowerToHyperService::new(app.clone());
-        let connection = http.serve_connection(TokioIo::new(stream), service);
-        tokio::spawn(connections.watch(connection));
+    tokio::select! {
+        never = connections.accept(&listener) => match never {},
+        () = stop.requested() => {}
     }
     drop(listener);
 
@@ -351,13 +358,5 @@ impl Stop {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-    }
-}
-
-/// Formats an error with its cause on one line.
-fn chain(error: &ConfigError) -> String {
-    match error.source() {
-        Some(cause) => format!("{error}: {cause}"),
-        None => error.to_string(),
     }
 }

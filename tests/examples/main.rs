@@ -25,6 +25,15 @@ mod commands;
     feature = "sandbox",
     feature = "sqlite"
 ))]
+mod connections;
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
 mod forwards;
 #[cfg(all(
     feature = "axum",

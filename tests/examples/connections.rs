@@ -1,0 +1,238 @@
+//! The connections of the example `receiver`: limits, and the way that each ends.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::process::Command;
+use std::thread;
+use std::time::Duration;
+
+use crate::receivers::Receiver;
+use crate::support::program::{PATIENCE, example, until};
+
+/// An unsigned delivery.
+fn request(body: &str) -> String {
+    format!(
+        "POST /webhooks HTTP/1.1\r\nHost: receiver\r\nContent-Type: application/json\r\n\
+         X-Service-Event: chat-rated\r\nContent-Length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+fn start(args: &[&str]) -> Receiver {
+    Receiver::start(&[&["--dangerously-unsigned"], args].concat())
+}
+
+fn connect(receiver: &Receiver) -> TcpStream {
+    let stream = receiver.connect().unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_write_timeout(Some(PATIENCE)).unwrap();
+    stream
+}
+
+/// Reads the head of an answer without a body.
+fn answer(mut stream: &TcpStream) -> String {
+    let mut head = Vec::new();
+    let mut byte = [0];
+    while !head.ends_with(b"\r\n\r\n") && stream.read(&mut byte).unwrap_or(0) > 0 {
+        head.push(byte[0]);
+    }
+    String::from_utf8(head).unwrap()
+}
+
+fn is_closed(mut stream: &TcpStream) -> bool {
+    stream.read(&mut [0; 1024]).is_ok_and(|length| length == 0)
+}
+
+#[test]
+fn silent_connections_do_not_shut_out_deliveries() {
+    let few_files = r#"ulimit -n 128; exec "$0" "$@""#;
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", few_files])
+        .arg(example("receiver").get_program())
+        .args(["--secret", "s", "--header-timeout", "600"]);
+    let few_files = Receiver::start_by(&mut command);
+    let limited = ["--secret", "s", "--header-timeout", "600"];
+    let limited = Receiver::start(&[&limited[..], &["--max-connections", "4"]].concat());
+
+    for receiver in [few_files, limited] {
+        let silent: Vec<_> = (0..300).map(|_| connect(&receiver)).collect();
+
+        let sent = receiver.send("s", &["--count", "20", "--concurrency", "3"]);
+
+        assert_eq!(sent.code, 0, "{sent:?}");
+        drop(silent);
+    }
+}
+
+#[test]
+fn connections_with_a_request_are_not_closed_for_others() {
+    let dir = tempfile::TempDir::new().unwrap();
+    let path = dir.path().display();
+    // It ends with its test as well.
+    let command = format!(
+        "touch '{path}/started'; while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done"
+    );
+    let receiver = start(&["--max-connections", "1", "--exec", &command]);
+    let mut busy = connect(&receiver);
+    busy.write_all(request("{}").as_bytes()).unwrap();
+    until("the command", || {
+        dir.path().join("started").exists().then_some(())
+    });
+
+    let mut waiting = connect(&receiver);
+    waiting.write_all(request("{}").as_bytes()).unwrap();
+    fs::write(dir.path().join("go"), "").unwrap();
+
+    assert!(answer(&busy).starts_with("HTTP/1.1 200"));
+    assert!(answer(&waiting).starts_with("HTTP/1.1 200"));
+}
+
+fn resident(receiver: &Receiver) -> usize {
+    let status = format!("/proc/{}/status", receiver.program.child.id());
+    let status = fs::read_to_string(status).unwrap();
+    let (_, size) = status.split_once("VmRSS:").unwrap();
+    let kib = size.split_whitespace().next().unwrap();
+    kib.parse::<usize>().unwrap() * 1024
+}
+
+#[test]
+fn unfinished_headers_take_bounded_memory() {
+    const CONNECTIONS: usize = 200;
+    let receiver = start(&["--header-timeout", "600"]);
+    let before = resident(&receiver);
+    let start = "POST /webhooks HTTP/1.1\r\nHost: receiver\r\nX-Long: ";
+
+    let large = format!("{start}{}", "x".repeat(400_000));
+    let streams: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut stream = connect(&receiver);
+            stream.write_all(large.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    for stream in &streams {
+        assert!(answer(stream).starts_with("HTTP/1.1 431"));
+    }
+    let allowed = format!("{start}{}", "x".repeat(30_000));
+    let unfinished: Vec<_> = (0..CONNECTIONS)
+        .map(|_| {
+            let mut stream = connect(&receiver);
+            stream.write_all(allowed.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // Those before were read when this one is answered.
+    let mut last = connect(&receiver);
+    last.write_all(request("{}").as_bytes()).unwrap();
+    assert!(answer(&last).starts_with("HTTP/1.1 200"));
+
+    let grown = resident(&receiver).saturating_sub(before);
+    assert!(grown < CONNECTIONS * 128 * 1024, "{grown}");
+    drop(unfinished);
+
+    let mut many = connect(&receiver);
+    let headers: String = (0..101)
+        .map(|number| format!("X-{number}: x\r\n"))
+        .collect();
+    let many_headers = format!("GET /healthz HTTP/1.1\r\n{headers}\r\n");
+    many.write_all(many_headers.as_bytes()).unwrap();
+    assert!(answer(&many).starts_with("HTTP/1.1 431"));
+}
+
+#[test]
+fn malformed_requests_are_logged_once_a_second_and_counted() {
+    const REQUESTS: u64 = 60;
+    let receiver = start(&[]);
+    for (line, status) in [("GET  /\r\n\r\n", "400"), ("\0\r\n\r\n", "400")] {
+        for _ in 0..REQUESTS / 2 {
+            let mut stream = connect(&receiver);
+            stream.write_all(line.as_bytes()).unwrap();
+            assert!(answer(&stream).starts_with(&format!("HTTP/1.1 {status}")));
+        }
+    }
+
+    let outcome = r#"outcome="malformed-request""#;
+    let err = until("all refusals in the log", || {
+        let err = receiver.err();
+        let lines = err.lines().filter(|line| line.contains(outcome));
+        let counted = lines.map(|line| match line.split_once(" more=") {
+            Some((_, more)) => more.trim().parse::<u64>().unwrap(),
+            None => 1,
+        });
+        (counted.sum::<u64>() == REQUESTS).then_some(err)
+    });
+    assert!(err.contains("WARN"), "{err}");
+    assert!(err.contains("peer=127.0.0.1:"), "{err}");
+    assert!(err.contains("reason=invalid "), "{err}");
+    let first = err.matches("a request was refused").count();
+    assert!(first < 30, "{err}");
+}
+
+#[test]
+fn idle_time_and_header_time_are_two_limits() {
+    let receiver = start(&["--header-timeout", "1", "--idle-timeout", "600"]);
+    let mut stream = connect(&receiver);
+    for _ in 0..2 {
+        stream.write_all(request("{}").as_bytes()).unwrap();
+        assert!(answer(&stream).starts_with("HTTP/1.1 200"));
+        thread::sleep(Duration::from_millis(1500));
+    }
+    stream.write_all(b"POST /webhooks HTTP/1.1\r\n").unwrap();
+    assert!(is_closed(&stream));
+    until("the refusal", || {
+        let err = receiver.err();
+        err.contains(r#"outcome="header-timeout""#).then_some(())
+    });
+    assert!(is_closed(&connect(&receiver)));
+
+    let receiver = start(&["--header-timeout", "600", "--idle-timeout", "1"]);
+    let mut stream = connect(&receiver);
+    stream.write_all(request("{}").as_bytes()).unwrap();
+    assert!(answer(&stream).starts_with("HTTP/1.1 200"));
+    assert!(is_closed(&stream));
+}
+
+#[test]
+fn request_of_a_half_closed_connection_is_answered() {
+    const REQUESTS: usize = 50;
+    let receiver = start(&["--exec", "true"]);
+
+    for number in 0..REQUESTS {
+        let mut stream = connect(&receiver);
+        let request = request(&format!(r#"{{"id":"{number}"}}"#));
+        stream.write_all(request.as_bytes()).unwrap();
+        stream.shutdown(Shutdown::Write).unwrap();
+        assert!(answer(&stream).starts_with("HTTP/1.1 200"), "{number}");
+        assert!(is_closed(&stream));
+    }
+    assert_eq!(receiver.out().lines().count(), REQUESTS);
+}
+
+#[test]
+fn client_that_writes_first_sees_the_refusal_of_a_large_body() {
+    let receiver = start(&[]);
+    let request = request(&"x".repeat(8_000_000));
+
+    for _ in 0..5 {
+        let mut stream = connect(&receiver);
+        stream.write_all(request.as_bytes()).unwrap();
+        assert!(answer(&stream).starts_with("HTTP/1.1 413"));
+    }
+}
+
+#[test]
+fn open_connections_do_not_delay_the_end() {
+    let receiver = start(&["--grace", "600"]);
+    let mut idle = connect(&receiver);
+    idle.write_all(request("{}").as_bytes()).unwrap();
+    assert!(answer(&idle).starts_with("HTTP/1.1 200"));
+    let mut refused = connect(&receiver);
+    refused.write_all(b"\0\r\n\r\n").unwrap();
+    assert!(answer(&refused).starts_with("HTTP/1.1 400"));
+
+    receiver.signal(nix::sys::signal::Signal::SIGTERM);
+
+    assert_eq!(receiver.program.finish().code, 0);
+}
