@@ -254,6 +254,31 @@ async fn locked_file_is_unavailable_until_it_is_unlocked() {
     acquire(&store, 1).await.unwrap();
 }
 
+#[cfg(unix)]
+#[tokio::test]
+async fn file_that_was_deleted_or_replaced_is_unavailable_until_it_is_back() {
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    handle(&store, 1).await.unwrap();
+    let file = scratch.directory.path().join("webhooks.db");
+    let away = scratch.directory.path().join("away.db");
+    let refused = async || {
+        let error = store.claim(&id(2), LEASE, RETENTION).await.unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+        let shown = chain(&error);
+        assert!(shown.contains("deleted or replaced"), "{shown}");
+        assert!(store.peek(&id(1)).await.is_err());
+    };
+
+    fs::rename(&file, &away).unwrap();
+    refused().await;
+    fs::copy(&away, &file).unwrap();
+    refused().await;
+    fs::rename(&away, &file).unwrap();
+    assert_eq!(state(&store, 1).await, KeyState::Done);
+    handle(&store, 2).await.unwrap();
+}
+
 #[test]
 fn new_file_is_private_to_its_user() {
     let scratch = Scratch::new();

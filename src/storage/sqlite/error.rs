@@ -33,6 +33,8 @@ pub(super) enum Reason {
     NoWal { journal: String },
     /// A thread cannot be started.
     Thread(io::Error),
+    /// The path leads to another file by now, or to none.
+    Replaced,
     /// The thread that writes has ended.
     Ended,
 }
@@ -59,7 +61,9 @@ impl FileError {
             Reason::Foreign => ErrorKind::Foreign,
             Reason::NewerSchema { .. } => ErrorKind::NewerSchema,
             Reason::NoWal { .. } => ErrorKind::Unsuitable,
-            Reason::Create(_) | Reason::Thread(_) | Reason::Ended => ErrorKind::Unavailable,
+            Reason::Create(_) | Reason::Thread(_) | Reason::Replaced | Reason::Ended => {
+                ErrorKind::Unavailable
+            }
         }
     }
 }
@@ -104,6 +108,10 @@ impl fmt::Display for FileError {
                  machine, not on a network's"
             ),
             Reason::Thread(_) => f.write_str("needs a thread of its own, which cannot be started: raise the limit of threads"),
+            Reason::Replaced => f.write_str(
+                "was deleted or replaced while this process had it open, and nothing is written any more: put it \
+                 back, or restart this process to use the file that is there now",
+            ),
             Reason::Ended => f.write_str("is no longer written, because its thread has ended: restart this process"),
         }
     }
@@ -128,7 +136,8 @@ fn explain(error: &rusqlite::Error) -> &'static str {
         Some(ErrorCode::SystemIoFailure) => "cannot be read or written: check its disk",
         Some(ErrorCode::NotADatabase) => "is not a SQLite database: choose another path",
         Some(ErrorCode::DatabaseCorrupt) => {
-            "is damaged: restore a copy, or start with an empty file"
+            "is damaged: stop this process, move the file and its log away, and restore a copy or start with an empty \
+             file"
         }
         _ => "cannot be used as intended",
     }

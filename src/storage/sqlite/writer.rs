@@ -16,6 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 use super::checkpoint::{self, Checkpoints};
 use super::clock::{AGREEMENT, Clock};
 use super::error::{FileError, Reason, is_damage};
+use super::file::FileId;
 use super::{Format, Upkeep};
 use crate::error::Chain;
 use crate::storage::Error;
@@ -75,9 +76,10 @@ impl Writer {
     ) -> io::Result<Self> {
         let (jobs, queue) = mpsc::channel(QUEUE);
         let of = Arc::clone(path);
+        let file = FileId::of(path)?;
         let thread = thread::Builder::new()
             .name("webhook-sqlite".to_owned())
-            .spawn(move || serve(&of, queue, batches, checkpoints))?;
+            .spawn(move || serve(&of, &file, queue, batches, checkpoints))?;
         Ok(Self {
             path: Arc::clone(path),
             jobs: Some(jobs),
@@ -171,6 +173,7 @@ where
 
 fn serve(
     path: &Arc<Path>,
+    file: &FileId,
     mut queue: mpsc::Receiver<Box<dyn Job>>,
     mut batches: Batches,
     checkpoints: Checkpoints,
@@ -180,8 +183,11 @@ fn serve(
             return;
         }
         let committed = jobs.len();
-        let result = batches.commit(path, jobs);
-        let error = result.err().map(|error| FileError::new(path, error));
+        let result = match file.was_replaced(path) {
+            true => Err(Reason::Replaced),
+            false => batches.commit(path, jobs).map_err(Reason::Sqlite),
+        };
+        let error = result.err().map(|reason| FileError::new(path, reason));
         answer(jobs, error.as_ref());
         match error {
             None => {
