@@ -261,14 +261,14 @@ fn webhook(status: &WebhookStatus) -> Markup {
                         label.check { input id=(id("remove")) name="remove_secret" type="checkbox" autocomplete="off"; "Remove the secret" }
                     }
                 }
-                label.check { input id=(id("active")) name="active" type="checkbox" checked[webhook.active] autocomplete="off"; "Active" }
-                div.buttons {
-                    button.main id=(id("save")) { "Save" }
-                    button id=(id("test")) formaction={ "/webhooks/" (kind) "/test" } { "Send test" }
-                }
+                label.check.active { input id=(id("active")) name="active" type="checkbox" checked[webhook.active] autocomplete="off"; "Active" }
+                button.main id=(id("save")) { "Save" }
                 div.test {
-                    label for=(id("test-secret")) { "Test secret (optional)" }
-                    input id=(id("test-secret")) name="test_secret" type="password" autocomplete="new-password";
+                    div.grow {
+                        label for=(id("test-secret")) { "Test secret (optional)" }
+                        input id=(id("test-secret")) name="test_secret" type="password" autocomplete="new-password";
+                    }
+                    button id=(id("test")) formaction={ "/webhooks/" (kind) "/test" } { "Send test" }
                 }
             }
         }

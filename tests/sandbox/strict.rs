@@ -10,7 +10,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower_webhook::Secret;
 use tower_webhook::event::{ChatLifecycle, EventKind, Message};
-use tower_webhook::sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Settings, Webhook};
+use tower_webhook::sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Webhook};
 
 /// A sandbox whose receiver answers with the status, which can be changed.
 fn sandbox(status: u16) -> (Sandbox, Arc<Mutex<u16>>) {
@@ -188,7 +188,7 @@ async fn contents_of_a_script_are_kept() {
 mod admin_api {
     use tokio::time::Instant;
     use tower_webhook::admin::{AccessToken, AdminClient, AdminErrorKind};
-    use tower_webhook::sandbox::ApiFault;
+    use tower_webhook::sandbox::{ApiFault, Settings};
 
     use super::*;
 
