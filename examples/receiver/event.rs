@@ -1,5 +1,6 @@
 //! Handles each event: as a line of JSON, which is given to a command or a server, and printed.
 
+use std::future::pending;
 use std::num::NonZeroU32;
 use std::time::Duration;
 
@@ -89,10 +90,17 @@ impl Events {
         line: &str,
         is_last: bool,
     ) -> Result<Result<(), Failure>, HandlerError> {
+        // Shortly before the time limit of the layer, after which it drops this future.
+        let limit = self.limits.time.mul_f64(0.9);
+        let limit = limit.max(self.limits.time.saturating_sub(Duration::from_secs(1)));
         let arrived = Instant::now();
         let (_permit, waited) = match self.permits.try_acquire() {
             Ok(permit) => (permit, false),
-            Err(_) => (self.permits.acquire().await?, true),
+            Err(_) => match timeout(limit, self.permits.acquire()).await {
+                Ok(permit) => (permit?, true),
+                // Too late to start: the layer's time limit ends the attempt.
+                Err(_) => pending().await,
+            },
         };
         let acting = async {
             match &self.action {
@@ -105,12 +113,7 @@ impl Events {
             // The layer's time limit holds, after which the event is retried.
             return Ok(acting.await);
         }
-        // To be discarded, an event must fail just before that limit.
-        let limit = self
-            .limits
-            .time
-            .mul_f64(0.9)
-            .max(self.limits.time.saturating_sub(Duration::from_secs(1)));
+        // To be discarded, an event must fail before that.
         let left = limit.saturating_sub(arrived.elapsed());
         let ended = timeout(left, acting).await;
         Ok(ended.unwrap_or_else(|_| Err(Failure::Failed(format!("no result within {limit:?}")))))

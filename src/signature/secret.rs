@@ -286,6 +286,22 @@ mod tests {
 
     use super::*;
 
+    #[test]
+    fn label_of_a_secret_from_a_file_does_not_depend_on_its_line() {
+        let labels = |content: &[u8]| -> Vec<String> {
+            let secrets = Secrets::from_file(file(content).path()).unwrap();
+            let secrets = secrets.current();
+            let labels = secrets.iter().map(|secret| secret.label().unwrap());
+            labels.map(ToString::to_string).collect()
+        };
+
+        let before = labels(b"old\nnew\n");
+        assert_eq!(labels(b"new\n"), before[1..]);
+        assert_ne!(before[0], before[1]);
+        assert!(before.iter().all(|label| label.len() == 4), "{before:?}");
+        assert_eq!(Secret::new("old").unwrap().label(), None);
+    }
+
     fn accepts(secrets: &Secrets, secret: &str) -> bool {
         let tag = Secret::new(secret).unwrap().sign(b"body");
         secrets.verify(b"body", tag.as_bytes()).is_ok()

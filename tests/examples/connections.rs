@@ -236,3 +236,26 @@ fn open_connections_do_not_delay_the_end() {
 
     assert_eq!(receiver.program.finish().code, 0);
 }
+
+#[test]
+fn bodies_beyond_max_buffered_are_refused() {
+    // At least one body must fit.
+    let receiver = start(&["--max-body", "1000000", "--max-buffered", "1"]);
+    let request = request(&"x".repeat(900_000));
+    let unfinished = &request.as_bytes()[..request.len() - 1];
+    let streams: Vec<_> = (0..2)
+        .map(|_| {
+            let mut stream = connect(&receiver);
+            stream.write_all(unfinished).unwrap();
+            stream.set_nonblocking(true).unwrap();
+            stream
+        })
+        .collect();
+
+    let mut head = [0; 12];
+    until("the answer to one of them", || {
+        let mut answers = streams.iter().map(|stream| stream.peek(&mut head));
+        answers.any(|peeked| peeked.is_ok()).then_some(())
+    });
+    assert_eq!(&head, b"HTTP/1.1 503");
+}

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{ConnectInfo, State};
@@ -10,6 +11,7 @@ use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::time::sleep;
 
 use crate::receivers::Receiver;
 use crate::support::program::until;
@@ -129,29 +131,41 @@ async fn server_that_is_down_fails_the_event_and_never_discards_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn requests_have_a_time_limit_and_a_concurrency_limit() {
+async fn concurrency_limits_the_requests() {
     let (server, url) = Server::start(200, "").await;
-    let held = Arc::clone(&server.open);
-    held.forget_permits(Semaphore::MAX_PERMITS);
-    let receiver = Receiver::start(&[
+    server.open.forget_permits(Semaphore::MAX_PERMITS);
+    let receiver = Receiver::start(&["--secret", "s", "--concurrency", "2", "--forward", &url]);
+
+    let sending = receiver.start_send("s", &["--count", "5", "--concurrency", "5"]);
+    until("two requests", || (server.seen().len() == 2).then_some(()));
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(server.seen().len(), 2);
+    server.open.add_permits(2);
+    let sent = sending.finish();
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert_eq!(server.seen().len(), 5);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn requests_have_a_time_limit() {
+    let (server, url) = Server::start(200, "").await;
+    server.open.forget_permits(Semaphore::MAX_PERMITS);
+    let args = [
         "--secret",
         "s",
         "--concurrency",
         "2",
         "--handler-timeout",
-        "3",
-        "--forward",
-        &url,
-    ]);
+        "2",
+    ];
+    let receiver = Receiver::start(&[&args[..], &["--forward", &url]].concat());
 
-    let sending = receiver.start_send("s", &["--count", "5", "--concurrency", "5"]);
-    until("two requests", || (server.seen().len() == 2).then_some(()));
-    let sent = sending.finish();
+    let sent = receiver.send("s", &["--count", "5", "--concurrency", "5"]);
 
     assert!(sent.out.contains("5 503 Service Unavailable"), "{sent:?}");
-    assert_eq!(server.seen().len(), 2);
-
-    held.add_permits(8);
+    // The turns of those that were cancelled are free again.
+    server.open.add_permits(2);
     let sent = receiver.send("s", &["--count", "5", "--concurrency", "5"]);
     assert_eq!(sent.code, 0, "{sent:?}");
 }

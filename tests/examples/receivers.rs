@@ -691,6 +691,27 @@ fn remembers(store: &str) {
 }
 
 #[test]
+fn receivers_of_other_namespaces_do_not_share_keys() {
+    let dir = TempDir::new().unwrap();
+    let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let start = |namespace: &[&str]| {
+        Receiver::start(&[&["--secret", "s", "--store", &store], namespace].concat())
+    };
+
+    for namespace in [&[][..], &["--namespace", "a"], &["--namespace", "b"]] {
+        let first = start(namespace);
+        let sent = first.send("s", &["--key", "k"]);
+        assert!(!sent.out.contains("handled before"), "{sent:?}");
+        assert_eq!(first.out().lines().count(), 1);
+
+        let second = start(namespace);
+        let sent = second.send("s", &["--key", "k"]);
+        assert!(sent.out.contains("handled before"), "{sent:?}");
+        assert_eq!(second.out(), "");
+    }
+}
+
+#[test]
 fn key_of_a_killed_receiver_is_free_when_its_lease_expires() {
     let dir = TempDir::new().unwrap();
     let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
