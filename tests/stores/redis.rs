@@ -422,6 +422,27 @@ async fn cluster_of_unknown_size_causes_a_warning() {
     assert_eq!(logs.count(Level::WARN, ""), 1);
 }
 
+#[test]
+fn a_runtime_that_stands_still_does_not_delay_another() {
+    let server = RedisServer::start();
+    let runtime = || {
+        tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let (one, other) = (runtime(), runtime());
+    let store = one.block_on(async {
+        let store = RedisStore::connect(&server.url()).await.unwrap();
+        store.claim(&id("a"), MINUTE, WEEK).await.unwrap();
+        store
+    });
+    // From here on, nothing runs in the first runtime.
+    let claim = other.block_on(store.claim(&id("b"), MINUTE, WEEK));
+    assert!(matches!(claim, Ok(Claim::Acquired(_))), "{claim:?}");
+    one.block_on(store.peek(&id("b"))).unwrap();
+}
+
 #[tokio::test]
 async fn server_that_saves_nothing_causes_a_warning() {
     let warnings = async |arguments: &[&str]| {

@@ -1,5 +1,6 @@
-//! The one connection that all operations share.
+//! The connection that all operations of a runtime share.
 
+use std::collections::HashMap;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,6 +11,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{
     AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, ScriptInvocation,
 };
+use tokio::runtime::{self, Handle};
 use tokio::sync::Mutex;
 use tokio::task::JoinError;
 use tokio::time::Instant;
@@ -35,14 +37,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// one reports that it is cut off.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-/// The one connection that all operations share at the same time, and that is replaced when it is lost.
+/// A connection for each runtime, which its operations share at the same time, and which is replaced when it is
+/// lost. A task of the runtime drives it, so another runtime would fail when this one blocks.
 ///
 /// The redis crate's own manager is not used: it keeps a connection that does not answer any more until
 /// TCP gives up, which takes a quarter of an hour, and keeps one to a server that is no longer the primary
 /// forever; nor does it try again once the server has refused a password.
 pub(super) struct Connection {
     client: Client,
-    link: Arc<Mutex<Link>>,
+    links: SyncMutex<HashMap<runtime::Id, Arc<Mutex<Link>>>>,
 }
 
 #[derive(Default)]
@@ -154,7 +157,7 @@ impl Connection {
     pub(super) fn new(client: Client) -> Self {
         Self {
             client,
-            link: Arc::default(),
+            links: SyncMutex::default(),
         }
     }
 
@@ -173,10 +176,15 @@ impl Connection {
     /// It is opened in a separate task: if it were dropped with its caller, the next caller would begin
     /// anew, with as little time left.
     async fn link(&self) -> RedisResult<Arc<Line>> {
-        if let Some(known) = self.link.lock().await.known() {
+        let link = {
+            let links = self.links.lock();
+            let mut links = links.unwrap_or_else(PoisonError::into_inner);
+            Arc::clone(links.entry(Handle::current().id()).or_default())
+        };
+        if let Some(known) = link.lock().await.known() {
             return known;
         }
-        let (client, link) = (self.client.clone(), Arc::clone(&self.link));
+        let client = self.client.clone();
         let connecting = tokio::spawn(async move { link.lock().await.connect(&client).await });
         match connecting.await.map_err(JoinError::try_into_panic) {
             Ok(connected) => connected,

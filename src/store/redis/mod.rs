@@ -75,7 +75,7 @@ use crate::config::ConfigError;
 /// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
 /// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that has no
 /// effect. With a shorter one, a connection is replaced that was silent for 250 ms when an operation
-/// ran out of time. All operations share one connection. Leases and retentions end after 30 years.
+/// ran out of time. The operations of a runtime share one connection. Leases and retentions end after 30 years.
 ///
 /// **Upgrades.** Bodies that an earlier release recorded are reported as changed, because it computed their
 /// digests differently.
@@ -105,7 +105,7 @@ use crate::config::ConfigError;
 /// # }
 /// ```
 ///
-/// Clones share their connection.
+/// Clones share their connections, of which each runtime has one.
 #[derive(Clone)]
 pub struct RedisStore {
     shared: Arc<Shared>,
