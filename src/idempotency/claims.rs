@@ -154,7 +154,8 @@ fn conflict(rules: Rules, identity: Identity, same: bool) -> Option<Refusal> {
         Identity::Key if rules.reject_changed_bodies => Some(Refusal::BodyChanged),
         Identity::Key => {
             tracing::warn!(
-                "the key was used before, with another body: the delivery counts as the same event"
+                "the key was used before, with another body: the delivery counts as the same event; if \
+                 another receiver uses this store, give each a namespace"
             );
             None
         }
