@@ -28,6 +28,10 @@ pub(crate) struct Config {
     pub(crate) replay_guard: bool,
     pub(crate) reject_unhandled: bool,
     pub(crate) fallback: bool,
+    /// How many runs of the handler of `chat-rated` fail before one succeeds.
+    pub(crate) failures: usize,
+    /// Whether there is no memory for more than what does not count of a body.
+    pub(crate) is_full: bool,
 }
 
 impl<'a> Arbitrary<'a> for Input {
@@ -54,6 +58,8 @@ impl<'a> Arbitrary<'a> for Config {
             replay_guard: once_in(u, 3)?,
             reject_unhandled: once_in(u, 3)?,
             fallback: once_in(u, 4)?,
+            failures: *u.choose(&[0, 0, 0, 1, 2])?,
+            is_full: once_in(u, 4)?,
         })
     }
 }

@@ -42,7 +42,12 @@ pub(crate) struct Model<'a> {
     /// By body: the key, or none, under which it was handled.
     bodies: HashMap<Vec<u8>, Vec<u8>>,
     attempts: HashMap<Vec<u8>, u32>,
+    /// How often the handler of `chat-rated` will still fail.
+    failures: usize,
 }
+
+/// Of a body, this much does not count against the memory of all bodies.
+const UNCOUNTED: usize = 64 * 1024;
 
 /// What is known of a delivery that passed all checks but those that need a memory.
 struct Authentic {
@@ -58,6 +63,7 @@ impl<'a> Model<'a> {
             done: HashMap::new(),
             bodies: HashMap::new(),
             attempts: HashMap::new(),
+            failures: config.failures,
         }
     }
 
@@ -140,6 +146,9 @@ impl<'a> Model<'a> {
             if declared.is_some_and(|declared| body.len() > declared) {
                 return Err(400);
             }
+            if self.config.is_full && body.len() > UNCOUNTED {
+                return Err(503);
+            }
         }
         match declared {
             Some(declared) if declared != body.len() => Err(400),
@@ -190,11 +199,16 @@ impl<'a> Model<'a> {
         if !json::is_object(&body) {
             return Answer::status(422);
         }
-        if let Some(key) = &key {
-            self.done.insert(key.clone(), body.clone());
-        }
-        if self.config.replay_guard {
-            self.bodies.insert(body.clone(), named);
+        let fails = kind == "chat-rated" && self.failures > 0;
+        if fails {
+            self.failures -= 1;
+        } else {
+            if let Some(key) = &key {
+                self.done.insert(key.clone(), body.clone());
+            }
+            if self.config.replay_guard {
+                self.bodies.insert(body.clone(), named);
+            }
         }
         Answer {
             run: Some(Run {
@@ -203,7 +217,7 @@ impl<'a> Model<'a> {
                 attempt,
                 body,
             }),
-            ..Answer::status(200)
+            ..Answer::status(if fails { 500 } else { 200 })
         }
     }
 }
