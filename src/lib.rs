@@ -137,7 +137,7 @@
 //! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
 //! its kind, chat, key, attempt, secret (by label or position), outcome and duration, and one line for each
 //! refusal or failure with its reason, at `WARN` or `ERROR`. Refusals that anybody can cause, before verification,
-//! have at most one line per second and reason; its field `left_out` counts those since the last line. Of text
+//! have at most one line per second and reason; the next line's field `left_out` counts those in between. Of text
 //! that the sender chose, at most 256 characters are logged.
 //!
 //! The span is at `INFO`, and shows to which delivery a line belongs: a filter should let it pass, as

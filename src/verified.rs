@@ -34,11 +34,17 @@ use crate::delivery::RawDelivery;
 pub struct Verified {
     raw: RawDelivery,
     read: bool,
+    /// Whether a layer outside holds a claim for this delivery.
+    claimed: bool,
 }
 
 impl Verified {
     pub(crate) fn new(raw: RawDelivery) -> Self {
-        Self { raw, read: false }
+        Self {
+            raw,
+            read: false,
+            claimed: false,
+        }
     }
 
     /// Returns the delivery: kind, key, attempt and raw bytes.
@@ -60,10 +66,19 @@ impl Verified {
         request
     }
 
-    /// Sets the number of the attempt.
-    pub(crate) fn set_attempt(request: &mut Request<Self>, attempt: NonZeroU32) {
-        request.body_mut().raw.set_attempt(attempt);
-        share(request);
+    /// Notes a claim, and sets the number of the attempt if it is known.
+    pub(crate) fn set_claimed(request: &mut Request<Self>, attempt: Option<NonZeroU32>) {
+        let this = request.body_mut();
+        this.claimed = true;
+        if let Some(attempt) = attempt {
+            this.raw.set_attempt(attempt);
+            share(request);
+        }
+    }
+
+    /// Whether a layer outside holds a claim for this delivery.
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.claimed
     }
 }
 

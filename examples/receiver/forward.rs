@@ -9,6 +9,7 @@ use http_body_util::{BodyExt, Collected, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tokio::time::timeout;
 
 use crate::connections::chain;
 use crate::event::Failure;
@@ -20,6 +21,9 @@ const CONNECTING: Duration = Duration::from_secs(5);
 /// How long an idle connection is kept: less than common servers do (Node.js: 5 s), so that no request meets
 /// the end of its connection.
 const IDLE: Duration = Duration::from_secs(4);
+
+/// How long the body of an answer may take after its status, which has decided.
+const PATIENCE_WITH_BODY: Duration = Duration::from_millis(250);
 
 /// How much of an answer is read, in bytes.
 const LONGEST_ANSWER: usize = 64 * 1024;
@@ -63,9 +67,13 @@ impl Forward {
             Err(error) => return Err(Failure::Failed(chain(&error))),
         };
         let status = response.status();
-        // Read to its end, so that the connection can be used again.
+        // Read to its end, so that the connection can be used again. The status has decided, so a body that stalls
+        // changes nothing.
         let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect();
-        let body = body.await.map(Collected::to_bytes).unwrap_or_default();
+        let body = match timeout(PATIENCE_WITH_BODY, body).await {
+            Ok(body) => body.map(Collected::to_bytes).unwrap_or_default(),
+            Err(_) => Bytes::new(),
+        };
         if status.is_success() {
             return Ok(());
         }

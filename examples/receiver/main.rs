@@ -128,6 +128,12 @@ async fn run(args: Args) -> anyhow::Result<()> {
             "deliveries are not verified: anybody who reaches this address can make events up"
         );
     }
+    if args.exec.is_some() && std::process::id() == 1 {
+        tracing::warn!(
+            "this process is the first one of its container, where each `--exec` leaves an ended process behind: start \
+             the container with an init process, such as `docker run --init`"
+        );
+    }
     if is_memory && !args.demo {
         tracing::warn!(
             "keys are kept in memory: after a restart, an event that the platform retries is handled \

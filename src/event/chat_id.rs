@@ -1,37 +1,67 @@
 //! The chat that an event belongs to.
 
-use std::borrow::Cow;
+use std::fmt;
 
-use serde::Deserialize;
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 
 use super::EventKind;
-
-#[derive(Deserialize)]
-struct Ids<'a> {
-    #[serde(borrow)]
-    id: Option<Cow<'a, str>>,
-    #[serde(borrow)]
-    chat: Option<ChatIds<'a>>,
-}
-
-#[derive(Deserialize)]
-struct ChatIds<'a> {
-    #[serde(borrow)]
-    id: Option<Cow<'a, str>>,
-}
 
 /// Returns the id of the chat that an event belongs to: `chat.id` of a message, and `id` of the other kinds that the
 /// platform documents (Spec 2).
 ///
 /// Returns `None` for other kinds and for a body in which it cannot be found.
-pub(crate) fn chat_id<'a>(kind: &EventKind, body: &'a [u8]) -> Option<Cow<'a, str>> {
+pub(crate) fn chat_id(kind: &EventKind, body: &[u8]) -> Option<String> {
+    if *kind == EventKind::MESSAGE_CREATED {
+        let message: Id<true> = serde_json::from_slice(body).ok()?;
+        return message.0;
+    }
     if !EventKind::ALL.contains(kind) {
         return None;
     }
-    let ids: Ids<'_> = serde_json::from_slice(body).ok()?;
-    match *kind == EventKind::MESSAGE_CREATED {
-        true => ids.chat?.id,
-        false => ids.id,
+    let chat: Id<false> = serde_json::from_slice(body).ok()?;
+    chat.0
+}
+
+/// The `id` of an object or, in a message, that of its `chat`. Derived code would accept arrays, too.
+struct Id<const IN_CHAT: bool>(Option<String>);
+
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Key {
+    Id,
+    Chat,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de, const IN_CHAT: bool> Deserialize<'de> for Id<IN_CHAT> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object<const IN_CHAT: bool>;
+
+        impl<'de, const IN_CHAT: bool> Visitor<'de> for Object<IN_CHAT> {
+            type Value = Id<IN_CHAT>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut id = None;
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        Key::Id if !IN_CHAT => id = map.next_value()?,
+                        Key::Chat if IN_CHAT => {
+                            let chat: Option<Id<false>> = map.next_value()?;
+                            id = chat.and_then(|chat| chat.0);
+                        }
+                        _ => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(Id(id))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
     }
 }
 
@@ -62,6 +92,7 @@ mod tests {
         for body in [
             &b"{}"[..],
             b"[]",
+            br#"["c-1"]"#,
             b"{",
             b"\xff",
             b"",
@@ -71,11 +102,20 @@ mod tests {
         ] {
             assert_eq!(chat_id(&rated, body), None);
         }
+        let odd = chat_id(&rated, br#"{"id":"c-1","chat":7}"#);
+        assert_eq!(odd.as_deref(), Some("c-1"));
         let escaped = chat_id(&rated, br#"{"id":"a\u0062"}"#);
         assert_eq!(escaped.as_deref(), Some("ab"));
         let unknown = EventKind::from_static("chat-archived");
         assert_eq!(chat_id(&unknown, br#"{"id":"c-1"}"#), None);
         let message = EventKind::MESSAGE_CREATED;
-        assert_eq!(chat_id(&message, br#"{"id":"m-1","chat":{}}"#), None);
+        for body in [
+            r#"{"id":"m-1","chat":{}}"#,
+            r#"{"id":"m-1","chat":["c-1"]}"#,
+            r#"["m-1",{"id":"c-1"}]"#,
+            r#"{"id":"m-1","chat":null}"#,
+        ] {
+            assert_eq!(chat_id(&message, body.as_bytes()), None);
+        }
     }
 }

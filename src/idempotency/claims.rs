@@ -38,12 +38,7 @@ impl<St: Store> Claims<St> {
         let body = BodyDigest::of(delivery.body());
         if let Some(key) = key {
             let id = EventKey::in_space(KeySpace::Keys, namespace, key, body);
-            let claimed = claim(leases, rules, id, Identity::Key).await;
-            claims.key = claimed.map_err(|error| match error {
-                // Its run waits for this one, so it would be in flight for ever.
-                NotClaimed::InFlight(_) if delivery.attempt().is_some() => nested(),
-                error => error,
-            })?;
+            claims.key = claim(leases, rules, id, Identity::Key).await?;
         }
         if rules.replay_guard {
             // The body is claimed as if it were a key, so that "another body" means another key.
@@ -136,14 +131,6 @@ async fn claim<St: Store>(
             Err(NotClaimed::Ended(Outcome::unavailable(error, retry_after)))
         }
     }
-}
-
-/// A delivery whose key another layer around this one has claimed.
-fn nested() -> NotClaimed {
-    NotClaimed::Ended(Outcome::failed(
-        "an `IdempotencyLayer` around this one holds the event's key in the same store and namespace: \
-         remove one of the two",
-    ))
 }
 
 /// The refusal of a key that was used with another body, or of a body that was used with another key.

@@ -57,6 +57,8 @@ pub(super) struct OtherRun {
     remaining: Duration,
     /// The answer if the other run succeeds; a replay if there is none.
     conflict: Option<Refusal>,
+    /// Whether a layer outside holds a claim for the same delivery, which may be this one.
+    is_inside_another: bool,
 }
 
 impl OtherRun {
@@ -65,6 +67,14 @@ impl OtherRun {
             id,
             remaining,
             conflict,
+            is_inside_another: false,
+        }
+    }
+
+    pub(super) fn inside_another(self, is_inside_another: bool) -> Self {
+        Self {
+            is_inside_another,
+            ..self
         }
     }
 
@@ -90,6 +100,12 @@ impl OtherRun {
                     tracing::debug!(reason = %Chain(&error), "the key's state is unknown");
                 }
             }
+        }
+        if self.is_inside_another && !remaining.is_zero() {
+            return Ok(Outcome::failed(
+                "an `IdempotencyLayer` around this one claimed the same delivery: if both use one store and \
+                 namespace, this one waits for itself, so remove one of the two",
+            ));
         }
         // A store whose leases end with the process claims for much longer than a run takes.
         Ok(Outcome::InFlight {

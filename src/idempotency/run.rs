@@ -41,7 +41,9 @@ where
     let claims = Claims::take(&leases, rules, request.body().delivery()).await;
     Ended::Answered(match claims {
         Ok(claims) => call(claims, inner, request, leases.limits.handler_timeout).await,
-        Err(NotClaimed::InFlight(other)) => return Ended::InFlight(other),
+        Err(NotClaimed::InFlight(other)) => {
+            return Ended::InFlight(other.inside_another(request.body().is_claimed()));
+        }
         Err(NotClaimed::Ended(outcome)) => Ok(ResponseBody::answer(outcome)),
         Err(NotClaimed::Refused(refusal)) => Ok(refuse(refusal)),
     })
@@ -69,8 +71,8 @@ where
 {
     if let Some(number) = claims.attempt() {
         Span::current().record("attempt", number.get());
-        Verified::set_attempt(&mut request, number);
     }
+    Verified::set_claimed(&mut request, claims.attempt());
 
     let work = async move {
         poll_fn(|cx| inner.poll_ready(cx)).await?;

@@ -16,7 +16,7 @@ use super::headers::{kind, kind_and_key};
 use super::layer::Config;
 use super::refusal::Refusal;
 use super::verify::Hashing;
-use crate::answer::{Decision, ResponseBody};
+use crate::answer::{Answer, Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
@@ -47,7 +47,8 @@ pin_project! {
             refusal: Option<Refusal>,
             // The kind that the event header names.
             kind: Option<EventKind>,
-            throttle: Arc<Throttle>,
+            // For those that anybody can cause.
+            throttle: Option<Arc<Throttle>>,
         },
         Receiving {
             #[pin]
@@ -163,8 +164,11 @@ where
                     if let Some(kind) = kind {
                         span.unverified(kind);
                     }
-                    refusal.log_within(throttle);
                     let (name, is_verified) = (refusal.name(), refusal.is_of_verified_body());
+                    match throttle {
+                        Some(throttle) => refusal.log_within(throttle),
+                        None => refusal.log(&refusal.row()),
+                    }
                     let response = ResponseBody::refuse(refusal, kind.take(), is_verified);
                     span.finish(name);
                     return Poll::Ready(Ok(response));
@@ -176,12 +180,13 @@ where
 
 impl<S: Service<Request<Verified>>, B> State<S, B> {
     fn refused(refusal: Refusal, headers: &HeaderMap, config: &Config) -> Self {
+        let is_anonymous = !refusal.is_of_verified_body() || config.authentication.is_unsigned();
         Self::Refused {
             refusal: Some(refusal),
             kind: kind(headers, &config.names.event)
                 .ok()
                 .filter(|kind| kind.as_str().len() <= LONGEST_KIND),
-            throttle: Arc::clone(&config.throttle),
+            throttle: is_anonymous.then(|| Arc::clone(&config.throttle)),
         }
     }
 }

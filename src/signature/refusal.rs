@@ -61,11 +61,8 @@ impl Refusal {
         self.row().name
     }
 
-    /// Logs the refusal. Those that anybody can cause are limited by `throttle`.
+    /// Logs the refusal, within `throttle`, which is for those that anybody can cause.
     pub(super) fn log_within(&self, throttle: &Throttle) {
-        if self.is_of_verified_body() {
-            return self.log(&self.row());
-        }
         // Otherwise a flood of one kind would hide another kind.
         let reason = match self {
             Self::InvalidSignature(error) => error.as_str(),

@@ -117,7 +117,8 @@ impl Secret {
     }
 
     /// A label that does not depend on the secret's place in a set. Its 16 bits distinguish the few secrets of a
-    /// receiver, and confirm no guess: of all candidates, every 65,536th has the same label.
+    /// receiver. Of 20 random bytes they reveal nothing useful; of a guessable secret they exclude all but every 65,536th
+    /// guess.
     fn digest(&self) -> String {
         let mut digest = self.sign(b"tower-webhook: the label of a secret");
         digest.truncate(4);

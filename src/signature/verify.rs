@@ -128,6 +128,12 @@ pub(super) enum Authentication {
     Unsigned,
 }
 
+impl Authentication {
+    pub(super) fn is_unsigned(&self) -> bool {
+        matches!(self, Self::Unsigned)
+    }
+}
+
 /// The computation while a body arrives. Without secrets, there is none.
 pub(super) struct Hashing {
     signed: Option<(Tags, [u8; 32])>,

@@ -77,7 +77,8 @@ impl DeliverySpan {
         if self.span.is_disabled() {
             return;
         }
-        self.span.record("kind", display(Short(delivery.kind())));
+        let kind = Short(delivery.kind()).to_string();
+        self.span.record("kind", kind.as_str());
         if let Some(chat) = chat_id(delivery.kind(), delivery.body()) {
             self.span
                 .record("chat", display(Short(chat.escape_debug())));

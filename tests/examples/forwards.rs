@@ -9,6 +9,7 @@ use axum::Router;
 use axum::extract::{ConnectInfo, State};
 use axum::http::{HeaderMap, StatusCode};
 use axum::routing::post;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::time::sleep;
@@ -168,4 +169,26 @@ async fn requests_have_a_time_limit() {
     server.open.add_permits(2);
     let sent = receiver.send("s", &["--count", "5", "--concurrency", "5"]);
     assert_eq!(sent.code, 0, "{sent:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_status_decides_although_the_rest_of_the_answer_does_not_come() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/events", listener.local_addr().unwrap());
+    tokio::spawn(async move {
+        let mut open = Vec::new();
+        while let Ok((mut connection, _)) = listener.accept().await {
+            // A request is one packet here.
+            let _ = connection.read(&mut [0; 4096]).await.unwrap();
+            let part = b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhi";
+            connection.write_all(part).await.unwrap();
+            open.push(connection);
+        }
+    });
+    let receiver = Receiver::start(&["--secret", "s", "--forward", &url]);
+
+    let sent = receiver.send("s", &[]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    assert_eq!(receiver.out().lines().count(), 1);
 }

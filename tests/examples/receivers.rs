@@ -34,7 +34,7 @@ fn every_event_is_printed_as_one_line() {
         expected += "\n";
     }
     assert_eq!(receiver.out(), expected);
-    let closed = r#"delivery{kind="chat-closed" key=chat-closed secret=0 attempt=1 outcome="handled" duration_ms="#;
+    let closed = r#"delivery{kind="chat-closed" chat=c-7Kq2mXw9 key=chat-closed secret=0 attempt=1 outcome="handled" duration_ms="#;
     until("the line of a delivery in the log", || {
         receiver.err().contains(closed).then_some(())
     });
@@ -571,7 +571,7 @@ fn invalid_flags_are_explained() {
         (&["extractor", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
         (&["extractor", "--secret", ""], "the secret is empty"),
         (&["sandbox", "--listen", "4000"], "such as 127.0.0.1:4000"),
-        (&["sandbox", "--target", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["sandbox", "--target", "ftp://127.0.0.1/"], "such as http://127.0.0.1:3000/webhooks"),
         (&["sandbox", "--target", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
         (&["sandbox", "--secret", ""], "the secret is empty"),
         (&["sandbox", "--demo", "--secret", "s"], "cannot be used with"),

@@ -147,14 +147,14 @@ impl Settled {
 
     #[inline]
     pub(super) fn insert(&mut self, key: u128, outcome: Settlement, until: Instant, now: Instant) {
-        self.counter
-            .newest
-            .fetch_max(self.garbage.nanos(now), Ordering::Relaxed);
         let retain = until.saturating_duration_since(now);
         if retain > self.garbage.longest {
             // A quarter more, so that retentions that grow little by little do not make a copy each time.
             self.retain_up_to(retain + retain / 4);
         }
+        // Before the cache drops others for this one.
+        let now = self.garbage.nanos(now);
+        self.counter.newest.fetch_max(now, Ordering::Relaxed);
         let known = self.known(self.garbage.nanos(until), outcome);
         self.cache.insert(key, known);
     }

@@ -12,7 +12,7 @@ use redis::{
     AsyncConnectionConfig, Client, FromRedisValue, RedisError, RedisResult, ScriptInvocation,
 };
 use tokio::runtime::{self, Handle};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
 use tokio::task::JoinError;
 use tokio::time::Instant;
 
@@ -45,7 +45,26 @@ const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// forever; nor does it try again once the server has refused a password.
 pub(super) struct Connection {
     client: Client,
-    links: SyncMutex<HashMap<runtime::Id, Arc<Mutex<Link>>>>,
+    links: SyncMutex<HashMap<runtime::Id, OfRuntime>>,
+}
+
+struct OfRuntime {
+    link: Arc<Mutex<Link>>,
+    /// Its receiver is held by a task of the runtime, which ends with the runtime or this.
+    alive: oneshot::Sender<()>,
+}
+
+impl OfRuntime {
+    fn new(runtime: &Handle) -> Self {
+        let (alive, ended) = oneshot::channel();
+        runtime.spawn(async move {
+            let _ = ended.await;
+        });
+        Self {
+            link: Arc::default(),
+            alive,
+        }
+    }
 }
 
 #[derive(Default)]
@@ -176,11 +195,7 @@ impl Connection {
     /// It is opened in a separate task: if it were dropped with its caller, the next caller would begin
     /// anew, with as little time left.
     async fn link(&self) -> RedisResult<Arc<Line>> {
-        let link = {
-            let links = self.links.lock();
-            let mut links = links.unwrap_or_else(PoisonError::into_inner);
-            Arc::clone(links.entry(Handle::current().id()).or_default())
-        };
+        let link = self.link_of(&Handle::current());
         if let Some(known) = link.lock().await.known() {
             return known;
         }
@@ -191,6 +206,17 @@ impl Connection {
             Err(Ok(panic)) => resume_unwind(panic),
             Err(Err(ended)) => Err(io::Error::other(ended).into()),
         }
+    }
+
+    fn link_of(&self, runtime: &Handle) -> Arc<Mutex<Link>> {
+        let links = self.links.lock();
+        let mut links = links.unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = links.get(&runtime.id()) {
+            return Arc::clone(&known.link);
+        }
+        links.retain(|_, other| !other.alive.is_closed());
+        let new = links.entry(runtime.id());
+        Arc::clone(&new.or_insert_with(|| OfRuntime::new(runtime)).link)
     }
 
     /// Calls a script; once more, if that does no harm, when the server turns out to have closed the

@@ -5,5 +5,6 @@ fn main() {
     let _ = Verified {
         raw,
         read: false,
+        claimed: false,
     };
 }
