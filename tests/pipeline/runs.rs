@@ -460,7 +460,7 @@ fn block_behind_another_lease() {
             answer.send((one, two)).unwrap();
         });
     }
-    for _ in runtimes.iter() {
+    for _ in &runtimes {
         let (one, two) = answered.recv_timeout(seconds(60)).unwrap();
         one.assert_ok();
         two.assert_replayed();
