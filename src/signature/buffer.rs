@@ -27,7 +27,7 @@ const FRAME_COST: usize = 256;
 
 /// The first bytes of each body, which do not count against the [`Budget`]. Anybody can open connections that
 /// hold back their last byte, and genuine deliveries are smaller than this.
-pub(super) const UNCOUNTED: usize = 64 * 1024;
+const UNCOUNTED: usize = 64 * 1024;
 
 /// The memory limit of all bodies that are being received. Clones share it.
 #[derive(Clone, Debug)]
