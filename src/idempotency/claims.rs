@@ -55,6 +55,11 @@ impl<St: Store> Claims<St> {
         Ok(claims)
     }
 
+    /// Whether there is any: not without a key, nor when the store failed and that is allowed.
+    pub(super) fn are_held(&self) -> bool {
+        self.key.is_some() || self.body.is_some()
+    }
+
     /// Which attempt this is, for a delivery with a key.
     pub(super) fn attempt(&self) -> Option<NonZeroU32> {
         self.key.as_ref().map(HeldLease::attempt)

@@ -72,7 +72,9 @@ where
     if let Some(number) = claims.attempt() {
         Span::current().record("attempt", number.get());
     }
-    Verified::set_claimed(&mut request, claims.attempt());
+    if claims.are_held() {
+        Verified::set_claimed(&mut request, claims.attempt());
+    }
 
     let work = async move {
         poll_fn(|cx| inner.poll_ready(cx)).await?;

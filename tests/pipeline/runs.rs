@@ -15,7 +15,7 @@ use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::KeyState;
+use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer};
 use tracing::Level;
 
@@ -521,6 +521,20 @@ async fn layer_inside_another_one_on_the_same_store_is_a_clear_error() {
     let inner = IdempotencyLayer::new(TestStore::<true>::default()).layer(router);
     let service = WebhookLayer::with_store(secret(), store).layer(inner);
     deliver(&service, "k").await.assert_ok();
+
+    // A layer outside that claimed nothing does not hold the key that is in flight.
+    let (busy, failing) = (TestStore::<true>::default(), TestStore::<true>::default());
+    failing.fail([Operation::Claim]);
+    let held = EventKey::new("", b"k", BODY.as_bytes());
+    busy.claim(&held, seconds(60), seconds(600)).await.unwrap();
+    let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+    let inner = IdempotencyLayer::new(busy).layer(router);
+    let service = WebhookLayer::with_store(secret(), failing)
+        .dangerously_handle_without_store()
+        .layer(inner);
+    deliver(&service, "k")
+        .await
+        .assert_problem(409, "in-flight");
 }
 
 // Settlement.
