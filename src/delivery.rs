@@ -90,11 +90,11 @@ struct Content {
 impl RawDelivery {
     /// Creates a delivery of `kind` with the given body, without a key.
     pub fn new(kind: EventKind, body: impl Into<Bytes>) -> Self {
-        let content = Content {
-            kind,
-            key: None,
-            body: body.into(),
-        };
+        Self::received(kind, None, body.into())
+    }
+
+    pub(crate) fn received(kind: EventKind, key: Option<IdempotencyKey>, body: Bytes) -> Self {
+        let content = Content { kind, key, body };
         Self {
             content: Arc::new(content),
             attempt: None,

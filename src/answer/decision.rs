@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::Response;
 
-use super::Answer;
+use super::{Answer, SharedError};
 use crate::event::EventKind;
 use crate::outcome::Outcome;
 
@@ -47,7 +47,13 @@ pub struct Decision {
 #[derive(Clone, Debug)]
 enum What {
     Ended(Outcome),
-    Refused(&'static str, Arc<dyn Error + Send + Sync>),
+    Refused(&'static str, Refused),
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Refused {
+    Constant(&'static SharedError),
+    Shared(Arc<SharedError>),
 }
 
 impl Decision {
@@ -82,7 +88,8 @@ impl Decision {
     pub fn refusal(&self) -> Option<&(dyn Error + Send + Sync + 'static)> {
         match &self.what {
             What::Ended(_) => None,
-            What::Refused(_, refusal) => Some(refusal.as_ref()),
+            What::Refused(_, Refused::Constant(refusal)) => Some(*refusal),
+            What::Refused(_, Refused::Shared(refusal)) => Some(refusal.as_ref()),
         }
     }
 
@@ -110,7 +117,7 @@ impl Decision {
 
     pub(super) fn refused(
         name: &'static str,
-        refusal: Arc<dyn Error + Send + Sync>,
+        refusal: Refused,
         kind: Option<EventKind>,
         is_verified: bool,
     ) -> Self {

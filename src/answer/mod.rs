@@ -20,6 +20,7 @@ use std::time::Duration;
 
 pub use self::body::ResponseBody;
 pub use self::decision::Decision;
+use self::decision::Refused;
 #[cfg(feature = "axum")]
 pub use self::extract::DeliveryRejection;
 pub use self::router::RouterResponseFuture;
@@ -78,7 +79,15 @@ pub(crate) trait Answer {
     fn log(&self, row: &Row) {
         log_refusal(row.name, &row.detail);
     }
+
+    /// An equal value that needs no allocation, for refusals that a flood of requests can cause.
+    fn constant(&self) -> Option<&'static SharedError> {
+        None
+    }
 }
+
+/// An error that a [`Decision`] holds.
+pub(crate) type SharedError = dyn Error + Send + Sync;
 
 pub(crate) fn log_refusal(outcome: &'static str, reason: &dyn fmt::Display) {
     tracing::warn!(outcome, %reason, "the delivery was refused");
@@ -125,7 +134,11 @@ where
 {
     let row = refusal.row();
     let mut response = respond(&refusal, &row);
-    let decision = Decision::refused(row.name, Arc::new(refusal), kind, is_verified);
+    let refusal = match refusal.constant() {
+        Some(refusal) => Refused::Constant(refusal),
+        None => Refused::Shared(Arc::new(refusal)),
+    };
+    let decision = Decision::refused(row.name, refusal, kind, is_verified);
     response.extensions_mut().insert(decision);
     response
 }

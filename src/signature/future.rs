@@ -161,16 +161,18 @@ where
                     let Some(refusal) = refusal.take() else {
                         return Poll::Pending;
                     };
-                    if let Some(kind) = kind {
+                    let kind = kind.take();
+                    if let Some(kind) = &kind {
                         span.unverified(kind);
                     }
-                    let (name, is_verified) = (refusal.name(), refusal.is_of_verified_body());
+                    let row = refusal.row();
                     match throttle {
                         Some(throttle) => refusal.log_within(throttle),
-                        None => refusal.log(&refusal.row()),
+                        None => refusal.log(&row),
                     }
-                    let response = ResponseBody::refuse(refusal, kind.take(), is_verified);
-                    span.finish(name);
+                    let is_verified = refusal.is_of_verified_body();
+                    let response = ResponseBody::refuse(refusal, kind, is_verified);
+                    span.finish(row.name);
                     return Poll::Ready(Ok(response));
                 }
             }
@@ -203,7 +205,7 @@ fn verify(
 ) -> Result<Verified, Refusal> {
     let secret = hashing.verify(&body).map_err(Refusal::InvalidSignature)?;
     let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
-    let delivery = RawDelivery::new(kind, body).with_key(key);
+    let delivery = RawDelivery::received(kind, key, body);
     span.verified(
         &delivery,
         secret

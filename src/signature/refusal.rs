@@ -9,7 +9,7 @@ use http::HeaderValue;
 use http::header::{ALLOW, HeaderMap};
 
 use super::verify::SignatureError;
-use crate::answer::{Answer, Row, insert_retry_after, log_refusal, row};
+use crate::answer::{Answer, Row, SharedError, insert_retry_after, log_refusal, row};
 use crate::error::{BoxError, Chain};
 use crate::telemetry::Throttle;
 
@@ -63,6 +63,10 @@ impl Refusal {
 
     /// Logs the refusal, within `throttle`, which is for those that anybody can cause.
     pub(super) fn log_within(&self, throttle: &Throttle) {
+        // A line that nobody reads needs no clock.
+        if !tracing::enabled!(tracing::Level::WARN) {
+            return;
+        }
         // Otherwise a flood of one kind would hide another kind.
         let reason = match self {
             Self::InvalidSignature(error) => error.as_str(),
@@ -125,6 +129,18 @@ impl Answer for Refusal {
     fn log(&self, row: &Row) {
         log_refusal(row.name, &Reason(self));
     }
+
+    fn constant(&self) -> Option<&'static SharedError> {
+        match self {
+            Self::InvalidSignature(error) => Some(match error {
+                SignatureError::Missing => &Self::InvalidSignature(SignatureError::Missing),
+                SignatureError::Doubled => &Self::InvalidSignature(SignatureError::Doubled),
+                SignatureError::Malformed => &Self::InvalidSignature(SignatureError::Malformed),
+                SignatureError::Wrong => &Self::InvalidSignature(SignatureError::Wrong),
+            }),
+            _ => None,
+        }
+    }
 }
 
 /// The reason as the log shows it: more than the sender may know.
@@ -181,6 +197,19 @@ mod tests {
         ];
         for (refusal, documented) in table {
             assert_refused(refusal, documented).await;
+        }
+    }
+
+    #[test]
+    fn a_constant_refusal_is_equal_to_the_one_it_stands_for() {
+        use SignatureError::{Doubled, Malformed, Missing, Wrong};
+
+        for error in [Missing, Doubled, Malformed, Wrong] {
+            let constant = Refusal::InvalidSignature(error).constant().unwrap();
+            let Some(Refusal::InvalidSignature(found)) = constant.downcast_ref() else {
+                panic!("{constant:?}");
+            };
+            assert_eq!(*found, error);
         }
     }
 }

@@ -96,7 +96,9 @@ impl DeliverySpan {
 
     /// Records the kind that the event header of a refused request names. It was not verified.
     pub(crate) fn unverified(&self, kind: &EventKind) {
-        self.span.record("kind", kind.as_str());
+        if !self.span.is_disabled() {
+            self.span.record("kind", kind.as_str());
+        }
     }
 
     /// Records the outcome, by its name in the table of answers.
