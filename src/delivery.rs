@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::Utf8Error;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::HeaderValue;
@@ -85,6 +86,14 @@ struct Content {
     kind: EventKind,
     key: Option<IdempotencyKey>,
     body: Bytes,
+    /// Of an event that an inbox accepted.
+    inbox: Option<FromInbox>,
+}
+
+#[derive(Clone, Copy)]
+struct FromInbox {
+    accepted_at: SystemTime,
+    is_redriven: bool,
 }
 
 impl RawDelivery {
@@ -94,7 +103,12 @@ impl RawDelivery {
     }
 
     pub(crate) fn received(kind: EventKind, key: Option<IdempotencyKey>, body: Bytes) -> Self {
-        let content = Content { kind, key, body };
+        let content = Content {
+            kind,
+            key,
+            body,
+            inbox: None,
+        };
         Self {
             content: Arc::new(content),
             attempt: None,
@@ -136,6 +150,40 @@ impl RawDelivery {
     #[must_use]
     pub fn attempt(&self) -> Option<NonZeroU32> {
         self.attempt
+    }
+
+    /// Marks the delivery as one that an inbox accepted at this time, and that was redriven or not.
+    ///
+    /// ```
+    /// # use std::time::SystemTime;
+    /// # use tower_webhook::event::EventKind;
+    /// # use tower_webhook::RawDelivery;
+    /// let delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}").with_acceptance(SystemTime::now(), true);
+    /// assert!(delivery.is_redriven());
+    /// ```
+    #[must_use]
+    #[expect(
+        clippy::wrong_self_convention,
+        reason = "it is a setter, as `with_key` is"
+    )]
+    pub fn with_acceptance(mut self, accepted_at: SystemTime, is_redriven: bool) -> Self {
+        Arc::make_mut(&mut self.content).inbox = Some(FromInbox {
+            accepted_at,
+            is_redriven,
+        });
+        self
+    }
+
+    /// Returns when the event was accepted by an inbox. `None` for a delivery that is handled inline.
+    #[must_use]
+    pub fn accepted_at(&self) -> Option<SystemTime> {
+        self.content.inbox.map(|inbox| inbox.accepted_at)
+    }
+
+    /// Whether a person redrove the event: it may have been handled before, and is out of order.
+    #[must_use]
+    pub fn is_redriven(&self) -> bool {
+        self.content.inbox.is_some_and(|inbox| inbox.is_redriven)
     }
 
     /// Returns the body as it was received and signed.
@@ -243,6 +291,18 @@ impl<E: Event> Delivery<E> {
     #[must_use]
     pub fn attempt(&self) -> Option<NonZeroU32> {
         self.raw.attempt()
+    }
+
+    /// See [`RawDelivery::accepted_at`].
+    #[must_use]
+    pub fn accepted_at(&self) -> Option<SystemTime> {
+        self.raw.accepted_at()
+    }
+
+    /// See [`RawDelivery::is_redriven`].
+    #[must_use]
+    pub fn is_redriven(&self) -> bool {
+        self.raw.is_redriven()
     }
 
     /// Returns the delivery before it was decoded, with the raw bytes.

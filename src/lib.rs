@@ -213,6 +213,8 @@ mod telemetry;
 // The layers, and how they answer.
 mod answer;
 pub mod idempotency;
+#[cfg(feature = "inbox")]
+pub mod inbox;
 pub mod signature;
 #[cfg(feature = "postgres")]
 pub mod transactional;

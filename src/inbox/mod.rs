@@ -1,0 +1,12 @@
+//! Accepts events on disk, and handles them later (feature `inbox`).
+
+mod event;
+mod memory;
+mod queue;
+
+pub use self::event::{
+    EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter, Kinds, Lane,
+    NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
+};
+pub use self::memory::MemoryQueue;
+pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
