@@ -162,10 +162,6 @@ impl RawDelivery {
     /// assert!(delivery.is_redriven());
     /// ```
     #[must_use]
-    #[expect(
-        clippy::wrong_self_convention,
-        reason = "it is a setter, as `with_key` is"
-    )]
     pub fn with_acceptance(mut self, accepted_at: SystemTime, is_redriven: bool) -> Self {
         Arc::make_mut(&mut self.content).inbox = Some(FromInbox {
             accepted_at,
