@@ -129,6 +129,7 @@ enum Verdict {
         reason: BoxError,
         after: Option<Duration>,
     },
+    Snooze(Duration),
     Discard(BoxError),
     DeadLetter(BoxError),
     /// A handler of this crate that ended the attempt itself.
@@ -170,6 +171,23 @@ impl HandlerError {
         })
     }
 
+    /// Asks to be called later. It is no failure: nothing is wrong with the event, it is only too early. See
+    /// [`Outcome::Snoozed`].
+    ///
+    /// In an [inbox](crate::docs::inbox), the event is tried again after `delay`, and the attempt does not count. Inline,
+    /// the answer is 503 with `Retry-After`, which the platform counts as a failed attempt.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::HandlerError;
+    /// let error = HandlerError::snooze(Duration::from_secs(600));
+    /// assert!(!error.is_discard());
+    /// ```
+    #[must_use]
+    pub fn snooze(delay: Duration) -> Self {
+        Self(Verdict::Snooze(delay))
+    }
+
     /// Gives the event up: the platform gets a 200 and never delivers it again. The reason is logged as
     /// a warning. See [`Outcome::Discarded`].
     ///
@@ -208,6 +226,7 @@ impl HandlerError {
             Verdict::Retry { reason, .. }
             | Verdict::Discard(reason)
             | Verdict::DeadLetter(reason) => reason,
+            Verdict::Snooze(delay) => Box::new(Ended(Outcome::Snoozed { delay })),
             Verdict::Ended(outcome) => Box::new(Ended(outcome)),
         }
     }
@@ -246,6 +265,7 @@ impl From<HandlerResult> for Outcome {
                 reason: reason.into(),
                 retry_after: after,
             },
+            Err(Verdict::Snooze(delay)) => Self::Snoozed { delay },
             Err(Verdict::Discard(reason)) => Self::Discarded(reason.into()),
             Err(Verdict::DeadLetter(reason)) => Self::DeadLetter(reason.into()),
             Err(Verdict::Ended(outcome)) => outcome,
@@ -265,6 +285,7 @@ impl fmt::Display for HandlerError {
             Verdict::Retry { reason, .. }
             | Verdict::Discard(reason)
             | Verdict::DeadLetter(reason) => reason.fmt(f),
+            Verdict::Snooze(delay) => write!(f, "the handler asked to be called after {delay:?}"),
             Verdict::Ended(outcome) => outcome.fmt(f),
         }
     }
@@ -278,6 +299,7 @@ impl fmt::Debug for HandlerError {
                 .field("reason", reason)
                 .field("after", after)
                 .finish(),
+            Verdict::Snooze(delay) => f.debug_tuple("Snooze").field(delay).finish(),
             Verdict::Discard(reason) => f.debug_tuple("Discard").field(reason).finish(),
             Verdict::DeadLetter(reason) => f.debug_tuple("DeadLetter").field(reason).finish(),
             Verdict::Ended(outcome) => outcome.fmt(f),

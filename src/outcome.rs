@@ -35,6 +35,8 @@ use crate::error::BoxError;
 pub enum Outcome {
     /// The [`Handler`](crate::Handler) returned `Ok`.
     Handled,
+    /// An [inbox](crate::docs::inbox) has stored the event, and a worker handles it later.
+    Accepted,
     /// The event had been handled before; no handler ran. Said by
     /// [`IdempotencyLayer`](crate::IdempotencyLayer) and by transactional handlers.
     Replayed,
@@ -59,6 +61,12 @@ pub enum Outcome {
         /// The delay that the handler asked for with
         /// [`HandlerError::retry_after`](crate::HandlerError::retry_after).
         retry_after: Option<Duration>,
+    },
+    /// The handler asked to be called later, with
+    /// [`HandlerError::snooze`](crate::HandlerError::snooze).
+    Snoozed {
+        /// The delay that it asked for.
+        delay: Duration,
     },
     /// The handler panicked.
     Panicked,
@@ -109,11 +117,16 @@ impl Outcome {
     #[must_use]
     pub fn completes(&self) -> bool {
         match self {
-            Self::Handled | Self::Replayed | Self::Discarded(_) | Self::DeadLetter(_) => true,
+            Self::Handled
+            | Self::Accepted
+            | Self::Replayed
+            | Self::Discarded(_)
+            | Self::DeadLetter(_) => true,
             Self::Ignored
             | Self::Unhandled
             | Self::Undecodable(_)
             | Self::Failed { .. }
+            | Self::Snoozed { .. }
             | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost
@@ -136,6 +149,7 @@ impl Outcome {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Handled => "handled",
+            Self::Accepted => "accepted",
             Self::Replayed => "replayed",
             Self::Ignored => "ignored",
             Self::Unhandled => "unhandled",
@@ -143,6 +157,7 @@ impl Outcome {
             Self::DeadLetter(_) => "dead-letter",
             Self::Undecodable(_) => "undecodable",
             Self::Failed { .. } => "failed",
+            Self::Snoozed { .. } => "snoozed",
             Self::Panicked => "panicked",
             Self::TimedOut { .. } => "handler-timeout",
             Self::LeaseLost => "lease-lost",
@@ -165,9 +180,11 @@ impl Outcome {
             | Self::NotCommitted { reason, .. } => Some(reason.as_ref()),
             Self::Undecodable(error) => Some(error),
             Self::Handled
+            | Self::Accepted
             | Self::Replayed
             | Self::Ignored
             | Self::Unhandled
+            | Self::Snoozed { .. }
             | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost

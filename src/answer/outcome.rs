@@ -14,6 +14,7 @@ impl Answer for Outcome {
     fn row(&self) -> Row {
         match self {
             Self::Handled             => row!("handled", OK),
+            Self::Accepted            => row!("accepted", OK),
             Self::Replayed            => row!("replayed", OK),
             Self::Ignored             => row!("ignored", OK),
             Self::Discarded(_)        => row!("discarded", OK),
@@ -21,6 +22,7 @@ impl Answer for Outcome {
             Self::Unhandled           => row!("unhandled", NOT_FOUND 404 "Not Found", "This receiver does not handle this kind of event."),
             Self::Undecodable(_)      => row!("undecodable", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body is not the JSON object that this event should carry."),
             Self::Failed { .. }       => row!("failed", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
+            Self::Snoozed { .. }      => row!("snoozed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The handler asked for a later delivery."),
             Self::Panicked            => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::TimedOut { .. }     => row!("handler-timeout", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
             Self::LeaseLost           => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
@@ -46,7 +48,8 @@ impl Answer for Outcome {
             | Self::NotCommitted {
                 retry_after: delay, ..
             }
-            | Self::InFlight { remaining: delay } => insert_retry_after(headers, *delay),
+            | Self::InFlight { remaining: delay }
+            | Self::Snoozed { delay } => insert_retry_after(headers, *delay),
             _ => {}
         }
     }
@@ -55,6 +58,7 @@ impl Answer for Outcome {
         let outcome = row.name;
         match self {
             Self::Handled => tracing::debug!(outcome, "the event was handled"),
+            Self::Accepted => tracing::debug!(outcome, "the event was stored"),
             Self::Replayed => tracing::debug!(outcome, "the event had been handled before"),
             Self::Ignored => tracing::debug!(outcome, "this kind of event has no handler"),
             Self::Discarded(reason) => tracing::warn!(
@@ -71,6 +75,11 @@ impl Answer for Outcome {
                 outcome,
                 reason = %Chain(reason.as_ref()),
                 "the handler failed; the event is handled on the platform's next retry"
+            ),
+            Self::Snoozed { delay } => tracing::info!(
+                outcome,
+                ?delay,
+                "the handler asked to be called later; the event is handled on the platform's next retry"
             ),
             Self::Panicked => tracing::error!(
                 outcome,

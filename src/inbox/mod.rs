@@ -1,12 +1,381 @@
-//! Accepts events on disk, and handles them later (feature `inbox`).
+//! Acknowledges events when they are stored, and handles them later, in order (feature `inbox`).
+//!
+//! Without an inbox, a delivery is answered after its handler has run, so every failure of your own systems is a failed
+//! attempt of the platform's, which [disables a webhook](crate::docs::platform#spec-6-rule-4) after 500 of them in an
+//! hour. An [`Inbox`] answers 200 when the event is in a [`Queue`], and a [`Worker`] handles it from there:
+//!
+//! ```
+//! # use tower_webhook::event::ChatRated;
+//! # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+//! # use std::time::Duration;
+//! use tower::Layer;
+//! use tower_webhook::inbox::{Inbox, MemoryQueue};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let secret = Secret::new("secret")?;
+//! # let events = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+//! let inbox = Inbox::new(MemoryQueue::new());
+//!
+//! let webhooks = SignatureLayer::new(secret).layer(inbox.accept()); // stored, then 200
+//! let worker = inbox.worker(events).concurrency(32).spawn(); // the same handlers as inline
+//!
+//! # let _ = webhooks;
+//! // … serve `webhooks`, and after that:
+//! worker.drain(Duration::from_secs(30)).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # The life of an event
+//!
+//! ```text
+//!               accept              take                 handled, ignored or discarded
+//!   delivery ───────────▶ waiting ───────▶ in progress ───────────────────────────────▶ settled
+//!                            ▲               │      │                                      │
+//!                            └───────────────┘      ▼                                      │
+//!                             retry, release      dead letter ◀─ redrive ─▶ waiting ◀──────┘
+//! ```
+//!
+//! Events of one chat are a *lane*: they are handled one after another, in the order in which they were accepted. An
+//! event that fails is tried again with a growing delay ([`Retry`]), and its lane waits for it, unless its kind is
+//! [skipped](OnFailure::Skip). After 7 days of trying it is a *dead letter*, which waits for a person.
 
+mod accept;
 mod event;
+mod lane;
 mod memory;
 mod queue;
+mod retry;
+mod trip;
+mod worker;
 
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use self::accept::Backlog;
+pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::event::{
     EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter, Kinds, Lane,
     NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
 };
+use self::lane::LaneOf;
 pub use self::memory::MemoryQueue;
 pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
+pub use self::retry::Retry;
+use self::worker::Workers;
+pub use self::worker::{OnFailure, Worker, WorkerHandle};
+use crate::config::ConfigError;
+use crate::delivery::RawDelivery;
+use crate::event::{EventKind, SenderPolicy};
+use crate::execution::Limits;
+use crate::store::StoreError;
+
+/// Accepted events, and what became of them.
+///
+/// Clones share the queue, the workers and the limit of the backlog.
+#[must_use]
+pub struct Inbox<Q> {
+    shared: Arc<Shared<Q>>,
+    settings: Settings,
+}
+
+struct Shared<Q> {
+    queue: Q,
+    workers: Workers,
+    backlog: Backlog,
+}
+
+#[derive(Clone)]
+struct Settings {
+    limits: Limits,
+    keep_bodies: Duration,
+    backlog_limit: u64,
+    reject_changed_bodies: bool,
+    replay_guard: bool,
+    lane_of: LaneOf,
+}
+
+impl<Q: Queue> Inbox<Q> {
+    /// Creates an inbox on a queue.
+    pub fn new(queue: Q) -> Self {
+        let mut limits = Limits::new(Duration::from_secs(2));
+        limits.lease = Some(Duration::from_secs(30));
+        limits.in_flight_wait = Duration::ZERO;
+        Self {
+            shared: Arc::new(Shared {
+                queue,
+                workers: Workers::default(),
+                backlog: Backlog::default(),
+            }),
+            settings: Settings {
+                limits,
+                keep_bodies: Duration::from_secs(24 * 60 * 60),
+                backlog_limit: 10 << 30,
+                reject_changed_bodies: false,
+                replay_guard: false,
+                lane_of: LaneOf::default(),
+            },
+        }
+    }
+
+    /// Sets the namespace of keys, an empty string by default.
+    ///
+    /// It must be that of the [`IdempotencyLayer`](crate::IdempotencyLayer) that handled events of the same webhooks
+    /// before: then the keys that are done stay known. Receivers of different platforms or accounts need a queue each.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let inbox = Inbox::new(MemoryQueue::new()).namespace("crm");
+    /// ```
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.settings.limits.namespace = namespace.into();
+        self
+    }
+
+    /// Derives the retention and `Retry-After` from the limits of another sender.
+    ///
+    /// ```
+    /// # use tower_webhook::SenderPolicy;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).sender_policy(SenderPolicy::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the lease of attempts, 30 seconds, is not shorter than [`SenderPolicy::retry_every`].
+    pub fn sender_policy(mut self, policy: SenderPolicy) -> Result<Self, ConfigError> {
+        self.settings.limits.change(|limits| {
+            limits.policy = policy;
+            limits.retention = policy.retention();
+        })?;
+        Ok(self)
+    }
+
+    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an event that
+    /// is unsettled or dead is remembered for as long as it is.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is not longer than [`SenderPolicy::retry_for`], 7 days.
+    pub fn retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
+        self.settings
+            .limits
+            .change(|limits| limits.retention = retention)?;
+        Ok(self)
+    }
+
+    /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it is
+    /// deleted soon after. An event without its body cannot be redriven.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let inbox = Inbox::new(MemoryQueue::new()).keep_bodies(Duration::ZERO);
+    /// ```
+    pub fn keep_bodies(mut self, duration: Duration) -> Self {
+        self.settings.keep_bodies = duration;
+        self
+    }
+
+    /// Sets the size of the queue in bytes from which deliveries are answered with 503: 10 GiB by default. From 80 % on, a
+    /// warning is logged.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let inbox = Inbox::new(MemoryQueue::new()).backlog_limit(1 << 30);
+    /// ```
+    pub fn backlog_limit(mut self, bytes: u64) -> Self {
+        self.settings.backlog_limit = bytes;
+        self
+    }
+
+    /// Sets the time limit of an operation of the queue while a delivery waits for it: 2 seconds by default. After it, the
+    /// answer is 503.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).store_timeout(Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is zero.
+    pub fn store_timeout(mut self, limit: Duration) -> Result<Self, ConfigError> {
+        self.settings
+            .limits
+            .change(|limits| limits.store_timeout = limit)?;
+        Ok(self)
+    }
+
+    /// Answers a key that was accepted with another body with 422. By default the first body stands, and the delivery is
+    /// a duplicate, with a warning.
+    pub fn reject_changed_bodies(mut self) -> Self {
+        self.settings.reject_changed_bodies = true;
+        self
+    }
+
+    /// Answers a body that was accepted under another key with 422: somebody may have captured it, and sent it again. See
+    /// [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
+    pub fn replay_guard(mut self) -> Self {
+        self.settings.replay_guard = true;
+        self
+    }
+
+    /// Sets the chat of events of kinds that this crate does not know. Events of one chat are handled in order.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// #[derive(serde::Deserialize)]
+    /// struct Ticket {
+    ///     chat_id: Option<String>,
+    /// }
+    ///
+    /// let inbox = Inbox::new(MemoryQueue::new()).chat_by(|delivery| {
+    ///     let ticket: Ticket = delivery.decode().ok()?;
+    ///     ticket.chat_id
+    /// });
+    /// ```
+    pub fn chat_by(
+        mut self,
+        chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.lane_of = LaneOf::with(chat);
+        self
+    }
+
+    /// Returns the service that accepts verified deliveries. It is the inner service of a
+    /// [`SignatureLayer`](crate::SignatureLayer).
+    pub fn accept(&self) -> Accept<Q> {
+        Accept::new(self.clone())
+    }
+
+    /// Returns a worker that handles the events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
+    /// [`RawDelivery`] that responds with an [`Outcome`](crate::Outcome).
+    pub fn worker<S>(&self, service: S) -> Worker<Q, S> {
+        Worker::new(self.clone(), service)
+    }
+
+    /// Returns a page of the events that match, without their bodies.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+        self.shared.queue.list(filter, page).await
+    }
+
+    /// Returns an event with its body and its failures, if there is such an event.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        self.shared.queue.get(id).await
+    }
+
+    /// Tries an event again: a dead letter, or one that was settled. It does not wait for its lane, and its handler can
+    /// see that by [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is
+    /// tried at once.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
+        let change = self.shared.queue.redrive(id).await?;
+        self.shared.workers.wake();
+        Ok(change)
+    }
+
+    /// Gives an event up that is unsettled or dead. An attempt in progress loses its lease.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
+        let change = self.shared.queue.discard(id).await?;
+        self.shared.workers.wake();
+        Ok(change)
+    }
+
+    /// Deletes the bodies of all events of a chat, and returns their number. Those that are unsettled or dead are
+    /// discarded. The keys, kinds and times of the events, and the id of the chat, stay for the retention.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
+        let deleted = self.shared.queue.forget(chat).await?;
+        self.shared.workers.wake();
+        Ok(deleted)
+    }
+
+    /// Stops handling events of a kind, or all events. Accepting continues. All workers see it within a second, and after a
+    /// restart. Attempts in progress are not interrupted.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn pause(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
+        self.shared.queue.pause(kind, true).await
+    }
+
+    /// Ends a [`pause`](Self::pause) of the same kind, or that of all events.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
+        self.shared.queue.pause(kind, false).await?;
+        self.shared.workers.wake();
+        Ok(())
+    }
+
+    /// Counts the events that are unsettled or dead.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn stats(&self) -> Result<Stats, StoreError> {
+        self.shared.queue.stats().await
+    }
+
+    /// Returns the queue.
+    pub fn queue(&self) -> &Q {
+        &self.shared.queue
+    }
+}
+
+impl<Q> Clone for Inbox<Q> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+impl<Q: fmt::Debug> fmt::Debug for Inbox<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("queue", &self.shared.queue)
+            .finish_non_exhaustive()
+    }
+}
