@@ -1,0 +1,6 @@
+//! The inbox: accepting, handling, and the conformance suite on every queue.
+
+#[path = "../support/mod.rs"]
+mod support;
+
+mod worker;
