@@ -54,6 +54,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::sleep;
+
 use self::accept::Backlog;
 pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::event::{
@@ -355,6 +357,56 @@ impl<Q: Queue> Inbox<Q> {
     /// When the queue fails.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
         self.shared.queue.stats().await
+    }
+
+    /// Waits until no event waits for an attempt or is in one, and counts those that are left: dead letters.
+    ///
+    /// It asks the queue again and again, at most once a minute. An event that is retried can keep it waiting for days,
+    /// and a paused one for ever, so it is meant for tests:
+    ///
+    /// ```
+    /// # use tower::Layer;
+    /// # use tower_webhook::event::ChatAssigned;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+    /// # #[cfg(feature = "sandbox")]
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tower_webhook::sandbox::{Sandbox, Webhook};
+    /// # let events = EventRouter::new().on::<ChatAssigned>(async |_: Delivery<ChatAssigned>| Ok(()));
+    /// let secret = Secret::new("secret")?;
+    /// let inbox = Inbox::new(MemoryQueue::new());
+    /// let worker = inbox.worker(events).spawn();
+    ///
+    /// let receiver = SignatureLayer::new(secret.clone()).layer(inbox.accept());
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
+    /// sandbox.chat().assign();
+    ///
+    /// let report = sandbox.finish().await;
+    /// assert!(report.is_all_delivered(), "{report}");
+    /// let stats = inbox.finish().await?;
+    /// assert!(stats.is_all_handled(), "{stats}");
+    /// # drop(worker);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sandbox"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn finish(&self) -> Result<Stats, StoreError> {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let stats = self.stats().await?;
+            if stats.unsettled() == 0 {
+                return Ok(stats);
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(Duration::from_secs(60));
+        }
     }
 
     /// Returns the queue.

@@ -1,5 +1,6 @@
 //! The contract of a queue: the storage behind an inbox.
 
+use std::fmt;
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
@@ -260,6 +261,30 @@ impl Stats {
     #[must_use]
     pub fn dead(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.dead).sum()
+    }
+
+    /// Whether every event that was accepted is handled, ignored or discarded.
+    #[must_use]
+    pub fn is_all_handled(&self) -> bool {
+        self.unsettled() == 0 && self.dead() == 0
+    }
+}
+
+/// One line for each kind.
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_paused {
+            f.write_str("everything is paused\n")?;
+        }
+        for kind in &self.kinds {
+            write!(
+                f,
+                "{}: {} waiting, {} in progress, {} retrying, {} dead",
+                kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
+            )?;
+            f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
+        }
+        Ok(())
     }
 }
 
