@@ -7,12 +7,13 @@ mod registry;
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
-use tokio::time::{Instant, timeout};
+use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use self::leases::HeldLeases;
@@ -353,20 +354,30 @@ impl WorkerHandle {
     /// # Errors
     ///
     /// When attempts were interrupted.
-    pub async fn drain(mut self, deadline: Duration) -> Result<(), DrainTimeout> {
+    pub async fn drain(self, deadline: Duration) -> Result<(), DrainTimeout> {
+        self.drain_until(sleep(deadline)).await
+    }
+
+    /// Like [`drain`](Self::drain), until `cut` is ready: a deadline, or a second signal.
+    ///
+    /// # Errors
+    ///
+    /// When attempts were interrupted.
+    pub async fn drain_until(mut self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
         let Some(inner) = &self.inner else {
             return Ok(());
         };
         inner.place.leave();
         inner.control.stop(Stop::Draining);
         let (permits, all) = inner.control.permits();
-        let ended = match timeout(deadline, permits.acquire_many(all)).await {
-            Ok(_) => Ok(()),
-            Err(_) => {
+        let ended = tokio::select! {
+            biased;
+            _ = permits.acquire_many(all) => Ok(()),
+            () = cut => {
                 let left = all as usize - permits.available_permits();
                 inner.control.stop(Stop::Now);
-                let until = Instant::now() + inner.control.store_timeout();
-                let _ = tokio::time::timeout_at(until, permits.acquire_many(all)).await;
+                let limit = inner.control.store_timeout();
+                let _ = timeout(limit, permits.acquire_many(all)).await;
                 match left {
                     0 => Ok(()),
                     left => Err(DrainTimeout::of(left)),

@@ -1,4 +1,6 @@
-//! The stores of `--store`.
+//! The stores of `--store`, and the queues of `--inbox`.
+
+#![allow(dead_code, reason = "each program uses some of it")]
 
 use std::fmt;
 #[cfg(feature = "sqlite")]
@@ -7,15 +9,19 @@ use std::path::PathBuf;
 #[cfg(feature = "postgres")]
 use sqlx::Connection;
 #[cfg(feature = "postgres")]
-use sqlx::postgres::{PgConnectOptions, PgConnection, PgPoolOptions};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 #[cfg(feature = "postgres")]
 use tokio::time::{Duration, timeout};
-#[cfg(feature = "postgres")]
-use tower_webhook::store::PostgresStore;
+#[cfg(all(feature = "inbox", feature = "postgres"))]
+use tower_webhook::inbox::PostgresQueue;
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
+use tower_webhook::inbox::SqliteQueue;
 #[cfg(feature = "redis")]
 use tower_webhook::store::RedisStore;
 #[cfg(feature = "sqlite")]
 use tower_webhook::store::SqliteStore;
+#[cfg(feature = "postgres")]
+use tower_webhook::store::{OpenError, PostgresStore};
 
 pub(crate) enum Place {
     Memory,
@@ -39,6 +45,15 @@ impl Place {
                 "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`"
                     .to_owned(),
             ),
+        }
+    }
+
+    /// Parses the value of `--inbox`, in the same way.
+    pub(crate) fn parse_inbox(text: &str) -> Result<Self, String> {
+        let is_durable = |scheme| matches!(scheme, "sqlite" | "postgres" | "postgresql");
+        match text.split_once(':') {
+            Some((scheme, _)) if is_durable(scheme) => Self::parse(text),
+            _ => Err("an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`".to_owned()),
         }
     }
 }
@@ -140,8 +155,35 @@ pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
     Ok(RedisStore::connect(&url).await?)
 }
 
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
+pub(crate) fn sqlite_queue(path: PathBuf) -> anyhow::Result<SqliteQueue> {
+    Ok(SqliteQueue::open(path)?)
+}
+
 #[cfg(feature = "postgres")]
 pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
+    open_postgres(options, PostgresStore::new, async |store| {
+        store.migrate().await
+    })
+    .await
+}
+
+#[cfg(all(feature = "inbox", feature = "postgres"))]
+pub(crate) async fn postgres_queue(
+    options: Box<PgConnectOptions>,
+) -> anyhow::Result<PostgresQueue> {
+    open_postgres(options, PostgresQueue::new, async |queue| {
+        queue.migrate().await
+    })
+    .await
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres<T>(
+    options: Box<PgConnectOptions>,
+    new: impl FnOnce(PgPool) -> T,
+    migrate: impl AsyncFnOnce(&T) -> Result<(), OpenError>,
+) -> anyhow::Result<T> {
     const CONNECTING: Duration = Duration::from_secs(10);
     /// Longer than an upgrade of the schema waits for the transactions of other receivers.
     const MIGRATING: Duration = Duration::from_secs(100);
@@ -165,9 +207,9 @@ pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<P
             .max_connections(16)
             .acquire_timeout(Duration::from_secs(5))
             .connect_lazy_with(options.clone());
-        let store = PostgresStore::new(pool);
-        within(MIGRATING, async { Ok(store.migrate().await?) }).await?;
-        anyhow::Ok(store)
+        let opened = new(pool);
+        within(MIGRATING, async { Ok(migrate(&opened).await?) }).await?;
+        anyhow::Ok(opened)
     };
     let opened = open.await;
     opened.map_err(|error| {
