@@ -42,6 +42,8 @@
 //! [skipped](OnFailure::Skip). After 7 days of trying it is a *dead letter*, which waits for a person.
 
 mod accept;
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod event;
 mod lane;
 mod memory;

@@ -1,6 +1,8 @@
-//! The inbox: accepting, handling, and the conformance suite on every queue.
+//! The inbox: accepting, handling, and every queue.
 
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "conformance")]
+mod memory;
 mod worker;
