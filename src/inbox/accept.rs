@@ -1,4 +1,4 @@
-//! The service that stores a verified delivery, and answers 200 then.
+//! The service that stores a verified delivery, and then answers 200.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -34,7 +34,8 @@ use crate::verified::Verified;
 
 /// The service that accepts verified deliveries, made by [`Inbox::accept`].
 ///
-/// It answers 200 when the event is stored, or was before. See the [table of answers](crate::docs::answers).
+/// It answers 200 when the event is stored, or was stored before. See the
+/// [table of answers](crate::docs::answers#in-an-inbox).
 pub struct Accept<Q> {
     inbox: Inbox<Q>,
 }
@@ -139,7 +140,7 @@ fn refuse<R: Answer + Error + Send + Sync + 'static>(refusal: R) -> Response<Bod
     ResponseBody::refuse(refusal, None, true)
 }
 
-/// Why a delivery is not accepted.
+/// The reason why a delivery is not accepted.
 enum Refused {
     Inbox(Refusal),
     Duplicate(idempotency::Refusal),
@@ -183,7 +184,7 @@ impl fmt::Display for Refusal {
 
 impl Error for Refusal {}
 
-/// Stores a delivery, answers it, and handles the event if it was taken at once.
+/// Stores a delivery, answers it, and handles the event if it was taken in the same step.
 async fn accept<Q: Queue>(
     inbox: Inbox<Q>,
     delivery: RawDelivery,
@@ -198,7 +199,7 @@ async fn accept<Q: Queue>(
     let event = new_event(delivery, settings);
     let asked = Instant::now();
     let accepting = shared.queue.accept(event, room.as_ref().map(Room::take));
-    // A lease that it may have taken has expired after that.
+    // If it takes effect after that, its lease has expired.
     let result = match timeout(settings.limits.lease(), accepting).await {
         Ok(result) => result,
         Err(_) => Err(StoreError::timed_out()),
@@ -230,8 +231,8 @@ fn duplicate(same_body: bool, settings: &Settings) -> Answered {
             return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
         }
         tracing::warn!(
-            "the key was accepted before, with another body: the first one stands, and the delivery counts as the \
-             same event"
+            "the key was accepted before, with another body: the delivery counts as the same event, and the first \
+             body is handled"
         );
     }
     Ok(Outcome::Replayed)
@@ -272,7 +273,7 @@ fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
     }
 }
 
-/// The size of the queue, as it was seen last.
+/// The last known size of the queue.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     seen: Mutex<Seen>,
@@ -285,10 +286,10 @@ struct Seen {
     has_warned: bool,
 }
 
-/// How long the size is taken for the current one.
+/// How long a size counts as current.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// Below how much of the limit the next warning may follow, and from how much on there is one, in percent.
+/// The percentages of the limit from which a warning is logged (`WARN`), and below which another one may follow (`CALM`).
 const CALM: u64 = 70;
 const WARN: u64 = 80;
 
@@ -315,7 +316,7 @@ impl<Q: Queue> Shared<Q> {
 }
 
 impl Backlog {
-    /// The size, unless it is time for the caller to look.
+    /// The last known size, or `None` when the caller has to ask the queue.
     fn seen(&self) -> Option<u64> {
         let now = Instant::now();
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
@@ -325,7 +326,7 @@ impl Backlog {
         {
             return Some(seen.bytes);
         }
-        // Others go by the last size meanwhile.
+        // Meanwhile, other callers use the last known size.
         seen.at = Some(now);
         None
     }
@@ -342,7 +343,7 @@ impl Backlog {
                 bytes,
                 limit,
                 "the inbox is nearly full: above its limit, deliveries are answered with 503; find out why its events \
-                 are not handled, or raise the limit"
+                 are not handled, or raise `backlog_limit`"
             );
         }
         bytes

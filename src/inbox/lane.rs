@@ -1,4 +1,4 @@
-//! The lane of an event, from its body.
+//! The chat and the lane of an event.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ impl LaneOf {
         }
     }
 
-    /// The id of the chat that the event belongs to.
+    /// Returns the id of the event's chat, if there is one.
     pub(super) fn chat(&self, delivery: &RawDelivery) -> Option<String> {
         match &self.other {
             Some(other) if !EventKind::ALL.contains(delivery.kind()) => other(delivery),
@@ -58,6 +58,6 @@ mod tests {
     #[test]
     fn lanes_never_change() {
         assert_eq!(Lane::of_chat(""), Lane(3_244_421_341_483_603_138));
-        assert_eq!(Lane::of_chat("chat-1"), Lane(0));
+        assert_eq!(Lane::of_chat("chat-1"), Lane(970_978_518_613_644_027));
     }
 }

@@ -1,8 +1,9 @@
-//! Acknowledges events when they are stored, and handles them later, in order (feature `inbox`).
+//! Acknowledges events when they are stored, and handles them later, in order.
 //!
-//! Without an inbox, a delivery is answered after its handler has run, so every failure of your own systems is a failed
-//! attempt of the platform's, which [disables a webhook](crate::docs::platform#spec-6-rule-4) after 500 of them in an
-//! hour. An [`Inbox`] answers 200 when the event is in a [`Queue`], and a [`Worker`] handles it from there:
+//! Without an inbox, a delivery is answered after its handler has run. Every failure of your own systems is then a failed
+//! attempt of the platform's, and more than 500 of them in an hour
+//! [disable the webhook](crate::docs::platform#spec-6-rule-4). An [`Inbox`] answers 200 when the event is stored in a
+//! [`Queue`], and a [`Worker`] handles it from there:
 //!
 //! ```
 //! # use tower_webhook::event::ChatRated;
@@ -27,6 +28,8 @@
 //! # }
 //! ```
 //!
+//! The page on the [inbox](crate::docs::inbox) says when to choose it, what it promises and costs, and how to operate it.
+//!
 //! # The life of an event
 //!
 //! ```text
@@ -37,9 +40,9 @@
 //!                             retry, release      dead letter ◀─ redrive ─▶ waiting ◀──────┘
 //! ```
 //!
-//! Events of one chat are a *lane*: they are handled one after another, in the order in which they were accepted. An
-//! event that fails is tried again with a growing delay ([`Retry`]), and its lane waits for it, unless its kind is
-//! [skipped](OnFailure::Skip). After 7 days of trying it is a *dead letter*, which waits for a person.
+//! The events of one chat are a *lane*: they are handled one after another, in the order in which they were accepted. An
+//! event that fails is tried again with a growing delay ([`Retry`]). Its lane waits for it, unless the worker
+//! [skips](OnFailure::Skip) events of its kind. After 7 days of failures it is a *dead letter*, which waits for a person.
 
 mod accept;
 #[cfg(feature = "conformance")]
@@ -76,9 +79,12 @@ use crate::event::{EventKind, SenderPolicy};
 use crate::execution::Limits;
 use crate::store::StoreError;
 
-/// Accepted events, and what became of them.
+/// Accepts events into a [`Queue`], and gives access to them and to their states.
 ///
-/// Clones share the queue, the workers and the limit of the backlog.
+/// Clones share the queue and the workers. Setters change the clone on which they are called, and the services and
+/// workers that are made from it later.
+///
+/// The setters' defaults are also in the [table of limits](crate::docs::guarantees#limits).
 #[must_use]
 pub struct Inbox<Q> {
     shared: Arc<Shared<Q>>,
@@ -124,10 +130,11 @@ impl<Q: Queue> Inbox<Q> {
         }
     }
 
-    /// Sets the namespace of keys, an empty string by default.
+    /// Sets the namespace of the keys, an empty string by default.
     ///
-    /// It must be that of the [`IdempotencyLayer`](crate::IdempotencyLayer) that handled events of the same webhooks
-    /// before: then the keys that are done stay known. Receivers of different platforms or accounts need a queue each.
+    /// A queue shares its keys with the store in the same file or schema, if both use the same namespace: an event that
+    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. Receivers of different platforms or
+    /// accounts need a queue each, because a namespace does not separate their events.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -160,8 +167,8 @@ impl<Q: Queue> Inbox<Q> {
         Ok(self)
     }
 
-    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an event that
-    /// is unsettled or dead is remembered for as long as it is.
+    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an unsettled
+    /// event or dead letter is remembered for longer if necessary, until the event is settled.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -183,7 +190,8 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it is
-    /// deleted soon after. An event without its body cannot be redriven.
+    /// deleted within about a minute. An event without its body cannot be redriven. See
+    /// [personal data](crate::docs::inbox#personal-data).
     ///
     /// ```
     /// # use std::time::Duration;
@@ -195,8 +203,8 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
-    /// Sets the size of the queue in bytes from which deliveries are answered with 503: 10 GiB by default. From 80 % on, a
-    /// warning is logged.
+    /// Sets the size of the queue, in bytes, from which on deliveries are answered with 503: 10 GiB by default. A warning
+    /// is logged at 80 % of it.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -207,8 +215,8 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
-    /// Sets the time limit of an operation of the queue while a delivery waits for it: 2 seconds by default. After it, the
-    /// answer is 503.
+    /// Sets the time limit of storing an event: 2 seconds by default. After it, the answer is 503. The event may be stored
+    /// nevertheless; its next delivery is a duplicate then.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -229,21 +237,23 @@ impl<Q: Queue> Inbox<Q> {
         Ok(self)
     }
 
-    /// Answers a key that was accepted with another body with 422. By default the first body stands, and the delivery is
-    /// a duplicate, with a warning.
+    /// Answers a key that was accepted with another body with 422. By default, the delivery is a duplicate, with a warning,
+    /// and the first body is handled.
     pub fn reject_changed_bodies(mut self) -> Self {
         self.settings.reject_changed_bodies = true;
         self
     }
 
-    /// Answers a body that was accepted under another key with 422: somebody may have captured it, and sent it again. See
-    /// [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
+    /// Answers a body that was accepted under another key with 422, because an attacker may have captured it and sent it
+    /// again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
     pub fn replay_guard(mut self) -> Self {
         self.settings.replay_guard = true;
         self
     }
 
-    /// Sets the chat of events of kinds that this crate does not know. Events of one chat are handled in order.
+    /// Sets a function that returns the chat of events of kinds that this crate does not know. Without one, or where it
+    /// returns `None`, such an event is a lane of its own. The function is called before the event is stored, so it should
+    /// be fast.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -271,8 +281,8 @@ impl<Q: Queue> Inbox<Q> {
         Accept::new(self.clone())
     }
 
-    /// Returns a worker that handles the events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
-    /// [`RawDelivery`] that responds with an [`Outcome`](crate::Outcome).
+    /// Returns a worker that handles events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
+    /// [`RawDelivery`] whose response is an [`Outcome`](crate::Outcome).
     pub fn worker<S>(&self, service: S) -> Worker<Q, S> {
         Worker::new(self.clone(), service)
     }
@@ -295,9 +305,8 @@ impl<Q: Queue> Inbox<Q> {
         self.shared.queue.get(id).await
     }
 
-    /// Tries an event again: a dead letter, or one that was settled. It does not wait for its lane, and its handler can
-    /// see that by [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is
-    /// tried at once.
+    /// Tries an event again that is dead or settled. It does not wait for its lane, and its handler can recognise it by
+    /// [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is due at once.
     ///
     /// # Errors
     ///
@@ -308,7 +317,8 @@ impl<Q: Queue> Inbox<Q> {
         Ok(change)
     }
 
-    /// Gives an event up that is unsettled or dead. An attempt in progress loses its lease.
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease, and its handler is dropped at
+    /// the next renewal, within a third of the lease.
     ///
     /// # Errors
     ///
@@ -319,8 +329,9 @@ impl<Q: Queue> Inbox<Q> {
         Ok(change)
     }
 
-    /// Deletes the bodies of all events of a chat, and returns their number. Those that are unsettled or dead are
-    /// discarded. The keys, kinds and times of the events, and the id of the chat, stay for the retention.
+    /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
+    /// discarded. The keys, kinds and times of the events, the texts of their failures and the id of the chat stay for the
+    /// retention. See [personal data](crate::docs::inbox#personal-data).
     ///
     /// # Errors
     ///
@@ -331,8 +342,8 @@ impl<Q: Queue> Inbox<Q> {
         Ok(deleted)
     }
 
-    /// Stops handling events of a kind, or all events. Accepting continues. All workers see it within a second, and after a
-    /// restart. Attempts in progress are not interrupted.
+    /// Pauses handling the events of a kind, or with `None` all events. Accepting continues. The pause is stored in the
+    /// queue: all workers respect it within a second, and after a restart. Attempts in progress are not interrupted.
     ///
     /// # Errors
     ///
@@ -341,7 +352,8 @@ impl<Q: Queue> Inbox<Q> {
         self.shared.queue.pause(kind, true).await
     }
 
-    /// Ends a [`pause`](Self::pause) of the same kind, or that of all events.
+    /// Ends the [`pause`](Self::pause) of a kind, or with `None` that of all events. Kinds that are paused by themselves
+    /// stay paused.
     ///
     /// # Errors
     ///
@@ -352,7 +364,7 @@ impl<Q: Queue> Inbox<Q> {
         Ok(())
     }
 
-    /// Counts the events that are unsettled or dead.
+    /// Counts the events that are unsettled or dead, by kind.
     ///
     /// # Errors
     ///

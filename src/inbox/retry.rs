@@ -1,11 +1,11 @@
-//! When an event is tried again after a failure, and when it is given up.
+//! The delays between attempts, and the end of them.
 
 use std::time::Duration;
 
-/// When an event is tried again after a failure, and when it becomes a dead letter.
+/// Decides when an event is tried again after a failure, and when it becomes a dead letter.
 ///
-/// By default the delay grows from 5 seconds to 1 hour, doubling with each failure, and the event becomes a dead
-/// letter when it has been tried for 7 days. A quarter of each delay is random.
+/// By default, the delay doubles with each failure from 5 seconds to 1 hour, and the event becomes a dead letter when it
+/// fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,27 +37,27 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Sets the delay after the first failure, and the longest one.
+    /// Sets the delay after the first failure, and the longest delay: 5 seconds and 1 hour by default.
     pub fn delays(mut self, shortest: Duration, longest: Duration) -> Self {
         self.shortest = shortest;
         self.longest = longest.max(shortest);
         self
     }
 
-    /// Sets how long after its first failure an event is tried.
+    /// Sets the time after the first failure from which on another failure is the last one: 7 days by default.
     pub fn give_up_after(mut self, duration: Duration) -> Self {
         self.give_up_after = duration;
         self
     }
 
-    /// Sets how often an event is tried at most. Not limited by default.
+    /// Sets the maximum number of attempts, of those that count. Not limited by default.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = Some(attempts);
         self
     }
 
-    /// The delay after the failure of an event that had failed `failures` times before, and whose first failure was
-    /// `tried_for` ago. `None` when the event is given up.
+    /// The delay after a failure: of an event that had failed `failures` times before, whose first failure was `tried_for`
+    /// ago, and whose handler asked for the delay `asked`. `None` if it was the last failure.
     pub(super) fn after_failure(
         &self,
         failures: u32,
@@ -78,7 +78,7 @@ impl Retry {
     pub(super) fn delay(&self, failures: u32) -> Duration {
         let factor = 2_u32.saturating_pow(failures.min(31));
         let delay = self.shortest.saturating_mul(factor).min(self.longest);
-        // Events that failed together do not come back together.
+        // Events that failed at the same time are not tried again at the same time.
         delay.mul_f64(1.0 - fastrand::f64() / 4.0)
     }
 }

@@ -1,4 +1,4 @@
-//! Kinds whose handler is down: they are probed with one event at a time until one succeeds.
+//! Tripped kinds, whose events all fail: one event at a time is tried, until one succeeds.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
@@ -11,10 +11,10 @@ use crate::event::EventKind;
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The failures of each kind in a row, over different lanes.
+/// The failures of each kind since its last success, by lane.
 #[derive(Debug)]
 pub(super) struct Trips {
-    /// How many lanes trip a kind.
+    /// The number of lanes in which events have to fail.
     limit: usize,
     kinds: BTreeMap<EventKind, Trip>,
 }
@@ -33,13 +33,13 @@ struct Probe {
     in_progress: bool,
 }
 
-/// What changed by an attempt.
+/// The effect of an attempt on its kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Changed {
     Nothing,
     /// The kind is tripped from now on.
     Tripped,
-    /// The kind is not tripped any more.
+    /// The kind is no longer tripped.
     Resumed,
 }
 
@@ -106,7 +106,7 @@ impl Trips {
         }
     }
 
-    /// A kind whose next probe is due, which begins now.
+    /// Begins a probe that is due, and returns its kind.
     pub(super) fn begin_probe(&mut self) -> Option<EventKind> {
         let now = Instant::now();
         let (kind, probe) = self.probes().find(|(_, probe)| probe.next <= now)?;
@@ -114,7 +114,7 @@ impl Trips {
         Some(kind.clone())
     }
 
-    /// When the next probe is due.
+    /// Returns when the next probe is due.
     pub(super) fn next_probe(&mut self) -> Option<Instant> {
         self.probes().map(|(_, probe)| probe.next).min()
     }

@@ -277,7 +277,7 @@ async fn an_outage_costs_few_attempts_and_no_event_its_patience() {
 
 #[tokio::test(start_paused = true)]
 async fn snoozing_is_no_failure() {
-    let inbox = inbox();
+    let inbox = inbox().retention(60 * DAY).unwrap(); // it is not purged as soon as it is handled
     let calls = Arc::new(AtomicUsize::new(0));
     let seen = Arc::clone(&calls);
     let router = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {

@@ -31,7 +31,7 @@ pub(super) struct Attempt {
     pub(super) is_probe: bool,
 }
 
-/// After how many events of one lane in a row another lane has its turn.
+/// The number of events of one lane in a row after which another lane has its turn.
 const LANE_TURN: u32 = 32;
 
 /// The pause after a settlement that failed, and the longest one.
@@ -141,7 +141,7 @@ impl<Q: Queue> Pool<Q> {
         next
     }
 
-    /// How an attempt is settled. `None` when its lease was lost.
+    /// Decides how an attempt is settled. `None` if its lease was lost.
     fn settlement(
         &self,
         event: &TakenEvent,
@@ -153,10 +153,10 @@ impl<Q: Queue> Pool<Q> {
             Err(Cut::Crashed) => {
                 tracing::error!(
                     crashes = event.crashes,
-                    "the event is a dead letter: each of its last attempts ended with its process, or with its lease"
+                    "the event is now a dead letter: in each of its last attempts, the process died or the lease expired"
                 );
                 let reason = format!(
-                    "{} attempts in a row ended with their process",
+                    "the process died or the lease expired in {} attempts in a row",
                     event.crashes
                 );
                 return Some(self.dead(CRASHED, reason));
@@ -165,7 +165,9 @@ impl<Q: Queue> Pool<Q> {
                 if is_probe {
                     lock(&self.trips).probe_ended(event.delivery.kind());
                 }
-                tracing::info!("the attempt was interrupted, because the worker stops");
+                tracing::info!(
+                    "the attempt was interrupted because the worker stops; it does not count"
+                );
                 return Some(Settlement::Released);
             }
         };
@@ -198,7 +200,10 @@ impl<Q: Queue> Pool<Q> {
             }
             Outcome::DeadLetter(_) | Outcome::Undecodable(_) | Outcome::Unhandled => {
                 self.succeeded(event);
-                tracing::warn!(reason, "the event is a dead letter, and waits for a person");
+                tracing::warn!(
+                    reason,
+                    "the event is now a dead letter, which waits for a person"
+                );
                 return Some(self.dead(outcome.name(), reason));
             }
             Outcome::LeaseLost => {
@@ -207,13 +212,13 @@ impl<Q: Queue> Pool<Q> {
                 }
                 tracing::error!(
                     "the lease on the event was lost and the handler was dropped: the queue was unavailable for longer \
-                     than the lease, or the event was redriven or discarded"
+                     than the lease, or the event was discarded"
                 );
                 return None;
             }
             Outcome::Snoozed { delay } => {
                 self.succeeded(event);
-                tracing::debug!(?delay, "the handler asked to be called later");
+                tracing::debug!(?delay, "the handler snoozed the event");
                 return Some(Settlement::Retry {
                     after: *delay,
                     failure: None,
@@ -223,7 +228,7 @@ impl<Q: Queue> Pool<Q> {
             }
             Outcome::Failed { retry_after, .. } => (true, *retry_after),
             Outcome::Panicked | Outcome::TimedOut { .. } => (true, None),
-            // The event is not to blame.
+            // Not the event's fault.
             Outcome::InFlight { remaining } => (false, Some(*remaining)),
             Outcome::Unavailable { .. }
             | Outcome::NotRecorded(_)
@@ -235,8 +240,8 @@ impl<Q: Queue> Pool<Q> {
         if changed == Changed::Tripped {
             tracing::error!(
                 %kind,
-                "events of this kind fail in many chats: until one succeeds, one at a time is tried, and failures do not \
-                 count"
+                "events of this kind fail in many chats: until one succeeds, one is tried at a time, and its failures do \
+                 not count"
             );
             self.apply_trips();
         }
@@ -250,11 +255,11 @@ impl<Q: Queue> Pool<Q> {
             tracing::error!(
                 reason,
                 failures = event.failures + 1,
-                "the event failed for the last time: it is a dead letter, and waits for a person"
+                "the event failed for the last time: it is now a dead letter, which waits for a person"
             );
             return Some(self.dead(outcome.name(), reason));
         };
-        tracing::error!(reason, retry_after = ?after, "the attempt failed, and the event is tried again");
+        tracing::error!(reason, retry_after = ?after, "the attempt failed; the event is tried again");
         Some(Settlement::Retry {
             after,
             failure: Some(failure()),
@@ -287,7 +292,7 @@ impl<Q: Queue> Pool<Q> {
         let kind = event.delivery.kind();
         let changed = lock(&self.trips).succeeded(kind);
         if changed == Changed::Resumed {
-            tracing::info!(%kind, "an event of this kind was handled: all are handled again");
+            tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
         }
         self.apply_trips();
     }
@@ -324,8 +329,8 @@ impl<Q: Queue> Pool<Q> {
                     // The first try may have ended the attempt, without an answer.
                     if is_first {
                         tracing::warn!(
-                            "the attempt ended after its lease was lost: if the event was not redriven or discarded, it \
-                             is tried again"
+                            "the attempt ended after its lease had been lost: the event is tried again, unless it was \
+                             discarded"
                         );
                     }
                     return None;
@@ -336,12 +341,16 @@ impl<Q: Queue> Pool<Q> {
             if Instant::now() + pause >= held.valid_until() {
                 tracing::error!(
                     reason = %Chain(&error),
-                    "the end of the attempt could not be recorded: the event is tried again when its lease has expired"
+                    "the attempt ended, but that could not be recorded: the event is tried again when its lease has \
+                     expired"
                 );
                 return None;
             }
             if is_first {
-                tracing::warn!(reason = %Chain(&error), "the end of the attempt could not be recorded yet");
+                tracing::warn!(
+                    reason = %Chain(&error),
+                    "the attempt ended, but that could not be recorded; recording is retried while the lease lasts"
+                );
             }
             is_first = false;
             // One that was taken by a try without an answer waits for the end of its lease.
@@ -362,7 +371,7 @@ enum Cut {
 
 const CRASHED: &str = "crashed";
 
-/// What happened, for an outcome without an error.
+/// Describes an outcome that has no error.
 fn describe(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Panicked => "the handler panicked".to_owned(),

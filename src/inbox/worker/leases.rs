@@ -37,7 +37,7 @@ struct State {
     waker: Option<Waker>,
 }
 
-/// Why an attempt is cut short.
+/// The reason why an attempt is interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// Its lease was lost.
@@ -71,7 +71,7 @@ impl HeldLeases {
         HeldLease { of: self, shared }
     }
 
-    /// Cuts all attempts short.
+    /// Interrupts all attempts.
     pub(super) fn interrupt_all(&self) {
         self.is_interrupted.store(true, Ordering::Relaxed);
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
@@ -93,7 +93,7 @@ impl Shared {
     }
 }
 
-/// A lease that is extended as long as this is held.
+/// A lease that is extended until this is dropped.
 pub(super) struct HeldLease<'a> {
     of: &'a HeldLeases,
     shared: Arc<Shared>,
@@ -108,7 +108,7 @@ impl HeldLease<'_> {
         lock(&self.shared.state).valid_until
     }
 
-    /// Is ready when the attempt is to be cut short.
+    /// Completes when the attempt must end.
     pub(super) async fn ended(&self) {
         poll_fn(|cx| {
             let mut state = lock(&self.shared.state);
@@ -135,7 +135,7 @@ impl Drop for HeldLease<'_> {
     }
 }
 
-/// The task that extends the leases of a worker, each after a third of its time.
+/// The task that extends the leases of a worker whenever a third of them has passed.
 pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
     let lease = pool.settings.limits.lease();
     let mut has_failed = false;
@@ -184,7 +184,7 @@ async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool)
                 tracing::warn!(
                     reason = %Chain(&error),
                     attempts = due.len(),
-                    "the leases of attempts in progress could not be extended yet"
+                    "the leases of attempts in progress could not be renewed; renewal is retried until they expire"
                 );
             }
             let now = Instant::now();

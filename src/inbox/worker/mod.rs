@@ -1,4 +1,4 @@
-//! Takes events from the queue, and runs their handlers.
+//! The worker: takes events from the queue, and runs their handlers.
 
 mod attempt;
 mod leases;
@@ -31,7 +31,7 @@ use crate::event::EventKind;
 use crate::execution::DrainTimeout;
 use crate::outcome::Outcome;
 
-/// A worker before it is started: takes events from an inbox, and handles them. Made by [`Inbox::worker`].
+/// Takes events from an inbox, and handles them. Made by [`Inbox::worker`], and started by [`spawn`](Self::spawn).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -61,13 +61,13 @@ pub struct Worker<Q, S> {
     rules: Rules,
 }
 
-/// What becomes of the other events of a chat when an attempt fails.
+/// Whether the later events of a chat wait when an attempt fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// They wait for the event, so that the order is kept.
+    /// They wait for the event. The order is kept.
     #[default]
     Block,
-    /// They are handled meanwhile. The event is tried again later, out of order.
+    /// They are handled meanwhile. The event is tried again out of order.
     Skip,
 }
 
@@ -104,54 +104,54 @@ impl<Q: Queue, S> Worker<Q, S> {
         }
     }
 
-    /// Sets how many events are handled at the same time: 32 by default. At least one.
+    /// Sets the number of events that are handled at the same time: 32 by default, and at least 1.
     pub fn concurrency(mut self, events: usize) -> Self {
         self.rules.concurrency = events.clamp(1, Semaphore::MAX_PERMITS);
         self
     }
 
-    /// Takes events of these kinds only. Others stay for another worker, and their chats wait for it.
+    /// Takes events of these kinds only. Events of other kinds wait for another worker, and their chats with them.
     ///
-    /// In a rolling deploy, an older version would settle the events of a kind that only the newer one handles as
-    /// *ignored*: it should take the kinds that it knows.
+    /// Without it, the older version in a rolling deploy settles events of a kind that only the newer one handles as
+    /// *ignored*. Pass the kinds that have a handler.
     pub fn only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.rules.kinds = Kinds::only(kinds);
         self
     }
 
-    /// Leaves events of these kinds to another worker. Their chats wait for it.
+    /// Leaves events of these kinds to another worker. They wait for it, and their chats with them.
     pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.rules.kinds = self.rules.kinds.except(kinds);
         self
     }
 
-    /// Sets when an event is tried again, and when it is given up.
+    /// Sets when an event is tried again after a failure, and when it becomes a dead letter.
     pub fn retry(mut self, retry: Retry) -> Self {
         self.rules.retry = retry;
         self
     }
 
-    /// Sets what becomes of the other events of a chat when an attempt fails: they [wait](OnFailure::Block) by default.
+    /// Sets whether the later events of a chat wait when an attempt fails. They [do](OnFailure::Block) by default.
     pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
         self.rules.on_failure = on_failure;
         self
     }
 
-    /// Sets the same for one kind.
+    /// Sets [`on_failure`](Self::on_failure) for events of one kind that fail.
     pub fn on_failure_of(mut self, kind: EventKind, on_failure: OnFailure) -> Self {
         self.rules.on_failure_of.insert(kind, on_failure);
         self
     }
 
-    /// Lets a chat wait for its dead letter, until a person redrives or discards it. By default the chat's next event is
+    /// Lets the later events of a chat wait for a dead letter until a person redrives or discards it. By default, they are
     /// handled.
     pub fn hold_lane_on_dead(mut self) -> Self {
         self.rules.hold_lane_on_dead = true;
         self
     }
 
-    /// Sets how long the lease of an attempt lasts without renewal: 30 seconds by default. It is renewed after each third
-    /// of this time. The event of a process that died is tried again when its lease has expired.
+    /// Sets how long the lease of an attempt lasts unless it is renewed: 30 seconds by default. It is renewed whenever a
+    /// third of it has passed. After a crash, an event is tried again when its lease has expired.
     ///
     /// # Errors
     ///
@@ -163,8 +163,8 @@ impl<Q: Queue, S> Worker<Q, S> {
         Ok(self)
     }
 
-    /// Sets the time limit of an attempt: 30 seconds by default. After it, the handler's future is dropped, and the
-    /// attempt has failed.
+    /// Sets the time limit of an attempt: 30 seconds by default. A handler that exceeds it is dropped, and the attempt has
+    /// failed.
     ///
     /// # Errors
     ///
@@ -175,24 +175,25 @@ impl<Q: Queue, S> Worker<Q, S> {
         Ok(self)
     }
 
-    /// Sets how often in a row an event may crash its process before it is a dead letter: 3 times by default.
+    /// Sets the number of crashes in a row after which an event is a dead letter: 3 by default, and at least 1.
     ///
-    /// A lease that expires counts as a crash. After one, the events that were in progress are tried one at a time, so that
-    /// only the one that crashes the process is counted again.
+    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried one at
+    /// a time, so that only the one that crashes the process is counted again.
     pub fn max_crashes(mut self, crashes: u32) -> Self {
         self.rules.max_crashes = crashes.max(1);
         self
     }
 
-    /// Sets in how many lanes in a row events of one kind may fail before the kind is *tripped*: 10 by default. Then one
-    /// event at a time is tried, with a delay of up to a minute, and failures do not count, until one succeeds.
+    /// Sets the number of lanes in which events of a kind have to fail, without a success in between, for the kind to be
+    /// [*tripped*](crate::docs::inbox#tripped-kinds): 10 by default, and at least 1. Then one event of the kind is tried at
+    /// a time, with delays of up to a minute, and its failures do not count, until one succeeds.
     pub fn trip_after(mut self, lanes: usize) -> Self {
         self.rules.trip_after = lanes.max(1);
         self
     }
 
-    /// Sets how often a queue that several processes share is asked for events: every 500 milliseconds by default, with a
-    /// random deviation. Events that this process accepts are handled at once.
+    /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by default,
+    /// varied by up to a quarter. Events that this process accepts are handled at once.
     pub fn poll_every(mut self, interval: Duration) -> Self {
         self.rules.poll_every = interval.max(Duration::from_millis(1));
         self
@@ -211,7 +212,7 @@ where
     ///
     /// # Panics
     ///
-    /// When it is called outside of a runtime.
+    /// When it is called outside of a tokio runtime.
     pub fn spawn(self) -> WorkerHandle {
         let Self {
             inbox,
@@ -278,15 +279,15 @@ struct Pool<Q> {
     shared: Arc<Shared<Q>>,
     settings: Settings,
     rules: Rules,
-    /// What to take now: without the kinds that are tripped.
+    /// The kinds to take now, without those that are tripped.
     take: Mutex<Arc<Take>>,
     trips: Mutex<Trips>,
     has_trips: std::sync::atomic::AtomicBool,
     permits: Arc<Semaphore>,
-    /// When the queue is asked next.
+    /// When the queue is asked for events next.
     plan: Mutex<Plan>,
     wake: Notify,
-    /// How many events are in progress that have crashed before.
+    /// The number of events in progress that have crashed before.
     suspects: Mutex<usize>,
     leases: HeldLeases,
     stop: watch::Sender<Stop>,
@@ -321,7 +322,7 @@ struct Inner {
     tasks: Vec<AbortHandle>,
 }
 
-/// What a handle needs of a worker, whatever its queue is.
+/// The part of a worker that its handle needs, for every type of queue.
 trait Control: Send + Sync {
     fn stop(&self, stop: Stop);
     fn permits(&self) -> (&Arc<Semaphore>, u32);

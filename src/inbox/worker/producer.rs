@@ -1,4 +1,4 @@
-//! Asks the queue for events when there is room, and starts their attempts.
+//! Takes events from the queue when there is room, and starts their attempts.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -22,10 +22,10 @@ use crate::store::StoreError;
 #[derive(Default)]
 pub(super) struct Plan(Option<Instant>);
 
-/// How many events are taken at once at most.
+/// The maximum number of events that are taken at once.
 const BATCH: usize = 64;
 
-/// How long a queue that fails is left alone at most.
+/// The longest pause after a failure of the queue.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 impl<Q> Pool<Q> {
@@ -33,7 +33,7 @@ impl<Q> Pool<Q> {
         self.ask_at(Instant::now());
     }
 
-    /// Lets the queue be asked at this time, if not before.
+    /// Plans to ask the queue at this time at the latest.
     pub(super) fn ask_at(&self, at: Instant) {
         let mut plan = lock(&self.plan);
         if plan.0.is_none_or(|planned| at < planned) {
@@ -99,7 +99,7 @@ where
                 if pause.is_zero() {
                     tracing::error!(
                         reason = %Chain(&error),
-                        "the worker cannot take events, and tries again"
+                        "the worker cannot take events from the queue; this is retried until it succeeds"
                     );
                 }
                 pause = (2 * pause).clamp(Duration::from_millis(100), LONGEST_PAUSE);
@@ -174,7 +174,7 @@ where
         }
     }
 
-    // What is planned from here on is planned by what follows.
+    // Before the claim, so that no plan is lost that others make meanwhile.
     lock(&pool.plan).0 = None;
     let asked = Instant::now();
     let claims = pool.claim(&pool.take(), permits.len()).await?;
@@ -218,10 +218,10 @@ impl<Q: Queue> Pool<Q> {
     }
 }
 
-/// How often what the queue does not need any more is deleted.
+/// The interval between purges.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 
-/// The task that deletes what the queue does not need any more.
+/// The task that deletes bodies and events that have expired.
 pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
     let keep_bodies = pool.settings.keep_bodies;
     let mut has_failed = false;
@@ -234,14 +234,14 @@ pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
                     if !has_more {
                         break;
                     }
-                    // In small steps, between which others have their turn.
+                    // Between two steps, other operations have their turn.
                     sleep(Duration::from_millis(10)).await;
                 }
                 Err(error) => {
                     if !has_failed {
                         tracing::warn!(
                             reason = %Chain(&error),
-                            "bodies and keys that have expired cannot be deleted"
+                            "bodies and events that have expired cannot be deleted; deletion is retried every minute"
                         );
                     }
                     has_failed = true;

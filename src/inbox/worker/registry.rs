@@ -1,4 +1,4 @@
-//! The workers of an inbox in this process, to which an accepted event may be handed at once.
+//! The workers of an inbox in this process, which get events in the step that accepts them.
 
 use std::fmt;
 use std::future::Future;
@@ -32,7 +32,7 @@ struct Registered {
     worker: Arc<dyn Local>,
 }
 
-/// A worker, whatever its queue and its service are.
+/// A worker, for every type of queue and service.
 trait Local: Send + Sync {
     /// Reserves room for an event of this kind.
     fn reserve(&self, kind: &EventKind) -> Option<(OwnedSemaphorePermit, Arc<Take>)>;
@@ -68,7 +68,7 @@ where
         let service = lock(&self.service).clone();
         match self.pool.upgrade() {
             Some(pool) => Box::pin(work(pool, service, event, permit, asked)),
-            // The process ends. The event is taken again when its lease has expired.
+            // The worker was dropped. The event is taken again when its lease has expired.
             None => Box::pin(async {}),
         }
     }
@@ -114,7 +114,7 @@ impl Workers {
         })
     }
 
-    /// Lets all workers ask the queue for events.
+    /// Makes all workers ask the queue for events.
     pub(in super::super) fn wake(&self) {
         for registered in &*lock(&self.all) {
             registered.worker.wake();
@@ -129,7 +129,7 @@ pub(super) struct Place {
 }
 
 impl Place {
-    /// Events are not handed to the worker any more.
+    /// Removes the worker, which gets no more events from here.
     pub(super) fn leave(&self) {
         let mut all = lock(&self.workers.all);
         all.retain(|registered| registered.number != self.number);
