@@ -3,6 +3,8 @@
 mod event;
 mod memory;
 mod queue;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 
 pub use self::event::{
     EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter, Kinds, Lane,
@@ -10,3 +12,5 @@ pub use self::event::{
 };
 pub use self::memory::MemoryQueue;
 pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteQueue;
