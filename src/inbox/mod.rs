@@ -52,6 +52,8 @@ mod lane;
 mod memory;
 mod queue;
 mod retry;
+#[cfg(feature = "sqlite")]
+mod sqlite;
 mod trip;
 mod worker;
 
@@ -445,3 +447,5 @@ impl<Q: fmt::Debug> fmt::Debug for Inbox<Q> {
             .finish_non_exhaustive()
     }
 }
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteQueue;

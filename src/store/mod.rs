@@ -40,7 +40,7 @@ pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "sqlite")]
-mod sqlite;
+pub(crate) mod sqlite;
 
 use std::future::Future;
 use std::num::NonZeroU32;
