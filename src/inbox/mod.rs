@@ -73,6 +73,8 @@ use self::lane::LaneOf;
 pub use self::memory::MemoryQueue;
 pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 pub use self::retry::Retry;
+#[cfg(feature = "sqlite")]
+pub use self::sqlite::SqliteQueue;
 use self::worker::Workers;
 pub use self::worker::{OnFailure, Worker, WorkerHandle};
 use crate::config::ConfigError;
@@ -447,5 +449,3 @@ impl<Q: fmt::Debug> fmt::Debug for Inbox<Q> {
             .finish_non_exhaustive()
     }
 }
-#[cfg(feature = "sqlite")]
-pub use self::sqlite::SqliteQueue;
