@@ -2,6 +2,8 @@
 
 mod event;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod queue;
 
 pub use self::event::{
@@ -9,4 +11,6 @@ pub use self::event::{
     NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
 };
 pub use self::memory::MemoryQueue;
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresQueue;
 pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
