@@ -163,9 +163,7 @@ impl Queue for PostgresQueue {
             number(suspects),
         ];
         let mut rows = self.call(&self.shared.statements.claim, &values).await?;
-        let last = rows
-            .pop()
-            .ok_or_else(|| corrupt("a claim without a row"))?;
+        let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let events = rows.iter().map(|row| {
             let taken = rows::taken(row, 0)?;
             taken.ok_or_else(|| corrupt("an event without a number"))
@@ -342,16 +340,19 @@ fn failures<'a>(failures: impl Iterator<Item = Option<&'a Failure>> + Clone) -> 
                 .collect(),
         )
     };
-    [texts(|failure| &failure.outcome), texts(|failure| &failure.reason)].map(Value::List)
+    [
+        texts(|failure| &failure.outcome),
+        texts(|failure| &failure.reason),
+    ]
+    .map(Value::List)
 }
 
 /// The parameters of events that are accepted, each with the time of its lease if it may be taken.
 fn accept_values(events: &[(NewEvent, Option<i64>)]) -> Vec<Value> {
-    fn ids(
-        events: &[(NewEvent, Option<i64>)],
-        id: impl Fn(&NewEvent) -> Option<u128>,
-    ) -> Value {
-        Value::List(List::Ids(events.iter().map(|(event, _)| id(event)).collect()))
+    fn ids(events: &[(NewEvent, Option<i64>)], id: impl Fn(&NewEvent) -> Option<u128>) -> Value {
+        Value::List(List::Ids(
+            events.iter().map(|(event, _)| id(event)).collect(),
+        ))
     }
     let all = || events.iter().map(|(event, _)| event);
     let [outcomes, reasons] = failures(all().map(|event| event.dead.as_ref()));
@@ -436,9 +437,8 @@ fn settle_values(
     next: Option<&Kinds>,
 ) -> Vec<Value> {
     let settlements = || ends.iter().map(|(_, settlement, _)| *settlement);
-    let flags = |flag: fn(&Settlement) -> bool| {
-        Value::List(List::Flags(settlements().map(flag).collect()))
-    };
+    let flags =
+        |flag: fn(&Settlement) -> bool| Value::List(List::Flags(settlements().map(flag).collect()));
     let numbers = |number: fn(&Settlement) -> i64| {
         Value::List(List::Numbers(
             settlements().map(|end| Some(number(end))).collect(),
@@ -489,7 +489,9 @@ fn settle_values(
                 }
             )
         }),
-        Value::List(List::Numbers(ends.iter().map(|(.., lease)| *lease).collect())),
+        Value::List(List::Numbers(
+            ends.iter().map(|(.., lease)| *lease).collect(),
+        )),
         only,
         except,
     ]

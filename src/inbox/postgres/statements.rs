@@ -64,11 +64,17 @@ impl Statements {
         };
         if !filter.states.is_empty() {
             let states = filter.states.iter().map(|state| Some(rows::code(*state)));
-            and("s.state = ANY (?)", Value::List(List::Numbers(states.collect())));
+            and(
+                "s.state = ANY (?)",
+                Value::List(List::Numbers(states.collect())),
+            );
         }
         if !filter.kinds.is_empty() {
             let kinds = filter.kinds.iter().map(ToString::to_string);
-            and("k.name = ANY (?)", Value::List(List::Texts(Some(kinds.collect()))));
+            and(
+                "k.name = ANY (?)",
+                Value::List(List::Texts(Some(kinds.collect()))),
+            );
         }
         if let Some(chat) = &filter.chat {
             let chat = rows::bytes(chat.as_bytes());
@@ -205,7 +211,8 @@ impl Source {
 const NOW: &str = "(SELECT {schema}.micros())";
 
 /// What [`rows::summary`] reads.
-const COLUMNS: &str = "e.seq, k.name, e.key, e.chat, s.state::bigint, e.accepted, s.at, s.due, s.failures,
+const COLUMNS: &str =
+    "e.seq, k.name, e.key, e.chat, s.state::bigint, e.accepted, s.at, s.due, s.failures,
     e.is_redriven";
 
 /// The state of an event that is unsettled, in the numbers of [`rows::code`].
@@ -234,7 +241,8 @@ fn stats() -> String {
         counts("aside", "NULL::uuid", ""),
         "SELECT kind, 6, count(*), NULL FROM {schema}.dead GROUP BY 1".to_owned(),
     ];
-    let sum = |state: u8| format!("coalesce(sum(c.events) FILTER (WHERE c.state = {state}), 0)::bigint");
+    let sum =
+        |state: u8| format!("coalesce(sum(c.events) FILTER (WHERE c.state = {state}), 0)::bigint");
     format!(
         "SELECT k.name, {}, {}, {}, {},
             (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.is_paused

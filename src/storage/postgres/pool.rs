@@ -6,9 +6,9 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use sqlx::AssertSqlSafe;
 #[cfg(feature = "inbox")]
 use sqlx::Connection;
-use sqlx::AssertSqlSafe;
 use sqlx::pool::PoolConnection;
 use sqlx::postgres::{PgArguments, PgPool, PgRow, Postgres};
 use sqlx::query::Query;
@@ -16,8 +16,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::error::lost_a_race;
 use super::Value;
+use super::error::lost_a_race;
 
 /// How long a connection may take to open after its caller has given up. As long is waited for the answer of
 /// a dead connection, if the server does not close it.

@@ -386,6 +386,9 @@ DECLARE
     v_next bigint;
     v_returned bigint := 0;
     v_suspects bigint := p_suspects;
+    v_left bigint;
+    v_taken bigint := 0;
+    v_again boolean;
     v_aside {schema}.aside%ROWTYPE;
     v_head {schema}.head%ROWTYPE;
 BEGIN
@@ -414,59 +417,66 @@ BEGIN
         ORDER BY h.due, h.seq LIMIT 1
     ) AS leased;
 
-    FOR v_head IN
-        WITH clean AS MATERIALIZED (
-            SELECT found.* FROM unnest(v_kinds) AS o (kind)
-            CROSS JOIN LATERAL (
-                SELECT h.* FROM {schema}.head h
-                WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due <= v_now
-                ORDER BY h.due, h.seq LIMIT p_limit
-                FOR UPDATE SKIP LOCKED
-            ) AS found
-        ), suspect AS MATERIALIZED (
-            SELECT found.* FROM unnest(v_kinds) AS o (kind)
-            CROSS JOIN LATERAL (
-                SELECT h.* FROM {schema}.head h
-                WHERE h.kind = o.kind AND h.is_suspect AND h.due <= v_now
-                ORDER BY h.due, h.seq LIMIT least(p_limit, p_suspects)
-                FOR UPDATE SKIP LOCKED
-            ) AS found
-        )
-        SELECT * FROM (
-            SELECT * FROM clean
-            UNION ALL
-            (SELECT * FROM suspect ORDER BY due, seq LIMIT p_suspects)
-        ) AS found
-        ORDER BY due, seq LIMIT p_limit
     LOOP
-        IF v_head.fence IS NOT NULL THEN
-            v_head.crashes := v_head.crashes + 1;
-            IF v_head.own = 0 AND EXISTS (
-                SELECT FROM {schema}.wait w WHERE w.lane = v_head.lane AND w.seq < v_head.seq
-            ) THEN
-                UPDATE {schema}.head h SET crashes = v_head.crashes, fence = NULL
-                WHERE h.lane = v_head.lane AND h.own = 0;
-                PERFORM {schema}.sort_head(v_head.lane);
-                CONTINUE;
+        v_again := false;
+        v_left := p_limit - v_taken;
+        FOR v_head IN
+            WITH clean AS MATERIALIZED (
+                SELECT found.* FROM unnest(v_kinds) AS o (kind)
+                CROSS JOIN LATERAL (
+                    SELECT h.* FROM {schema}.head h
+                    WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due <= v_now
+                    ORDER BY h.due, h.seq LIMIT v_left
+                    FOR UPDATE SKIP LOCKED
+                ) AS found
+            ), suspect AS MATERIALIZED (
+                SELECT found.* FROM unnest(v_kinds) AS o (kind)
+                CROSS JOIN LATERAL (
+                    SELECT h.* FROM {schema}.head h
+                    WHERE h.kind = o.kind AND h.is_suspect AND h.due <= v_now
+                    ORDER BY h.due, h.seq LIMIT least(v_left, v_suspects)
+                    FOR UPDATE SKIP LOCKED
+                ) AS found
+            )
+            SELECT * FROM (
+                SELECT * FROM clean
+                UNION ALL
+                (SELECT * FROM suspect ORDER BY due, seq LIMIT v_suspects)
+            ) AS found
+            ORDER BY due, seq LIMIT v_left
+        LOOP
+            IF v_head.fence IS NOT NULL THEN
+                v_head.crashes := v_head.crashes + 1;
+                IF v_head.own = 0 AND EXISTS (
+                    SELECT FROM {schema}.wait w WHERE w.lane = v_head.lane AND w.seq < v_head.seq
+                ) THEN
+                    UPDATE {schema}.head h SET crashes = v_head.crashes, fence = NULL
+                    WHERE h.lane = v_head.lane AND h.own = 0;
+                    PERFORM {schema}.sort_head(v_head.lane);
+                    v_again := true;
+                    CONTINUE;
+                END IF;
             END IF;
-        END IF;
-        UPDATE {schema}.head h SET
-            due = {schema}.micros() + p_lease, crashes = v_head.crashes, is_suspect = true, fence = gen_random_uuid()
-        WHERE h.lane = v_head.lane AND h.own = v_head.own
-        RETURNING h.fence INTO o_fence;
-        IF v_head.crashes > 0 THEN
-            v_suspects := v_suspects - 1;
-        END IF;
-        o_seq := v_head.seq;
-        o_place := v_head.lane;
-        o_is_in_lane := v_head.own = 0;
-        o_failures := v_head.failures;
-        o_crashes := v_head.crashes;
-        o_tried_for := v_now - v_head.first_failed;
-        SELECT k.name, e.key, e.body, e.accepted, e.is_redriven
-        INTO o_kind, o_key, o_body, o_accepted, o_is_redriven
-        FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
-        RETURN NEXT;
+            UPDATE {schema}.head h SET
+                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = gen_random_uuid()
+            WHERE h.lane = v_head.lane AND h.own = v_head.own
+            RETURNING h.fence INTO o_fence;
+            IF v_head.crashes > 0 THEN
+                v_suspects := v_suspects - 1;
+            END IF;
+            v_taken := v_taken + 1;
+            o_seq := v_head.seq;
+            o_place := v_head.lane;
+            o_is_in_lane := v_head.own = 0;
+            o_failures := v_head.failures;
+            o_crashes := v_head.crashes;
+            o_tried_for := v_now - v_head.first_failed;
+            SELECT k.name, e.key, e.body, e.accepted, e.is_redriven
+            INTO o_kind, o_key, o_body, o_accepted, o_is_redriven
+            FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
+            RETURN NEXT;
+        END LOOP;
+        EXIT WHEN NOT v_again;
     END LOOP;
 
     SELECT least(v_next, min(ready.due)) INTO v_next
