@@ -111,6 +111,12 @@ impl Kinds {
         self
     }
 
+    /// The kinds that the set is limited to, if it is, and those that are not in it.
+    #[cfg(feature = "postgres")]
+    pub(super) fn parts(&self) -> (Option<&BTreeSet<EventKind>>, &BTreeSet<EventKind>) {
+        (self.only.as_ref(), &self.except)
+    }
+
     /// Whether the kind is in the set.
     #[must_use]
     pub fn contains(&self, kind: &EventKind) -> bool {

@@ -50,6 +50,8 @@ pub mod conformance;
 mod event;
 mod lane;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod queue;
 mod retry;
 #[cfg(feature = "sqlite")]
@@ -71,6 +73,8 @@ pub use self::event::{
 };
 use self::lane::LaneOf;
 pub use self::memory::MemoryQueue;
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresQueue;
 pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 pub use self::retry::Retry;
 #[cfg(feature = "sqlite")]

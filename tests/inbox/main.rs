@@ -5,4 +5,8 @@ mod support;
 
 #[cfg(feature = "conformance")]
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_model;
 mod worker;

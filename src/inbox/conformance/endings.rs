@@ -199,7 +199,7 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
                     &expired.lease,
                     "an expired attempt whose event was redriven",
                 )
-                .await
+                .await;
         }
         Change::WrongState => {}
         change => panic!("redriving an event whose lease has expired: {change:?}"),

@@ -58,7 +58,9 @@ pub(super) fn accept(
             Some(_) => state::DEAD,
             None => state::UNSETTLED,
         },
-        delivery.key().map(|key| key.as_bytes()),
+        delivery
+            .key()
+            .map(crate::delivery::IdempotencyKey::as_bytes),
         event.chat,
         tx.now,
         keep_until,

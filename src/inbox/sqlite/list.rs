@@ -216,7 +216,10 @@ fn within_window(
         }
     };
     let mut events = tx.db.prepare_cached(sql)?;
-    let key = filter.key.as_ref().map(|key| key.as_bytes());
+    let key = filter
+        .key
+        .as_ref()
+        .map(crate::delivery::IdempotencyKey::as_bytes);
     let rows = events.query_map(params![from, to, filter.chat, key], |row| row.get(0))?;
     let events: Vec<i64> = rows.take(CANDIDATES).collect::<Result<_, _>>()?;
     let seen = match (events.last(), page.newest_first) {
