@@ -3,6 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod history;
 #[cfg(feature = "conformance")]
 mod memory;
 #[cfg(feature = "postgres")]
