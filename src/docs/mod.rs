@@ -37,6 +37,7 @@ macro_rules! page {
             doc = "[inbox-replay-guard]: crate::inbox::Inbox::replay_guard"
         )]
         #[cfg_attr(feature = "inbox", doc = "[inbox-retention]: crate::inbox::Inbox::retention")]
+        #[cfg_attr(feature = "inbox", doc = "[inbox-module]: crate::inbox")]
         #[cfg_attr(feature = "inbox", doc = "[worker-drain]: crate::inbox::WorkerHandle::drain")]
         #[cfg_attr(feature = "inbox", doc = "[worker-lease]: crate::inbox::Worker::lease")]
         #[cfg_attr(feature = "inbox", doc = "[`Inbox::forget`]: crate::inbox::Inbox::forget")]
