@@ -37,6 +37,7 @@ macro_rules! page {
             doc = "[inbox-replay-guard]: crate::inbox::Inbox::replay_guard"
         )]
         #[cfg_attr(feature = "inbox", doc = "[inbox-retention]: crate::inbox::Inbox::retention")]
+        #[cfg_attr(feature = "inbox", doc = "[inbox-module]: crate::inbox")]
         #[cfg_attr(feature = "inbox", doc = "[worker-drain]: crate::inbox::WorkerHandle::drain")]
         #[cfg_attr(feature = "inbox", doc = "[worker-lease]: crate::inbox::Worker::lease")]
         #[cfg_attr(feature = "inbox", doc = "[`Inbox::forget`]: crate::inbox::Inbox::forget")]
@@ -67,6 +68,20 @@ macro_rules! page {
         #[cfg_attr(feature = "inbox", doc = "[`only`]: crate::inbox::Worker::only")]
         #[cfg_attr(feature = "inbox", doc = "[`poll_every`]: crate::inbox::Worker::poll_every")]
         #[cfg_attr(feature = "inbox", doc = "[`trip_after`]: crate::inbox::Worker::trip_after")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[inbox-store-timeout]: crate::inbox::Inbox::store_timeout"
+        )]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[worker-handler-timeout]: crate::inbox::Worker::handler_timeout"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`Retry::delays`]: crate::inbox::Retry::delays")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[`Retry::give_up_after`]: crate::inbox::Retry::give_up_after"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`concurrency`]: crate::inbox::Worker::concurrency")]
         #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::store::MokaStore")]
         #[cfg_attr(
             feature = "moka",
@@ -96,6 +111,6 @@ page!(inbox, "inbox.md", tested_with = "inbox");
 page!(operations, "operations.md");
 page!(platform, "platform.md");
 page!(stores, "stores.md");
-page!(testing, "testing.md");
+page!(testing, "testing.md", tested_with = "inbox");
 page!(threat_model, "threat_model.md");
 page!(tower_http, "tower_http.md");

@@ -349,3 +349,19 @@ impl Backlog {
         bytes
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::tests::{SECOND, assert_refused};
+
+    #[tokio::test]
+    async fn full_backlog_is_answered_as_documented() {
+        let refusal = Refusal::BacklogFull {
+            limit: 1,
+            retry_after: 600 * SECOND,
+        };
+        let documented = (503, "backlog-full", Some(("retry-after", "600")));
+        assert_refused(refusal, documented).await;
+    }
+}
