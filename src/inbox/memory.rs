@@ -75,12 +75,12 @@ struct State {
     /// When keys are forgotten, in the order in which they were stored.
     forget: VecDeque<(Instant, u128)>,
     /// The events that stand in line, by lane.
-    lanes: HashMap<Lane, Line>,
+    lanes: HashMap<Lane, BTreeSet<i64>>,
     /// The events that can be taken when they are due, by kind.
     ready: BTreeMap<EventKind, BTreeSet<Due>>,
-    /// Those of them that crashed before, or whose leases expired.
+    /// Those of them that crashed before.
     suspects: BTreeMap<EventKind, BTreeSet<Due>>,
-    /// The events in progress, by the end of their leases, which have not expired.
+    /// The events in progress, by the end of their leases.
     taken: BTreeSet<Due>,
     /// The events that return to their lanes when they are due.
     aside: BTreeSet<Due>,
@@ -110,14 +110,6 @@ impl Default for State {
             bytes: 0,
         }
     }
-}
-
-#[derive(Default)]
-struct Line {
-    events: BTreeSet<i64>,
-    /// The event that is taken, or a dead letter that holds the lane. An event of a smaller number may have returned to
-    /// the line since, and waits for it.
-    busy: Option<i64>,
 }
 
 struct Key {
@@ -150,8 +142,7 @@ enum Place {
     Line { due: Instant },
     /// Retried out of order, and in `aside`.
     Aside { due: Instant },
-    /// In progress, and in `taken`. When its lease expires, it is in `suspects`, but still held until it is taken
-    /// again.
+    /// In progress, and in `taken`.
     Taken { until: Instant, fence: u128 },
     /// Settled.
     Ended { state: EventState, at: Instant },
@@ -253,11 +244,8 @@ impl State {
             return true;
         };
         let line = self.lanes.entry(lane).or_default();
-        let was_first = line.events.first().copied();
-        line.events.insert(id);
-        if line.busy.is_some() {
-            return false;
-        }
+        let was_first = line.first().copied();
+        line.insert(id);
         match was_first {
             None => {
                 self.set_ready(id);
@@ -265,6 +253,12 @@ impl State {
             }
             // Only an event that returns to its line can be before the first one.
             Some(first) if id < first => {
+                if matches!(
+                    self.event(first).place,
+                    Place::Taken { .. } | Place::Holding { .. }
+                ) {
+                    return false;
+                }
                 self.unset_ready(first);
                 self.set_ready(id);
                 true
@@ -277,25 +271,20 @@ impl State {
     fn leave_line(&mut self, id: i64) -> Option<i64> {
         let lane = self.event(id).lane?;
         let line = self.lanes.get_mut(&lane)?;
-        line.events.remove(&id);
-        if line.busy == Some(id) {
-            line.busy = None;
-        }
-        let Some(first) = line.events.first().copied() else {
-            self.lanes.remove(&lane);
-            return None;
-        };
-        if line.busy.is_some() {
-            return None;
-        }
-        self.set_ready(first);
-        Some(first)
-    }
-
-    fn set_busy(&mut self, id: i64, is_busy: bool) {
-        let lane = self.event(id).lane;
-        if let Some(line) = lane.and_then(|lane| self.lanes.get_mut(&lane)) {
-            line.busy = is_busy.then_some(id);
+        line.remove(&id);
+        let first = line.first().copied();
+        match first {
+            Some(first) => {
+                let is_waiting = matches!(self.event(first).place, Place::Line { .. });
+                if is_waiting {
+                    self.set_ready(first);
+                }
+                is_waiting.then_some(first)
+            }
+            None => {
+                self.lanes.remove(&lane);
+                None
+            }
         }
     }
 
@@ -314,7 +303,7 @@ impl State {
 
     fn unset_ready(&mut self, id: i64) {
         let event = self.event(id);
-        let (Place::Line { due } | Place::Taken { until: due, .. }) = event.place else {
+        let Place::Line { due } = event.place else {
             return;
         };
         let kind = event.kind.clone();
@@ -339,11 +328,6 @@ impl State {
     /// Takes the first event of a line.
     fn take(&mut self, id: i64, take: &Take) -> TakenEvent {
         self.unset_ready(id);
-        self.set_busy(id, true);
-        let event = self.event(id);
-        if matches!(event.place, Place::Taken { .. }) {
-            event.crashes = event.crashes.saturating_add(1);
-        }
         self.last_fence += 1;
         let fence = self.last_fence;
         let until = self.now + take.lease.min(FOREVER);
@@ -373,14 +357,16 @@ impl State {
         }
     }
 
-    /// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now.
+    /// Lets events return to their lines: those whose lease expired, and those that were put aside until now.
     fn return_to_lines(&mut self) {
         while let Some(&(until, id)) = self.taken.first()
             && until <= self.now
         {
             self.taken.pop_first();
-            let kind = self.event(id).kind.clone();
-            self.suspects.entry(kind).or_default().insert((until, id));
+            let event = self.event(id);
+            event.crashes = event.crashes.saturating_add(1);
+            event.place = Place::Line { due: until };
+            self.set_first_ready(id);
         }
         while let Some(&(due, id)) = self.aside.first()
             && due <= self.now
@@ -395,14 +381,9 @@ impl State {
         self.return_to_lines();
         let mut claims = Claims::default();
         let mut suspects = suspects;
-        let is_of_kinds = |(_, id): &&Due| {
-            self.events
-                .get(id)
-                .is_some_and(|event| self.is_open(take, &event.kind))
-        };
-        let mut next = [&self.taken, &self.aside]
+        let mut next = [self.taken.first(), self.aside.first()]
             .into_iter()
-            .filter_map(|events| events.iter().find(is_of_kinds))
+            .flatten()
             .map(|(due, _)| *due)
             .min();
         loop {
@@ -424,15 +405,6 @@ impl State {
                 next = next.into_iter().chain([due]).min();
                 break;
             }
-            if self.is_expired_behind_another(id) {
-                let event = self.event(id);
-                event.crashes = event.crashes.saturating_add(1);
-                self.unset_ready(id);
-                self.event(id).place = Place::Line { due };
-                self.set_busy(id, false);
-                self.set_first_ready(id);
-                continue;
-            }
             let taken = self.take(id, take);
             suspects -= usize::from(taken.crashes > 0);
             claims.events.push(taken);
@@ -441,20 +413,10 @@ impl State {
         claims
     }
 
-    /// Whether the lease of an event expired, and an event of a smaller number has returned to its line meanwhile.
-    fn is_expired_behind_another(&self, id: i64) -> bool {
-        self.events.get(&id).is_some_and(|event| {
-            let line = event.lane.and_then(|lane| self.lanes.get(&lane));
-            let is_first = line.is_none_or(|line| line.events.first() == Some(&id));
-            matches!(event.place, Place::Taken { .. }) && !is_first
-        })
-    }
-
     fn extend(&mut self, lease: &EventLease, by: Duration) -> bool {
         let Some((id, until)) = self.held(lease) else {
             return false;
         };
-        self.unset_ready(id);
         self.taken.remove(&(until, id));
         let until = self.now + by.min(FOREVER);
         self.taken.insert((until, id));
@@ -482,7 +444,6 @@ impl State {
         let Some((id, until)) = self.held(lease) else {
             return Settled::Lost;
         };
-        self.unset_ready(id);
         self.taken.remove(&(until, id));
         let now = self.now;
         let event = self.event(id);
@@ -546,8 +507,6 @@ impl State {
             }
         };
         if !leaves {
-            let holds = matches!(self.event(id).place, Place::Holding { .. });
-            self.set_busy(id, holds);
             self.set_first_ready(id);
             return Settled::Ended(None);
         }
@@ -556,17 +515,12 @@ impl State {
         Settled::Ended(next.map(|(id, take)| Box::new(self.take(id, take))))
     }
 
-    /// Makes an event ready that stays in its line, unless another one is before it.
+    /// Makes an event ready that stays in its line, unless another one came before it meanwhile.
     fn set_first_ready(&mut self, id: i64) {
         let lane = self.event(id).lane;
-        match lane.and_then(|lane| self.lanes.get(&lane)) {
-            Some(line) if line.busy.is_some() => {}
-            Some(line) => {
-                let first = line.events.first().copied().unwrap_or(id);
-                self.set_ready(first);
-            }
-            None => self.set_ready(id),
-        }
+        let line = lane.and_then(|lane| self.lanes.get(&lane));
+        let first = line.and_then(|line| line.first().copied()).unwrap_or(id);
+        self.set_ready(first);
     }
 
     /// Removes an unsettled or held event from every index.
@@ -579,7 +533,6 @@ impl State {
                 return;
             }
             Place::Taken { until, .. } => {
-                self.unset_ready(id);
                 self.taken.remove(&(until, id));
             }
             Place::Holding { .. } => {}
@@ -611,9 +564,8 @@ impl State {
                 return Change::Made;
             }
             Place::Ended { .. } => event.lane = None,
-            Place::Holding { .. } => self.set_busy(id.0, false),
+            Place::Holding { .. } => {}
         }
-        let event = self.event(id.0);
         event.is_redriven = true;
         event.failures = 0;
         event.first_failed = None;
