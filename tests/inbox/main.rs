@@ -1,0 +1,3 @@
+//! Every queue: the conformance suite, and the behaviour of its own.
+
+mod memory;
