@@ -80,9 +80,14 @@ pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Ch
         work.insert(tx, None)?;
         return Ok(Change::Made);
     };
+    if work.place == place::TAKEN {
+        if work.due > tx.now {
+            return Ok(Change::WrongState);
+        }
+        lanes::expire(tx, &mut work)?;
+    }
     work.due = tx.now;
     match work.place {
-        place::TAKEN => return Ok(Change::WrongState),
         place::ASIDE => lanes::join(tx, &mut work)?,
         place::HOLDING => {
             tx.db.prepare_cached(REDRIVE)?.execute([seq])?;

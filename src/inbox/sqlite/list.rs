@@ -45,7 +45,8 @@ const KEPT_NEWEST_FIRST: &str = "
     SELECT seq FROM events INDEXED BY events_dead WHERE state = 8 AND seq BETWEEN ?1 AND ?2
     ORDER BY 1 DESC";
 const WORK: &str = "
-    SELECT seq, kind, place, tried OR crashes > 0 FROM work WHERE seq > ?1 ORDER BY seq";
+    SELECT seq, kind, place, tried OR crashes > 0 OR place = 4, due
+    FROM work WHERE seq > ?1 ORDER BY seq";
 const DEAD: &str = "
     SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 8 AND seq > ?1 ORDER BY seq";
 const PAGES: &str = "PRAGMA page_count";
@@ -276,7 +277,7 @@ fn read_summary(
             if work.place != place::TAKEN && work.due > tx.now {
                 due_at = Some(row::time(work.due));
             }
-            (work.state(), None)
+            (work.state(tx.now), None)
         }
         state::HANDLED | state::HANDLED_WITHOUT_BODY => (EventState::Handled, settled_at()?),
         state::IGNORED | state::IGNORED_WITHOUT_BODY => (EventState::Ignored, settled_at()?),
@@ -368,7 +369,7 @@ impl Counts {
             let count = self.kinds.entry(row.get(1)?).or_default();
             match row.get(2)? {
                 place::HOLDING => continue,
-                place::TAKEN => count.in_progress += 1,
+                place::TAKEN if row.get::<_, i64>(4)? > tx.now => count.in_progress += 1,
                 _ if row.get(3)? => count.retrying += 1,
                 _ => count.waiting += 1,
             }
