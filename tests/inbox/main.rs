@@ -10,4 +10,6 @@ mod memory;
 mod postgres;
 #[cfg(feature = "postgres")]
 mod postgres_model;
+#[cfg(all(feature = "conformance", feature = "sqlite"))]
+mod sqlite;
 mod worker;

@@ -10,24 +10,23 @@ use crate::inbox::event::EventId;
 use crate::inbox::queue::Change;
 use crate::storage::sqlite::Tx;
 
-const EVENT: &str = "SELECT kind, state FROM events WHERE seq = ?1";
+const EVENT: &str = "SELECT kind, state, failures FROM events WHERE seq = ?1";
 const HAS_BODY: &str = "SELECT 1 FROM bodies WHERE seq = ?1";
 const HAS_FAILED: &str = "SELECT 1 FROM failures WHERE seq = ?1";
 const REDRIVE: &str = "
     UPDATE events SET state = 2, settled = accepted, failures = 0, redriven = 1 WHERE seq = ?1";
-const FAILURES: &str = "SELECT failures FROM events WHERE seq = ?1";
 const OF_CHAT: &str = "
     SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 AND chat = ?3 ORDER BY seq";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
-const WITHOUT_BODY: &str = "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state IN (3, 4)";
+const WITHOUT_BODY: &str =
+    "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state IN (3, 4)";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 8] = [
+pub(super) const STATEMENTS: [&str; 7] = [
     EVENT,
     HAS_BODY,
     HAS_FAILED,
     REDRIVE,
-    FAILURES,
     OF_CHAT,
     DELETE_BODY,
     WITHOUT_BODY,
@@ -36,6 +35,7 @@ pub(super) const STATEMENTS: [&str; 8] = [
 struct Event {
     kind: i64,
     state: i64,
+    failures: u32,
 }
 
 fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
@@ -44,6 +44,7 @@ fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
         Ok(Event {
             kind: row.get(0)?,
             state: row.get(1)?,
+            failures: row.get(2)?,
         })
     });
     Ok(event
@@ -79,9 +80,14 @@ pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Ch
         work.insert(tx, None)?;
         return Ok(Change::Made);
     };
+    if work.place == place::TAKEN {
+        if work.due > tx.now {
+            return Ok(Change::WrongState);
+        }
+        lanes::expire(tx, &mut work)?;
+    }
     work.due = tx.now;
     match work.place {
-        place::TAKEN => return Ok(Change::WrongState),
         place::ASIDE => lanes::join(tx, &mut work)?,
         place::HOLDING => {
             tx.db.prepare_cached(REDRIVE)?.execute([seq])?;
@@ -101,22 +107,19 @@ pub(super) fn discard(tx: &mut Tx<'_>, EventId(seq): EventId) -> rusqlite::Resul
     if !matches!(event.state, state::UNSETTLED | state::DEAD) {
         return Ok(Change::WrongState);
     }
-    give_up(tx, seq)?;
+    give_up(tx, seq, &event)?;
     Ok(Change::Made)
 }
 
 /// Discards an event that is unsettled or dead.
-fn give_up(tx: &mut Tx<'_>, seq: i64) -> rusqlite::Result<()> {
+fn give_up(tx: &mut Tx<'_>, seq: i64, event: &Event) -> rusqlite::Result<()> {
     let failures = match work(tx, seq)? {
         Some(work) => {
             Work::remove(tx, seq)?;
             lanes::advance(tx, work.lane, None)?;
             work.failures
         }
-        None => {
-            let mut failures = tx.db.prepare_cached(FAILURES)?;
-            failures.query_row([seq], |row| row.get(0))?
-        }
+        None => event.failures,
     };
     end(tx, seq, state::DISCARDED, failures)
 }
@@ -145,7 +148,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
             continue;
         };
         if matches!(event.state, state::UNSETTLED | state::DEAD) {
-            give_up(tx, *seq)?;
+            give_up(tx, *seq, &event)?;
         }
         bodies += u64::from(delete_body(tx, *seq)?);
     }

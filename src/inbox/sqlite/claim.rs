@@ -18,13 +18,13 @@ const NEXT_KIND: &str = "
 const FIRST: &str = "
     SELECT kind, due, seq FROM work INDEXED BY work_due
     WHERE place = ?1 AND place < 6 AND kind = ?2 ORDER BY due, seq";
-const FIRST_AFTER: &str = "
-    SELECT due FROM work INDEXED BY work_due
-    WHERE place = ?1 AND place < 6 AND kind = ?2 AND due > ?3 ORDER BY due";
-const EXTEND: &str = "UPDATE work SET due = ?3 WHERE seq = ?1 AND place = 4 AND fence = ?2";
+// A lease that has expired takes the event back, which was counted as crashed.
+const EXTEND: &str = "
+    UPDATE work SET place = 4, due = ?3, crashes = crashes - (place <> 4)
+    WHERE seq = ?1 AND fence = ?2";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 4] = [NEXT_KIND, FIRST, FIRST_AFTER, EXTEND];
+pub(super) const STATEMENTS: [&str; 3] = [NEXT_KIND, FIRST, EXTEND];
 
 /// How many events a call returns to their lines at most.
 const RETURNS: usize = 256;
@@ -52,7 +52,9 @@ impl Head {
 
     fn first(tx: &Tx<'_>, place: i64, kind: i64) -> rusqlite::Result<Option<Self>> {
         let mut first = tx.db.prepare_cached(FIRST)?;
-        first.query_row([place, kind], Self::read(place)).optional()
+        first
+            .query_row([place, kind], Self::read(place))
+            .optional()
     }
 
     /// One for each kind.
@@ -92,7 +94,14 @@ pub(super) fn claim(
 
     let mut claims = Claims::default();
     let mut suspects = suspects;
-    let mut heads = heads(tx, take, &mut names, &mut next)?;
+    let mut heads = Vec::new();
+    for place in [place::READY, place::SUSPECT] {
+        for head in Head::all(tx, place)? {
+            if names.is_open(tx, head.kind, take)? {
+                heads.push(head);
+            }
+        }
+    }
     loop {
         let is_allowed = |head: &Head| head.place == place::READY || suspects > 0;
         let first = (0..heads.len())
@@ -105,59 +114,24 @@ pub(super) fn claim(
             break;
         }
         let mut by_seq = tx.db.prepare_cached(row::BY_SEQ)?;
-        let mut work = by_seq.query_row([head.seq], Work::read)?;
+        let work = by_seq.query_row([head.seq], Work::read)?;
         drop(by_seq);
-        if work.place == place::TAKEN && !lanes::is_before_others(tx, &work)? {
-            // While it was taken, an event of a smaller number returned to its line, and is ready now.
-            work.crashes = work.crashes.saturating_add(1);
-            lanes::stand(tx, &mut work)?;
-            heads = self::heads(tx, take, &mut names, &mut Earliest::default())?;
-            continue;
-        }
         let kind = names.name(tx, work.kind)?;
         if let Some(taken) = lanes::take(tx, &work, kind, take)? {
             suspects = suspects.saturating_sub((taken.crashes > 0).into());
             claims.events.push(taken);
         }
         match Head::first(tx, head.place, head.kind)? {
-            Some(head) if head.place != place::TAKEN || head.due <= tx.now => heads[at] = head,
-            _ => drop(heads.swap_remove(at)),
+            Some(head) => heads[at] = head,
+            None => drop(heads.swap_remove(at)),
         }
     }
     claims.next_due = next.0.map(|due| row::until(due, tx.now));
     Ok(claims)
 }
 
-/// The first events of all kinds that may be taken. Leases that have not expired are only added to `next`.
-fn heads(
-    tx: &Tx<'_>,
-    take: &Take,
-    names: &mut Names,
-    next: &mut Earliest,
-) -> rusqlite::Result<Vec<Head>> {
-    let mut heads = Vec::new();
-    for place in [place::READY, place::SUSPECT, place::TAKEN] {
-        for head in Head::all(tx, place)? {
-            if !names.is_open(tx, head.kind, take)? {
-                continue;
-            }
-            if place == place::TAKEN {
-                let mut after = tx.db.prepare_cached(FIRST_AFTER)?;
-                let after = after.query_row([place, head.kind, tx.now], |row| row.get(0));
-                if let Some(due) = after.optional()? {
-                    next.add(due);
-                }
-                if head.due > tx.now {
-                    continue;
-                }
-            }
-            heads.push(head);
-        }
-    }
-    Ok(heads)
-}
-
-/// Lets events return to their lines that were put aside until now.
+/// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Adds
+/// to `next` when the next one does.
 fn return_to_lines(
     tx: &Tx<'_>,
     take: &Take,
@@ -165,23 +139,27 @@ fn return_to_lines(
     next: &mut Earliest,
 ) -> rusqlite::Result<()> {
     let mut returns = RETURNS;
-    for mut head in Head::all(tx, place::ASIDE)? {
-        while head.due <= tx.now && returns > 0 {
-            returns -= 1;
-            let mut by_seq = tx.db.prepare_cached(row::BY_SEQ)?;
-            let mut work = by_seq.query_row([head.seq], Work::read)?;
-            lanes::join(tx, &mut work)?;
-            match Head::first(tx, place::ASIDE, head.kind)? {
-                Some(first) => head = first,
-                None => {
-                    // None of this kind is left.
-                    head.due = i64::MAX;
+    for place in [place::TAKEN, place::ASIDE] {
+        for head in Head::all(tx, place)? {
+            let mut head = Some(head);
+            while let Some(due) = head
+                && due.due <= tx.now
+                && returns > 0
+            {
+                returns -= 1;
+                let mut by_seq = tx.db.prepare_cached(row::BY_SEQ)?;
+                let mut work = by_seq.query_row([due.seq], Work::read)?;
+                match place {
+                    place::TAKEN => lanes::expire(tx, &mut work)?,
+                    _ => lanes::join(tx, &mut work)?,
                 }
+                head = Head::first(tx, place, due.kind)?;
             }
-        }
-        let is_left = head.due < i64::MAX;
-        if is_left && names.is_open(tx, head.kind, take)? {
-            next.add(head.due);
+            if let Some(head) = head
+                && (returns == 0 || names.is_open(tx, head.kind, take)?)
+            {
+                next.add(head.due);
+            }
         }
     }
     Ok(())

@@ -27,22 +27,50 @@ const FIRST_BEHIND: &str = concat!(
 );
 const IS_BUSY: &str =
     "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 ORDER BY place";
-const MOVE: &str = "UPDATE work SET place = ?2 WHERE seq = ?1";
-const TAKE: &str = "UPDATE work SET place = 4, due = ?2, fence = ?3, crashes = ?4 WHERE seq = ?1";
+const MOVE: &str = "UPDATE work SET place = ?2, fence = x'' WHERE seq = ?1";
+const EXPIRE: &str = "UPDATE work SET place = 3, crashes = ?2 WHERE seq = ?1";
+const RETURNED: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work INDEXED BY work_aside WHERE lane = ?1 AND place = 5 AND due <= ?2 ORDER BY due"
+);
+const TAKE: &str = "UPDATE work SET place = 4, due = ?2, fence = ?3 WHERE seq = ?1";
 const CONTENT: &str = "
     SELECT e.key, e.accepted, e.redriven, b.body
     FROM events e CROSS JOIN bodies b WHERE e.seq = ?1 AND b.seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 6] = [FIRST, FIRST_BEHIND, IS_BUSY, MOVE, TAKE, CONTENT];
+pub(super) const STATEMENTS: [&str; 8] = [
+    FIRST,
+    FIRST_BEHIND,
+    IS_BUSY,
+    MOVE,
+    EXPIRE,
+    RETURNED,
+    TAKE,
+    CONTENT,
+];
 
-/// Whether an event stands in the line.
+/// Whether an event stands in the line now.
 pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
+    return_now(tx, lane)?;
     tx.db.prepare_cached(IS_BUSY)?.exists([lane])
 }
 
 fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
     tx.db.prepare_cached(MOVE)?.execute([seq, place])?;
+    Ok(())
+}
+
+/// Lets the events of a lane return to their line that were put aside until now.
+fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
+    let mut returned = tx.db.prepare_cached(RETURNED)?;
+    while let Some(mut work) = returned
+        .query_row([lane, tx.now], Work::read)
+        .optional()?
+    {
+        join(tx, &mut work)?;
+    }
     Ok(())
 }
 
@@ -53,11 +81,12 @@ pub(super) fn advance(
     take: Option<&Take>,
 ) -> rusqlite::Result<Option<TakenEvent>> {
     let Some(lane) = lane else { return Ok(None) };
+    return_now(tx, lane)?;
     let mut first = tx.db.prepare_cached(FIRST)?;
     let Some(first) = first.query_row([lane], Work::read).optional()? else {
         return Ok(None);
     };
-    if first.place != place::BEHIND {
+    if matches!(first.place, place::TAKEN | place::HOLDING) {
         return Ok(None);
     }
     let mut names = Names::default();
@@ -66,10 +95,11 @@ pub(super) fn advance(
             let kind = names.name(tx, first.kind)?;
             self::take(tx, &first, kind, take)
         }
-        _ => {
+        _ if first.place == place::BEHIND => {
             set_place(tx, first.seq, first.ready())?;
             Ok(None)
         }
+        _ => Ok(None),
     }
 }
 
@@ -83,9 +113,17 @@ fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
     Ok(behind.filter(|behind| behind.seq < work.seq))
 }
 
-/// Whether no event that waits in the line of this one has a smaller number.
-pub(super) fn is_before_others(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<bool> {
-    Ok(before(tx, work)?.is_none())
+/// Makes an event ready whose lease expired. It can still be settled under that lease while it is first in its line.
+pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+    work.crashes = work.crashes.saturating_add(1);
+    if before(tx, work)?.is_some() {
+        return stand(tx, work);
+    }
+    work.place = place::SUSPECT;
+    tx.db
+        .prepare_cached(EXPIRE)?
+        .execute(params![work.seq, work.crashes])?;
+    Ok(())
 }
 
 /// Puts an event that was taken, or held its lane, back in its line by its number.
@@ -131,13 +169,10 @@ pub(super) fn take(
     take: &Take,
 ) -> rusqlite::Result<Option<TakenEvent>> {
     let fence = tx.token();
-    let is_expired = work.place == place::TAKEN;
-    let crashes = work.crashes.saturating_add(is_expired.into());
     tx.db.prepare_cached(TAKE)?.execute(params![
         work.seq,
         row::lease_end(tx.now, take.lease),
-        fence.to_be_bytes(),
-        crashes
+        fence.to_be_bytes()
     ])?;
     let mut content = tx.db.prepare_cached(CONTENT)?;
     let content = content.query_row([work.seq], |row| {
@@ -146,10 +181,7 @@ pub(super) fn take(
         Ok(delivery.with_acceptance(row::time(row.get(1)?), row.get(2)?))
     });
     match content {
-        Ok(delivery) => {
-            let work = Work { crashes, ..*work };
-            Ok(Some(taken(tx, &work, fence, delivery)))
-        }
+        Ok(delivery) => Ok(Some(taken(tx, work, fence, delivery))),
         // Others can be read. This one comes again when its lease expires.
         Err(error) if is_damage(&error) => {
             tracing::error!(

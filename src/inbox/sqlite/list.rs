@@ -22,7 +22,8 @@ const SUMMARY: &str = "
         w.place, w.due, w.failures, w.crashes, w.tried
     FROM events e LEFT JOIN work w ON w.seq = e.seq WHERE e.seq = ?1";
 const BODY: &str = "SELECT body FROM bodies WHERE seq = ?1";
-const FAILURES: &str = "SELECT at, outcome, reason FROM failures WHERE seq = ?1 ORDER BY number";
+const FAILURES: &str =
+    "SELECT at, outcome, reason FROM failures WHERE seq = ?1 ORDER BY number";
 const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
 const LAST: &str = "SELECT seq FROM events WHERE seq <= ?1 ORDER BY seq DESC";
 const OLDEST_FIRST: &str = "
@@ -44,7 +45,8 @@ const KEPT_NEWEST_FIRST: &str = "
     SELECT seq FROM events INDEXED BY events_dead WHERE state = 8 AND seq BETWEEN ?1 AND ?2
     ORDER BY 1 DESC";
 const WORK: &str = "
-    SELECT seq, kind, place, tried OR crashes > 0 FROM work WHERE seq > ?1 ORDER BY seq";
+    SELECT seq, kind, place, tried OR crashes > 0 OR place = 4, due
+    FROM work WHERE seq > ?1 ORDER BY seq";
 const DEAD: &str = "
     SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 8 AND seq > ?1 ORDER BY seq";
 const PAGES: &str = "PRAGMA page_count";
@@ -133,12 +135,7 @@ fn range(
     };
     // Processes agree on the time to so many milliseconds.
     if let Some(from) = filter.accepted_from {
-        first = accepted_at(
-            tx,
-            first,
-            last,
-            millis(from).saturating_sub(clock::AGREEMENT),
-        )?;
+        first = accepted_at(tx, first, last, millis(from).saturating_sub(clock::AGREEMENT))?;
     }
     if let Some(until) = filter.accepted_until {
         let until = millis(until).saturating_add(clock::AGREEMENT + 1);
@@ -208,18 +205,11 @@ fn within_window(
             let mut next = tx.db.prepare_cached(FIRST)?;
             let next = next.query_row([first], |row| row.get(0)).optional()?;
             let from: i64 = next.unwrap_or(last);
-            (
-                OLDEST_FIRST,
-                from,
-                from.saturating_add(WINDOW - 1).min(last),
-            )
+            (OLDEST_FIRST, from, from.saturating_add(WINDOW - 1).min(last))
         }
     };
     let mut events = tx.db.prepare_cached(sql)?;
-    let key = filter
-        .key
-        .as_ref()
-        .map(crate::delivery::IdempotencyKey::as_bytes);
+    let key = filter.key.as_ref().map(|key| key.as_bytes());
     let rows = events.query_map(params![from, to, filter.chat, key], |row| row.get(0))?;
     let events: Vec<i64> = rows.take(CANDIDATES).collect::<Result<_, _>>()?;
     let seen = match (events.last(), page.newest_first) {
@@ -243,7 +233,11 @@ fn matches(filter: &Filter, event: &EventSummary) -> bool {
             .is_none_or(|until| event.accepted_at < until)
 }
 
-fn summary(tx: &Tx<'_>, id: EventId, names: &mut Names) -> rusqlite::Result<Option<EventSummary>> {
+fn summary(
+    tx: &Tx<'_>,
+    id: EventId,
+    names: &mut Names,
+) -> rusqlite::Result<Option<EventSummary>> {
     let mut summary = tx.db.prepare_cached(SUMMARY)?;
     let found = summary.query_row([id.0], |row| {
         let stored: i64 = row.get(1)?;
@@ -283,7 +277,7 @@ fn read_summary(
             if work.place != place::TAKEN && work.due > tx.now {
                 due_at = Some(row::time(work.due));
             }
-            (work.state(), None)
+            (work.state(tx.now), None)
         }
         state::HANDLED | state::HANDLED_WITHOUT_BODY => (EventState::Handled, settled_at()?),
         state::IGNORED | state::IGNORED_WITHOUT_BODY => (EventState::Ignored, settled_at()?),
@@ -375,7 +369,7 @@ impl Counts {
             let count = self.kinds.entry(row.get(1)?).or_default();
             match row.get(2)? {
                 place::HOLDING => continue,
-                place::TAKEN => count.in_progress += 1,
+                place::TAKEN if row.get::<_, i64>(4)? > tx.now => count.in_progress += 1,
                 _ if row.get(3)? => count.retrying += 1,
                 _ => count.waiting += 1,
             }

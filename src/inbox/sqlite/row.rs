@@ -138,9 +138,10 @@ impl Work {
     }
 
     /// The state that it shows, if it is not dead.
-    pub(super) fn state(&self) -> EventState {
+    pub(super) fn state(&self, now: i64) -> EventState {
         match self.place {
-            place::TAKEN => EventState::InProgress,
+            place::TAKEN if self.due > now => EventState::InProgress,
+            place::TAKEN => EventState::Retrying,
             _ if self.tried || self.crashes > 0 => EventState::Retrying,
             _ => EventState::Waiting,
         }

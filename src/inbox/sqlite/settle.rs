@@ -10,12 +10,12 @@ use crate::storage::sqlite::Tx;
 
 // The usual end in one statement.
 const FINISH: &str = "
-    DELETE FROM work WHERE seq = ?1 AND place = 4 AND fence = ?2
+    DELETE FROM work WHERE seq = ?1 AND fence = ?2
     RETURNING lane, failures";
 const HELD: &str = concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work WHERE seq = ?1 AND place = 4 AND fence = ?2"
+    " FROM work WHERE seq = ?1 AND fence = ?2"
 );
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
@@ -75,6 +75,10 @@ fn put_back(
     settlement: &Settlement,
     next: Option<&Take>,
 ) -> rusqlite::Result<Settled> {
+    if work.place != place::TAKEN {
+        // Its lease expired, but it did not crash.
+        work.crashes = work.crashes.saturating_sub(1);
+    }
     match settlement {
         Settlement::Released => {
             work.due = tx.now;

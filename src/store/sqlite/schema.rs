@@ -44,7 +44,8 @@ pub(crate) const FORMAT: Format = Format {
         //
         // `work` has the events that are unsettled or hold their lane. Places: 2 ready, 3 ready after a crash,
         // 4 taken, 5 aside, 6 holding, 7 behind. At most one event of a lane is in 2, 3, 4 or 6; while there is one,
-        // those behind it are in 7. So the first row of a lane by place and number is what the others wait for.
+        // those behind it are in 7. So the first row of a lane by place and number is what the others wait for. An event
+        // whose lease expired goes from 4 to 3 and keeps its fence, until it is taken again or another one is before it.
         "CREATE TABLE kinds (
             id     INTEGER PRIMARY KEY,
             name   TEXT    NOT NULL UNIQUE,
@@ -84,6 +85,7 @@ pub(crate) const FORMAT: Format = Format {
         ) STRICT;
         CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL AND place <> 5;
         CREATE INDEX work_due ON work (place, kind, due) WHERE place < 6;
+        CREATE INDEX work_aside ON work (lane, due) WHERE place = 5;
         CREATE TABLE failures (
             seq     INTEGER NOT NULL,
             number  INTEGER NOT NULL,
