@@ -196,7 +196,13 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     }
 
     let scratch = Scratch::new();
-    let start = || Peer::start(Peer::command(module_path!(), TEST, scratch.directory.path()));
+    let start = || {
+        Peer::start(Peer::command(
+            module_path!(),
+            TEST,
+            scratch.directory.path(),
+        ))
+    };
     let mut peers = [start(), start()];
     let mut lines = Vec::new();
     for at in 0..4 {

@@ -99,7 +99,7 @@ pub async fn bodies_are_deleted<H: Harness>(harness: &H) {
         }
         match settlement {
             Some(Settlement::Handled | Settlement::Ignored) => {
-                deleted.push((taken.lease.id, known))
+                deleted.push((taken.lease.id, known));
             }
             _ => kept.push((taken.lease.id, known)),
         }

@@ -58,7 +58,9 @@ pub(super) fn accept(
             Some(_) => state::DEAD,
             None => state::UNSETTLED,
         },
-        delivery.key().map(|key| key.as_bytes()),
+        delivery
+            .key()
+            .map(crate::delivery::IdempotencyKey::as_bytes),
         event.chat,
         tx.now,
         keep_until,
@@ -88,8 +90,7 @@ pub(super) fn accept(
     {
         work.place = place::BEHIND;
     }
-    let is_open =
-        |take: &&Take| !kind.is_paused && take.kinds.contains(delivery.kind());
+    let is_open = |take: &&Take| !kind.is_paused && take.kinds.contains(delivery.kind());
     let take = take.filter(is_open);
     let Some(take) = take.filter(|_| work.place == place::READY) else {
         work.insert(tx, None)?;
@@ -99,9 +100,7 @@ pub(super) fn accept(
     work.place = place::TAKEN;
     work.due = row::lease_end(tx.now, take.lease);
     work.insert(tx, Some(fence))?;
-    let delivery = delivery
-        .clone()
-        .with_acceptance(row::time(tx.now), false);
+    let delivery = delivery.clone().with_acceptance(row::time(tx.now), false);
     Ok(Accepted::New {
         id,
         taken: Some(Box::new(lanes::taken(tx, &work, fence, delivery))),

@@ -52,9 +52,7 @@ impl Head {
 
     fn first(tx: &Tx<'_>, place: i64, kind: i64) -> rusqlite::Result<Option<Self>> {
         let mut first = tx.db.prepare_cached(FIRST)?;
-        first
-            .query_row([place, kind], Self::read(place))
-            .optional()
+        first.query_row([place, kind], Self::read(place)).optional()
     }
 
     /// One for each kind.

@@ -40,13 +40,13 @@ pub(super) fn number(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
         return Ok(known);
     }
     tx.db.prepare_cached(INSERT)?.execute([kind.as_str()])?;
-    let known = by_name.query_row([kind.as_str()], |row| {
+
+    by_name.query_row([kind.as_str()], |row| {
         Ok(Known {
             id: row.get(0)?,
             is_paused: row.get(1)?,
         })
-    });
-    known
+    })
 }
 
 pub(super) fn pause(tx: &Tx<'_>, kind: Option<&EventKind>, paused: bool) -> rusqlite::Result<()> {

@@ -65,10 +65,7 @@ fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
 /// Lets the events of a lane return to their line that were put aside until now.
 fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
     let mut returned = tx.db.prepare_cached(RETURNED)?;
-    while let Some(mut work) = returned
-        .query_row([lane, tx.now], Work::read)
-        .optional()?
-    {
+    while let Some(mut work) = returned.query_row([lane, tx.now], Work::read).optional()? {
         join(tx, &mut work)?;
     }
     Ok(())
