@@ -239,10 +239,10 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
 
 pub(crate) fn stats(stats: &Stats) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    if stats.kinds.is_empty() && !stats.is_paused {
-        return writeln!(out, "every event is settled");
+    match stats.to_string().as_str() {
+        "" => writeln!(out, "every event is settled"),
+        text => out.write_all(text.as_bytes()),
     }
-    write!(out, "{stats}")
 }
 
 pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {

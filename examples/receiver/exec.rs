@@ -79,6 +79,7 @@ impl Exec {
             .stdin(Stdio::piped())
             .stdout(io::stderr()) // Standard output is reserved for lines of JSON.
             .stderr(Stdio::piped())
+            .env_remove("WEBHOOK_INBOX")
             .env_remove("WEBHOOK_SECRET")
             .env_remove("WEBHOOK_STORE")
             .process_group(0)

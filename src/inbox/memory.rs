@@ -677,6 +677,8 @@ impl State {
             if self.event(*id).is_kept() {
                 self.end(*id);
             }
+            // Their texts may quote the body.
+            self.event(*id).past.clear();
             self.delete_body(*id);
         }
         ids.len() as u64

@@ -272,18 +272,24 @@ impl Stats {
     }
 }
 
-/// One line for each kind.
+/// One line for each kind that has events, or is paused.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_paused {
             f.write_str("everything is paused\n")?;
         }
         for kind in &self.kinds {
+            if kind.waiting + kind.in_progress + kind.retrying + kind.dead == 0 && !kind.is_paused {
+                continue;
+            }
             write!(
                 f,
                 "{}: {} waiting, {} in progress, {} retrying, {} dead",
                 kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
             )?;
+            if let Some(age) = kind.oldest.and_then(|oldest| oldest.elapsed().ok()) {
+                write!(f, ", the oldest {} s ago", age.as_secs())?;
+            }
             f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
         }
         Ok(())

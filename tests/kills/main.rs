@@ -3,6 +3,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
+mod inbox;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod receiver;
 mod transactional;

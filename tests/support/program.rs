@@ -29,6 +29,7 @@ pub(crate) fn example(name: &str) -> Command {
         "ADMIN_BASE_URL",
         "DATABASE_URL",
         "RUST_LOG",
+        "WEBHOOK_INBOX",
         "WEBHOOK_SECRET",
         "WEBHOOK_STORE",
     ] {

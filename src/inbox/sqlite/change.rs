@@ -3,6 +3,7 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::lanes;
+use super::purge::DELETE_FAILURES;
 use super::row::{Work, place, state};
 use super::settle::end;
 use super::{list, row};
@@ -149,6 +150,8 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
         if matches!(event.state, state::UNSETTLED | state::DEAD) {
             give_up(tx, *seq, &event)?;
         }
+        // Their texts may quote the body.
+        tx.db.prepare_cached(DELETE_FAILURES)?.execute([seq])?;
         bodies += u64::from(delete_body(tx, *seq)?);
     }
     Ok(bodies)

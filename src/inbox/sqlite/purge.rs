@@ -17,7 +17,7 @@ const EXPIRED: &str = "
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 const DELETE: &str = "DELETE FROM events WHERE seq = ?1";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
-const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
+pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 const KEEP_NUMBER: &str = "
     UPDATE events SET state = 9, key = NULL, chat = NULL WHERE seq = ?1";
 

@@ -171,9 +171,11 @@ impl<Q: Queue> Pool<Q> {
                 return Some(Settlement::Released);
             }
         };
-        let reason = outcome
+        let mut reason = outcome
             .reason()
             .map_or_else(|| describe(outcome), |reason| Chain(reason).to_string());
+        let end = (0..=LONGEST_REASON.min(reason.len())).rfind(|end| reason.is_char_boundary(*end));
+        reason.truncate(end.unwrap_or_default());
         let failure = || Failure {
             outcome: outcome.name().to_owned(),
             reason: reason.clone(),
@@ -370,6 +372,9 @@ enum Cut {
 }
 
 const CRASHED: &str = "crashed";
+
+/// How much of an error is stored and logged, in bytes.
+const LONGEST_REASON: usize = 1024;
 
 /// Describes an outcome that has no error.
 fn describe(outcome: &Outcome) -> String {
