@@ -120,7 +120,7 @@ pub trait Queue: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
 
     /// Makes an event due now. One that is settled or dead is tried again, does not wait for its lane, and starts
-    /// without failures; if it was a dead letter that holds its lane, the lane waits for it. One that is retried keeps
+    /// without failures and crashes; if it was a dead letter that holds its lane, the lane waits for it. One that is retried keeps
     /// its place.
     ///
     /// # Errors

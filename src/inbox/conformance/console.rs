@@ -543,6 +543,10 @@ pub async fn lists_are_complete<H: Harness>(harness: &H) {
                     page.len()
                 );
                 found.extend(&page);
+                assert!(
+                    found.len() <= accepted.len(),
+                    "pages of {limit} repeat events: {found:?}"
+                );
                 after = page.last().copied();
                 if page.is_empty() {
                     break;

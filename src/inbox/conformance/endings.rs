@@ -1,11 +1,12 @@
 //! The end of an attempt: once, and only by the holder of the lease.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::steps::{Trial, abandon, chat, dead, endings, lane, lasted, ok, retry, skip};
+use super::steps::{Trial, abandon, chat, dead, endings, joined, lane, lasted, ok, retry, skip};
 use super::{HELD, Harness, PATIENCE, SHORT};
 use crate::inbox::{
     Change, EventLease, EventState, NewEvent, Queue, Settled, Settlement, TakenEvent,
@@ -207,6 +208,28 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
     trial
         .claims(expired.lease.id, HELD, "an event whose lease expired")
         .await;
+    let expired = trial.expired(trial.event()).await;
+    let id = expired.lease.id;
+    other
+        .discard(id, Change::Made, "an event whose lease expired")
+        .await;
+    trial
+        .refuses(
+            &expired.lease,
+            "an expired attempt whose event was discarded",
+        )
+        .await;
+    other
+        .redrive(id, Change::Made, "an event that was discarded")
+        .await;
+    trial
+        .refuses(
+            &expired.lease,
+            "an expired attempt whose event was discarded and redriven",
+        )
+        .await;
+    let again = trial.claims(id, HELD, "an event that was redriven").await;
+    trial.settle(&again, &Settlement::Handled).await;
 
     for lane in [None, Some(lane())] {
         let chat = chat();
@@ -406,6 +429,75 @@ pub async fn leases_are_extended<H: Harness>(harness: &H) {
         .refuses(&alone.lease, "an attempt whose event was taken again")
         .await;
     other.settle(&again, &Settlement::Handled).await;
+}
+
+/// Of many ends of one attempt at one time, over several handles, exactly one is made, and the lane's next event is
+/// taken once. So it is when the lease has expired and others claim the event: it either ends or is taken again.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn one_end_wins<H: Harness>(harness: &H) {
+    const RIVALS: usize = 24;
+
+    let trial = Trial::open(harness).await;
+    let handles = trial.handles(harness, 4).await;
+    for is_expired in [false, true] {
+        let lane = lane();
+        let event = trial.in_lane(lane);
+        let taken = match is_expired {
+            false => trial.taken(event, HELD).await,
+            true => trial.expired(event).await,
+        };
+        let next = trial.accept(trial.in_lane(lane)).await;
+        let lease = taken.lease;
+        let rivals = (0..RIVALS).map(|at| {
+            let handle = Arc::clone(&handles[at % handles.len()]);
+            tokio::spawn(async move {
+                if is_expired && at % 3 != 0 {
+                    return (false, handle.try_claim(HELD).await);
+                }
+                let take = handle.take(HELD);
+                let ending = Settlement::Handled;
+                let settled = handle.queue.settle(&lease, &ending, Some(&take)).await;
+                match ok(settled, "settle") {
+                    Settled::Ended(next) => (true, next.map(|next| *next)),
+                    Settled::Lost => (false, None),
+                }
+            })
+        });
+        let results = joined(rivals.collect()).await;
+        let ended = results.iter().filter(|(ended, _)| *ended).count();
+        let taken: Vec<_> = results
+            .iter()
+            .filter_map(|(_, taken)| taken.as_ref())
+            .collect();
+        let ids: Vec<_> = taken.iter().map(|taken| taken.lease.id).collect();
+        match ended {
+            1 => assert_eq!(
+                ids,
+                [next],
+                "events that were taken when the attempt had ended"
+            ),
+            0 if is_expired => {
+                assert_eq!(
+                    ids,
+                    [lease.id],
+                    "events that were taken when the lease had expired"
+                );
+                assert_eq!(taken[0].crashes, 1, "crashes after a lease expired");
+            }
+            _ => panic!("of {RIVALS} ends of one attempt at one time, {ended} were made"),
+        }
+        trial.nothing("the lane is busy").await;
+        for taken in taken {
+            trial.settle(taken, &Settlement::Handled).await;
+        }
+        if ended == 0 {
+            let next = trial.claims(next, HELD, "the next event of the lane").await;
+            trial.settle(&next, &Settlement::Handled).await;
+        }
+    }
 }
 
 /// A settlement whose future was dropped, at whichever of its awaits, has ended the attempt or has not: then it can be

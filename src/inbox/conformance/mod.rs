@@ -57,10 +57,13 @@ pub use self::accept::{
     deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
     one_accept_wins,
 };
-pub use self::alone::{bodies_are_deleted, pause_stops_everything, size_grows};
+pub use self::alone::{
+    bodies_are_deleted, numbers_are_used_once, pause_stops_everything, size_grows,
+};
 pub use self::attempts::{
     crashes_are_counted, delays_are_kept, durations_have_no_limits, failures_are_counted,
-    failures_are_listed, first_due_is_taken_first, suspects_are_limited,
+    failures_are_listed, first_due_is_taken_first, nothing_ends_with_its_handle,
+    suspects_are_limited,
 };
 pub use self::console::{
     chats_are_forgotten, events_are_counted, handles_share_everything, lists_are_complete,
@@ -70,6 +73,7 @@ pub use self::console::{
 pub use self::endings::{
     abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
     expired_attempts_may_end, fences_protect, late_finishers_change_nothing, leases_are_extended,
+    one_end_wins,
 };
 pub use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
@@ -144,8 +148,10 @@ pub async fn run<H: Harness>(harness: &H) {
         changes_by_hand_end_attempts
         fences_protect
         leases_are_extended
+        one_end_wins
         abandoned_settlements_lose_nothing
         crashes_are_counted
+        nothing_ends_with_its_handle
         suspects_are_limited
         failures_are_counted
         failures_are_listed
@@ -182,5 +188,11 @@ pub async fn run_alone<H: Harness>(harness: &H) {
     )
     .await;
     named("queue", "bodies_are_deleted", bodies_are_deleted(harness)).await;
+    named(
+        "queue",
+        "numbers_are_used_once",
+        numbers_are_used_once(harness),
+    )
+    .await;
     named("queue", "size_grows", size_grows(harness)).await;
 }

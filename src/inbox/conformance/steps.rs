@@ -185,10 +185,16 @@ impl<Q: Queue> Trial<Q> {
 
     /// Claims one event, and waits for it.
     pub(super) async fn claimed(&self, lease: Duration, what: &str) -> TakenEvent {
+        self.claimed_at(lease, what).await.1
+    }
+
+    /// Claims one event, and waits for it. Returns the time before which it was not taken.
+    pub(super) async fn claimed_at(&self, lease: Duration, what: &str) -> (Instant, TakenEvent) {
         let give_up = Instant::now() + PATIENCE;
         loop {
+            let before = Instant::now();
             if let Some(taken) = self.try_claim(lease).await {
-                return taken;
+                return (before, taken);
             }
             assert!(Instant::now() < give_up, "{what} cannot be taken");
             sleep(SHORT / 20).await;
@@ -362,7 +368,7 @@ impl<Q: Queue> Trial<Q> {
         let give_up = Instant::now() + PATIENCE;
         while ok(self.queue.purge(keep_bodies).await, "purge") {
             assert!(Instant::now() < give_up, "there is always more to purge");
-            tokio::task::yield_now().await;
+            sleep(Duration::from_millis(1)).await;
         }
     }
 
