@@ -6,9 +6,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
-use super::steps::{
-    Trial, abandon, chat, dead, endings, failure, joined, key, key_of, kind, lane, ok, retry,
-};
+use super::make::{chat, dead, endings, failure, key, key_of, kind, lane, retry};
+use super::steps::{Trial, abandon, joined, ok};
 use super::{HELD, Harness, RETAIN, RIVALS, SHORT};
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::inbox::{Accepted, Change, EventState, Kinds, NewEvent, Queue, Settlement};

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::steps::{Trial, dead, failure, key, lane, ok, retry};
+use super::make::{dead, failure, key, lane, retry};
+use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
 use crate::delivery::RawDelivery;
 use crate::inbox::{Change, EventState, NewEvent, Queue, Settled, Settlement};
@@ -99,7 +100,7 @@ pub async fn bodies_are_deleted<H: Harness>(harness: &H) {
         }
         match settlement {
             Some(Settlement::Handled | Settlement::Ignored) => {
-                deleted.push((taken.lease.id, known))
+                deleted.push((taken.lease.id, known));
             }
             _ => kept.push((taken.lease.id, known)),
         }
