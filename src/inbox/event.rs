@@ -141,7 +141,7 @@ pub struct EventLease {
 pub struct TakenEvent {
     /// The right to end the attempt.
     pub lease: EventLease,
-    /// The delivery as it was accepted, with the number of this attempt.
+    /// The delivery as it was accepted, with the number of this attempt: one more than failures and crashes.
     pub delivery: RawDelivery,
     /// The lane of the event. `None` for an event without a chat, and for one that was redriven.
     pub lane: Option<Lane>,

@@ -1,6 +1,6 @@
 //! The queue in memory: for tests, and for the sandbox.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,8 +73,8 @@ struct State {
     last_fence: u128,
     events: BTreeMap<i64, Event>,
     keys: HashMap<u128, Key>,
-    /// When keys are forgotten, in the order in which they were stored.
-    forget: VecDeque<(Instant, u128)>,
+    /// When keys are forgotten.
+    forget: BTreeSet<(Instant, u128)>,
     /// When events that were handled or ignored were settled, for those that have their bodies.
     with_body: BTreeSet<Due>,
     /// When the retention of events ends.
@@ -107,7 +107,7 @@ impl Default for State {
             last_fence: 0,
             events: BTreeMap::new(),
             keys: HashMap::new(),
-            forget: VecDeque::new(),
+            forget: BTreeSet::new(),
             with_body: BTreeSet::new(),
             retained: BTreeSet::new(),
             lanes: HashMap::new(),
@@ -200,7 +200,7 @@ impl State {
                 until,
             };
             self.keys.insert(digests.key(), key);
-            self.forget.push_back((until, digests.key()));
+            self.forget.insert((until, digests.key()));
         }
         let now = self.now;
         let is_dead = new.dead.is_some();
@@ -659,7 +659,9 @@ impl State {
     fn end(&mut self, id: i64) {
         self.remove(id);
         let at = self.now;
-        self.event(id).place = Place::Ended {
+        let event = self.event(id);
+        event.expired = None;
+        event.place = Place::Ended {
             state: EventState::Discarded,
             at,
         };
@@ -694,17 +696,17 @@ impl State {
         const STEP: usize = 1000;
 
         let mut keys = 0;
-        while let Some((until, key)) = self.forget.front().copied()
+        while let Some((until, key)) = self.forget.first().copied()
             && until <= self.now
             && keys < STEP
         {
-            self.forget.pop_front();
+            self.forget.pop_first();
             keys += 1;
             match self.keys.get(&key) {
                 Some(known) if self.events.get(&known.event).is_some_and(Event::is_kept) => {
                     // Looked at again, when it may be settled.
                     let again = self.now + Duration::from_secs(60);
-                    self.forget.push_back((again, key));
+                    self.forget.insert((again, key));
                 }
                 Some(known) if known.until <= self.now => {
                     self.keys.remove(&key);

@@ -122,8 +122,8 @@ pub trait Queue: Send + Sync + 'static {
         id: EventId,
     ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
 
-    /// Makes an event due now. One that is settled or dead is tried again, without waiting for its lane, and its count
-    /// of failures starts at zero. A dead letter that holds its lane continues to hold it. An unsettled event keeps its
+    /// Makes an event due now. One that is settled or dead is tried again, without waiting for its lane, and its counts
+    /// of failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event keeps its
     /// place in line; one that is in progress is not changed ([`Change::WrongState`]).
     ///
     /// # Errors
