@@ -6,15 +6,20 @@ use std::fmt::{self, Write};
 /// Any error of a user or another crate.
 pub(crate) type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Displays an error with its causes, on one line.
+/// Displays an error with its causes, on one line. Some errors end with the text of their cause, which is not repeated.
 pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'a));
 
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(OneLine(f), "{}", self.0)?;
+        let mut shown = self.0.to_string();
+        write!(OneLine(f), "{shown}")?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            write!(OneLine(f), ": {error}")?;
+            let text = error.to_string();
+            if !shown.ends_with(&text) {
+                write!(OneLine(f), ": {text}")?;
+                shown = text;
+            }
             cause = error.source();
         }
         Ok(())
@@ -71,5 +76,20 @@ mod tests {
             Chain(&outer).to_string(),
             "the store failed: the store is unavailable: connection refused"
         );
+    }
+
+    #[test]
+    fn a_cause_that_its_error_shows_is_not_repeated() {
+        let refused = || Box::new(Failure("connection refused", None));
+        for shown in ["connection refused", "no answer: connection refused"] {
+            let outer = Failure(
+                "the store failed",
+                Some(Box::new(Failure(shown, Some(refused())))),
+            );
+            assert_eq!(
+                Chain(&outer).to_string(),
+                format!("the store failed: {shown}")
+            );
+        }
     }
 }

@@ -85,7 +85,12 @@ impl fmt::Display for AdminConfigError {
                  from the partner portal"
             ),
             Self::TokenFile { path, .. } => {
-                write!(f, "the access token in `{}` cannot be read", path.display())
+                write!(
+                    f,
+                    "the access token in `{}` cannot be read: give the path of a file that this user can \
+                     read, with an API key from the partner portal in it",
+                    path.display()
+                )
             }
             Self::InvalidUrl(_) => f.write_str(
                 "the base URL is not a URL: use an absolute one, such as https://api.example.com",

@@ -160,6 +160,14 @@ impl fmt::Display for Refusal {
     }
 }
 
+/// The error, or its cause where its text is the same and would be shown twice.
+fn cause(error: &RedisError) -> &(dyn Error + 'static) {
+    match error.source() {
+        Some(cause) if cause.to_string() == error.to_string() => cause,
+        _ => error,
+    }
+}
+
 impl Error for Refusal {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
@@ -167,10 +175,36 @@ impl Error for Refusal {
             | Self::NoTls(source)
             | Self::Unreachable(_, source)
             | Self::Unauthenticated(_, source)
-            | Self::Failed(_, source) => Some(source),
+            | Self::Failed(_, source) => Some(cause(source)),
             Self::TooOld { .. } | Self::Replica | Self::Evicts { .. } | Self::Sharded { .. } => {
                 None
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::error::Chain;
+
+    #[test]
+    fn a_cause_is_shown_once() {
+        let refused = RedisError::from(io::Error::other("Connection refused"));
+        let error = OpenError::from(Refusal::from_redis("localhost:6379".to_owned(), refused));
+        let mut texts = Vec::new();
+        let mut next: Option<&dyn Error> = Some(&error);
+        while let Some(error) = next {
+            texts.push(error.to_string());
+            next = error.source();
+        }
+        assert_eq!(texts.len(), 2, "{texts:?}");
+        assert_eq!(texts[1], "Connection refused");
+
+        let refused = RedisError::from(io::Error::other("Connection refused"));
+        let text = Chain(&store_error(refused)).to_string();
+        assert_eq!(text.matches("Connection refused").count(), 1, "{text}");
     }
 }
