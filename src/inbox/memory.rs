@@ -48,6 +48,7 @@ impl MemoryQueue {
     fn lock(&self) -> MutexGuard<'_, State> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.now = Instant::now();
+        state.return_to_lines();
         state
     }
 }
@@ -76,6 +77,9 @@ struct State {
     forget: VecDeque<(Instant, u128)>,
     /// The events that stand in line, by lane.
     lanes: HashMap<Lane, BTreeSet<i64>>,
+    /// The event that a lane waits for: in progress, or a dead letter that holds it. It stands in line, and only those
+    /// that returned meanwhile stand before it.
+    busy: HashMap<Lane, i64>,
     /// The events that can be taken when they are due, by kind.
     ready: BTreeMap<EventKind, BTreeSet<Due>>,
     /// Those of them that crashed before.
@@ -101,6 +105,7 @@ impl Default for State {
             keys: HashMap::new(),
             forget: VecDeque::new(),
             lanes: HashMap::new(),
+            busy: HashMap::new(),
             ready: BTreeMap::new(),
             suspects: BTreeMap::new(),
             taken: BTreeSet::new(),
@@ -131,6 +136,8 @@ struct Event {
     failures: u32,
     first_failed: Option<Instant>,
     crashes: u32,
+    /// The fence of a lease that expired, while the event was not taken again.
+    expired: Option<u128>,
     is_redriven: bool,
     past: Vec<(Instant, super::event::Failure)>,
 }
@@ -211,6 +218,7 @@ impl State {
             failures: 0,
             first_failed: None,
             crashes: 0,
+            expired: None,
             is_redriven: false,
             past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
         };
@@ -253,12 +261,6 @@ impl State {
             }
             // Only an event that returns to its line can be before the first one.
             Some(first) if id < first => {
-                if matches!(
-                    self.event(first).place,
-                    Place::Taken { .. } | Place::Holding { .. }
-                ) {
-                    return false;
-                }
                 self.unset_ready(first);
                 self.set_ready(id);
                 true
@@ -274,25 +276,23 @@ impl State {
         line.remove(&id);
         let first = line.first().copied();
         match first {
-            Some(first) => {
-                let is_waiting = matches!(self.event(first).place, Place::Line { .. });
-                if is_waiting {
-                    self.set_ready(first);
-                }
-                is_waiting.then_some(first)
-            }
-            None => {
-                self.lanes.remove(&lane);
-                None
-            }
+            Some(first) => self.set_ready(first),
+            None => drop(self.lanes.remove(&lane)),
         }
+        first
     }
 
+    /// Makes an event ready, unless its lane waits for another one.
     fn set_ready(&mut self, id: i64) {
         let event = self.event(id);
         let Place::Line { due } = event.place else {
             return;
         };
+        let lane = event.lane;
+        if lane.is_some_and(|lane| self.busy.contains_key(&lane)) {
+            return;
+        }
+        let event = self.event(id);
         let (kind, is_suspect) = (event.kind.clone(), event.crashes > 0);
         let ready = match is_suspect {
             true => &mut self.suspects,
@@ -337,6 +337,10 @@ impl State {
         let accepted_at = self.time_of_day(accepted);
         let event = self.event(id);
         event.place = Place::Taken { until, fence };
+        event.expired = None;
+        let lane = event.lane;
+        self.busy.extend(lane.map(|lane| (lane, id)));
+        let event = self.event(id);
         let body = event.body.clone().unwrap_or_default();
         let attempt = event.failures.saturating_add(event.crashes);
         let delivery = RawDelivery::new(event.kind.clone(), body)
@@ -364,8 +368,12 @@ impl State {
         {
             self.taken.pop_first();
             let event = self.event(id);
+            if let Place::Taken { fence, .. } = event.place {
+                event.expired = Some(fence);
+            }
             event.crashes = event.crashes.saturating_add(1);
             event.place = Place::Line { due: until };
+            self.set_free(id);
             self.set_first_ready(id);
         }
         while let Some(&(due, id)) = self.aside.first()
@@ -378,12 +386,15 @@ impl State {
     }
 
     fn claim(&mut self, take: &Take, limit: usize, suspects: usize) -> Claims {
-        self.return_to_lines();
         let mut claims = Claims::default();
         let mut suspects = suspects;
-        let mut next = [self.taken.first(), self.aside.first()]
+        let is_open = |id: i64| {
+            let event = self.events.get(&id);
+            event.is_some_and(|event| self.is_open(take, &event.kind))
+        };
+        let mut next = [&self.taken, &self.aside]
             .into_iter()
-            .flatten()
+            .filter_map(|events| events.iter().find(|(_, id)| is_open(*id)))
             .map(|(due, _)| *due)
             .min();
         loop {
@@ -427,11 +438,43 @@ impl State {
         true
     }
 
-    /// The event of a lease that is held, and the end of that lease.
-    fn held(&self, lease: &EventLease) -> Option<(i64, Instant)> {
-        match self.events.get(&lease.id.0)?.place {
-            Place::Taken { until, fence } if fence == lease.fence.0 => Some((lease.id.0, until)),
+    /// The event of a lease that is held, and the end of that lease. One that expired is held again, unless another
+    /// event of the lane comes first now.
+    fn held(&mut self, lease: &EventLease) -> Option<(i64, Instant)> {
+        let (id, fence) = (lease.id.0, lease.fence.0);
+        let event = self.events.get(&id)?;
+        match event.place {
+            Place::Taken { until, fence: held } if held == fence => Some((id, until)),
+            Place::Line { .. } if event.expired == Some(fence) && self.is_first(id) => {
+                let until = self.now;
+                self.unset_ready(id);
+                let event = self.event(id);
+                event.expired = None;
+                event.crashes -= 1;
+                event.place = Place::Taken { until, fence };
+                let lane = event.lane;
+                self.busy.extend(lane.map(|lane| (lane, id)));
+                Some((id, until))
+            }
             _ => None,
+        }
+    }
+
+    /// Whether an event that stands in line is the first one, and its lane waits for no other.
+    fn is_first(&self, id: i64) -> bool {
+        let lane = self.events.get(&id).and_then(|event| event.lane);
+        lane.is_none_or(|lane| {
+            let first = self.lanes.get(&lane).and_then(BTreeSet::first);
+            first == Some(&id) && !self.busy.contains_key(&lane)
+        })
+    }
+
+    /// Ends the wait of a lane for an event.
+    fn set_free(&mut self, id: i64) {
+        if let Some(lane) = self.event(id).lane
+            && self.busy.get(&lane) == Some(&id)
+        {
+            self.busy.remove(&lane);
         }
     }
 
@@ -445,6 +488,16 @@ impl State {
             return Settled::Lost;
         };
         self.taken.remove(&(until, id));
+        let holds = matches!(
+            settlement,
+            Settlement::Dead {
+                hold_lane: true,
+                ..
+            }
+        );
+        if !holds {
+            self.set_free(id);
+        }
         let now = self.now;
         let event = self.event(id);
         if !matches!(settlement, Settlement::Released) {
@@ -525,6 +578,7 @@ impl State {
 
     /// Removes an unsettled or held event from every index.
     fn remove(&mut self, id: i64) {
+        self.set_free(id);
         let event = self.event(id);
         match event.place {
             Place::Line { .. } => self.unset_ready(id),
@@ -553,7 +607,9 @@ impl State {
             Place::Taken { .. } => return Change::WrongState,
             Place::Line { .. } => {
                 self.unset_ready(id.0);
-                self.event(id.0).place = Place::Line { due: now };
+                let event = self.event(id.0);
+                event.expired = None;
+                event.place = Place::Line { due: now };
                 self.set_first_ready(id.0);
                 return Change::Made;
             }
@@ -571,6 +627,7 @@ impl State {
         event.first_failed = None;
         event.crashes = 0;
         event.place = Place::Line { due: now };
+        self.set_free(id.0);
         self.set_first_ready(id.0);
         Change::Made
     }

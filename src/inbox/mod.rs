@@ -1,5 +1,7 @@
 //! Accepts events on disk, and handles them later (feature `inbox`).
 
+#[cfg(feature = "conformance")]
+pub mod conformance;
 mod event;
 mod memory;
 #[cfg(feature = "postgres")]

@@ -3,7 +3,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[cfg(all(feature = "inbox", feature = "postgres"))]
+mod memory;
+#[cfg(feature = "postgres")]
 mod postgres;
-#[cfg(all(feature = "inbox", feature = "postgres"))]
+#[cfg(feature = "postgres")]
 mod postgres_model;

@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
+use tower_webhook::inbox::conformance::{self, Harness};
 use tower_webhook::inbox::{
     Accepted, Change, EventId, EventState, Failure, Filter, Kinds, Lane, NewEvent, Page,
     PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
@@ -49,6 +50,38 @@ impl Database {
         let queue = PostgresQueue::new(self.pool(4).await);
         queue.migrate().await.unwrap();
         queue
+    }
+}
+
+impl Harness for Database {
+    type Queue = PostgresQueue;
+
+    async fn open(&self) -> PostgresQueue {
+        self.queue().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conforms() {
+    conformance::run(&Database::create().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conforms_with_other_session_defaults() {
+    for setting in [
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_isolation = 'repeatable read'",
+    ] {
+        let database = Database::create().await;
+        let name = database.url.rsplit('/').next().unwrap();
+        let pool = database.pool(1).await;
+        execute(&pool, &format!("ALTER DATABASE {name} SET {setting}")).await;
+        execute(
+            &pool,
+            &format!("ALTER DATABASE {name} SET timezone = 'Pacific/Chatham'"),
+        )
+        .await;
+        conformance::run(&database).await;
     }
 }
 

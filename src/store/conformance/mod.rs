@@ -37,7 +37,7 @@
 //! others. What is left behind has expired within a minute, apart from the keys of
 //! [`durations_have_no_limits`].
 
-mod steps;
+pub(crate) mod steps;
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -89,7 +89,7 @@ pub trait Harness: Sync {
 pub async fn run<H: Harness>(harness: &H) {
     macro_rules! rules {
         ($($rule:ident)*) => {
-            tokio::join!($(named(stringify!($rule), $rule(harness))),*);
+            tokio::join!($(named("store", stringify!($rule), $rule(harness))),*);
         };
     }
     rules! {

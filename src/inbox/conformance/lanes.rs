@@ -1,0 +1,517 @@
+//! Lanes: one event at a time, in the order of acceptance.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::time::{Instant, sleep};
+
+use super::steps::{Trial, dead, joined, kind, lane, lasted, ok, outage, retry, skip, snooze};
+use super::{HELD, Harness, PATIENCE, SHORT};
+use crate::inbox::{
+    Change, EventId, EventState, Kinds, Lane, Queue, Settled, Settlement, TakenEvent,
+};
+
+/// Accepts this many events of a lane.
+async fn line<Q: Queue>(trial: &Trial<Q>, lane: Lane, count: usize) -> Vec<EventId> {
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        ids.push(trial.accept(trial.in_lane(lane)).await);
+    }
+    ids
+}
+
+/// The events that several workers have, and had.
+#[derive(Default)]
+struct Seen {
+    busy: HashMap<Lane, EventId>,
+    done: HashMap<Lane, Vec<EventId>>,
+    alone: Vec<EventId>,
+}
+
+impl Seen {
+    fn begin(&mut self, taken: &TakenEvent) {
+        let id = taken.lease.id;
+        if let Some(lane) = taken.lane
+            && let Some(other) = self.busy.insert(lane, id)
+        {
+            panic!("events {other} and {id} of one lane were taken at one time");
+        }
+    }
+
+    fn end(&mut self, taken: &TakenEvent) {
+        let done = match taken.lane {
+            Some(lane) => {
+                self.busy.remove(&lane);
+                self.done.entry(lane).or_default()
+            }
+            None => &mut self.alone,
+        };
+        done.push(taken.lease.id);
+    }
+
+    fn count(&self) -> usize {
+        self.done.values().map(Vec::len).sum::<usize>() + self.alone.len()
+    }
+}
+
+fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
+    seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Only the first event of a lane can be taken, and the next one only after its end: it is handed over with `next`,
+/// and can be claimed without. So the lane runs in the order of acceptance.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn lanes_keep_their_order<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let lane = lane();
+    let ids = line(&trial, lane, 8).await;
+
+    let mut taken = trial.claims(ids[0], HELD, "the first event").await;
+    for (at, id) in ids.iter().enumerate().skip(1) {
+        assert_eq!(taken.lane, Some(lane), "the lane of an event");
+        other.nothing("the lane is busy").await;
+        let settlement = match at % 3 {
+            0 => Settlement::Handled,
+            1 => Settlement::Ignored,
+            _ => dead(false),
+        };
+        taken = match at % 2 {
+            0 => {
+                other.settle(&taken, &settlement).await;
+                other.claims(*id, HELD, "the next event of the lane").await
+            }
+            _ => trial.hands_over(&taken, &settlement, *id).await,
+        };
+        assert_eq!(
+            taken.delivery.attempt().map(u32::from),
+            Some(1),
+            "the attempt"
+        );
+        assert_eq!(
+            (taken.failures, taken.crashes),
+            (0, 0),
+            "failures and crashes"
+        );
+    }
+    trial
+        .hands_nothing_over(&taken, &Settlement::Handled, "the lane is empty")
+        .await;
+    trial.nothing("the lane is empty").await;
+    trial.taken(trial.in_lane(lane), HELD).await;
+}
+
+/// Workers on several handles that accept, claim, and settle at one time never have an event twice, nor two of one
+/// lane, and each lane runs in the order of acceptance.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn lanes_run_one_at_a_time<H: Harness>(harness: &H) {
+    const LANES: usize = 6;
+    const EVENTS: usize = 10;
+
+    let trial = Trial::open(harness).await;
+    let lanes: Vec<_> = (0..LANES).map(|_| lane()).collect();
+    let (mut lines, mut alone) = (HashMap::<_, Vec<_>>::new(), Vec::new());
+    for _ in 0..EVENTS {
+        for lane in &lanes {
+            let id = trial.accept(trial.in_lane(*lane)).await;
+            lines.entry(*lane).or_default().push(id);
+        }
+        alone.push(trial.accept(trial.event()).await);
+    }
+    let total = (LANES + 1) * EVENTS;
+    let seen = Arc::new(Mutex::new(Seen::default()));
+    let workers = trial.handles(harness, 4).await.into_iter().map(|handle| {
+        let seen = Arc::clone(&seen);
+        tokio::spawn(async move {
+            let give_up = Instant::now() + 2 * PATIENCE;
+            loop {
+                let mut events = handle.claim(HELD, 3, 0).await.events;
+                events.iter().for_each(|taken| lock(&seen).begin(taken));
+                while let Some(taken) = events.pop() {
+                    // Others have time to take the next one.
+                    tokio::task::yield_now().await;
+                    let id = taken.lease.id;
+                    lock(&seen).end(&taken);
+                    if id.0 % 2 == 0 {
+                        handle.settle(&taken, &Settlement::Handled).await;
+                    } else if let Some(next) =
+                        handle.settle_and_take(&taken, &Settlement::Handled).await
+                    {
+                        lock(&seen).begin(&next);
+                        events.push(next);
+                    }
+                }
+                let count = lock(&seen).count();
+                if count >= total {
+                    return;
+                }
+                assert!(
+                    Instant::now() < give_up,
+                    "only {count} of {total} events could be taken"
+                );
+                sleep(SHORT / 20).await;
+            }
+        })
+    });
+    joined(workers.collect()).await;
+    let mut seen = lock(&seen);
+    seen.alone.sort_unstable();
+    assert_eq!(
+        seen.alone, alone,
+        "the events without a lane that were taken"
+    );
+    assert_eq!(seen.done, lines, "the events that were taken, by lane");
+}
+
+/// Events without a lane wait for no other. Events of different lanes do not, either.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn lanes_are_independent<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let mut ids = Vec::new();
+    for at in 0..12 {
+        let event = match at % 2 {
+            0 => trial.event(),
+            _ => trial.in_lane(lane()),
+        };
+        ids.push(trial.accept(event).await);
+    }
+    trial.all_of(&ids, HELD, "events of different lanes").await;
+}
+
+/// However many events of a lane wait, however many are of another kind, and however many have crashed: the others
+/// are found, also by a claim of one event.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn no_lane_starves_another<H: Harness>(harness: &H) {
+    const BLOCKED: usize = 40;
+
+    let trial = Trial::open(harness).await;
+    let mut ids = Vec::new();
+    for settlement in [
+        None,
+        Some(retry(HELD)),
+        Some(dead(true)),
+        Some(snooze(HELD)),
+    ] {
+        let lane = lane();
+        let taken = trial.taken(trial.in_lane(lane), HELD).await;
+        line(&trial, lane, BLOCKED).await;
+        if let Some(settlement) = settlement {
+            trial.settle(&taken, &settlement).await;
+        }
+    }
+    let crashed = [trial.event(), trial.event()];
+    for event in crashed {
+        trial.taken(event, SHORT).await;
+    }
+    let other = trial.fresh();
+    for _ in 0..BLOCKED {
+        other.accept(other.event()).await;
+    }
+    sleep(2 * SHORT).await;
+    for _ in 0..4 {
+        ids.push(trial.accept(trial.event()).await);
+        ids.push(trial.accept(trial.in_lane(lane())).await);
+    }
+    let mut found = Vec::new();
+    let give_up = Instant::now() + PATIENCE;
+    while found.len() < ids.len() {
+        for taken in trial.claim(HELD, 1, 0).await.events {
+            found.push(taken.lease.id);
+        }
+        assert!(
+            Instant::now() < give_up,
+            "of {ids:?} only {found:?} were found"
+        );
+    }
+    found.sort_unstable();
+    assert_eq!(found, ids, "the events that can be taken");
+}
+
+/// A lane waits for an event that is retried and blocks it, whoever claims: A, B and C stay in this order. So it does
+/// for an event that was released, and one whose attempt did not count.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn retries_keep_their_place<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    for settlement in [retry, outage, snooze, |_| Settlement::Released] {
+        let lane = lane();
+        let ids = line(&trial, lane, 3).await;
+        for (at, id) in ids.iter().enumerate() {
+            let taken = trial.claims(*id, HELD, "the first event of the lane").await;
+            let began = Instant::now();
+            let settlement = settlement(SHORT);
+            trial
+                .hands_nothing_over(&taken, &settlement, "the lane waits")
+                .await;
+            let again = other
+                .claims(*id, HELD, "the event that is tried again")
+                .await;
+            if let Settlement::Retry { .. } = settlement {
+                lasted(began, "a delay");
+            }
+            other.nothing("the lane is busy").await;
+            match ids.get(at + 1) {
+                Some(_) => other.settle(&again, &Settlement::Handled).await,
+                None => {
+                    let what = "the lane is empty";
+                    other
+                        .hands_nothing_over(&again, &Settlement::Handled, what)
+                        .await;
+                }
+            }
+        }
+        trial.nothing("the lane is empty").await;
+    }
+}
+
+/// A lane goes on when an event is retried that does not block it. The event returns to the place of its number when
+/// it is due: before those that wait, but never beside an event of its lane in progress.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn skipped_events_return<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let lane = lane();
+    let ids = line(&trial, lane, 5).await;
+
+    // The lane goes on, with `next` and without.
+    let first = trial.claims(ids[0], HELD, "the first event").await;
+    let began = Instant::now();
+    let second = trial.hands_over(&first, &skip(SHORT), ids[1]).await;
+    trial
+        .is(ids[0], EventState::Retrying, "an event that was skipped")
+        .await;
+    other.nothing("the lane is busy").await;
+    other.settle(&second, &skip(HELD)).await;
+    let third = other.claims(ids[2], HELD, "the third event").await;
+
+    // The first one is due, and waits for the third. Then it comes before the fourth.
+    sleep(2 * SHORT).await;
+    other
+        .nothing("the lane is busy, and the event that returns waits for it")
+        .await;
+    let joins = trial
+        .not_taken(trial.in_lane(lane), "the lane is busy")
+        .await;
+    trial.nothing("the lane is busy").await;
+    other.settle(&third, &Settlement::Handled).await;
+    let first = other.claims(ids[0], HELD, "the event that returned").await;
+    lasted(began, "a delay");
+    assert_eq!(
+        first.failures, 1,
+        "the failures of an event that was skipped"
+    );
+    trial.nothing("the lane is busy").await;
+
+    // Behind it, nobody overtakes: not while it is retried, nor when somebody meddles with the line.
+    trial
+        .hands_nothing_over(&first, &retry(SHORT), "the lane waits")
+        .await;
+    trial.nothing("the lane waits").await;
+    let first = trial.claims(ids[0], HELD, "the event that returned").await;
+    other
+        .discard(ids[4], Change::Made, "an event that waits")
+        .await;
+    other.nothing("the lane is busy").await;
+    let fourth = trial.hands_over(&first, &Settlement::Handled, ids[3]).await;
+
+    // The second one returns by hand, beside which nothing changes for the fourth.
+    other
+        .redrive(ids[1], Change::Made, "an event that was skipped")
+        .await;
+    other
+        .nothing("the lane is busy, and the event that returns waits for it")
+        .await;
+    other
+        .redrive(ids[1], Change::Made, "an event that has returned")
+        .await;
+    other
+        .redrive(joins, Change::Made, "an event that waits")
+        .await;
+    other.nothing("the lane is busy").await;
+    let last = trial.accept(trial.in_lane(lane)).await;
+    other
+        .discard(last, Change::Made, "an event that waits")
+        .await;
+    other.nothing("the lane is busy").await;
+    let second = trial
+        .hands_over(&fourth, &Settlement::Handled, ids[1])
+        .await;
+    let joins = trial.hands_over(&second, &Settlement::Handled, joins).await;
+    trial
+        .hands_nothing_over(&joins, &skip(SHORT), "the lane is empty")
+        .await;
+
+    // Also into a lane that is empty, and behind those that were taken meanwhile.
+    let joins = other
+        .claims(
+            joins.lease.id,
+            HELD,
+            "an event that returned to an empty lane",
+        )
+        .await;
+    other.settle(&joins, &skip(SHORT)).await;
+    let taken = trial.taken(trial.in_lane(lane), HELD).await;
+    sleep(2 * SHORT).await;
+    other.nothing("the lane is busy").await;
+    trial.settle(&taken, &retry(HELD)).await;
+    let joins = other
+        .claims(joins.lease.id, HELD, "an event that returned")
+        .await;
+    trial
+        .hands_nothing_over(&joins, &Settlement::Handled, "the next event is retried")
+        .await;
+    trial.nothing("the lane waits").await;
+}
+
+/// A dead letter frees its lane, or holds it: until it is discarded, or until it was redriven and has run.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn dead_letters_free_or_hold_lanes<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let ids = line(&trial, lane(), 2).await;
+    let taken = trial.claims(ids[0], HELD, "the first event").await;
+    let next = trial.hands_over(&taken, &dead(false), ids[1]).await;
+    trial.is(ids[0], EventState::Dead, "a dead letter").await;
+    trial.settle(&next, &Settlement::Handled).await;
+
+    for is_redriven in [false, true] {
+        let lane = lane();
+        let ids = line(&trial, lane, 3).await;
+        let taken = trial.claims(ids[0], HELD, "the first event").await;
+        trial
+            .hands_nothing_over(&taken, &dead(true), "a dead letter holds the lane")
+            .await;
+        trial
+            .is(
+                ids[0],
+                EventState::Dead,
+                "a dead letter that holds its lane",
+            )
+            .await;
+        other.nothing("a dead letter holds the lane").await;
+        let joins = other
+            .not_taken(trial.in_lane(lane), "a dead letter holds the lane")
+            .await;
+        other
+            .discard(ids[2], Change::Made, "an event that waits")
+            .await;
+        other.nothing("a dead letter holds the lane").await;
+
+        if is_redriven {
+            other
+                .redrive(ids[0], Change::Made, "a dead letter that holds its lane")
+                .await;
+            let taken = other
+                .claims(ids[0], HELD, "the dead letter, which runs first")
+                .await;
+            other
+                .nothing("the lane waits for the dead letter that was redriven")
+                .await;
+            other.settle(&taken, &Settlement::Handled).await;
+        } else {
+            other
+                .discard(ids[0], Change::Made, "a dead letter that holds its lane")
+                .await;
+        }
+        let taken = trial.claims(ids[1], HELD, "the second event").await;
+        trial.hands_over(&taken, &Settlement::Handled, joins).await;
+        trial.nothing("the lane is busy").await;
+    }
+
+    // Without a lane there is nothing to hold.
+    let taken = trial.taken(trial.event(), HELD).await;
+    trial.settle(&taken, &dead(true)).await;
+    trial
+        .is(taken.lease.id, EventState::Dead, "a dead letter")
+        .await;
+    trial.taken(trial.event(), HELD).await;
+}
+
+/// An event whose kind a worker does not take stays where it is, and its lane waits for another worker.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn kinds_that_are_left_hold_lanes<H: Harness>(harness: &H) {
+    let new = Trial::open(harness).await;
+    let known = new.fresh();
+    let kinds = Kinds::only([new.kind.clone(), known.kind.clone(), kind()]);
+    let old = new.taking(kinds.clone().except([new.kind.clone()]));
+    let both = new.taking(kinds);
+
+    let lane = lane();
+    let first = old.accept(known.in_lane(lane)).await;
+    let second = old.not_taken(new.in_lane(lane), "its kind is left").await;
+    let third = old
+        .not_taken(known.in_lane(lane), "an event of its lane waits")
+        .await;
+    let first = old
+        .claims(first, HELD, "an event of a kind that is taken")
+        .await;
+    old.hands_nothing_over(
+        &first,
+        &Settlement::Handled,
+        "the next event's kind is left",
+    )
+    .await;
+    old.nothing("the next event's kind is left").await;
+    known.nothing("the next event's kind is left").await;
+
+    let second = new
+        .claims(second, HELD, "an event of a kind that another worker left")
+        .await;
+    old.nothing("the lane is busy").await;
+    new.hands_nothing_over(
+        &second,
+        &Settlement::Handled,
+        "the next event's kind is left",
+    )
+    .await;
+    new.nothing("the next event's kind is left").await;
+    let third = old.claims(third, HELD, "the third event").await;
+    let last = old.not_taken(new.in_lane(lane), "its kind is left").await;
+    let taken = both.take(HELD);
+    let settled = both
+        .queue
+        .settle(&third.lease, &Settlement::Handled, Some(&taken))
+        .await;
+    match ok(settled, "settle") {
+        Settled::Ended(Some(next)) => assert_eq!(next.lease.id, last, "the next event"),
+        other => panic!("the next event was not handed over: {other:?}"),
+    }
+
+    // By hand, and by the end of a lease, it stays with those that take it.
+    let alone = new.taken(new.event(), SHORT).await;
+    sleep(2 * SHORT).await;
+    old.nothing("its kind is left").await;
+    let alone = new
+        .claims(alone.lease.id, HELD, "an event whose lease expired")
+        .await;
+    new.settle(&alone, &dead(false)).await;
+    new.redrive(alone.lease.id, Change::Made, "a dead letter")
+        .await;
+    old.nothing("its kind is left").await;
+    both.claims(alone.lease.id, HELD, "a dead letter that was redriven")
+        .await;
+}

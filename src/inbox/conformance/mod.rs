@@ -1,0 +1,140 @@
+//! The test suite that every [`Queue`] must pass.
+//!
+//! [`run`] takes a [`Harness`] that opens handles on the queue. Each rule is also a function, which can be
+//! called alone.
+//!
+//! ```
+//! use tower_webhook::inbox::MemoryQueue;
+//! use tower_webhook::inbox::conformance::{self, Harness};
+//!
+//! struct Memory(MemoryQueue);
+//!
+//! impl Harness for Memory {
+//!     type Queue = MemoryQueue;
+//!
+//!     async fn open(&self) -> MemoryQueue {
+//!         self.0.clone()
+//!     }
+//! }
+//!
+//! // In a test of your own: `#[tokio::test]`.
+//! # tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
+//! #     .block_on(async {
+//! conformance::run(&Memory(MemoryQueue::new())).await;
+//! # });
+//! ```
+//!
+//! # Time
+//!
+//! Waiting is done with [`tokio::time`], some seconds altogether. A queue that goes by that clock,
+//! as the one in memory does, may be tested in paused time; one with a server may not. A slow machine
+//! breaks no rule, as long as a handful of operations takes less than two seconds.
+//!
+//! # Data
+//!
+//! Every rule uses kinds, keys, chats and lanes that were never used before, so it may run against a queue that holds
+//! other events. It leaves events behind, some of them unsettled. [`run_alone`] has the rules whose operations concern
+//! other events, too: they pause everything, and delete the bodies of all events that were handled. So run the suite
+//! against a queue of its own.
+
+mod accept;
+mod endings;
+mod lanes;
+mod steps;
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+
+pub use self::accept::{
+    abandoned_accepts_lose_nothing, accepted_events_are_taken, bodies_are_guarded,
+    deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
+    one_accept_wins,
+};
+pub use self::endings::{
+    abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
+    expired_attempts_may_end, fences_protect, late_finishers_change_nothing, leases_are_extended,
+};
+pub use self::lanes::{
+    dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
+    lanes_keep_their_order, lanes_run_one_at_a_time, no_lane_starves_another,
+    retries_keep_their_place, skipped_events_return,
+};
+use self::steps::named;
+use super::Queue;
+
+/// A lease, a delay, or a retention, whose end is waited for.
+const SHORT: Duration = Duration::from_millis(400);
+
+/// A lease, or a delay, that must not end while a rule works with it.
+const HELD: Duration = Duration::from_secs(60);
+
+/// A retention that must not end.
+const RETAIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How late a queue may notice that something ended, before that counts as never.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How far the queue's clock may run ahead of ours while we wait for `SHORT`, rounding included.
+const DRIFT: Duration = Duration::from_millis(50);
+
+/// How many accepts compete for one key.
+const RIVALS: usize = 64;
+
+/// How many rules run at once. Each has a few handles, and each of those may have connections.
+const AT_ONCE: usize = 8;
+
+/// Opens handles on the queue under test.
+pub trait Harness: Sync {
+    /// The queue under test.
+    type Queue: Queue;
+
+    /// A handle on the same data as all others from this harness, and as independent of them as
+    /// the queue allows: another connection, where it has connections.
+    fn open(&self) -> impl Future<Output = Self::Queue> + Send;
+}
+
+/// Runs every rule, several at once, and those of [`run_alone`] at the end.
+///
+/// # Panics
+///
+/// When a rule is broken, or the queue fails. The message names the rule.
+pub async fn run<H: Harness>(harness: &H) {
+    macro_rules! rules {
+        ($($rule:ident)*) => {
+            vec![$(Box::pin(named("queue", stringify!($rule), $rule(harness))) as BoxFuture<'_, ()>),*]
+        };
+    }
+    let rules = rules! {
+        keys_are_accepted_once
+        one_accept_wins
+        bodies_are_guarded
+        keys_are_remembered
+        deliveries_return_unchanged
+        accepted_events_are_taken
+        events_arrive_dead
+        abandoned_accepts_lose_nothing
+        lanes_keep_their_order
+        lanes_run_one_at_a_time
+        lanes_are_independent
+        no_lane_starves_another
+        retries_keep_their_place
+        skipped_events_return
+        dead_letters_free_or_hold_lanes
+        kinds_that_are_left_hold_lanes
+        attempts_end_once
+        expired_attempts_may_end
+        late_finishers_change_nothing
+        changes_by_hand_end_attempts
+        fences_protect
+        leases_are_extended
+        abandoned_settlements_lose_nothing
+    };
+    stream::iter(rules)
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<()>>()
+        .await;
+}

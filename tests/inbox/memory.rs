@@ -1,0 +1,24 @@
+//! The queue in memory: the conformance suite.
+
+use tower_webhook::inbox::MemoryQueue;
+use tower_webhook::inbox::conformance::{self, Harness};
+
+struct Memory(MemoryQueue);
+
+impl Harness for Memory {
+    type Queue = MemoryQueue;
+
+    async fn open(&self) -> MemoryQueue {
+        self.0.clone()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn conforms_in_paused_time() {
+    conformance::run(&Memory(MemoryQueue::new())).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_in_real_time_on_several_threads() {
+    conformance::run(&Memory(MemoryQueue::new())).await;
+}
