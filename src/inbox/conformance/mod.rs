@@ -38,6 +38,9 @@
 //! against a queue of its own.
 
 mod accept;
+mod alone;
+mod attempts;
+mod console;
 mod endings;
 mod lanes;
 mod steps;
@@ -53,6 +56,16 @@ pub use self::accept::{
     abandoned_accepts_lose_nothing, accepted_events_are_taken, bodies_are_guarded,
     deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
     one_accept_wins,
+};
+pub use self::alone::{bodies_are_deleted, pause_stops_everything, size_grows};
+pub use self::attempts::{
+    crashes_are_counted, delays_are_kept, durations_have_no_limits, failures_are_counted,
+    failures_are_listed, first_due_is_taken_first, suspects_are_limited,
+};
+pub use self::console::{
+    chats_are_forgotten, events_are_counted, handles_share_everything, lists_are_complete,
+    paused_kinds_wait, redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
+    settled_events_are_redriven, unsettled_events_are_discarded,
 };
 pub use self::endings::{
     abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
@@ -132,9 +145,42 @@ pub async fn run<H: Harness>(harness: &H) {
         fences_protect
         leases_are_extended
         abandoned_settlements_lose_nothing
+        crashes_are_counted
+        suspects_are_limited
+        failures_are_counted
+        failures_are_listed
+        delays_are_kept
+        first_due_is_taken_first
+        durations_have_no_limits
+        settled_events_are_redriven
+        redriven_events_stand_in_no_line
+        retried_events_are_redriven_in_place
+        unsettled_events_are_discarded
+        chats_are_forgotten
+        lists_are_complete
+        events_are_counted
+        paused_kinds_wait
+        handles_share_everything
     };
     stream::iter(rules)
         .buffer_unordered(AT_ONCE)
         .collect::<Vec<()>>()
         .await;
+    run_alone(harness).await;
+}
+
+/// Runs the rules whose operations concern all events of the queue, one after another.
+///
+/// # Panics
+///
+/// When a rule is broken, or the queue fails. The message names the rule.
+pub async fn run_alone<H: Harness>(harness: &H) {
+    named(
+        "queue",
+        "pause_stops_everything",
+        pause_stops_everything(harness),
+    )
+    .await;
+    named("queue", "bodies_are_deleted", bodies_are_deleted(harness)).await;
+    named("queue", "size_grows", size_grows(harness)).await;
 }

@@ -11,8 +11,8 @@ use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::EventKind;
 use crate::inbox::{
-    Accepted, Change, Claims, EventId, EventLease, EventRecord, EventState, Failure, Kinds, Lane,
-    NewEvent, Queue, Settled, Settlement, Take, TakenEvent,
+    Accepted, Change, Claims, EventId, EventLease, EventRecord, EventState, Failure, Filter, Kinds,
+    Lane, NewEvent, Queue, Settled, Settlement, Take, TakenEvent,
 };
 use crate::store::EventKey;
 use crate::store::conformance::steps::unique;
@@ -363,6 +363,14 @@ impl<Q: Queue> Trial<Q> {
         while ok(self.queue.purge(keep_bodies).await, "purge") {
             assert!(Instant::now() < give_up, "there is always more to purge");
             tokio::task::yield_now().await;
+        }
+    }
+
+    /// Selects the events of the kind.
+    pub(super) fn filter(&self) -> Filter {
+        Filter {
+            kinds: vec![self.kind.clone()],
+            ..Filter::default()
         }
     }
 }
