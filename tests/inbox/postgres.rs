@@ -13,6 +13,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
+use tower_webhook::inbox::conformance::{self, Harness};
 use tower_webhook::inbox::{
     Accepted, Change, EventId, EventState, Failure, Filter, Kinds, Lane, NewEvent, Page,
     PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
@@ -49,6 +50,38 @@ impl Database {
         let queue = PostgresQueue::new(self.pool(4).await);
         queue.migrate().await.unwrap();
         queue
+    }
+}
+
+impl Harness for Database {
+    type Queue = PostgresQueue;
+
+    async fn open(&self) -> PostgresQueue {
+        self.queue().await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conforms() {
+    conformance::run(&Database::create().await).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conforms_with_other_session_defaults() {
+    for setting in [
+        "default_transaction_isolation = 'serializable'",
+        "default_transaction_isolation = 'repeatable read'",
+    ] {
+        let database = Database::create().await;
+        let name = database.url.rsplit('/').next().unwrap();
+        let pool = database.pool(1).await;
+        execute(&pool, &format!("ALTER DATABASE {name} SET {setting}")).await;
+        execute(
+            &pool,
+            &format!("ALTER DATABASE {name} SET timezone = 'Pacific/Chatham'"),
+        )
+        .await;
+        conformance::run(&database).await;
     }
 }
 
@@ -469,7 +502,7 @@ async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
 /// Everything at once, in few lanes: no event is in two places or nowhere.
 #[tokio::test(flavor = "multi_thread")]
 async fn console_and_workers_do_not_lose_events_to_each_other() {
-    const EVENTS: u64 = 400;
+    const EVENTS: u64 = 150;
 
     let database = Database::create().await;
     let queues = [database.queue().await, database.queue().await];
@@ -637,4 +670,61 @@ async fn futures_that_are_dropped_leave_the_pool_and_the_events_sound() {
     let running = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     assert_eq!(count(&pool, running).await, 0);
+}
+
+/// Calls at one time share a statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn event_that_the_server_refuses_fails_alone() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    // Too long for an index, even when it is compressed.
+    let mut kind = String::new();
+    let mut seed = 1u64;
+    while kind.len() < 20_000 {
+        seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        kind.push(char::from(b'a' + (seed >> 33) as u8 % 26));
+    }
+    let kind: EventKind = kind.parse().unwrap();
+    let accepts = (0..50).map(|at| {
+        let mut event = event(Some(key(&at.to_string())), Some(at % 3));
+        if at == 25 {
+            event.delivery = RawDelivery::new(kind.clone(), "{}");
+        }
+        queue.accept(event, None)
+    });
+    let accepted = join_all(accepts).await;
+    let failed: Vec<_> = (0..50).filter(|at| accepted[*at].is_err()).collect();
+    assert_eq!(failed, [25]);
+    assert_eq!(queue.stats().await.unwrap().unsettled(), 49);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_whose_caller_gave_up_is_released() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    // The acceptance waits for a lock, and its caller does not wait for it.
+    let mut busy = pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *busy)
+        .await
+        .unwrap();
+    let take = take();
+    let accept = queue.accept(event(None, Some(1)), Some(&take));
+    timeout(Duration::from_millis(500), accept)
+        .await
+        .unwrap_err();
+    busy.rollback().await.unwrap();
+
+    let claimed = timeout(LEASE, async {
+        loop {
+            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            if let Some(taken) = claims.events.into_iter().next() {
+                return taken;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let taken = claimed.await.expect("it is due before its lease ends");
+    assert_eq!(taken.crashes, 0);
 }

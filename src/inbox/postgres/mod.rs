@@ -1,31 +1,101 @@
 //! The queue in PostgreSQL, on sqlx.
 
+mod batches;
+mod parameters;
 mod rows;
 mod statements;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow};
+use tokio::time::timeout;
 
+use self::batches::{Batches, Call, Execution, share};
 use self::statements::Statements;
 use super::event::{
-    EventId, EventLease, EventRecord, EventSummary, Failure, Filter, Kinds, NewEvent, Page,
-    Settlement, Take, TakenEvent,
+    EventId, EventLease, EventRecord, EventSummary, Filter, Kinds, NewEvent, Page, Settlement,
+    Take, TakenEvent,
 };
 use super::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::storage::Error;
-use crate::storage::postgres::{
-    self, List, Pool, Schema, Uuid, Value, code, column, corrupt, micros,
-};
+use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, code, column, corrupt, micros};
 use crate::store::postgres::MIGRATIONS;
-use crate::store::{EventKey, Fence, OpenError, StoreError};
+use crate::store::{Fence, OpenError, StoreError};
 
-/// Keeps events in PostgreSQL.
+/// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and handle
+/// events together, or where you already run PostgreSQL.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use sqlx::PgPool;
+/// use tower_webhook::inbox::PostgresQueue;
+///
+/// let pool = PgPool::connect("postgres://app@db.internal/app").await?;
+/// let queue = PostgresQueue::new(pool);
+/// queue.migrate().await?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// **What it guarantees.** All promises of an inbox, over all processes that use the same schema of one database: an
+/// event that was accepted is in the database, one attempt at a time for each event and each lane, and a late
+/// finisher changes nothing. Workers and server may restart, and crash.
+///
+/// **How it works.** Each operation is one statement, thus one round trip and one commit. It calls a function of the
+/// schema, whose statements see what others committed while it waited for a lock. An event is written when
+/// it is accepted, and taken in the same transaction where a worker has room; when it is settled, the next one of its lane is
+/// taken. The row with the body is inserted once. What changes is a narrow row for the first event of each lane
+/// (table `head`), and one for each event that waits behind it (`wait`); neither remains when the event is handled. The
+/// row of a lane's head is also the lock of the lane: operations in different lanes do not wait for each other.
+///
+/// **Keys** are those of a [`PostgresStore`](crate::store::PostgresStore) in the same schema. What it recorded as done is a
+/// duplicate here, and an event that was accepted here is done there. The key of an event stays until
+/// [`purge`](Queue::purge) deletes the event: after its retention, and not while the event is unsettled or dead.
+///
+/// **Time** is the server's, as in the store. If its clock jumps forward, leases expire, and each event in progress may
+/// be tried once more; if it jumps back, they expire later by as much.
+///
+/// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a
+/// crash of the server, deliveries are answered with 503 until it is back. For what `synchronous_commit = off`, failovers and
+/// standbys cost, see [`PostgresStore`](crate::store::PostgresStore): with `off`, an event that was answered with 200 can be
+/// lost, so leave it `on` for the user of this queue.
+///
+/// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per process are
+/// plenty; keep them apart from those of handlers that hold connections for long. What the page of the store says on
+/// time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode `transaction` works, as
+/// there is no state in a session, no `LISTEN`, and no advisory lock but the one of the migration's transaction. So events
+/// that other processes accepted are found by asking for them.
+///
+/// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each operation
+/// begins one of its own, which takes two more round trips.
+///
+/// **Size.** {sizes}
+///
+/// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a time, and
+/// skips what others have locked. autovacuum, which must be on, makes the room free for the next events. `head` and
+/// `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a backlog of
+/// millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count room that is free; `VACUUM
+/// FULL` returns it, and blocks the queue while it lasts. A transaction of others that stays open for an hour
+/// keeps vacuum from removing rows, and makes operations in busy lanes slower by some milliseconds: set
+/// `idle_in_transaction_session_timeout`. No plan depends on statistics: the functions leave the planner nothing
+/// but the indexes.
+///
+/// **Lists** of dead letters and unsettled events, and those of a chat, read no other events. Those that select by key, or
+/// by the state of settled events, read all events in turn until the page is full.
+///
+/// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release, as that of the store
+/// does; both call the same one. A later release that changes a function gives it another name, so workers
+/// of both work beside each other.
+///
+/// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has unless it was
+/// dropped. Once the schema is made, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE, DELETE` on all of its
+/// tables, and `EXECUTE` on its functions, which everybody has by default.
 ///
 /// Clones share their pool.
 #[derive(Clone)]
@@ -39,6 +109,8 @@ struct Shared {
     statements: Statements,
     /// Whether transactions have another isolation level by default than the one that the functions need.
     begins: AtomicBool,
+    acceptances: Batches<Acceptance>,
+    ends: Batches<End>,
 }
 
 impl PostgresQueue {
@@ -51,7 +123,17 @@ impl PostgresQueue {
     }
 
     /// Keeps the events in another schema, of any name that PostgreSQL allows: it is quoted, so upper
-    /// and lower case differ.
+    /// and lower case differ. Keys are shared with the [`PostgresStore`](crate::store::PostgresStore) in it.
+    ///
+    /// ```no_run
+    /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_webhook::inbox::PostgresQueue;
+    ///
+    /// let queue = PostgresQueue::new(pool).with_schema("crm_webhooks")?;
+    /// queue.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -68,11 +150,16 @@ impl PostgresQueue {
                 statements: Statements::new(&schema),
                 schema,
                 begins: AtomicBool::new(false),
+                acceptances: Batches::new(),
+                ends: Batches::new(),
             }),
         }
     }
 
     /// Creates the schema and its tables, or upgrades those of an earlier release.
+    ///
+    /// Does nothing when they are up to date: call it whenever a process starts. It is the same as
+    /// [`PostgresStore::migrate`](crate::store::PostgresStore::migrate), and needs the same rights.
     ///
     /// # Errors
     ///
@@ -89,17 +176,102 @@ impl PostgresQueue {
 
     /// Executes a statement that calls a function of the schema, and returns its rows.
     async fn call(&self, sql: &Arc<str>, values: &[Value]) -> Result<Vec<PgRow>, StoreError> {
+        let rows = self.try_call(sql, values).await;
+        rows.map_err(|error| self.error(error))
+    }
+
+    async fn try_call(&self, sql: &Arc<str>, values: &[Value]) -> sqlx::Result<Vec<PgRow>> {
         let begins = &self.shared.begins;
         if !begins.load(Ordering::Relaxed) {
             match self.pool.fetch_all(sql, values).await {
                 Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
                     begins.store(true, Ordering::Relaxed);
                 }
-                result => return result.map_err(|error| self.error(error)),
+                result => return result,
             }
         }
-        let rows = self.pool.fetch_committed(sql, values).await;
-        rows.map_err(|error| self.error(error))
+        self.pool.fetch_committed(sql, values).await
+    }
+
+    /// Executes the statements of calls until none waits.
+    async fn run<C, F>(self, batches: fn(&Shared) -> &Batches<C>, execute: fn(Self, Vec<C>) -> F)
+    where
+        C: Call,
+        F: Future<Output = Vec<Result<C::Return, StoreError>>> + Send + 'static,
+    {
+        let queue = self.clone();
+        let release = move |leases: Vec<EventLease>| {
+            let queue = queue.clone();
+            let released = leases.into_iter().map(|lease| End {
+                lease,
+                settlement: Settlement::Released,
+                next: None,
+            });
+            let released = released.collect();
+            async move {
+                // One that cannot be released is taken again when its lease expires.
+                let _ = timeout(RELEASE_TIMEOUT, queue.settle_all(released)).await;
+            }
+        };
+        let execute = |calls| -> Execution<C::Return> { Box::pin(execute(self.clone(), calls)) };
+        batches(&self.shared).run(execute, release).await;
+    }
+
+    /// Accepts events by one statement.
+    async fn accept_all(self, mut calls: Vec<Acceptance>) -> Vec<Result<Accepted, StoreError>> {
+        let order = sort(&mut calls, |call| call.event.lane.map(|lane| lane.0));
+        let accepted = self.execute(
+            &self.shared.statements.accept,
+            &calls,
+            parameters::accept,
+            accepted,
+        );
+        unsort(accepted.await, &order)
+    }
+
+    /// Ends attempts by one statement.
+    async fn settle_all(self, mut calls: Vec<End>) -> Vec<Result<Settled, StoreError>> {
+        let order = sort(&mut calls, |call| call.lease.place);
+        let settled = self.execute(
+            &self.shared.statements.settle,
+            &calls,
+            parameters::settle,
+            |_, row| settled(row),
+        );
+        unsort(settled.await, &order)
+    }
+
+    /// Executes one statement for several calls, with a row for each.
+    async fn execute<C: Call>(
+        &self,
+        sql: &Arc<str>,
+        calls: &[C],
+        values: fn(&[C]) -> Vec<Value>,
+        returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
+    ) -> Vec<Result<C::Return, StoreError>> {
+        let rows = match self.try_call(sql, &values(calls)).await {
+            // What the server cannot store is not the fault of the others.
+            Err(error) if calls.len() > 1 && is_of_a_value(&error) => {
+                let mut results = Vec::new();
+                for call in calls {
+                    let row = self
+                        .call_one(sql, &values(std::slice::from_ref(call)))
+                        .await;
+                    results.push(row.and_then(|row| Ok(returned(call, &row)?)));
+                }
+                return results;
+            }
+            Err(error) => return share(self.error(error), calls.len()),
+            Ok(rows) => rows,
+        };
+        if rows.len() != calls.len() {
+            let error = corrupt("a statement that did not return a row for each call");
+            return share(error.into(), calls.len());
+        }
+        let results = calls.iter().zip(&rows);
+        results
+            .map(|(call, row)| Ok(returned(call, row)?))
+            .collect()
     }
 
     async fn call_one(&self, sql: &Arc<str>, values: &[Value]) -> Result<PgRow, StoreError> {
@@ -143,9 +315,13 @@ impl Queue for PostgresQueue {
         let lease = take
             .filter(|take| take.kinds.contains(event.delivery.kind()))
             .map(|take| micros(take.lease));
-        let values = accept_values(&[(event.clone(), lease)]);
-        let row = self.call_one(&self.shared.statements.accept, &values);
-        Ok(accepted(&event, &row.await?)?)
+        let batches = &self.shared.acceptances;
+        let call = Acceptance { event, lease };
+        let run = || {
+            self.clone()
+                .run(|shared| &shared.acceptances, Self::accept_all)
+        };
+        batches.call(call, run).await
     }
 
     async fn claim(
@@ -154,13 +330,13 @@ impl Queue for PostgresQueue {
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        let [only, except] = kinds(Some(&take.kinds));
+        let [only, except] = parameters::kinds(Some(&take.kinds));
         let values = [
             Value::Number(micros(take.lease)),
             only,
             except,
-            number(limit),
-            number(suspects),
+            parameters::number(limit),
+            parameters::number(suspects),
         ];
         let mut rows = self.call(&self.shared.statements.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
@@ -186,7 +362,7 @@ impl Queue for PostgresQueue {
         let mut sorted: Vec<_> = (0..leases.len()).collect();
         sorted.sort_by_key(|at| (leases[*at].place, leases[*at].id));
         let leases = sorted.iter().map(|at| &leases[*at]);
-        let [ids, fences, places] = handles(leases);
+        let [ids, fences, places] = parameters::handles(leases);
         let values = [ids, fences, places, Value::Number(micros(lease))];
         let rows = self.call(&self.shared.statements.extend, &values).await?;
         let mut held = vec![false; sorted.len()];
@@ -202,10 +378,13 @@ impl Queue for PostgresQueue {
         settlement: &Settlement,
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        let ends = [(*lease, settlement, next.map(|next| micros(next.lease)))];
-        let values = settle_values(&ends, next.map(|next| &next.kinds));
-        let row = self.call_one(&self.shared.statements.settle, &values);
-        Ok(settled(&row.await?)?)
+        let call = End {
+            lease: *lease,
+            settlement: settlement.clone(),
+            next: next.cloned(),
+        };
+        let run = || self.clone().run(|shared| &shared.ends, Self::settle_all);
+        self.shared.ends.call(call, run).await
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
@@ -293,6 +472,63 @@ impl Queue for PostgresQueue {
     }
 }
 
+/// An event to be accepted, and the time of its lease if it may be taken.
+#[derive(Clone)]
+struct Acceptance {
+    event: NewEvent,
+    lease: Option<i64>,
+}
+
+impl Call for Acceptance {
+    type Return = Accepted;
+
+    fn kinds(&self) -> Option<&Kinds> {
+        None
+    }
+}
+
+/// An attempt to be ended.
+#[derive(Clone)]
+struct End {
+    lease: EventLease,
+    settlement: Settlement,
+    next: Option<Take>,
+}
+
+impl Call for End {
+    type Return = Settled;
+
+    fn kinds(&self) -> Option<&Kinds> {
+        self.next.as_ref().map(|next| &next.kinds)
+    }
+}
+
+/// Sorts calls by their lanes, so that no two statements wait for each other, and returns where each one was.
+fn sort<C, K: Ord>(calls: &mut [C], lane: impl Fn(&C) -> K) -> Vec<usize> {
+    let mut order: Vec<_> = (0..calls.len()).collect();
+    order.sort_by_key(|at| lane(&calls[*at]));
+    calls.sort_by_key(lane);
+    order
+}
+
+/// Returns results to the places of their calls.
+fn unsort<R>(results: Vec<R>, order: &[usize]) -> Vec<R> {
+    let mut results: Vec<_> = order.iter().zip(results).collect();
+    results.sort_by_key(|(at, _)| **at);
+    results.into_iter().map(|(_, result)| result).collect()
+}
+
+/// Whether the server refused a value, and would take the others.
+fn is_of_a_value(error: &sqlx::Error) -> bool {
+    let code = code(error).unwrap_or_default();
+    ["22", "23", "54"]
+        .iter()
+        .any(|class| code.starts_with(class))
+}
+
+/// How long it may take to release an event that nobody waits for.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What the functions fail with where transactions are repeatable reads or serializable by default.
 const NOT_READ_COMMITTED: &str = "TW001";
 
@@ -304,88 +540,8 @@ fn one(mut rows: Vec<PgRow>) -> Result<PgRow, StoreError> {
     row.ok_or_else(|| corrupt("an answer without a row").into())
 }
 
-fn number(count: usize) -> Value {
-    Value::Number(i64::try_from(count).unwrap_or(i64::MAX))
-}
-
-/// The parameters that select kinds.
-fn kinds(kinds: Option<&Kinds>) -> [Value; 2] {
-    let names = |kinds: &std::collections::BTreeSet<EventKind>| {
-        kinds.iter().map(ToString::to_string).collect()
-    };
-    let (only, except) = kinds.map_or((None, Vec::new()), |kinds| {
-        let (only, except) = kinds.parts();
-        (only.map(names), names(except))
-    });
-    [only, Some(except)].map(|names| Value::List(List::Texts(names)))
-}
-
-/// The parameters by which events in progress are found.
-fn handles<'a>(leases: impl Iterator<Item = &'a EventLease> + Clone) -> [Value; 3] {
-    [
-        List::Numbers(leases.clone().map(|lease| Some(lease.id.0)).collect()),
-        List::Ids(leases.clone().map(|lease| Some(lease.fence.0)).collect()),
-        List::Numbers(leases.map(|lease| Some(lease.place)).collect()),
-    ]
-    .map(Value::List)
-}
-
-/// The parameters of outcomes and reasons.
-fn failures<'a>(failures: impl Iterator<Item = Option<&'a Failure>> + Clone) -> [Value; 2] {
-    let texts = |text: fn(&Failure) -> &String| {
-        let texts = failures.clone();
-        List::Bytes(
-            texts
-                .map(|failure| failure.map(|failure| text(failure).clone().into()))
-                .collect(),
-        )
-    };
-    [
-        texts(|failure| &failure.outcome),
-        texts(|failure| &failure.reason),
-    ]
-    .map(Value::List)
-}
-
-/// The parameters of events that are accepted, each with the time of its lease if it may be taken.
-fn accept_values(events: &[(NewEvent, Option<i64>)]) -> Vec<Value> {
-    fn ids(events: &[(NewEvent, Option<i64>)], id: impl Fn(&NewEvent) -> Option<u128>) -> Value {
-        Value::List(List::Ids(
-            events.iter().map(|(event, _)| id(event)).collect(),
-        ))
-    }
-    let all = || events.iter().map(|(event, _)| event);
-    let [outcomes, reasons] = failures(all().map(|event| event.dead.as_ref()));
-    let kinds = all().map(|event| event.delivery.kind().to_string());
-    let keys = all().map(|event| {
-        let key = event.delivery.key();
-        key.map(|key| bytes::Bytes::copy_from_slice(key.as_bytes()))
-    });
-    let chats = all().map(|event| event.chat.clone().map(Into::into));
-    let lanes = all().map(|event| event.lane.map(|lane| lane.0));
-    let bodies = all().map(|event| Some(event.delivery.body().clone()));
-    vec![
-        ids(events, |event| event.key.as_ref().map(EventKey::key)),
-        ids(events, |event| event.key.as_ref().map(EventKey::body)),
-        ids(events, |event| event.guard.as_ref().map(EventKey::key)),
-        ids(events, |event| event.guard.as_ref().map(EventKey::body)),
-        Value::List(List::Texts(Some(kinds.collect()))),
-        Value::List(List::Bytes(keys.collect())),
-        Value::List(List::Bytes(chats.collect())),
-        Value::List(List::Numbers(lanes.collect())),
-        Value::List(List::Bytes(bodies.collect())),
-        Value::List(List::Numbers(
-            all().map(|event| Some(micros(event.retain))).collect(),
-        )),
-        outcomes,
-        reasons,
-        Value::List(List::Numbers(
-            events.iter().map(|(_, lease)| *lease).collect(),
-        )),
-    ]
-}
-
-fn accepted(event: &NewEvent, row: &PgRow) -> Result<Accepted, Error> {
+fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
+    let event = &call.event;
     match column::<i16>(row, 0)? {
         0 => {}
         1 => {
@@ -429,72 +585,6 @@ fn accepted(event: &NewEvent, row: &PgRow) -> Result<Accepted, Error> {
         id,
         taken: Some(Box::new(taken)),
     })
-}
-
-/// The parameters of attempts that end, each with the time of the lease under which the lane's next event may be taken.
-fn settle_values(
-    ends: &[(EventLease, &Settlement, Option<i64>)],
-    next: Option<&Kinds>,
-) -> Vec<Value> {
-    let settlements = || ends.iter().map(|(_, settlement, _)| *settlement);
-    let flags =
-        |flag: fn(&Settlement) -> bool| Value::List(List::Flags(settlements().map(flag).collect()));
-    let numbers = |number: fn(&Settlement) -> i64| {
-        Value::List(List::Numbers(
-            settlements().map(|end| Some(number(end))).collect(),
-        ))
-    };
-    let [ids, fences, places] = handles(ends.iter().map(|(lease, ..)| lease));
-    let [outcomes, reasons] = failures(settlements().map(|settlement| match settlement {
-        Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
-        Settlement::Retry { failure, .. } => failure.as_ref(),
-        Settlement::Handled | Settlement::Ignored | Settlement::Released => None,
-    }));
-    let [only, except] = kinds(next);
-    vec![
-        ids,
-        fences,
-        places,
-        // The state that follows, in the numbers of `rows::code`.
-        numbers(|settlement| match settlement {
-            Settlement::Released => 0,
-            Settlement::Retry { .. } => 2,
-            Settlement::Handled => 3,
-            Settlement::Ignored => 4,
-            Settlement::Discarded(_) => 5,
-            Settlement::Dead { .. } => 6,
-        }),
-        numbers(|settlement| match settlement {
-            Settlement::Retry { after, .. } => micros(*after),
-            _ => 0,
-        }),
-        outcomes,
-        reasons,
-        flags(|settlement| matches!(settlement, Settlement::Retry { counts: true, .. })),
-        flags(|settlement| {
-            matches!(
-                settlement,
-                Settlement::Retry {
-                    blocks_lane: true,
-                    ..
-                }
-            )
-        }),
-        flags(|settlement| {
-            matches!(
-                settlement,
-                Settlement::Dead {
-                    hold_lane: true,
-                    ..
-                }
-            )
-        }),
-        Value::List(List::Numbers(
-            ends.iter().map(|(.., lease)| *lease).collect(),
-        )),
-        only,
-        except,
-    ]
 }
 
 fn settled(row: &PgRow) -> Result<Settled, Error> {

@@ -80,6 +80,7 @@ CREATE TABLE {schema}.aside (
     first_failed bigint
 );
 CREATE INDEX aside_due ON {schema}.aside (due, seq);
+CREATE INDEX aside_lane ON {schema}.aside (lane, due);
 
 CREATE TABLE {schema}.dead (
     seq bigint PRIMARY KEY,
@@ -252,6 +253,9 @@ BEGIN
     IF p_lease IS NOT NULL AND {schema}.is_open(v_kind, NULL, '{}') THEN
         v_fence := gen_random_uuid();
     END IF;
+    IF p_lane IS NOT NULL THEN
+        PERFORM {schema}.rejoin_lane(p_lane);
+    END IF;
     INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, fence)
     VALUES (
         coalesce(p_lane, 0),
@@ -358,6 +362,20 @@ BEGIN
     END IF;
 END $tower_webhook$;
 
+-- Lets the events of a lane return that are due.
+CREATE FUNCTION {schema}.rejoin_lane(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_aside {schema}.aside%ROWTYPE;
+BEGIN
+    FOR v_aside IN
+        SELECT * FROM {schema}.aside WHERE lane = p_lane AND due <= {schema}.micros()
+        ORDER BY lane, due LIMIT 100 FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM {schema}.aside WHERE seq = v_aside.seq;
+        PERFORM {schema}.rejoin(v_aside);
+    END LOOP;
+END $tower_webhook$;
+
 CREATE FUNCTION {schema}.finish(p_seq bigint, p_state integer, p_failures integer)
 RETURNS void LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
@@ -400,14 +418,14 @@ BEGIN
         PERFORM {schema}.rejoin(v_aside);
         v_returned := v_returned + 1;
     END LOOP;
+    SELECT array_agg(k.id) INTO v_kinds FROM {schema}.kinds k
+    WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except);
     IF v_returned = 100 THEN
         v_next := v_now;
     ELSE
-        SELECT a.due INTO v_next FROM {schema}.aside a WHERE a.due > v_now ORDER BY a.due, a.seq LIMIT 1;
+        SELECT a.due INTO v_next FROM {schema}.aside a
+        WHERE a.due > v_now AND a.kind = ANY (v_kinds) ORDER BY a.due, a.seq LIMIT 1;
     END IF;
-
-    SELECT array_agg(k.id) INTO v_kinds FROM {schema}.kinds k
-    WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except);
     -- What is in progress elsewhere is due when its lease expires.
     SELECT least(v_next, min(leased.due)) INTO v_next
     FROM unnest(v_kinds) AS o (kind)
@@ -551,6 +569,9 @@ BEGIN
     o_is_held := FOUND;
     IF NOT FOUND THEN
         RETURN;
+    END IF;
+    IF v_head.own = 0 THEN
+        PERFORM {schema}.rejoin_lane(v_head.lane);
     END IF;
     v_now := {schema}.micros();
     IF p_action <> 0 THEN

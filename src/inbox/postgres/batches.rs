@@ -1,0 +1,262 @@
+//! One statement at a time for many callers: while it is executed, later calls collect, and go together in the next one.
+
+use std::collections::VecDeque;
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::mem;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::{Either, select};
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::timeout;
+
+use crate::inbox::event::{EventLease, Kinds};
+use crate::inbox::queue::{Accepted, Settled};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How many calls a statement serves at most.
+const LARGEST: usize = 64;
+
+/// How long a statement may take whose callers have all given up. Its connection is closed then.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// A statement that is executed for several calls, with a result for each.
+pub(super) type Execution<R> = Pin<Box<dyn Future<Output = Vec<Result<R, StoreError>>> + Send>>;
+
+/// What a call asks for.
+pub(super) trait Call: Clone + Send + 'static {
+    /// What it returns.
+    type Return: Return;
+
+    /// The kinds of which an event may be taken. One statement has one set of them.
+    fn kinds(&self) -> Option<&Kinds>;
+}
+
+/// What a call returns.
+pub(super) trait Return: Send + 'static {
+    /// The lease of the event that was taken.
+    fn lease(&self) -> Option<EventLease>;
+}
+
+impl Return for Accepted {
+    fn lease(&self) -> Option<EventLease> {
+        match self {
+            Self::New { taken, .. } => taken.as_ref().map(|taken| taken.lease),
+            Self::Duplicate { .. } | Self::InFlight { .. } | Self::BodyReplayed => None,
+        }
+    }
+}
+
+impl Return for Settled {
+    fn lease(&self) -> Option<EventLease> {
+        match self {
+            Self::Ended(taken) => taken.as_ref().map(|taken| taken.lease),
+            Self::Lost => None,
+        }
+    }
+}
+
+/// The calls of one kind of statement.
+pub(super) struct Batches<C: Call> {
+    state: Mutex<State<C>>,
+    /// Statements whose callers have all given up: one at a time is waited for.
+    abandoned: Arc<Semaphore>,
+}
+
+struct State<C: Call> {
+    waiting: VecDeque<Job<C>>,
+    /// Whether a task executes statements.
+    is_running: bool,
+}
+
+struct Job<C: Call> {
+    call: C,
+    caller: oneshot::Sender<Result<C::Return, StoreError>>,
+}
+
+impl<C: Call> Batches<C> {
+    pub(super) fn new() -> Self {
+        Self {
+            state: Mutex::new(State {
+                waiting: VecDeque::new(),
+                is_running: false,
+            }),
+            abandoned: Arc::new(Semaphore::new(1)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a call executed, by the task that does so, or by a new one, which is `run`.
+    pub(super) async fn call<F>(
+        &self,
+        call: C,
+        run: impl FnOnce() -> F,
+    ) -> Result<C::Return, StoreError>
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let (caller, result) = oneshot::channel();
+        let starts = {
+            let mut state = self.lock();
+            state.waiting.push_back(Job { call, caller });
+            !mem::replace(&mut state.is_running, true)
+        };
+        if starts {
+            // Not in the delivery's span, which would last until this ends.
+            tokio::spawn(run());
+        }
+        result.await.unwrap_or_else(|_| {
+            let ended = "the runtime that executed the statement was shut down";
+            Err(StoreError::new(StoreErrorKind::Unavailable, ended))
+        })
+    }
+
+    /// Executes statements until no call waits. `release` gives up events that nobody waits for any more.
+    pub(super) async fn run<F>(
+        &self,
+        execute: impl Fn(Vec<C>) -> Execution<C::Return>,
+        release: impl Fn(Vec<EventLease>) -> F + Clone + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send,
+    {
+        let mut running = Running {
+            batches: self,
+            has_ended: false,
+        };
+        loop {
+            let mut jobs = self.next();
+            if jobs.is_empty() {
+                running.has_ended = true;
+                return;
+            }
+            let calls = jobs.iter().map(|job| job.call.clone()).collect();
+            let results = {
+                let given_up = pin!(async {
+                    for job in &mut jobs {
+                        job.caller.closed().await;
+                    }
+                });
+                match select(execute(calls), given_up).await {
+                    Either::Left((results, _)) => Ok(results),
+                    Either::Right(((), execution)) => Err(execution),
+                }
+            };
+            match results {
+                Ok(results) => {
+                    let unwanted: Vec<_> = jobs
+                        .into_iter()
+                        .zip(results)
+                        .filter_map(|(job, result)| job.caller.send(result).err()?.ok()?.lease())
+                        .collect();
+                    if !unwanted.is_empty() {
+                        let release = release.clone();
+                        tokio::spawn(async move { release(unwanted).await });
+                    }
+                }
+                Err(execution) => self.abandon(execution, release.clone()),
+            }
+        }
+    }
+
+    /// Waits a little for a statement that nobody waits for any more: what it takes would be taken until its lease
+    /// expires, and would count as crashed.
+    fn abandon<F>(
+        &self,
+        execution: Execution<C::Return>,
+        release: impl Fn(Vec<EventLease>) -> F + Send + 'static,
+    ) where
+        F: Future<Output = ()> + Send,
+    {
+        let Ok(place) = Arc::clone(&self.abandoned).try_acquire_owned() else {
+            return;
+        };
+        tokio::spawn(async move {
+            let results = timeout(GRACE, execution).await.unwrap_or_default();
+            drop(place);
+            let taken = results.iter().flatten().filter_map(Return::lease);
+            let taken: Vec<_> = taken.collect();
+            if !taken.is_empty() {
+                release(taken).await;
+            }
+        });
+    }
+
+    /// The calls of the next statement, or none: then the task has to end.
+    fn next(&self) -> Vec<Job<C>> {
+        let mut state = self.lock();
+        let mut jobs: Vec<Job<C>> = Vec::new();
+        let mut kinds: Option<Kinds> = None;
+        while jobs.len() < LARGEST
+            && let Some(job) = state.waiting.front()
+        {
+            let others = job.call.kinds();
+            if let (Some(kinds), Some(others)) = (&kinds, others)
+                && kinds != others
+            {
+                break;
+            }
+            kinds = kinds.or_else(|| others.cloned());
+            jobs.extend(
+                state
+                    .waiting
+                    .pop_front()
+                    // Its caller has given up, and it took no effect.
+                    .filter(|job| !job.caller.is_closed()),
+            );
+        }
+        state.is_running = !jobs.is_empty();
+        jobs
+    }
+}
+
+/// The task that executes statements. Dropped before its end, because its runtime is shut down, it fails those who wait.
+struct Running<'a, C: Call> {
+    batches: &'a Batches<C>,
+    has_ended: bool,
+}
+
+impl<C: Call> Drop for Running<'_, C> {
+    fn drop(&mut self) {
+        if !self.has_ended {
+            let mut state = self.batches.lock();
+            state.is_running = false;
+            state.waiting.clear();
+        }
+    }
+}
+
+/// The error of a statement, for each of its calls.
+pub(super) fn share<R>(error: StoreError, count: usize) -> Vec<Result<R, StoreError>> {
+    if count == 1 {
+        return vec![Err(error)];
+    }
+    let kind = error.kind();
+    let error = Arc::new(error);
+    let shared = || StoreError::new(kind, Shared(Arc::clone(&error)));
+    (0..count).map(|_| Err(shared())).collect()
+}
+
+/// The cause of an error that several calls share.
+#[derive(Debug)]
+struct Shared(Arc<StoreError>);
+
+impl fmt::Display for Shared {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.source() {
+            Some(cause) => fmt::Display::fmt(cause, f),
+            None => fmt::Display::fmt(&self.0, f),
+        }
+    }
+}
+
+impl Error for Shared {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        self.0.source()?.source()
+    }
+}
