@@ -971,5 +971,5 @@ mod model {
         }
     }
 
-    const SEEDS: u64 = 200;
+    const SEEDS: u64 = 3;
 }
