@@ -21,7 +21,7 @@ const FIRST: &str = "
 // A lease that has expired takes the event back, which was counted as crashed.
 const EXTEND: &str = "
     UPDATE work SET place = 4, due = ?3, crashes = crashes - (place <> 4)
-    WHERE seq = ?1 AND fence = ?2";
+    WHERE seq = ?1 AND fence = ?2 AND place < 5";
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 3] = [NEXT_KIND, FIRST, EXTEND];

@@ -27,8 +27,8 @@ const FIRST_BEHIND: &str = concat!(
 );
 const IS_BUSY: &str =
     "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 ORDER BY place";
-const MOVE: &str = "UPDATE work SET place = ?2, fence = x'' WHERE seq = ?1";
-const EXPIRE: &str = "UPDATE work SET place = 3, crashes = ?2 WHERE seq = ?1";
+const MOVE: &str = "UPDATE work SET place = ?2 WHERE seq = ?1";
+const EXPIRE: &str = "UPDATE work SET place = ?2, crashes = ?3 WHERE seq = ?1";
 const RETURNED: &str = concat!(
     "SELECT ",
     row::columns!(),
@@ -63,7 +63,7 @@ fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
 }
 
 /// Lets the events of a lane return to their line that were put aside until now.
-fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
+pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
     let mut returned = tx.db.prepare_cached(RETURNED)?;
     while let Some(mut work) = returned.query_row([lane, tx.now], Work::read).optional()? {
         join(tx, &mut work)?;
@@ -79,6 +79,15 @@ pub(super) fn advance(
 ) -> rusqlite::Result<Option<TakenEvent>> {
     let Some(lane) = lane else { return Ok(None) };
     return_now(tx, lane)?;
+    take_first(tx, lane, take)
+}
+
+/// As [`advance`], without those that were put aside until now.
+pub(super) fn take_first(
+    tx: &mut Tx<'_>,
+    lane: i64,
+    take: Option<&Take>,
+) -> rusqlite::Result<Option<TakenEvent>> {
     let mut first = tx.db.prepare_cached(FIRST)?;
     let Some(first) = first.query_row([lane], Work::read).optional()? else {
         return Ok(None);
@@ -110,26 +119,30 @@ fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
     Ok(behind.filter(|behind| behind.seq < work.seq))
 }
 
-/// Makes an event ready whose lease expired. It can still be settled under that lease while it is first in its line.
+/// Puts an event whose lease expired back in its line. It can still be settled under that lease while it is first there.
 pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
     work.crashes = work.crashes.saturating_add(1);
-    if before(tx, work)?.is_some() {
-        return stand(tx, work);
-    }
-    work.place = place::SUSPECT;
+    work.place = place_in_line(tx, work)?;
     tx.db
         .prepare_cached(EXPIRE)?
-        .execute(params![work.seq, work.crashes])?;
+        .execute(params![work.seq, work.place, work.crashes])?;
     Ok(())
+}
+
+/// The place of an event that is put back in its line. If another one is before it, that one is made ready.
+fn place_in_line(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<i64> {
+    match before(tx, work)? {
+        Some(before) => {
+            set_place(tx, before.seq, before.ready())?;
+            Ok(place::BEHIND)
+        }
+        None => Ok(work.ready()),
+    }
 }
 
 /// Puts an event that was taken, or held its lane, back in its line by its number.
 pub(super) fn stand(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
-    work.place = work.ready();
-    if let Some(before) = before(tx, work)? {
-        work.place = place::BEHIND;
-        set_place(tx, before.seq, before.ready())?;
-    }
+    work.place = place_in_line(tx, work)?;
     work.update(tx)
 }
 

@@ -8,14 +8,14 @@ use crate::inbox::event::{EventLease, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::storage::sqlite::Tx;
 
-// The usual end in one statement.
+// The usual end in one statement. An event that is behind another one since its lease expired is not held.
 const FINISH: &str = "
-    DELETE FROM work WHERE seq = ?1 AND fence = ?2
+    DELETE FROM work WHERE seq = ?1 AND fence = ?2 AND place < 5
     RETURNING lane, failures";
 const HELD: &str = concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work WHERE seq = ?1 AND fence = ?2"
+    " FROM work WHERE seq = ?1 AND fence = ?2 AND place < 5"
 );
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
@@ -100,10 +100,12 @@ fn put_back(
                 work.first_failed.get_or_insert(tx.now);
             }
             work.due = row::after(tx.now, *after);
-            if !blocks_lane && work.lane.is_some() {
+            if let Some(lane) = work.lane.filter(|_| !blocks_lane) {
+                // Before it is one of them, so that without a delay the next event is another one.
+                lanes::return_now(tx, lane)?;
                 work.place = place::ASIDE;
                 work.update(tx)?;
-                let next = lanes::advance(tx, work.lane, next)?;
+                let next = lanes::take_first(tx, lane, next)?;
                 return Ok(Settled::Ended(next.map(Box::new)));
             }
             lanes::stand(tx, &mut work)?;

@@ -1011,5 +1011,5 @@ mod model {
         }
     }
 
-    const SEEDS: u64 = 200;
+    const SEEDS: u64 = 3;
 }

@@ -45,7 +45,7 @@ pub(crate) const FORMAT: Format = Format {
         // `work` has the events that are unsettled or hold their lane. Places: 2 ready, 3 ready after a crash,
         // 4 taken, 5 aside, 6 holding, 7 behind. At most one event of a lane is in 2, 3, 4 or 6; while there is one,
         // those behind it are in 7. So the first row of a lane by place and number is what the others wait for. An event
-        // whose lease expired goes from 4 to 3 and keeps its fence, until it is taken again or another one is before it.
+        // whose lease expired goes from 4 to 3 or 7 and keeps its fence until it is taken again.
         "CREATE TABLE kinds (
             id     INTEGER PRIMARY KEY,
             name   TEXT    NOT NULL UNIQUE,
