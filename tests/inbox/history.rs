@@ -563,7 +563,7 @@ impl Mistaken {
     fn every(&self, mistake: Mistake, times: u64) -> bool {
         let mut calls = lock(&self.calls);
         *calls += 1;
-        self.makes(mistake) && *calls % times == 0
+        self.makes(mistake) && calls.is_multiple_of(times)
     }
 
     fn note(&self, mut event: TakenEvent) -> TakenEvent {

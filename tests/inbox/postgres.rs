@@ -481,12 +481,12 @@ async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
     }
 
     assert_eq!(queues[0].stats().await.unwrap().unsettled(), 0);
-    let handled = lock(&order.handled);
+    let handled = lock(&order.handled).clone();
     assert_eq!(handled.len(), EVENTS);
     assert!(handled.values().all(|times| *times == 1));
-    let (accepted, started) = (lock(&order.accepted), lock(&order.started));
-    for (a, (lane_a, _, end_a)) in &*accepted {
-        for (b, (lane_b, begin_b, _)) in &*accepted {
+    let (accepted, started) = (lock(&order.accepted).clone(), lock(&order.started).clone());
+    for (a, (lane_a, _, end_a)) in &accepted {
+        for (b, (lane_b, begin_b, _)) in &accepted {
             if lane_a == lane_b && end_a < begin_b {
                 assert!(started[a] < started[b], "{b} before {a}");
             }

@@ -504,7 +504,7 @@ async fn two_engines_on_one_file_take_each_event_once() {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    let taken = taken.lock().unwrap();
+    let taken = taken.lock().unwrap().clone();
     let numbers: HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
     assert_eq!(
         (taken.len(), numbers.len()),

@@ -814,6 +814,8 @@ BEGIN
             UPDATE {schema}.ended SET has_body = false WHERE seq = v_seq;
             EXIT WHEN FOUND OR NOT EXISTS (SELECT FROM {schema}.events WHERE seq = v_seq);
         END LOOP;
+        -- Their texts may quote the body.
+        DELETE FROM {schema}.failures WHERE seq = v_seq;
         UPDATE {schema}.events SET body = NULL WHERE seq = v_seq AND body IS NOT NULL;
         IF FOUND THEN
             v_count := v_count + 1;
