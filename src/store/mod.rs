@@ -40,7 +40,7 @@ pub(crate) mod postgres;
 #[cfg(feature = "redis")]
 mod redis;
 #[cfg(feature = "sqlite")]
-mod sqlite;
+pub(crate) mod sqlite;
 
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -246,6 +246,8 @@ pub(crate) enum KeySpace {
     Bodies = 1,
     /// Keys that are inserted by the transaction of their handler.
     Transactions = 2,
+    /// Digests of the secrets that verified deliveries.
+    Secrets = 3,
 }
 
 /// The digest of a body, the same in every process and release.

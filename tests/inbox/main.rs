@@ -1,3 +1,15 @@
-//! Every queue: the conformance suite, and the behaviour of its own.
+//! The inbox: accepting, handling, and every queue.
 
+#[path = "../support/mod.rs"]
+mod support;
+
+mod history;
+#[cfg(feature = "conformance")]
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_model;
+#[cfg(all(feature = "conformance", feature = "sqlite"))]
+mod sqlite;
+mod worker;

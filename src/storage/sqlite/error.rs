@@ -69,7 +69,7 @@ impl FileError {
 }
 
 /// Whether the error is about the content of the file, of which other parts may be sound.
-pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
     use rusqlite::Error;
 
     match error {

@@ -18,6 +18,8 @@ use super::Error;
 
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
 pub(crate) use self::clock::Machine;
+#[cfg(feature = "inbox")]
+pub(crate) use self::error::is_damage;
 pub(crate) use self::writer::{Need, Tx};
 
 /// What a file holds, as the owner of its tables knows it.

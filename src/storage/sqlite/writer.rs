@@ -330,7 +330,7 @@ impl Batches {
              PRAGMA cache_size = -4096; -- KiB
              PRAGMA journal_size_limit = 134217728;",
         )?;
-        db.set_prepared_statement_cache_capacity(32);
+        db.set_prepared_statement_cache_capacity(128);
         let tokens = db.query_row("SELECT randomblob(16)", [], |row| row.get(0))?;
         Ok(Self {
             db,

@@ -1,4 +1,4 @@
-//! The table of keys: its schema, and the statements that the store is made of.
+//! The table of keys: the statements that the store is made of.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -6,37 +6,8 @@ use std::time::Duration;
 use rusqlite::{OptionalExtension, Row, params};
 
 use crate::storage::sqlite::clock::{self, after};
-use crate::storage::sqlite::{Format, Tx, Upkeep};
+use crate::storage::sqlite::{Tx, Upkeep};
 use crate::store::{Claim, EventKey, Fence, KeyState, Lease};
-
-/// The file's schema, version by version. A release that knows an older version may use the file at the
-/// same time, by the statements that it has.
-pub(super) const FORMAT: Format = Format {
-    migrations: &[
-        // 1. Times are milliseconds since 1970, and the last ones of what they limit. A row does not
-        // change its size when its key is done, so that it is changed in place.
-        "CREATE TABLE keys (
-            id          INTEGER PRIMARY KEY,
-            key         BLOB    NOT NULL UNIQUE,
-            body        BLOB    NOT NULL,
-            fence       BLOB    NOT NULL,
-            attempt     INTEGER NOT NULL,
-            done        INTEGER NOT NULL,
-            lease_until INTEGER NOT NULL,
-            keep_until  INTEGER NOT NULL
-        ) STRICT;
-        CREATE TABLE clock (highest INTEGER NOT NULL) STRICT;
-        INSERT INTO clock VALUES (0);",
-        // 2. A body is identified by another digest than in version 1, so one that was stored before cannot be
-        // compared, and counts as equal. Where the digest is a new one, the fence is stored with a byte before
-        // it. A process of version 1 that uses the file meanwhile stores its fences without that byte, and
-        // compares them with those of its own leases alone. So nothing is to be changed in the file: SQLite
-        // would read all of the table to add a column, under the lock, and fail where a page is damaged.
-        "",
-    ],
-    highest_time: "SELECT highest FROM clock",
-    set_highest_time: "UPDATE clock SET highest = ?1",
-};
 
 const NEW: &str = "
     INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
@@ -46,8 +17,13 @@ const AGAIN: &str = "
     UPDATE keys
     SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
     WHERE id = ?1";
+// The key of an event that is unsettled or dead is kept for as long.
 const BY_KEY: &str = "
-    SELECT id, body, attempt, done, lease_until, keep_until, length(fence) > 16
+    SELECT id, body, attempt, done, lease_until,
+        iif(lease_until < 0 AND EXISTS (
+            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 8)
+        ), 9223372036854775807, keep_until),
+        length(fence) > 16
     FROM keys WHERE key = ?1";
 const RENEW: &str = "
     UPDATE keys SET lease_until = ?4
@@ -57,9 +33,25 @@ const COMPLETE: &str = "
     WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
 // Without a LIMIT: the few rows that are needed are read one by one.
 const NEXT: &str = "
-    SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1
+    SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1 AND NOT (
+        lease_until < 0 AND EXISTS (
+            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 8)
+        )
+    )
     FROM keys WHERE id > ?2 ORDER BY id";
 const DROP: &str = "DELETE FROM keys WHERE id = ?1";
+
+// Of the inbox.
+#[cfg(feature = "inbox")]
+const NEW_OF_EVENT: &str = "
+    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+    VALUES (?1, ?2, zeroblob(17), 1, 1, -?3, ?4)
+    ON CONFLICT (key) DO NOTHING";
+#[cfg(feature = "inbox")]
+const AGAIN_OF_EVENT: &str = "
+    UPDATE keys
+    SET body = ?2, fence = zeroblob(17), attempt = 1, done = 1, lease_until = -?3, keep_until = ?4
+    WHERE id = ?1";
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 9] = [
@@ -70,9 +62,11 @@ pub(super) const STATEMENTS: [&str; 9] = [
     COMPLETE,
     NEXT,
     DROP,
-    FORMAT.highest_time,
-    FORMAT.set_highest_time,
+    super::schema::FORMAT.highest_time,
+    super::schema::FORMAT.set_highest_time,
 ];
+#[cfg(all(test, feature = "inbox"))]
+pub(crate) const STATEMENTS_OF_EVENTS: [&str; 3] = [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT];
 
 /// A fence as it is stored beside the digest of a body that is of version 2.
 fn stored(fence: Fence) -> [u8; 17] {
@@ -116,6 +110,20 @@ impl Known {
         } else {
             KeyState::Free
         }
+    }
+
+    #[cfg(feature = "inbox")]
+    fn taken(&self, now: i64, id: EventKey) -> Option<Taken> {
+        let in_flight = match self.state(now) {
+            KeyState::Free => return None,
+            KeyState::InFlight { remaining } => Some(remaining),
+            KeyState::Done => None,
+        };
+        let body = id.body().to_be_bytes();
+        Some(Taken {
+            in_flight,
+            same_body: self.body.is_none_or(|known| known == body),
+        })
     }
 
     fn next_attempt(&self, now: i64) -> NonZeroU32 {
@@ -178,6 +186,51 @@ pub(super) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeyState> {
         .query_row([key.to_be_bytes()], Known::read)
         .optional()?;
     Ok(known.map_or(KeyState::Free, |known| known.state(tx.now)))
+}
+
+/// What is known of a key that is done or in flight.
+#[cfg(feature = "inbox")]
+pub(crate) struct Taken {
+    /// Unless it is done: how long its lease lasts.
+    pub(crate) in_flight: Option<Duration>,
+    pub(crate) same_body: bool,
+}
+
+/// Returns whether the key is done or in flight.
+#[cfg(feature = "inbox")]
+pub(crate) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>> {
+    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
+    let known = by_key
+        .query_row([id.key().to_be_bytes()], Known::read)
+        .optional()?;
+    Ok(known.and_then(|known| known.taken(tx.now, id)))
+}
+
+/// Records the key as that of an event, unless it is done or in flight.
+#[cfg(feature = "inbox")]
+pub(crate) fn record(
+    tx: &Tx<'_>,
+    id: EventKey,
+    event: i64,
+    keep_until: i64,
+) -> rusqlite::Result<Option<Taken>> {
+    let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
+    let new = tx
+        .db
+        .prepare_cached(NEW_OF_EVENT)?
+        .execute(params![key, body, event, keep_until])?;
+    if new == 1 {
+        return Ok(None);
+    }
+    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
+    let known = by_key.query_row([key], Known::read)?;
+    let taken = known.taken(tx.now, id);
+    if taken.is_none() {
+        tx.db
+            .prepare_cached(AGAIN_OF_EVENT)?
+            .execute(params![known.id, body, event, keep_until])?;
+    }
+    Ok(taken)
 }
 
 /// What a lease that is still valid is used for.

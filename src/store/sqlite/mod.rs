@@ -1,12 +1,13 @@
 //! The SQLite store: a table of keys on the engine's thread.
 
-mod keys;
+pub(crate) mod keys;
+pub(crate) mod schema;
 
 use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use self::keys::{Purge, Settle};
+use self::keys::Settle;
 use super::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Store, StoreError};
 use crate::storage::Error;
 use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
@@ -115,9 +116,14 @@ impl SqliteStore {
     }
 
     fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, Error> {
-        let upkeep = vec![Box::<Purge>::default() as _];
-        let engine = Engine::open(path, &keys::FORMAT, upkeep, machine, checkpoint_every)?;
+        let engine = schema::open(path, machine, checkpoint_every)?;
         Ok(Self { engine })
+    }
+
+    /// The thread that works on the file, for an inbox in the same file.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn engine(&self) -> Engine {
+        self.engine.clone()
     }
 
     async fn settle(&self, need: Need, lease: &Lease, how: Settle) -> Result<(), SettleError> {

@@ -1,0 +1,210 @@
+//! The lines in which events wait, and how the first one is taken.
+
+use std::num::NonZeroU32;
+
+use bytes::Bytes;
+use rusqlite::{OptionalExtension, params};
+
+use super::kinds::Names;
+use super::row::{self, Work, place};
+use crate::delivery::RawDelivery;
+use crate::error::Chain;
+use crate::event::EventKind;
+use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent};
+use crate::storage::sqlite::{Tx, is_damage};
+use crate::store::Fence;
+
+/// The event that others of its lane wait for, or the first one that waits.
+const FIRST: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 ORDER BY place, seq"
+);
+const FIRST_BEHIND: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 AND place = 7 ORDER BY seq"
+);
+const IS_BUSY: &str =
+    "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 ORDER BY place";
+const MOVE: &str = "UPDATE work SET place = ?2, fence = x'' WHERE seq = ?1";
+const EXPIRE: &str = "UPDATE work SET place = 3, crashes = ?2 WHERE seq = ?1";
+const RETURNED: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work INDEXED BY work_aside WHERE lane = ?1 AND place = 5 AND due <= ?2 ORDER BY due"
+);
+const TAKE: &str = "UPDATE work SET place = 4, due = ?2, fence = ?3 WHERE seq = ?1";
+const CONTENT: &str = "
+    SELECT e.key, e.accepted, e.redriven, b.body
+    FROM events e CROSS JOIN bodies b WHERE e.seq = ?1 AND b.seq = ?1";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 8] = [
+    FIRST,
+    FIRST_BEHIND,
+    IS_BUSY,
+    MOVE,
+    EXPIRE,
+    RETURNED,
+    TAKE,
+    CONTENT,
+];
+
+/// Whether an event stands in the line now.
+pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
+    return_now(tx, lane)?;
+    tx.db.prepare_cached(IS_BUSY)?.exists([lane])
+}
+
+fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
+    tx.db.prepare_cached(MOVE)?.execute([seq, place])?;
+    Ok(())
+}
+
+/// Lets the events of a lane return to their line that were put aside until now.
+fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
+    let mut returned = tx.db.prepare_cached(RETURNED)?;
+    while let Some(mut work) = returned.query_row([lane, tx.now], Work::read).optional()? {
+        join(tx, &mut work)?;
+    }
+    Ok(())
+}
+
+/// Finds the event that is first after another one has left the line, and takes it if it can be taken.
+pub(super) fn advance(
+    tx: &mut Tx<'_>,
+    lane: Option<i64>,
+    take: Option<&Take>,
+) -> rusqlite::Result<Option<TakenEvent>> {
+    let Some(lane) = lane else { return Ok(None) };
+    return_now(tx, lane)?;
+    let mut first = tx.db.prepare_cached(FIRST)?;
+    let Some(first) = first.query_row([lane], Work::read).optional()? else {
+        return Ok(None);
+    };
+    if matches!(first.place, place::TAKEN | place::HOLDING) {
+        return Ok(None);
+    }
+    let mut names = Names::default();
+    match take {
+        Some(take) if first.due <= tx.now && names.is_open(tx, first.kind, take)? => {
+            let kind = names.name(tx, first.kind)?;
+            self::take(tx, &first, kind, take)
+        }
+        _ if first.place == place::BEHIND => {
+            set_place(tx, first.seq, first.ready())?;
+            Ok(None)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// The event that waits in the line of another one and has a smaller number, because it was aside before.
+fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
+    let Some(lane) = work.lane else {
+        return Ok(None);
+    };
+    let mut behind = tx.db.prepare_cached(FIRST_BEHIND)?;
+    let behind = behind.query_row([lane], Work::read).optional()?;
+    Ok(behind.filter(|behind| behind.seq < work.seq))
+}
+
+/// Makes an event ready whose lease expired. It can still be settled under that lease while it is first in its line.
+pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+    work.crashes = work.crashes.saturating_add(1);
+    if before(tx, work)?.is_some() {
+        return stand(tx, work);
+    }
+    work.place = place::SUSPECT;
+    tx.db
+        .prepare_cached(EXPIRE)?
+        .execute(params![work.seq, work.crashes])?;
+    Ok(())
+}
+
+/// Puts an event that was taken, or held its lane, back in its line by its number.
+pub(super) fn stand(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+    work.place = work.ready();
+    if let Some(before) = before(tx, work)? {
+        work.place = place::BEHIND;
+        set_place(tx, before.seq, before.ready())?;
+    }
+    work.update(tx)
+}
+
+/// Returns an event that was aside to its line.
+pub(super) fn join(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+    let first = match work.lane {
+        Some(lane) => tx
+            .db
+            .prepare_cached(FIRST)?
+            .query_row([lane], Work::read)
+            .optional()?,
+        None => None,
+    };
+    work.place = match first {
+        None => work.ready(),
+        Some(first) => {
+            let is_ready = matches!(first.place, place::READY | place::SUSPECT);
+            if is_ready && work.seq < first.seq {
+                set_place(tx, first.seq, place::BEHIND)?;
+                work.ready()
+            } else {
+                place::BEHIND
+            }
+        }
+    };
+    work.update(tx)
+}
+
+/// Takes an event that is first in its line. Returns none if its content is damaged.
+pub(super) fn take(
+    tx: &mut Tx<'_>,
+    work: &Work,
+    kind: EventKind,
+    take: &Take,
+) -> rusqlite::Result<Option<TakenEvent>> {
+    let fence = tx.token();
+    tx.db.prepare_cached(TAKE)?.execute(params![
+        work.seq,
+        row::lease_end(tx.now, take.lease),
+        fence.to_be_bytes()
+    ])?;
+    let mut content = tx.db.prepare_cached(CONTENT)?;
+    let content = content.query_row([work.seq], |row| {
+        let body = Bytes::copy_from_slice(row.get_ref(3)?.as_blob()?);
+        let delivery = RawDelivery::received(kind, row::read_key(row, 0)?, body);
+        Ok(delivery.with_acceptance(row::time(row.get(1)?), row.get(2)?))
+    });
+    match content {
+        Ok(delivery) => Ok(Some(taken(tx, work, fence, delivery))),
+        // Others can be read. This one comes again when its lease expires.
+        Err(error) if is_damage(&error) => {
+            tracing::error!(
+                event = work.seq,
+                reason = %Chain(&error),
+                "an event cannot be read, because the SQLite file is damaged"
+            );
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// An event that is taken, as the worker gets it.
+pub(super) fn taken(tx: &Tx<'_>, work: &Work, fence: u128, delivery: RawDelivery) -> TakenEvent {
+    let attempt = work.failures.saturating_add(work.crashes);
+    TakenEvent {
+        lease: EventLease {
+            id: EventId(work.seq),
+            fence: Fence(fence),
+            place: 0,
+        },
+        delivery: delivery.with_attempt(NonZeroU32::MIN.saturating_add(attempt)),
+        lane: work.lane.map(Lane),
+        failures: work.failures,
+        crashes: work.crashes,
+        tried_for: work.first_failed.map(|first| row::until(tx.now, first)),
+    }
+}

@@ -1,0 +1,280 @@
+//! The queue in a SQLite file.
+
+mod accept;
+mod change;
+mod claim;
+mod kinds;
+mod lanes;
+mod list;
+mod purge;
+mod row;
+mod settle;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::path::Path;
+use std::time::Duration;
+
+use self::list::Counts;
+use super::event::{
+    EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
+};
+use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
+use crate::event::EventKind;
+use crate::storage::Error;
+use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
+use crate::store::sqlite::schema;
+use crate::store::{OpenError, SqliteStore, StoreError};
+
+/// Keeps events in a SQLite file: the durable choice for one machine.
+///
+/// **What it guarantees.** An accepted event survives a crash of the process and of the machine, and is taken by one
+/// process at a time, among all processes of one machine that open the file. Choose it when one machine receives the
+/// webhooks; choose Postgres when several do.
+///
+/// **How it works.** As [`SqliteStore`]: one thread does the work of all callers, and calls that come while one
+/// transaction is committed go into the next one. Acceptance, settlement and changes by a person wait for the disk
+/// (`synchronous = FULL`). A claim does not, and is on the disk with the next of those.
+///
+/// **What a crash costs.** A crash of a process costs its attempts: their events are taken again when their leases
+/// expire. A crash of the machine may also forget claims and extensions since the last acceptance or settlement, so
+/// that their events are taken again at once. The file never needs a repair.
+///
+/// **Beside a store.** A [`SqliteStore`] may use the same file, in this process ([`with_store`](Self::with_store)) or
+/// in another one, and both know each other's keys: what the store completed is a duplicate for the queue, and what the
+/// queue accepted is done for the store. A key is kept for the retention, and while its event is unsettled or dead.
+///
+/// **Several processes** of one machine may work on the same events, as two do during a deploy. They take turns. The
+/// file must be on a local disk.
+///
+/// **Time** is as for [`SqliteStore`], in whole milliseconds. Leases last 11 milliseconds longer than asked, because
+/// processes agree on the time to 10. A clock that jumps forward between two starts ends leases and delays: each event
+/// in progress may be tried once more. One that jumps back makes no event late, except by the time during which no
+/// process had the file open.
+///
+/// **Sizing.** SIZES The write-ahead log
+/// beside the file takes 64 MiB, and about twice that under full load. Memory: some 10 MB, whatever the number of
+/// events. A claim takes the same time with a million waiting events as without. [`stats`](Queue::stats) reads each
+/// unsettled event, and [`list`](Queue::list) and [`forget`](Queue::forget) read each event that the filter does not
+/// exclude by state (unsettled, dead) or time: in steps of a few milliseconds, so that other calls go on between them,
+/// and are not one snapshot.
+///
+/// **Failures.** Of an event, the last 100 failures are kept, with 1 KiB of each reason.
+///
+/// **Purge.** A step deletes at most 256 bodies and 256 events, and reads nothing else. Keys are deleted as those of the
+/// store are, with later calls. The file reuses the room, and does not shrink: after a backlog, it stays as large as it
+/// was. `VACUUM` shrinks it while no process has it open. The bytes of a deleted body remain in the file, and in its
+/// log, until that room is used again.
+///
+/// **When it fails.** An event that cannot be read, because the file is damaged, is logged and passed over by
+/// [`claim`](Queue::claim); other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
+/// full disk is [`Unavailable`](crate::store::StoreErrorKind::Unavailable) until there is room; then work resumes
+/// without a restart.
+///
+/// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. Beside it are
+/// `-wal` and `-shm` while it is open: the three belong together. Copy it with `VACUUM INTO`. Never delete or replace
+/// it under a process that has it open.
+///
+/// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in
+/// one transaction that takes milliseconds. A process of the earlier release that has the file open as a store
+/// continues to work, but drops the keys of unsettled events when their retention ends.
+///
+/// Clones share one thread. Dropping the last one waits until the file is closed.
+///
+/// ```no_run
+/// use tower_webhook::inbox::SqliteQueue;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let queue = SqliteQueue::open("webhooks.db")?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct SqliteQueue {
+    engine: Engine,
+}
+
+impl SqliteQueue {
+    /// Opens the file. Creates it if it does not exist, and upgrades one of an earlier release. Blocks the
+    /// calling thread meanwhile.
+    ///
+    /// # Errors
+    ///
+    /// As for [`SqliteStore::open`].
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
+        Ok(Self::open_by(path.as_ref(), clock::machine())?)
+    }
+
+    fn open_by(path: &Path, machine: Machine) -> Result<Self, Error> {
+        let engine = schema::open(path, machine, CHECKPOINT_EVERY)?;
+        Ok(Self { engine })
+    }
+
+    /// Uses the file of a store, and its thread.
+    ///
+    /// ```no_run
+    /// use tower_webhook::inbox::SqliteQueue;
+    /// use tower_webhook::store::SqliteStore;
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let store = SqliteStore::open("webhooks.db")?;
+    /// let queue = SqliteQueue::with_store(&store);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn with_store(store: &SqliteStore) -> Self {
+        Self {
+            engine: store.engine(),
+        }
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        need: Need,
+        work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        Ok(self.engine.run(need, work).await?)
+    }
+}
+
+impl fmt::Debug for SqliteQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SqliteQueue")
+            .field("path", &self.engine.path())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Queue for SqliteQueue {
+    const SHARED: bool = true;
+
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        let take = take.cloned();
+        self.run(Need::Durable, move |tx| {
+            accept::accept(tx, &event, take.as_ref())
+        })
+        .await
+    }
+
+    async fn claim(
+        &self,
+        take: &Take,
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        let take = take.clone();
+        self.run(Need::Write, move |tx| {
+            claim::claim(tx, &take, limit, suspects)
+        })
+        .await
+    }
+
+    async fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> Result<Vec<bool>, StoreError> {
+        let leases = leases.to_vec();
+        self.run(Need::Write, move |tx| claim::extend(tx, &leases, lease))
+            .await
+    }
+
+    async fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError> {
+        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
+        self.run(Need::Durable, move |tx| {
+            settle::settle(tx, &lease, &settlement, next.as_ref())
+        })
+        .await
+    }
+
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+        let mut events = Vec::new();
+        let mut page = page;
+        let limit = page.limit;
+        while events.len() < limit {
+            page.limit = limit - events.len();
+            let filter = filter.clone();
+            let step = self.run(Need::Read, move |tx| list::list(tx, &filter, page));
+            let found = step.await?;
+            events.extend(found.events);
+            match found.seen {
+                Some(seen) => page.after = Some(seen),
+                None => break,
+            }
+        }
+        Ok(events)
+    }
+
+    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        self.run(Need::Read, move |tx| list::get(tx, id)).await
+    }
+
+    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
+        self.run(Need::Durable, move |tx| change::redrive(tx, id))
+            .await
+    }
+
+    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
+        self.run(Need::Durable, move |tx| change::discard(tx, id))
+            .await
+    }
+
+    async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
+        let (mut bodies, mut seen) = (0, 0);
+        loop {
+            let chat = chat.to_owned();
+            let step = self.run(Need::Read, move |tx| change::of_chat(tx, &chat, seen));
+            let (events, next) = step.await?;
+            for events in events.chunks(AT_ONCE) {
+                let events = events.to_vec();
+                let step = self.run(Need::Durable, move |tx| change::forget(tx, &events));
+                bodies += step.await?;
+            }
+            match next {
+                Some(next) => seen = next,
+                None => return Ok(bodies),
+            }
+        }
+    }
+
+    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
+        let kind = kind.cloned();
+        self.run(Need::Durable, move |tx| {
+            kinds::pause(tx, kind.as_ref(), paused)
+        })
+        .await
+    }
+
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        self.run(Need::Write, move |tx| purge::purge(tx, keep_bodies))
+            .await
+    }
+
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        let mut counts = Counts::default();
+        while !counts.is_complete() {
+            let before = counts;
+            let step = self.run(Need::Read, move |tx| {
+                let mut counts = before.clone();
+                counts.step(tx)?;
+                Ok(counts)
+            });
+            counts = step.await?;
+        }
+        self.run(Need::Read, move |tx| counts.stats(tx)).await
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        self.run(Need::Read, |tx| list::size(tx)).await
+    }
+}
+
+/// How many bodies a transaction deletes at most for [`Queue::forget`].
+const AT_ONCE: usize = 256;

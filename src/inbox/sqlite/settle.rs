@@ -1,0 +1,126 @@
+//! How an attempt ends.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::lanes;
+use super::row::{self, Work, place, state};
+use crate::inbox::event::{EventLease, Settlement, Take};
+use crate::inbox::queue::Settled;
+use crate::storage::sqlite::Tx;
+
+// The usual end in one statement.
+const FINISH: &str = "
+    DELETE FROM work WHERE seq = ?1 AND fence = ?2
+    RETURNING lane, failures";
+const HELD: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work WHERE seq = ?1 AND fence = ?2"
+);
+const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 3] = [FINISH, HELD, END];
+
+pub(super) fn settle(
+    tx: &mut Tx<'_>,
+    lease: &EventLease,
+    settlement: &Settlement,
+    next: Option<&Take>,
+) -> rusqlite::Result<Settled> {
+    let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
+    let (end, failure) = match settlement {
+        Settlement::Handled => (state::HANDLED, None),
+        Settlement::Ignored => (state::IGNORED, None),
+        Settlement::Discarded(failure) => (state::DISCARDED, Some(failure)),
+        Settlement::Dead {
+            failure,
+            hold_lane: false,
+        } => (state::DEAD, Some(failure)),
+        _ => {
+            let mut held = tx.db.prepare_cached(HELD)?;
+            let held = held.query_row(params![seq, fence], Work::read).optional()?;
+            return match held {
+                Some(work) => put_back(tx, work, settlement, next),
+                None => Ok(Settled::Lost),
+            };
+        }
+    };
+    let mut finish = tx.db.prepare_cached(FINISH)?;
+    let finished = finish.query_row(params![seq, fence], |row| Ok((row.get(0)?, row.get(1)?)));
+    let Some((lane, failures)) = finished.optional()? else {
+        return Ok(Settled::Lost);
+    };
+    drop(finish);
+    if let Some(failure) = failure {
+        row::fail(tx, seq, failure)?;
+    }
+    self::end(tx, seq, end, failures)?;
+    let next = lanes::advance(tx, lane, next)?;
+    Ok(Settled::Ended(next.map(Box::new)))
+}
+
+/// Records that an event is settled, or a dead letter.
+pub(super) fn end(tx: &Tx<'_>, seq: i64, state: i64, failures: u32) -> rusqlite::Result<()> {
+    tx.db
+        .prepare_cached(END)?
+        .execute(params![seq, state, tx.now, failures])?;
+    Ok(())
+}
+
+/// Ends the attempt of an event that stays unsettled, or holds its lane.
+fn put_back(
+    tx: &mut Tx<'_>,
+    mut work: Work,
+    settlement: &Settlement,
+    next: Option<&Take>,
+) -> rusqlite::Result<Settled> {
+    if work.place != place::TAKEN {
+        // Its lease expired, but it did not crash.
+        work.crashes = work.crashes.saturating_sub(1);
+    }
+    match settlement {
+        Settlement::Released => {
+            work.due = tx.now;
+            lanes::stand(tx, &mut work)?;
+        }
+        Settlement::Retry {
+            after,
+            failure,
+            counts,
+            blocks_lane,
+        } => {
+            work.crashes = 0;
+            if let Some(failure) = failure {
+                row::fail(tx, work.seq, failure)?;
+                work.tried = true;
+            }
+            if *counts {
+                work.failures = work.failures.saturating_add(1);
+                work.first_failed.get_or_insert(tx.now);
+            }
+            work.due = row::after(tx.now, *after);
+            if !blocks_lane && work.lane.is_some() {
+                work.place = place::ASIDE;
+                work.update(tx)?;
+                let next = lanes::advance(tx, work.lane, next)?;
+                return Ok(Settled::Ended(next.map(Box::new)));
+            }
+            lanes::stand(tx, &mut work)?;
+        }
+        Settlement::Dead { failure, .. } => {
+            row::fail(tx, work.seq, failure)?;
+            self::end(tx, work.seq, state::DEAD, work.failures)?;
+            if work.lane.is_none() {
+                Work::remove(tx, work.seq)?;
+                return Ok(Settled::Ended(None));
+            }
+            work.crashes = 0;
+            work.tried = true;
+            work.place = place::HOLDING;
+            work.update(tx)?;
+        }
+        Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_) => {}
+    }
+    Ok(Settled::Ended(None))
+}

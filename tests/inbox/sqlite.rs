@@ -1,0 +1,278 @@
+//! The queue in a SQLite file: the conformance suite, and several processes.
+
+#![cfg(target_os = "linux")]
+
+use std::collections::{BTreeMap, HashSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rusqlite::Connection;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+use tower_webhook::RawDelivery;
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::conformance::{self, Harness};
+use tower_webhook::inbox::{
+    Accepted, EventId, EventState, Filter, Kinds, Lane, NewEvent, Page, Queue, Settled, Settlement,
+    SqliteQueue, Take, TakenEvent,
+};
+use tower_webhook::store::{EventKey, KeyState, SqliteStore, Store};
+
+use crate::support::program::{Peer, say};
+
+const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+
+/// A file in a directory of its own.
+struct Scratch {
+    directory: TempDir,
+}
+
+impl Scratch {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("webhooks.db")
+    }
+
+    fn queue(&self) -> SqliteQueue {
+        SqliteQueue::open(self.path()).unwrap()
+    }
+
+    fn version(&self) -> i64 {
+        let sql = Connection::open(self.path()).unwrap();
+        sql.query_row("PRAGMA user_version", [], |row| row.get(0))
+            .unwrap()
+    }
+}
+
+impl Harness for Scratch {
+    type Queue = SqliteQueue;
+
+    async fn open(&self) -> SqliteQueue {
+        self.queue()
+    }
+}
+
+/// One thread for all handles.
+struct Shared(SqliteQueue);
+
+impl Harness for Shared {
+    type Queue = SqliteQueue;
+
+    async fn open(&self) -> SqliteQueue {
+        self.0.clone()
+    }
+}
+
+fn event(key: &str, lane: i64) -> NewEvent {
+    NewEvent {
+        delivery: RawDelivery::new(EventKind::CHAT_RATED, key.to_owned()),
+        key: Some(EventKey::new("", key.as_bytes(), b"{}")),
+        guard: None,
+        chat: None,
+        lane: Some(Lane(lane)),
+        retain: RETENTION,
+        dead: None,
+    }
+}
+
+fn take(lease: Duration) -> Take {
+    Take {
+        lease,
+        kinds: Kinds::all(),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_with_a_thread_for_each_handle() {
+    conformance::run(&Scratch::new()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_with_one_thread() {
+    let scratch = Scratch::new();
+    conformance::run(&Shared(scratch.queue())).await;
+}
+
+#[tokio::test]
+async fn files_of_earlier_versions_are_upgraded_and_keep_their_keys() {
+    let key = |key: &str| EventKey::new("crm", key.as_bytes(), b"{}");
+    for version in [1, 2] {
+        let scratch = Scratch::new();
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        fs::copy(fixture.join("sqlite-store-v1.db"), scratch.path()).unwrap();
+        // Version 2 changed no table.
+        let sql = Connection::open(scratch.path()).unwrap();
+        sql.pragma_update(None, "user_version", version).unwrap();
+        drop(sql);
+
+        let queue = scratch.queue();
+        assert_eq!(scratch.version(), 3);
+        let of_crm = |name| NewEvent {
+            key: Some(key(name)),
+            ..event(name, 1)
+        };
+        let done = queue.accept(of_crm("done-1"), None).await.unwrap();
+        assert!(matches!(done, Accepted::Duplicate { same_body: true }));
+        let held = queue.accept(of_crm("in-flight"), None).await.unwrap();
+        assert!(matches!(held, Accepted::InFlight { .. }), "{held:?}");
+        for free in ["failed-3-times", "lease-expired", "retention-expired"] {
+            let new = queue.accept(of_crm(free), None).await.unwrap();
+            assert!(matches!(new, Accepted::New { .. }), "{free}: {new:?}");
+        }
+        drop(queue);
+        let store = SqliteStore::open(scratch.path()).unwrap();
+        for name in ["done-1", "failed-3-times", "retention-expired"] {
+            assert_eq!(store.peek(&key(name)).await.unwrap(), KeyState::Done);
+        }
+    }
+}
+
+/// Where the files are, if this process is the peer of a test.
+fn directory() -> Option<PathBuf> {
+    Peer::argument().map(PathBuf::from)
+}
+
+/// Settles an event, and those of its lane behind it, and says the number of each.
+async fn work(queue: &SqliteQueue, taken: TakenEvent, take: &Take) {
+    let mut next = Some(Box::new(taken));
+    while let Some(event) = next {
+        let ended = queue
+            .settle(&event.lease, &Settlement::Handled, Some(take))
+            .await;
+        next = match ended.unwrap() {
+            Settled::Ended(next) => {
+                let (id, Lane(lane)) = (event.lease.id, event.lane.unwrap());
+                say(format!("handled/{id}/{lane}"));
+                next
+            }
+            Settled::Lost => {
+                say(format!("lost/{}/0", event.lease.id));
+                None
+            }
+        };
+    }
+}
+
+/// Two processes that both accept and work on what both accepted, of which one is killed.
+#[tokio::test]
+async fn killed_process_loses_no_event_and_no_event_ends_twice() {
+    const TEST: &str = "killed_process_loses_no_event_and_no_event_ends_twice";
+    const LANES: i64 = 20;
+    if let Some(directory) = directory() {
+        let queue = SqliteQueue::open(directory.join("webhooks.db")).unwrap();
+        let mut tasks = JoinSet::new();
+        for caller in 0..8 {
+            let queue = queue.clone();
+            tasks.spawn(async move {
+                let take = take(Duration::from_millis(300));
+                for at in 0_i64.. {
+                    let key = format!("{} {caller} {at}", std::process::id());
+                    let take_now = (caller % 2 == 0).then_some(&take);
+                    let event = event(&key, at % LANES);
+                    let accepted = queue.accept(event, take_now).await.unwrap();
+                    let Accepted::New { id, taken } = accepted else {
+                        panic!("{accepted:?}")
+                    };
+                    say(format!("accepted/{id}/{}", at % LANES));
+                    if let Some(taken) = taken {
+                        work(&queue, *taken, &take).await;
+                    }
+                    for taken in queue.claim(&take, 4, 4).await.unwrap().events {
+                        work(&queue, taken, &take).await;
+                    }
+                }
+            });
+        }
+        while let Some(ended) = tasks.join_next().await {
+            ended.unwrap();
+        }
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let start = || {
+        Peer::start(Peer::command(
+            module_path!(),
+            TEST,
+            scratch.directory.path(),
+        ))
+    };
+    let mut peers = [start(), start()];
+    let mut lines = Vec::new();
+    for at in 0..4 {
+        let peer = &mut peers[at % 2];
+        for _ in 0..150 {
+            lines.push(peer.hear());
+        }
+        peer.kill();
+        while let Some(line) = peer.line() {
+            lines.push(line);
+        }
+        if at < 2 {
+            peers[at % 2] = start();
+        }
+    }
+
+    let (mut accepted, mut handled) = (HashSet::new(), HashSet::new());
+    let mut hear = |line: &str| {
+        let mut words = line.split('/');
+        let what = words.next().unwrap();
+        let id: EventId = words.next().unwrap().parse().unwrap();
+        let _lane = words.next().unwrap();
+        match what {
+            "accepted" => assert!(accepted.insert(id), "{line}: twice"),
+            "handled" => assert!(handled.insert(id), "{line}: twice"),
+            _ => {}
+        }
+    };
+    lines.iter().for_each(|line| hear(line));
+
+    let queue = scratch.queue();
+    let take = take(Duration::from_secs(60));
+    let mut last = BTreeMap::new();
+    while queue.stats().await.unwrap().unsettled() > 0 {
+        let claims = queue.claim(&take, 100, 100).await.unwrap();
+        for event in claims.events {
+            let mut next = Some(Box::new(event));
+            while let Some(event) = next {
+                let (id, lane) = (event.lease.id, event.lane);
+                assert!(!handled.contains(&id), "{id} was handled before");
+                assert!(last.insert(lane, id) < Some(id), "{id} is out of order");
+                let ended = queue.settle(&event.lease, &Settlement::Handled, Some(&take));
+                let Settled::Ended(following) = ended.await.unwrap() else {
+                    panic!("{id} was lost")
+                };
+                next = following;
+            }
+        }
+        // Until the leases of the processes that were killed expire.
+        if let Some(due) = claims.next_due {
+            tokio::time::sleep(due).await;
+        }
+    }
+    let page = Page {
+        after: None,
+        limit: usize::MAX,
+        newest_first: false,
+    };
+    let events = queue.list(&Filter::default(), page).await.unwrap();
+    let known: HashSet<_> = events.iter().map(|event| event.id).collect();
+    assert!(accepted.is_subset(&known), "an accepted event is missing");
+    assert!(!handled.is_empty());
+    assert!(
+        events
+            .iter()
+            .all(|event| event.state == EventState::Handled)
+    );
+    drop(queue);
+    let sql = Connection::open(scratch.path()).unwrap();
+    let check = "PRAGMA integrity_check";
+    let sound: String = sql.query_row(check, [], |row| row.get(0)).unwrap();
+    assert_eq!(sound, "ok");
+}
