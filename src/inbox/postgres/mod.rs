@@ -50,7 +50,7 @@ use crate::store::{Fence, OpenError, StoreError};
 /// **How it works.** Each operation is one statement, thus one round trip and one commit. It calls a function of the
 /// schema, whose statements see what others committed while it waited for a lock. An event is written when
 /// it is accepted, and taken in the same transaction where a worker has room; when it is settled, the next one of its lane is
-/// taken. The row with the body is inserted once. What changes is a narrow row for the first event of each lane
+/// taken. Calls at one time share a statement: while one is executed, the others collect for the next one. The row with the body is inserted once. What changes is a narrow row for the first event of each lane
 /// (table `head`), and one for each event that waits behind it (`wait`); neither remains when the event is handled. The
 /// row of a lane's head is also the lock of the lane: operations in different lanes do not wait for each other.
 ///
@@ -75,7 +75,8 @@ use crate::store::{Fence, OpenError, StoreError};
 /// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each operation
 /// begins one of its own, which takes two more round trips.
 ///
-/// **Size.** {sizes}
+/// **Size.** With bodies of 600 bytes, keys of 36 and chats of 25, a waiting event takes 1.1 KB on disk, and one
+/// that was handled and whose body was deleted 425 bytes, its key and all indexes included (measured with 20,000 events).
 ///
 /// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a time, and
 /// skips what others have locked. autovacuum, which must be on, makes the room free for the next events. `head` and
