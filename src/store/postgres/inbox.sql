@@ -10,7 +10,7 @@
 --
 -- The functions run each of their statements with a snapshot of its own, which sees what was committed while a lock
 -- was waited for. That needs the isolation level `read committed`. Their settings leave the planner no choice but
--- the indexes, however empty it believes a table to be. A later release that changes a function gives it another name.
+-- the indexes, however empty it believes a table to be; those that look up single rows need only one of them. A later release that changes a function gives it another name.
 
 -- Not null for a key whose event the inbox has accepted, until the inbox deletes the event.
 ALTER TABLE {schema}.keys ADD COLUMN event bigint;
@@ -537,8 +537,8 @@ BEGIN
     RETURN FOUND;
 END $tower_webhook$;
 
--- `p_action`: 3 handled, 4 ignored, 5 discarded, 6 dead, 2 retry, 0 released. Then the next event of the lane, if it was
--- taken.
+-- `p_action`: 3 handled, 4 ignored, 5 discarded, 6 dead, 2 retry, 0 released. Then the next event of the lane, if it
+-- was taken.
 CREATE FUNCTION {schema}.settle(
     p_seq bigint, p_fence uuid, p_place bigint, p_action integer, p_after bigint, p_outcome bytea, p_reason bytea,
     p_counts boolean, p_blocks boolean, p_holds boolean, p_lease bigint, p_only text[], p_except text[],
