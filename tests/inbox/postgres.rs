@@ -481,21 +481,21 @@ async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
     }
 
     assert_eq!(queues[0].stats().await.unwrap().unsettled(), 0);
-    let handled = lock(&order.handled).clone();
-    assert_eq!(handled.len(), EVENTS);
-    assert!(handled.values().all(|times| *times == 1));
-    let (accepted, started) = (lock(&order.accepted).clone(), lock(&order.started).clone());
-    for (a, (lane_a, _, end_a)) in &accepted {
-        for (b, (lane_b, begin_b, _)) in &accepted {
-            if lane_a == lane_b && end_a < begin_b {
-                assert!(started[a] < started[b], "{b} before {a}");
-            }
-        }
-    }
     let pool = database.pool(1).await;
     for table in ["head", "wait", "aside", "dead"] {
         let rows = format!("SELECT count(*) FROM tower_webhook.{table}");
         assert_eq!(count(&pool, &rows).await, 0, "{table}");
+    }
+    let handled = lock(&order.handled);
+    assert_eq!(handled.len(), EVENTS);
+    assert!(handled.values().all(|times| *times == 1));
+    let (accepted, started) = (lock(&order.accepted), lock(&order.started));
+    for (a, (lane_a, _, end_a)) in &*accepted {
+        for (b, (lane_b, begin_b, _)) in &*accepted {
+            if lane_a == lane_b && end_a < begin_b {
+                assert!(started[a] < started[b], "{b} before {a}");
+            }
+        }
     }
 }
 
@@ -514,8 +514,8 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
             tasks.spawn(async move {
                 for round in 0..EVENTS {
                     let n = round * 8 + (at as u64 * 4) + caller;
-                    let lane = (n % 5 > 0).then_some((n % 3) as i64);
-                    let next = (n % 2 == 0).then(take);
+                    let lane = (!n.is_multiple_of(5)).then_some((n % 3) as i64);
+                    let next = n.is_multiple_of(2).then(take);
                     let accepted = queue
                         .accept(event(None, lane), Some(&take()))
                         .await
@@ -532,7 +532,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                                 after: Duration::from_millis(n % 3),
                                 failure: None,
                                 counts: true,
-                                blocks_lane: n % 4 == 0,
+                                blocks_lane: n.is_multiple_of(4),
                             },
                             3 | 4 => Settlement::Dead {
                                 failure: failure(),
@@ -549,7 +549,9 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                     match n % 11 {
                         0 | 1 => drop(queue.redrive(EventId(id.0 - n as i64 % 30)).await.unwrap()),
                         2 => drop(queue.discard(EventId(id.0 - n as i64 % 30)).await.unwrap()),
-                        3 if n % 5 == 0 => drop(queue.forget(&(n % 3).to_string()).await.unwrap()),
+                        3 if n.is_multiple_of(5) => {
+                            queue.forget(&(n % 3).to_string()).await.unwrap();
+                        }
                         4 => drop(queue.purge(Duration::ZERO).await.unwrap()),
                         _ => {}
                     }

@@ -1,4 +1,4 @@
-//! One statement at a time for many callers: while it is executed, later calls collect, and go together in the next one.
+//! One statement at a time for many callers: while it is executed, later calls collect for the next one.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -215,7 +215,8 @@ impl<C: Call> Batches<C> {
     }
 }
 
-/// The task that executes statements. Dropped before its end, because its runtime is shut down, it fails those who wait.
+/// The task that executes statements. Dropped before its end, because its runtime is shut down, it fails those who
+/// wait.
 struct Running<'a, C: Call> {
     batches: &'a Batches<C>,
     has_ended: bool,

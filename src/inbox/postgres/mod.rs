@@ -1,6 +1,7 @@
 //! The queue in PostgreSQL, on sqlx.
 
 mod batches;
+mod calls;
 mod parameters;
 mod rows;
 mod statements;
@@ -15,21 +16,21 @@ use sqlx::postgres::{PgPool, PgRow};
 use tokio::time::timeout;
 
 use self::batches::{Batches, Call, Execution, share};
+use self::calls::{Acceptance, End, sort, unsort};
 use self::statements::Statements;
 use super::event::{
-    EventId, EventLease, EventRecord, EventSummary, Filter, Kinds, NewEvent, Page, Settlement,
-    Take, TakenEvent,
+    EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
 };
 use super::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::storage::Error;
-use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, code, column, corrupt, micros};
+use crate::storage::postgres::{self, Pool, Schema, Value, code, column, corrupt, micros};
 use crate::store::postgres::MIGRATIONS;
-use crate::store::{Fence, OpenError, StoreError};
+use crate::store::{OpenError, StoreError};
 
-/// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and handle
-/// events together, or where you already run PostgreSQL.
+/// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and
+/// handle events together, or where you already run PostgreSQL.
 ///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
@@ -43,59 +44,62 @@ use crate::store::{Fence, OpenError, StoreError};
 /// # }
 /// ```
 ///
-/// **What it guarantees.** All promises of an inbox, over all processes that use the same schema of one database: an
-/// event that was accepted is in the database, one attempt at a time for each event and each lane, and a late
+/// **What it guarantees.** All promises of an inbox, over all processes that use the same schema of one database:
+/// an event that was accepted is in the database, one attempt at a time for each event and each lane, and a late
 /// finisher changes nothing. Workers and server may restart, and crash.
 ///
-/// **How it works.** Each operation is one statement, thus one round trip and one commit. It calls a function of the
-/// schema, whose statements see what others committed while it waited for a lock. An event is written when
-/// it is accepted, and taken in the same transaction where a worker has room; when it is settled, the next one of its lane is
-/// taken. The row with the body is inserted once. What changes is a narrow row for the first event of each lane
-/// (table `head`), and one for each event that waits behind it (`wait`); neither remains when the event is handled. The
+/// **How it works.** Each operation is one statement, thus one round trip and one commit. It calls a function of
+/// the schema, whose statements see what others committed while it waited for a lock. An event is written when it
+/// is accepted, and taken in the same transaction where a worker has room; when it is settled, the next one of its
+/// lane is taken. Calls at one time share a statement: while one is executed, the others collect for the next one.
+/// The row with the body is inserted once. What changes is a narrow row for the first event of each lane (table
+/// `head`), and one for each event that waits behind it (`wait`); neither remains when the event is handled. The
 /// row of a lane's head is also the lock of the lane: operations in different lanes do not wait for each other.
 ///
-/// **Keys** are those of a [`PostgresStore`](crate::store::PostgresStore) in the same schema. What it recorded as done is a
-/// duplicate here, and an event that was accepted here is done there. The key of an event stays until
+/// **Keys** are those of a [`PostgresStore`](crate::store::PostgresStore) in the same schema. What it recorded as
+/// done is a duplicate here, and an event that was accepted here is done there. The key of an event stays until
 /// [`purge`](Queue::purge) deletes the event: after its retention, and not while the event is unsettled or dead.
 ///
-/// **Time** is the server's, as in the store. If its clock jumps forward, leases expire, and each event in progress may
-/// be tried once more; if it jumps back, they expire later by as much.
+/// **Time** is the server's, as in the store. If its clock jumps forward, leases expire, and each event in progress
+/// may be tried once more; if it jumps back, they expire later by as much.
 ///
 /// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a
-/// crash of the server, deliveries are answered with 503 until it is back. For what `synchronous_commit = off`, failovers and
-/// standbys cost, see [`PostgresStore`](crate::store::PostgresStore): with `off`, an event that was answered with 200 can be
-/// lost, so leave it `on` for the user of this queue.
+/// crash of the server, deliveries are answered with 503 until it is back. For what `synchronous_commit = off`,
+/// failovers and standbys cost, see [`PostgresStore`](crate::store::PostgresStore): with `off`, an event that was
+/// answered with 200 can be lost, so leave it `on` for the user of this queue.
 ///
-/// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per process are
-/// plenty; keep them apart from those of handlers that hold connections for long. What the page of the store says on
-/// time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode `transaction` works, as
-/// there is no state in a session, no `LISTEN`, and no advisory lock but the one of the migration's transaction. So events
-/// that other processes accepted are found by asking for them.
+/// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per
+/// process are plenty; keep them apart from those of handlers that hold connections for long. What the page of the
+/// store says on time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode
+/// `transaction` works, as there is no state in a session, no `LISTEN`, and no advisory lock but the one of the
+/// migration's transaction. So events that other processes accepted are found by asking for them.
 ///
-/// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each operation
-/// begins one of its own, which takes two more round trips.
+/// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each
+/// operation begins one of its own, which takes two more round trips.
 ///
-/// **Size.** {sizes}
+/// **Size.** With bodies of 600 bytes, keys of 36 and chats of 25, a waiting event takes 1.1 KB on disk, and one
+/// that was handled and whose body was deleted 425 bytes, its key and all indexes included (measured with 20,000
+/// events).
 ///
-/// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a time, and
-/// skips what others have locked. autovacuum, which must be on, makes the room free for the next events. `head` and
-/// `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a backlog of
-/// millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count room that is free; `VACUUM
-/// FULL` returns it, and blocks the queue while it lasts. A transaction of others that stays open for an hour
-/// keeps vacuum from removing rows, and makes operations in busy lanes slower by some milliseconds: set
-/// `idle_in_transaction_session_timeout`. No plan depends on statistics: the functions leave the planner nothing
-/// but the indexes.
+/// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a
+/// time, and skips what others have locked. autovacuum, which must be on, makes the room free for the next events.
+/// `head` and `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a
+/// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count
+/// room that is free; `VACUUM FULL` returns it, and blocks the queue while it lasts. A transaction of others that
+/// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
+/// milliseconds: set `idle_in_transaction_session_timeout`. No plan depends on statistics: the functions leave the
+/// planner nothing but the indexes.
 ///
-/// **Lists** of dead letters and unsettled events, and those of a chat, read no other events. Those that select by key, or
-/// by the state of settled events, read all events in turn until the page is full.
+/// **Lists** of dead letters and unsettled events, and those of a chat, read no other events. Those that select by
+/// key, or by the state of settled events, read all events in turn until the page is full.
 ///
-/// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release, as that of the store
-/// does; both call the same one. A later release that changes a function gives it another name, so workers
-/// of both work beside each other.
+/// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release, as that of
+/// the store does; both call the same one. A later release that changes a function gives it another name, so
+/// workers of both work beside each other.
 ///
-/// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has unless it was
-/// dropped. Once the schema is made, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE, DELETE` on all of its
-/// tables, and `EXECUTE` on its functions, which everybody has by default.
+/// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has
+/// unless it was dropped. Once the schema is made, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,
+/// DELETE` on all of its tables, and `EXECUTE` on its functions, which everybody has by default.
 ///
 /// Clones share their pool.
 #[derive(Clone)]
@@ -224,7 +228,7 @@ impl PostgresQueue {
             &self.shared.statements.accept,
             &calls,
             parameters::accept,
-            accepted,
+            rows::accepted,
         );
         unsort(accepted.await, &order)
     }
@@ -236,7 +240,7 @@ impl PostgresQueue {
             &self.shared.statements.settle,
             &calls,
             parameters::settle,
-            |_, row| settled(row),
+            |_, row| rows::settled(row),
         );
         unsort(settled.await, &order)
     }
@@ -472,52 +476,6 @@ impl Queue for PostgresQueue {
     }
 }
 
-/// An event to be accepted, and the time of its lease if it may be taken.
-#[derive(Clone)]
-struct Acceptance {
-    event: NewEvent,
-    lease: Option<i64>,
-}
-
-impl Call for Acceptance {
-    type Return = Accepted;
-
-    fn kinds(&self) -> Option<&Kinds> {
-        None
-    }
-}
-
-/// An attempt to be ended.
-#[derive(Clone)]
-struct End {
-    lease: EventLease,
-    settlement: Settlement,
-    next: Option<Take>,
-}
-
-impl Call for End {
-    type Return = Settled;
-
-    fn kinds(&self) -> Option<&Kinds> {
-        self.next.as_ref().map(|next| &next.kinds)
-    }
-}
-
-/// Sorts calls by their lanes, so that no two statements wait for each other, and returns where each one was.
-fn sort<C, K: Ord>(calls: &mut [C], lane: impl Fn(&C) -> K) -> Vec<usize> {
-    let mut order: Vec<_> = (0..calls.len()).collect();
-    order.sort_by_key(|at| lane(&calls[*at]));
-    calls.sort_by_key(lane);
-    order
-}
-
-/// Returns results to the places of their calls.
-fn unsort<R>(results: Vec<R>, order: &[usize]) -> Vec<R> {
-    let mut results: Vec<_> = order.iter().zip(results).collect();
-    results.sort_by_key(|(at, _)| **at);
-    results.into_iter().map(|(_, result)| result).collect()
-}
-
 /// Whether the server refused a value, and would take the others.
 fn is_of_a_value(error: &sqlx::Error) -> bool {
     let code = code(error).unwrap_or_default();
@@ -538,58 +496,4 @@ const EVENTS_PER_STEP: i64 = 1000;
 fn one(mut rows: Vec<PgRow>) -> Result<PgRow, StoreError> {
     let row = rows.pop();
     row.ok_or_else(|| corrupt("an answer without a row").into())
-}
-
-fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
-    let event = &call.event;
-    match column::<i16>(row, 0)? {
-        0 => {}
-        1 => {
-            return Ok(Accepted::Duplicate {
-                same_body: column(row, 1)?,
-            });
-        }
-        2 => {
-            let remaining = rows::duration(row, 2)?.unwrap_or_default();
-            // It may have ended while the statement was executed.
-            return Ok(Accepted::InFlight {
-                remaining: remaining.max(Duration::from_micros(1)),
-            });
-        }
-        3 => return Ok(Accepted::BodyReplayed),
-        _ => return Err(corrupt("an unknown answer to an acceptance")),
-    }
-    let id = EventId(column(row, 3)?);
-    let fence: Option<Uuid> = column(row, 5)?;
-    let Some(Uuid(fence)) = fence else {
-        return Ok(Accepted::New { id, taken: None });
-    };
-    let delivery = event
-        .delivery
-        .clone()
-        .with_attempt(std::num::NonZeroU32::MIN)
-        .with_acceptance(rows::time(column(row, 4)?), false);
-    let taken = TakenEvent {
-        lease: EventLease {
-            id,
-            fence: Fence(fence),
-            place: event.lane.map_or(0, |lane| lane.0),
-        },
-        delivery,
-        lane: event.lane,
-        failures: 0,
-        crashes: 0,
-        tried_for: None,
-    };
-    Ok(Accepted::New {
-        id,
-        taken: Some(Box::new(taken)),
-    })
-}
-
-fn settled(row: &PgRow) -> Result<Settled, Error> {
-    Ok(match column(row, 0)? {
-        true => Settled::Ended(rows::taken(row, 1)?.map(Box::new)),
-        false => Settled::Lost,
-    })
 }

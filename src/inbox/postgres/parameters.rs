@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use bytes::Bytes;
 
 use super::batches::Call;
-use super::{Acceptance, End};
+use super::calls::{Acceptance, End};
 use crate::event::EventKind;
 use crate::inbox::event::{EventLease, Failure, Kinds, NewEvent, Settlement};
 use crate::storage::postgres::{List, Value, micros};

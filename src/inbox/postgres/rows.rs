@@ -7,11 +7,13 @@ use bytes::Bytes;
 use http::HeaderValue;
 use sqlx::postgres::PgRow;
 
+use super::calls::Acceptance;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::EventKind;
 use crate::inbox::event::{
     EventId, EventLease, EventState, EventSummary, Failure, Lane, PastFailure, TakenEvent,
 };
+use crate::inbox::queue::{Accepted, Settled};
 use crate::storage::Error;
 use crate::storage::postgres::{List, Uuid, Value, column, corrupt};
 use crate::store::Fence;
@@ -105,6 +107,60 @@ pub(super) fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error>
         crashes,
         tried_for: duration(row, at + 11)?,
     }))
+}
+
+pub(super) fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
+    let event = &call.event;
+    match column::<i16>(row, 0)? {
+        0 => {}
+        1 => {
+            return Ok(Accepted::Duplicate {
+                same_body: column(row, 1)?,
+            });
+        }
+        2 => {
+            let remaining = duration(row, 2)?.unwrap_or_default();
+            // It may have ended while the statement was executed.
+            return Ok(Accepted::InFlight {
+                remaining: remaining.max(Duration::from_micros(1)),
+            });
+        }
+        3 => return Ok(Accepted::BodyReplayed),
+        _ => return Err(corrupt("an unknown answer to an acceptance")),
+    }
+    let id = EventId(column(row, 3)?);
+    let fence: Option<Uuid> = column(row, 5)?;
+    let Some(Uuid(fence)) = fence else {
+        return Ok(Accepted::New { id, taken: None });
+    };
+    let delivery = event
+        .delivery
+        .clone()
+        .with_attempt(NonZeroU32::MIN)
+        .with_acceptance(time(column(row, 4)?), false);
+    let taken = TakenEvent {
+        lease: EventLease {
+            id,
+            fence: Fence(fence),
+            place: event.lane.map_or(0, |lane| lane.0),
+        },
+        delivery,
+        lane: event.lane,
+        failures: 0,
+        crashes: 0,
+        tried_for: None,
+    };
+    Ok(Accepted::New {
+        id,
+        taken: Some(Box::new(taken)),
+    })
+}
+
+pub(super) fn settled(row: &PgRow) -> Result<Settled, Error> {
+    Ok(match column(row, 0)? {
+        true => Settled::Ended(taken(row, 1)?.map(Box::new)),
+        false => Settled::Lost,
+    })
 }
 
 pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {

@@ -10,7 +10,7 @@
 --
 -- The functions run each of their statements with a snapshot of its own, which sees what was committed while a lock
 -- was waited for. That needs the isolation level `read committed`. Their settings leave the planner no choice but
--- the indexes, however empty it believes a table to be. A later release that changes a function gives it another name.
+-- the indexes, however empty it believes a table to be; those that look up single rows need only one of them. A later release that changes a function gives it another name.
 
 -- Not null for a key whose event the inbox has accepted, until the inbox deletes the event.
 ALTER TABLE {schema}.keys ADD COLUMN event bigint;
@@ -113,11 +113,10 @@ CREATE TABLE {schema}.failures (
 CREATE FUNCTION {schema}.micros() RETURNS bigint LANGUAGE sql VOLATILE
 AS $tower_webhook$ SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint $tower_webhook$;
 
-CREATE FUNCTION {schema}.require_read_committed() RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+-- What the queue recognises, and begins a transaction itself.
+CREATE FUNCTION {schema}.refuse_isolation() RETURNS void LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
-    IF current_setting('transaction_isolation') <> 'read committed' THEN
-        RAISE EXCEPTION 'the isolation level has to be `read committed`' USING ERRCODE = 'TW001';
-    END IF;
+    RAISE EXCEPTION 'the isolation level has to be `read committed`' USING ERRCODE = 'TW001';
 END $tower_webhook$;
 
 -- Whether an event exists and is unsettled or dead.
@@ -191,28 +190,27 @@ CREATE FUNCTION {schema}.accept(
 )
 LANGUAGE plpgsql
     SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
-    SET jit = off
-    SET plan_cache_mode = force_generic_plan
 AS $tower_webhook$
 DECLARE
     v_state smallint;
     v_kind integer;
-    v_is_seen boolean;
+    v_is_open boolean;
     v_fence uuid;
     v_losses integer := 0;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     LOOP
-        SELECT id, is_seen INTO v_kind, v_is_seen FROM {schema}.kinds WHERE name = p_kind;
-        EXIT WHEN v_is_seen;
+        SELECT k.id, NOT k.is_paused AND NOT a.is_paused INTO v_kind, v_is_open
+        FROM {schema}.kinds k, {schema}.kinds a WHERE k.name = p_kind AND k.is_seen AND a.name = '';
+        EXIT WHEN FOUND;
         INSERT INTO {schema}.kinds (name, is_seen, is_paused) VALUES (p_kind, true, false)
             ON CONFLICT (name) DO UPDATE SET is_seen = true;
     END LOOP;
     LOOP
-        IF p_key IS NOT NULL THEN
+        PERFORM FROM {schema}.keys WHERE key = p_key;
+        IF FOUND THEN
             SELECT * INTO v_state, o_same, o_remaining FROM {schema}.known(p_key, p_key_body);
             IF v_state > 0 THEN
                 o_answer := v_state;
@@ -250,10 +248,11 @@ BEGIN
         INSERT INTO {schema}.failures (seq, at, outcome, reason) VALUES (o_seq, o_accepted, p_outcome, p_reason);
         RETURN;
     END IF;
-    IF p_lease IS NOT NULL AND {schema}.is_open(v_kind, NULL, '{}') THEN
+    IF p_lease IS NOT NULL AND v_is_open THEN
         v_fence := gen_random_uuid();
     END IF;
-    IF p_lane IS NOT NULL THEN
+    PERFORM FROM {schema}.aside WHERE lane = p_lane AND due <= o_accepted LIMIT 1;
+    IF FOUND THEN
         PERFORM {schema}.rejoin_lane(p_lane);
     END IF;
     INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, fence)
@@ -410,7 +409,9 @@ DECLARE
     v_aside {schema}.aside%ROWTYPE;
     v_head {schema}.head%ROWTYPE;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     FOR v_aside IN
         SELECT * FROM {schema}.aside WHERE due <= v_now ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
     LOOP
@@ -526,21 +527,18 @@ CREATE FUNCTION {schema}.extend(p_seq bigint, p_fence uuid, p_place bigint, p_le
 RETURNS boolean
 LANGUAGE plpgsql
     SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
-    SET jit = off
-    SET plan_cache_mode = force_generic_plan
 AS $tower_webhook$
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     UPDATE {schema}.head SET due = {schema}.micros() + p_lease
     WHERE lane = p_place AND own = ANY (ARRAY[0, p_seq]) AND seq = p_seq AND fence = p_fence;
     RETURN FOUND;
 END $tower_webhook$;
 
--- `p_action`: 3 handled, 4 ignored, 5 discarded, 6 dead, 2 retry, 0 released. Then the next event of the lane, if it was
--- taken.
+-- `p_action`: 3 handled, 4 ignored, 5 discarded, 6 dead, 2 retry, 0 released. Then the next event of the lane, if it
+-- was taken.
 CREATE FUNCTION {schema}.settle(
     p_seq bigint, p_fence uuid, p_place bigint, p_action integer, p_after bigint, p_outcome bytea, p_reason bytea,
     p_counts boolean, p_blocks boolean, p_holds boolean, p_lease bigint, p_only text[], p_except text[],
@@ -551,18 +549,15 @@ CREATE FUNCTION {schema}.settle(
 )
 LANGUAGE plpgsql
     SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
-    SET jit = off
-    SET plan_cache_mode = force_generic_plan
 AS $tower_webhook$
 DECLARE
     v_now bigint;
     v_head {schema}.head%ROWTYPE;
     v_next {schema}.head%ROWTYPE;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     SELECT * INTO v_head FROM {schema}.head
     WHERE lane = p_place AND own = ANY (ARRAY[0, p_seq]) AND seq = p_seq AND fence = p_fence
     FOR UPDATE;
@@ -570,10 +565,13 @@ BEGIN
     IF NOT FOUND THEN
         RETURN;
     END IF;
-    IF v_head.own = 0 THEN
-        PERFORM {schema}.rejoin_lane(v_head.lane);
-    END IF;
     v_now := {schema}.micros();
+    IF v_head.own = 0 THEN
+        PERFORM FROM {schema}.aside WHERE lane = v_head.lane AND due <= v_now LIMIT 1;
+        IF FOUND THEN
+            PERFORM {schema}.rejoin_lane(v_head.lane);
+        END IF;
+    END IF;
     IF p_action <> 0 THEN
         v_head.crashes := 0;
     END IF;
@@ -595,7 +593,9 @@ BEGIN
         VALUES (p_seq, v_now, v_head.kind, v_head.failures);
         v_head.due := 9223372036854775807;
     ELSE
-        PERFORM {schema}.finish(p_seq, p_action, v_head.failures);
+        INSERT INTO {schema}.ended (seq, at, keep_until, failures, state, has_body)
+        SELECT p_seq, v_now, keep_until, v_head.failures, p_action, p_action < 5
+        FROM {schema}.events WHERE seq = p_seq;
     END IF;
 
     IF p_action = 0
@@ -637,11 +637,6 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.redrive(p_seq bigint) RETURNS integer
 LANGUAGE plpgsql
     SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
-    SET jit = off
-    SET plan_cache_mode = force_generic_plan
 AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
@@ -649,7 +644,9 @@ DECLARE
     v_aside {schema}.aside%ROWTYPE;
     v_head {schema}.head%ROWTYPE;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     FOR round IN 1..100 LOOP
         SELECT * INTO v_event FROM {schema}.events WHERE seq = p_seq;
         IF NOT FOUND THEN
@@ -731,18 +728,15 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.discard(p_seq bigint) RETURNS integer
 LANGUAGE plpgsql
     SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
-    SET jit = off
-    SET plan_cache_mode = force_generic_plan
 AS $tower_webhook$
 DECLARE
     v_event {schema}.events%ROWTYPE;
     v_head {schema}.head%ROWTYPE;
     v_failures integer;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     FOR round IN 1..100 LOOP
         SELECT * INTO v_event FROM {schema}.events WHERE seq = p_seq;
         IF NOT FOUND THEN
@@ -792,17 +786,14 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.forget(p_chat bytea) RETURNS bigint
 LANGUAGE plpgsql
     SET enable_seqscan = off
-    SET enable_bitmapscan = off
-    SET enable_hashjoin = off
-    SET enable_mergejoin = off
-    SET jit = off
-    SET plan_cache_mode = force_generic_plan
 AS $tower_webhook$
 DECLARE
     v_seq bigint;
     v_count bigint := 0;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     FOR v_seq IN
         SELECT seq FROM {schema}.events
         WHERE substr(sha256(chat), 1, 8) = substr(sha256(p_chat), 1, 8) AND chat = p_chat AND body IS NOT NULL
@@ -840,7 +831,9 @@ DECLARE
     v_keys uuid[];
     v_bodies bigint;
 BEGIN
-    PERFORM {schema}.require_read_committed();
+    IF current_setting('transaction_isolation') <> 'read committed' THEN
+        PERFORM {schema}.refuse_isolation();
+    END IF;
     SELECT array_agg(seq) INTO v_seqs FROM (
         SELECT seq FROM {schema}.ended
         WHERE keep_until <= v_now ORDER BY keep_until LIMIT p_step FOR UPDATE SKIP LOCKED

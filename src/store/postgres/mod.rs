@@ -98,8 +98,8 @@ use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt,
 /// count as equal. While both run, a body may be reported as another one where one release recorded a key
 /// and the other meets it.
 ///
-/// **The inbox** (feature `inbox`) has its tables in the same schema, whether or not it is used. An event that it accepted is
-/// done for this store, until the inbox deletes it.
+/// **The inbox** (feature `inbox`) has its tables in the same schema, whether or not it is used. An event that it
+/// accepted is done for this store, until the inbox deletes it.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 14, 15, 17 and 18); Rust 1.94 or
 /// later, as sqlx 0.9 does. Once the schema is made, the pool's user needs no more than `USAGE` on it,

@@ -24,6 +24,7 @@ pub(crate) const MIGRATIONS: [&str; 3] = [
     // default marks the rows that such a receiver adds meanwhile. A key that it claims again keeps the mark
     // that it had: until that key is forgotten, its body may be reported as another one. No row is rewritten.
     "ALTER TABLE {schema}.keys ADD COLUMN old_body boolean DEFAULT true",
-    // 3. The inbox, whether or not it is used. `keys` gets a column that is NULL, which takes no room: no row is rewritten.
+    // 3. The inbox, whether or not it is used. `keys` gets a column that is NULL, which takes no room: no row is
+    // rewritten.
     include_str!("inbox.sql"),
 ];
