@@ -22,8 +22,7 @@ const SUMMARY: &str = "
         w.place, w.due, w.failures, w.crashes, w.tried
     FROM events e LEFT JOIN work w ON w.seq = e.seq WHERE e.seq = ?1";
 const BODY: &str = "SELECT body FROM bodies WHERE seq = ?1";
-const FAILURES: &str =
-    "SELECT at, outcome, reason FROM failures WHERE seq = ?1 ORDER BY number";
+const FAILURES: &str = "SELECT at, outcome, reason FROM failures WHERE seq = ?1 ORDER BY number";
 const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
 const LAST: &str = "SELECT seq FROM events WHERE seq <= ?1 ORDER BY seq DESC";
 const OLDEST_FIRST: &str = "
@@ -37,18 +36,18 @@ const NEWEST_FIRST: &str = "
 const KEPT_OLDEST_FIRST: &str = "
     SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
     UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 8 AND seq BETWEEN ?1 AND ?2
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2
     ORDER BY 1";
 const KEPT_NEWEST_FIRST: &str = "
     SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
     UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 8 AND seq BETWEEN ?1 AND ?2
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2
     ORDER BY 1 DESC";
 const WORK: &str = "
     SELECT seq, kind, place, tried OR crashes > 0 OR place = 4, due
     FROM work WHERE seq > ?1 ORDER BY seq";
 const DEAD: &str = "
-    SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 8 AND seq > ?1 ORDER BY seq";
+    SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 9 AND seq > ?1 ORDER BY seq";
 const PAGES: &str = "PRAGMA page_count";
 const FREE_PAGES: &str = "PRAGMA freelist_count";
 const PAGE_SIZE: &str = "PRAGMA page_size";
@@ -135,7 +134,12 @@ fn range(
     };
     // Processes agree on the time to so many milliseconds.
     if let Some(from) = filter.accepted_from {
-        first = accepted_at(tx, first, last, millis(from).saturating_sub(clock::AGREEMENT))?;
+        first = accepted_at(
+            tx,
+            first,
+            last,
+            millis(from).saturating_sub(clock::AGREEMENT),
+        )?;
     }
     if let Some(until) = filter.accepted_until {
         let until = millis(until).saturating_add(clock::AGREEMENT + 1);
@@ -205,7 +209,11 @@ fn within_window(
             let mut next = tx.db.prepare_cached(FIRST)?;
             let next = next.query_row([first], |row| row.get(0)).optional()?;
             let from: i64 = next.unwrap_or(last);
-            (OLDEST_FIRST, from, from.saturating_add(WINDOW - 1).min(last))
+            (
+                OLDEST_FIRST,
+                from,
+                from.saturating_add(WINDOW - 1).min(last),
+            )
         }
     };
     let mut events = tx.db.prepare_cached(sql)?;
@@ -233,11 +241,7 @@ fn matches(filter: &Filter, event: &EventSummary) -> bool {
             .is_none_or(|until| event.accepted_at < until)
 }
 
-fn summary(
-    tx: &Tx<'_>,
-    id: EventId,
-    names: &mut Names,
-) -> rusqlite::Result<Option<EventSummary>> {
+fn summary(tx: &Tx<'_>, id: EventId, names: &mut Names) -> rusqlite::Result<Option<EventSummary>> {
     let mut summary = tx.db.prepare_cached(SUMMARY)?;
     let found = summary.query_row([id.0], |row| {
         let stored: i64 = row.get(1)?;

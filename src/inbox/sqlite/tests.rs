@@ -481,7 +481,10 @@ async fn two_engines_on_one_file_take_each_event_once() {
             });
             let accepted = join_all(events).await;
             let new = |accepted: &&Accepted| matches!(accepted, Accepted::New { .. });
-            assert!(accepted.iter().filter(new).count() <= EVENTS as usize, "{at}");
+            assert!(
+                accepted.iter().filter(new).count() <= EVENTS as usize,
+                "{at}"
+            );
         });
         let (claims, taken) = (queue.clone(), Arc::clone(&taken));
         tasks.spawn(async move {
@@ -503,7 +506,10 @@ async fn two_engines_on_one_file_take_each_event_once() {
     }
     let taken = taken.lock().unwrap();
     let numbers: HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
-    assert_eq!((taken.len(), numbers.len()), (EVENTS as usize, EVENTS as usize));
+    assert_eq!(
+        (taken.len(), numbers.len()),
+        (EVENTS as usize, EVENTS as usize)
+    );
     for lane in 0..37 {
         let of_lane = taken.iter().filter(|(of, _)| of.0 == lane);
         assert!(of_lane.is_sorted_by_key(|(_, id)| id), "lane {lane}");
@@ -544,7 +550,8 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             let key = id(5000 + round);
             let insert = queue.run(Need::Write, move |tx| {
                 let insert = "INSERT INTO keys VALUES (NULL, ?1, zeroblob(16), x'', 1, 0, 0, ?2)";
-                tx.db.execute(insert, params![key.key().to_be_bytes(), i64::MAX])
+                tx.db
+                    .execute(insert, params![key.key().to_be_bytes(), i64::MAX])
             });
             insert.await.unwrap();
             let mut of_new_kind = keyed(lane, 5000 + round);
@@ -569,7 +576,10 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             let held = queue.extend(&[event.lease], 30 * SECOND).await.unwrap();
             assert_eq!(held, [true]);
             let end = &ends[(round as usize + at) % ends.len()];
-            queue.settle(&event.lease, end, Some(&take())).await.unwrap();
+            queue
+                .settle(&event.lease, end, Some(&take()))
+                .await
+                .unwrap();
         }
         let dead = Filter {
             states: vec![EventState::Dead],
@@ -614,7 +624,13 @@ async fn statements_are_compiled_once() {
         let lease = taken.lease;
         let again = retry(Duration::ZERO, true);
         queue.settle(&lease, &again, None).await.unwrap();
-        taken = queue.claim(&take(), 100, 0).await.unwrap().events.pop().unwrap();
+        taken = queue
+            .claim(&take(), 100, 0)
+            .await
+            .unwrap()
+            .events
+            .pop()
+            .unwrap();
     }
     let record = queue.get(taken.lease.id).await.unwrap().unwrap();
     assert_eq!(record.failures.len(), 100);
@@ -807,12 +823,24 @@ mod model {
                         event.guard = Some(EventKey::new("body", &body, &key.to_be_bytes()));
                     }
                     let take = self.maybe_take();
-                    let a = self.memory.accept(event.clone(), take.as_ref()).await.unwrap();
-                    let b = self.sqlite.accept(event.clone(), take.as_ref()).await.unwrap();
+                    let a = self
+                        .memory
+                        .accept(event.clone(), take.as_ref())
+                        .await
+                        .unwrap();
+                    let b = self
+                        .sqlite
+                        .accept(event.clone(), take.as_ref())
+                        .await
+                        .unwrap();
                     if let Accepted::New { id, .. } = a {
                         self.last = id.0;
                     }
-                    self.same(format!("accept {event:?}, {take:?}"), accepted(&a), accepted(&b));
+                    self.same(
+                        format!("accept {event:?}, {take:?}"),
+                        accepted(&a),
+                        accepted(&b),
+                    );
                     if let (
                         Accepted::New { taken: Some(a), .. },
                         Accepted::New { taken: Some(b), .. },
@@ -841,8 +869,14 @@ mod model {
                     let [a, b] = self.held.swap_remove(at);
                     let (settlement, take) = (self.settlement(), self.maybe_take());
                     let ended = [
-                        self.memory.settle(&a, &settlement, take.as_ref()).await.unwrap(),
-                        self.sqlite.settle(&b, &settlement, take.as_ref()).await.unwrap(),
+                        self.memory
+                            .settle(&a, &settlement, take.as_ref())
+                            .await
+                            .unwrap(),
+                        self.sqlite
+                            .settle(&b, &settlement, take.as_ref())
+                            .await
+                            .unwrap(),
                     ];
                     let show = |settled: &Settled| match settled {
                         Settled::Ended(next) => format!("{:?}", next.as_deref().map(shown)),
@@ -940,7 +974,13 @@ mod model {
                 let kinds = stats.kinds.iter().filter(|kind| kind.oldest.is_some());
                 let kinds = kinds.map(|kind| {
                     let (waiting, retrying) = (kind.waiting, kind.retrying);
-                    (kind.kind.clone(), waiting, kind.in_progress, retrying, kind.dead)
+                    (
+                        kind.kind.clone(),
+                        waiting,
+                        kind.in_progress,
+                        retrying,
+                        kind.dead,
+                    )
                 });
                 let kinds: Vec<_> = kinds.collect();
                 format!("{kinds:?}, {}", stats.is_paused)
