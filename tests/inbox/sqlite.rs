@@ -147,12 +147,11 @@ async fn work(queue: &SqliteQueue, taken: TakenEvent, take: &Take) {
             .await;
         next = match ended.unwrap() {
             Settled::Ended(next) => {
-                let (id, Lane(lane)) = (event.lease.id, event.lane.unwrap());
-                say(format!("handled/{id}/{lane}"));
+                say(format!("handled/{}", event.lease.id));
                 next
             }
             Settled::Lost => {
-                say(format!("lost/{}/0", event.lease.id));
+                say(format!("lost/{}", event.lease.id));
                 None
             }
         };
@@ -179,7 +178,7 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
                     let Accepted::New { id, taken } = accepted else {
                         panic!("{accepted:?}")
                     };
-                    say(format!("accepted/{id}/{}", at % LANES));
+                    say(format!("accepted/{id}"));
                     if let Some(taken) = taken {
                         work(&queue, *taken, &take).await;
                     }
@@ -221,10 +220,8 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
 
     let (mut accepted, mut handled) = (HashSet::new(), HashSet::new());
     let mut hear = |line: &str| {
-        let mut words = line.split('/');
-        let what = words.next().unwrap();
-        let id: EventId = words.next().unwrap().parse().unwrap();
-        let _lane = words.next().unwrap();
+        let (what, id) = line.split_once('/').unwrap();
+        let id: EventId = id.parse().unwrap();
         match what {
             "accepted" => assert!(accepted.insert(id), "{line}: twice"),
             "handled" => assert!(handled.insert(id), "{line}: twice"),

@@ -1,6 +1,7 @@
 //! Accepting and handling, in paused time.
 
 use std::collections::HashMap;
+use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -283,7 +284,7 @@ async fn snoozing_is_no_failure() {
     let router = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
         let seen = Arc::clone(&seen);
         async move {
-            assert_eq!(delivery.attempt().map(|attempt| attempt.get()), Some(1));
+            assert_eq!(delivery.attempt().map(NonZeroU32::get), Some(1));
             match seen.fetch_add(1, Ordering::SeqCst) {
                 0..20 => Err(HandlerError::snooze(DAY)),
                 _ => Ok(()),

@@ -10,8 +10,6 @@ use crate::storage::sqlite::Tx;
 use crate::store::EventKey;
 use crate::store::sqlite::keys::{self, Taken};
 
-// The last row is never deleted, so that no number is used twice.
-const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 const INSERT: &str = "
     INSERT INTO events
         (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
@@ -19,7 +17,7 @@ const INSERT: &str = "
 const INSERT_BODY: &str = "INSERT INTO bodies (seq, body) VALUES (?1, ?2)";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [LAST, INSERT, INSERT_BODY];
+pub(super) const STATEMENTS: [&str; 2] = [INSERT, INSERT_BODY];
 
 pub(super) fn accept(
     tx: &mut Tx<'_>,
@@ -37,11 +35,9 @@ pub(super) fn accept(
             }
         }
     }
-    let last: i64 = tx
-        .db
-        .prepare_cached(LAST)?
-        .query_row([], |row| row.get(0))?;
-    let seq = last + 1;
+    let delivery = &event.delivery;
+    let kind = kinds::find(tx, delivery.kind())?;
+    let seq = kind.last + 1;
     let keep_until = row::after(tx.now, event.retain);
     for digests in [event.key, guard].into_iter().flatten() {
         if let Some(taken) = keys::record(tx, digests, seq, keep_until)? {
@@ -49,8 +45,6 @@ pub(super) fn accept(
         }
     }
 
-    let delivery = &event.delivery;
-    let kind = kinds::number(tx, delivery.kind())?;
     tx.db.prepare_cached(INSERT)?.execute(params![
         seq,
         kind.id,

@@ -14,10 +14,10 @@ use crate::storage::sqlite::Tx;
 // Of the kinds that have an event in a place, the next one, with its event that is due first.
 const NEXT_KIND: &str = "
     SELECT kind, due, seq FROM work INDEXED BY work_due
-    WHERE place = ?1 AND place < 6 AND kind > ?2 ORDER BY kind, due, seq";
+    WHERE place = ?1 AND place <> 6 AND kind > ?2 ORDER BY kind, due, seq";
 const FIRST: &str = "
     SELECT kind, due, seq FROM work INDEXED BY work_due
-    WHERE place = ?1 AND place < 6 AND kind = ?2 ORDER BY due, seq";
+    WHERE place = ?1 AND place <> 6 AND kind = ?2 ORDER BY due, seq";
 // A lease that has expired takes the event back, which was counted as crashed.
 const EXTEND: &str = "
     UPDATE work SET place = 4, due = ?3, crashes = crashes - (place <> 4)

@@ -2,16 +2,18 @@
 
 use std::collections::HashMap;
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Row, params};
 
 use super::row;
 use crate::event::EventKind;
 use crate::inbox::event::Take;
 use crate::storage::sqlite::Tx;
 
-// The row of number 0 is for everything.
+// The row of number 0 is for everything. With the number of the last event, whose row is never deleted, so that no
+// number is used twice.
 const BY_NAME: &str = "
-    SELECT id, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE name = ?1";
+    SELECT id, paused OR (SELECT paused FROM kinds WHERE id = 0), (SELECT max(seq) FROM events)
+    FROM kinds WHERE name = ?1";
 const BY_ID: &str = "
     SELECT name, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE id = ?1";
 const ALL: &str = "SELECT id, name, paused FROM kinds";
@@ -21,25 +23,34 @@ const PAUSE: &str = "UPDATE kinds SET paused = ?2 WHERE id = ?1";
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 5] = [BY_NAME, BY_ID, ALL, INSERT, PAUSE];
 
-/// A kind of events that are accepted now.
+/// What an event is accepted with.
 pub(super) struct Known {
+    /// The number of its kind.
     pub(super) id: i64,
     pub(super) is_paused: bool,
+    /// The number of the event before.
+    pub(super) last: i64,
 }
 
-/// Returns the number of a kind, and gives it one if it has none.
-pub(super) fn number(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
-    let mut by_name = tx.db.prepare_cached(BY_NAME)?;
-    let known = by_name.query_row([kind.as_str()], |row| {
-        Ok(Known {
+impl Known {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
             id: row.get(0)?,
             is_paused: row.get(1)?,
+            last: row.get::<_, Option<i64>>(2)?.unwrap_or(0),
         })
-    });
+    }
+}
+
+/// Finds a kind, and gives it a number if it has none.
+pub(super) fn find(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
+    let mut by_name = tx.db.prepare_cached(BY_NAME)?;
+    let known = by_name.query_row([kind.as_str()], Known::read);
     if let Some(known) = known.optional()? {
         return Ok(known);
     }
     tx.db.prepare_cached(INSERT)?.execute([kind.as_str()])?;
+<<<<<<< HEAD
 
     by_name.query_row([kind.as_str()], |row| {
         Ok(Known {
@@ -47,11 +58,14 @@ pub(super) fn number(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
             is_paused: row.get(1)?,
         })
     })
+=======
+    by_name.query_row([kind.as_str()], Known::read)
+>>>>>>> h-sqlite
 }
 
 pub(super) fn pause(tx: &Tx<'_>, kind: Option<&EventKind>, paused: bool) -> rusqlite::Result<()> {
     let id = match kind {
-        Some(kind) => number(tx, kind)?.id,
+        Some(kind) => find(tx, kind)?.id,
         None => 0,
     };
     tx.db.prepare_cached(PAUSE)?.execute(params![id, paused])?;

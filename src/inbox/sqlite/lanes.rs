@@ -14,25 +14,24 @@ use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent};
 use crate::storage::sqlite::{Tx, is_damage};
 use crate::store::Fence;
 
-/// The event that others of its lane wait for, or the first one that waits.
 const FIRST: &str = concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 ORDER BY place, seq"
+    " FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place, seq"
 );
 const FIRST_BEHIND: &str = concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 AND place = 7 ORDER BY seq"
+    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place = 6 ORDER BY seq"
 );
-const IS_BUSY: &str =
-    "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place <> 5 ORDER BY place";
+const FIRST_PLACE: &str =
+    "SELECT place FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place";
 const MOVE: &str = "UPDATE work SET place = ?2 WHERE seq = ?1";
 const EXPIRE: &str = "UPDATE work SET place = ?2, crashes = ?3 WHERE seq = ?1";
 const RETURNED: &str = concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work INDEXED BY work_aside WHERE lane = ?1 AND place = 5 AND due <= ?2 ORDER BY due"
+    " FROM work INDEXED BY work_aside WHERE lane = ?1 AND place = 7 AND due <= ?2 ORDER BY due"
 );
 const TAKE: &str = "UPDATE work SET place = 4, due = ?2, fence = ?3 WHERE seq = ?1";
 const CONTENT: &str = "
@@ -43,7 +42,7 @@ const CONTENT: &str = "
 pub(super) const STATEMENTS: [&str; 8] = [
     FIRST,
     FIRST_BEHIND,
-    IS_BUSY,
+    FIRST_PLACE,
     MOVE,
     EXPIRE,
     RETURNED,
@@ -53,8 +52,15 @@ pub(super) const STATEMENTS: [&str; 8] = [
 
 /// Whether an event stands in the line now.
 pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
+    let mut place = tx.db.prepare_cached(FIRST_PLACE)?;
+    let mut place = || place.query_row([lane], |row| row.get(0)).optional();
+    let first: Option<i64> = place()?;
+    // As a rule, no other event of the lane is unsettled.
+    if first.is_none() {
+        return Ok(false);
+    }
     return_now(tx, lane)?;
-    tx.db.prepare_cached(IS_BUSY)?.exists([lane])
+    Ok(place()?.is_some_and(|place| place != place::ASIDE))
 }
 
 fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
@@ -71,6 +77,12 @@ pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// The event that others of its lane wait for, or the first one that waits.
+fn first(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<Option<Work>> {
+    let mut first = tx.db.prepare_cached(FIRST)?;
+    first.query_row([lane], Work::read).optional()
+}
+
 /// Finds the event that is first after another one has left the line, and takes it if it can be taken.
 pub(super) fn advance(
     tx: &mut Tx<'_>,
@@ -78,6 +90,9 @@ pub(super) fn advance(
     take: Option<&Take>,
 ) -> rusqlite::Result<Option<TakenEvent>> {
     let Some(lane) = lane else { return Ok(None) };
+    if first(tx, lane)?.is_none() {
+        return Ok(None);
+    }
     return_now(tx, lane)?;
     take_first(tx, lane, take)
 }
@@ -88,11 +103,10 @@ pub(super) fn take_first(
     lane: i64,
     take: Option<&Take>,
 ) -> rusqlite::Result<Option<TakenEvent>> {
-    let mut first = tx.db.prepare_cached(FIRST)?;
-    let Some(first) = first.query_row([lane], Work::read).optional()? else {
+    let Some(first) = first(tx, lane)? else {
         return Ok(None);
     };
-    if matches!(first.place, place::TAKEN | place::HOLDING) {
+    if matches!(first.place, place::TAKEN | place::HOLDING | place::ASIDE) {
         return Ok(None);
     }
     let mut names = Names::default();
@@ -149,11 +163,7 @@ pub(super) fn stand(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
 /// Returns an event that was aside to its line.
 pub(super) fn join(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
     let first = match work.lane {
-        Some(lane) => tx
-            .db
-            .prepare_cached(FIRST)?
-            .query_row([lane], Work::read)
-            .optional()?,
+        Some(lane) => first(tx, lane)?.filter(|first| first.place != place::ASIDE),
         None => None,
     };
     work.place = match first {

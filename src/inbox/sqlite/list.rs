@@ -36,18 +36,18 @@ const NEWEST_FIRST: &str = "
 const KEPT_OLDEST_FIRST: &str = "
     SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
     UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 8 AND seq BETWEEN ?1 AND ?2
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2
     ORDER BY 1";
 const KEPT_NEWEST_FIRST: &str = "
     SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
     UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 8 AND seq BETWEEN ?1 AND ?2
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2
     ORDER BY 1 DESC";
 const WORK: &str = "
     SELECT seq, kind, place, tried OR crashes > 0 OR place = 4, due
     FROM work WHERE seq > ?1 ORDER BY seq";
 const DEAD: &str = "
-    SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 8 AND seq > ?1 ORDER BY seq";
+    SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 9 AND seq > ?1 ORDER BY seq";
 const PAGES: &str = "PRAGMA page_count";
 const FREE_PAGES: &str = "PRAGMA freelist_count";
 const PAGE_SIZE: &str = "PRAGMA page_size";

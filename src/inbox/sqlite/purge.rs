@@ -10,16 +10,16 @@ use crate::storage::sqlite::{Tx, clock};
 // Without a LIMIT: the few rows that are needed are read one by one.
 const BODIES: &str = "
     SELECT seq FROM events INDEXED BY events_body
-    WHERE state IN (3, 4) AND settled <= ?1 ORDER BY settled";
+    WHERE state BETWEEN 3 AND 4 AND settled <= ?1 ORDER BY settled";
 const EXPIRED: &str = "
     SELECT seq FROM events INDEXED BY events_expiry
-    WHERE state IN (3, 4, 5, 6, 7, 9) AND keep_until < ?1 ORDER BY keep_until";
+    WHERE state BETWEEN 3 AND 8 AND keep_until < ?1 ORDER BY keep_until";
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 const DELETE: &str = "DELETE FROM events WHERE seq = ?1";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
 pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 const KEEP_NUMBER: &str = "
-    UPDATE events SET state = 9, key = NULL, chat = NULL WHERE seq = ?1";
+    UPDATE events SET state = 8, key = NULL, chat = NULL WHERE seq = ?1";
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 7] = [

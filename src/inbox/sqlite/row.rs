@@ -20,8 +20,8 @@ pub(super) mod state {
     pub(in crate::inbox::sqlite) const HANDLED_WITHOUT_BODY: i64 = 5;
     pub(in crate::inbox::sqlite) const IGNORED_WITHOUT_BODY: i64 = 6;
     pub(in crate::inbox::sqlite) const DISCARDED: i64 = 7;
-    pub(in crate::inbox::sqlite) const DEAD: i64 = 8;
-    pub(in crate::inbox::sqlite) const DELETED: i64 = 9;
+    pub(in crate::inbox::sqlite) const DEAD: i64 = 9;
+    pub(in crate::inbox::sqlite) const DELETED: i64 = 8;
 }
 
 /// What `work.place` holds.
@@ -30,9 +30,9 @@ pub(super) mod place {
     /// Ready, and has crashed before.
     pub(in crate::inbox::sqlite) const SUSPECT: i64 = 3;
     pub(in crate::inbox::sqlite) const TAKEN: i64 = 4;
-    pub(in crate::inbox::sqlite) const ASIDE: i64 = 5;
-    pub(in crate::inbox::sqlite) const HOLDING: i64 = 6;
-    pub(in crate::inbox::sqlite) const BEHIND: i64 = 7;
+    pub(in crate::inbox::sqlite) const HOLDING: i64 = 5;
+    pub(in crate::inbox::sqlite) const BEHIND: i64 = 6;
+    pub(in crate::inbox::sqlite) const ASIDE: i64 = 7;
 }
 
 /// A row of `work`.

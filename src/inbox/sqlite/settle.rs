@@ -8,10 +8,8 @@ use crate::inbox::event::{EventLease, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::storage::sqlite::Tx;
 
-// The usual end in one statement. An event that is behind another one since its lease expired is not held.
-const FINISH: &str = "
-    DELETE FROM work WHERE seq = ?1 AND fence = ?2 AND place < 5
-    RETURNING lane, failures";
+// Of a lease that is held. An event that is behind another one since its lease expired is not. Not by `RETURNING`, which
+// opens a table of its own for each row.
 const HELD: &str = concat!(
     "SELECT ",
     row::columns!(),
@@ -20,7 +18,7 @@ const HELD: &str = concat!(
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [FINISH, HELD, END];
+pub(super) const STATEMENTS: [&str; 2] = [HELD, END];
 
 pub(super) fn settle(
     tx: &mut Tx<'_>,
@@ -29,34 +27,26 @@ pub(super) fn settle(
     next: Option<&Take>,
 ) -> rusqlite::Result<Settled> {
     let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
+    let mut held = tx.db.prepare_cached(HELD)?;
+    let held = held.query_row(params![seq, fence], Work::read);
+    let Some(work) = held.optional()? else {
+        return Ok(Settled::Lost);
+    };
     let (end, failure) = match settlement {
         Settlement::Handled => (state::HANDLED, None),
         Settlement::Ignored => (state::IGNORED, None),
         Settlement::Discarded(failure) => (state::DISCARDED, Some(failure)),
-        Settlement::Dead {
-            failure,
-            hold_lane: false,
-        } => (state::DEAD, Some(failure)),
-        _ => {
-            let mut held = tx.db.prepare_cached(HELD)?;
-            let held = held.query_row(params![seq, fence], Work::read).optional()?;
-            return match held {
-                Some(work) => put_back(tx, work, settlement, next),
-                None => Ok(Settled::Lost),
-            };
+        Settlement::Dead { failure, hold_lane } if !hold_lane || work.lane.is_none() => {
+            (state::DEAD, Some(failure))
         }
+        _ => return put_back(tx, work, settlement, next),
     };
-    let mut finish = tx.db.prepare_cached(FINISH)?;
-    let finished = finish.query_row(params![seq, fence], |row| Ok((row.get(0)?, row.get(1)?)));
-    let Some((lane, failures)) = finished.optional()? else {
-        return Ok(Settled::Lost);
-    };
-    drop(finish);
     if let Some(failure) = failure {
         row::fail(tx, seq, failure)?;
     }
-    self::end(tx, seq, end, failures)?;
-    let next = lanes::advance(tx, lane, next)?;
+    Work::remove(tx, seq)?;
+    self::end(tx, seq, end, work.failures)?;
+    let next = lanes::advance(tx, work.lane, next)?;
     Ok(Settled::Ended(next.map(Box::new)))
 }
 
@@ -113,10 +103,6 @@ fn put_back(
         Settlement::Dead { failure, .. } => {
             row::fail(tx, work.seq, failure)?;
             self::end(tx, work.seq, state::DEAD, work.failures)?;
-            if work.lane.is_none() {
-                Work::remove(tx, work.seq)?;
-                return Ok(Settled::Ended(None));
-            }
             work.crashes = 0;
             work.tried = true;
             work.place = place::HOLDING;

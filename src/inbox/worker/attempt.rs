@@ -79,10 +79,18 @@ pub(super) async fn run<Q, S>(
         let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
         let takes_next = turns < LANE_TURN && !pool.stops();
         turns += 1;
+        let is_suspect = this.event.crashes > 0;
         next = pool
             .attempt(service.clone(), this, takes_next, &span)
             .instrument(span.span())
             .await;
+        if is_suspect {
+            *lock(&pool.suspects) -= 1;
+            pool.ask_now();
+        }
+        if next.as_ref().is_some_and(|next| next.event.crashes > 0) {
+            *lock(&pool.suspects) += 1;
+        }
     }
     drop(permit);
     if turns > LANE_TURN {
@@ -133,11 +141,6 @@ impl<Q: Queue> Pool<Q> {
             }
             None => None,
         };
-        drop(held);
-        if event.crashes > 0 {
-            *lock(&self.suspects) -= 1;
-            self.ask_now();
-        }
         next
     }
 

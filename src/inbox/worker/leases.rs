@@ -112,6 +112,10 @@ impl HeldLease<'_> {
     pub(super) async fn ended(&self) {
         poll_fn(|cx| {
             let mut state = lock(&self.shared.state);
+            // Whoever was stopped for that long must not begin, before the task that extends leases has noticed.
+            if state.end.is_none() && Instant::now() >= state.valid_until {
+                state.end = Some(End::Lost);
+            }
             if state.end.is_some() {
                 return Poll::Ready(());
             }

@@ -21,7 +21,7 @@ const AGAIN: &str = "
 const BY_KEY: &str = "
     SELECT id, body, attempt, done, lease_until,
         iif(lease_until < 0 AND EXISTS (
-            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 8)
+            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
         ), 9223372036854775807, keep_until),
         length(fence) > 16
     FROM keys WHERE key = ?1";
@@ -35,7 +35,7 @@ const COMPLETE: &str = "
 const NEXT: &str = "
     SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1 AND NOT (
         lease_until < 0 AND EXISTS (
-            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 8)
+            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
         )
     )
     FROM keys WHERE id > ?2 ORDER BY id";

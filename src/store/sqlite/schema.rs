@@ -39,13 +39,14 @@ pub(crate) const FORMAT: Format = Format {
         // 3. The inbox. The key of an accepted event is done, and its `lease_until` is the event's number, negated.
         //
         // `events` has a row for each event, which does not change its size when the event is settled. States:
-        // 2 unsettled, 3 handled, 4 ignored, 5 and 6 the same without a body, 7 discarded, 8 dead, 9 deleted, but its
-        // number must not be used again. (0 and 1 take no room in a row.)
+        // 2 unsettled, 3 handled, 4 ignored, 5 and 6 the same without a body, 7 discarded, 8 deleted, but its
+        // number must not be used again, 9 dead. (0 and 1 take no room in a row. A list of more than two in an index's
+        // condition would be made a table for each row.)
         //
         // `work` has the events that are unsettled or hold their lane. Places: 2 ready, 3 ready after a crash,
-        // 4 taken, 5 aside, 6 holding, 7 behind. At most one event of a lane is in 2, 3, 4 or 6; while there is one,
-        // those behind it are in 7. So the first row of a lane by place and number is what the others wait for. An event
-        // whose lease expired goes from 4 to 3 or 7 and keeps its fence until it is taken again.
+        // 4 taken, 5 holding, 6 behind, 7 aside. At most one event of a lane is in 2 to 5; while there is one, those
+        // behind it are in 6. So the first row of a lane by place and number is what the others wait for. An event whose
+        // lease expired goes from 4 to 3 or 6 and keeps its fence until it is taken again.
         "CREATE TABLE kinds (
             id     INTEGER PRIMARY KEY,
             name   TEXT    NOT NULL UNIQUE,
@@ -64,9 +65,9 @@ pub(crate) const FORMAT: Format = Format {
             failures   INTEGER NOT NULL,
             redriven   INTEGER NOT NULL
         ) STRICT;
-        CREATE INDEX events_body ON events (settled) WHERE state IN (3, 4);
-        CREATE INDEX events_expiry ON events (keep_until) WHERE state IN (3, 4, 5, 6, 7, 9);
-        CREATE INDEX events_dead ON events (seq, kind) WHERE state = 8;
+        CREATE INDEX events_body ON events (settled) WHERE state BETWEEN 3 AND 4;
+        CREATE INDEX events_expiry ON events (keep_until) WHERE state BETWEEN 3 AND 8;
+        CREATE INDEX events_dead ON events (seq, kind) WHERE state = 9;
         CREATE TABLE bodies (
             seq  INTEGER PRIMARY KEY,
             body BLOB    NOT NULL
@@ -83,9 +84,9 @@ pub(crate) const FORMAT: Format = Format {
             first_failed INTEGER,
             tried        INTEGER NOT NULL
         ) STRICT;
-        CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL AND place <> 5;
-        CREATE INDEX work_due ON work (place, kind, due) WHERE place < 6;
-        CREATE INDEX work_aside ON work (lane, due) WHERE place = 5;
+        CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL;
+        CREATE INDEX work_due ON work (place, kind, due) WHERE place <> 6;
+        CREATE INDEX work_aside ON work (lane, due) WHERE place = 7;
         CREATE TABLE failures (
             seq     INTEGER NOT NULL,
             number  INTEGER NOT NULL,
