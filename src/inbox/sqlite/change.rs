@@ -19,12 +19,8 @@ const REDRIVE: &str = "
 const OF_CHAT: &str = "
     SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 AND chat = ?3 ORDER BY seq";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
-<<<<<<< HEAD
-const WITHOUT_BODY: &str = "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state IN (3, 4)";
-=======
 const WITHOUT_BODY: &str =
     "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state BETWEEN 3 AND 4";
->>>>>>> h-sqlite
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 7] = [

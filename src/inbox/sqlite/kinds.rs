@@ -50,17 +50,7 @@ pub(super) fn find(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
         return Ok(known);
     }
     tx.db.prepare_cached(INSERT)?.execute([kind.as_str()])?;
-<<<<<<< HEAD
-
-    by_name.query_row([kind.as_str()], |row| {
-        Ok(Known {
-            id: row.get(0)?,
-            is_paused: row.get(1)?,
-        })
-    })
-=======
     by_name.query_row([kind.as_str()], Known::read)
->>>>>>> h-sqlite
 }
 
 pub(super) fn pause(tx: &Tx<'_>, kind: Option<&EventKind>, paused: bool) -> rusqlite::Result<()> {

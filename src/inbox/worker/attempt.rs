@@ -134,14 +134,13 @@ impl<Q: Queue> Pool<Q> {
             Err(Cut::Crashed) => CRASHED,
             Err(Cut::Interrupted) => "interrupted",
         });
-        let next = match settlement {
+        match settlement {
             Some(settlement) => {
                 let take = takes_next.then(|| self.take());
                 self.settle(&held, &settlement, take.as_deref()).await
             }
             None => None,
-        };
-        next
+        }
     }
 
     /// Decides how an attempt is settled. `None` if its lease was lost.
