@@ -6,7 +6,7 @@ mod support;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;
-#[cfg(feature = "postgres")]
+#[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres;
 #[cfg(feature = "postgres")]
 mod postgres_model;

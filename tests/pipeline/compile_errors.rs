@@ -160,6 +160,7 @@ fn features() -> String {
         ("axum", cfg!(feature = "axum")),
         ("conformance", cfg!(feature = "conformance")),
         ("default", cfg!(feature = "default")),
+        ("inbox", cfg!(feature = "inbox")),
         ("moka", cfg!(feature = "moka")),
         ("postgres", cfg!(feature = "postgres")),
         ("redis", cfg!(feature = "redis")),
