@@ -4,6 +4,7 @@ use rusqlite::params;
 
 use super::row::{self, Work, place, state};
 use super::{kinds, lanes};
+use crate::delivery::IdempotencyKey;
 use crate::inbox::event::{EventId, NewEvent, Take};
 use crate::inbox::queue::Accepted;
 use crate::storage::sqlite::Tx;
@@ -52,9 +53,7 @@ pub(super) fn accept(
             Some(_) => state::DEAD,
             None => state::UNSETTLED,
         },
-        delivery
-            .key()
-            .map(crate::delivery::IdempotencyKey::as_bytes),
+        delivery.key().map(IdempotencyKey::as_bytes),
         event.chat,
         tx.now,
         keep_until,

@@ -10,6 +10,7 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::kinds::{self, Names};
 use super::row::{self, Work, place, state};
+use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
 use crate::inbox::event::{
     EventId, EventRecord, EventState, EventSummary, Failure, Filter, Page, PastFailure,
@@ -217,10 +218,7 @@ fn within_window(
         }
     };
     let mut events = tx.db.prepare_cached(sql)?;
-    let key = filter
-        .key
-        .as_ref()
-        .map(crate::delivery::IdempotencyKey::as_bytes);
+    let key = filter.key.as_ref().map(IdempotencyKey::as_bytes);
     let rows = events.query_map(params![from, to, filter.chat, key], |row| row.get(0))?;
     let events: Vec<i64> = rows.take(CANDIDATES).collect::<Result<_, _>>()?;
     let seen = match (events.last(), page.newest_first) {

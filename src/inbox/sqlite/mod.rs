@@ -53,12 +53,14 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// in progress may be tried once more. One that jumps back makes no event late, except by the time during which no
 /// process had the file open.
 ///
-/// **Sizing.** SIZES The write-ahead log
-/// beside the file takes 64 MiB, and about twice that under full load. Memory: some 10 MB, whatever the number of
-/// events. A claim takes the same time with a million waiting events as without. [`stats`](Queue::stats) reads each
-/// unsettled event, and [`list`](Queue::list) and [`forget`](Queue::forget) read each event that the filter does not
-/// exclude by state (unsettled, dead) or time: in steps of a few milliseconds, so that other calls go on between them,
-/// and are not one snapshot.
+/// **Sizing.** With a body of 600 bytes, a key of 36 and a chat's id of 29, an event takes 950 bytes on the disk while it
+/// waits, 920 when it was handled, and 220 when its body was deleted: 2.1 GB for 10 events per second, if bodies are kept
+/// for a day and keys for 8. The write-ahead log beside the file takes 64 MiB, and about twice that under full load.
+/// Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time with a million waiting
+/// events as without, whatever their kinds and lanes. [`stats`](Queue::stats) reads all unsettled events and dead
+/// letters, for half a second if there are a million. [`list`](Queue::list) reads the events that the filter does not
+/// exclude by time, or by state if it asks for unsettled and dead ones only; [`forget`](Queue::forget) reads all. They
+/// do so in steps of some milliseconds, with other calls in between, so their result is no snapshot.
 ///
 /// **Failures.** Of an event, the last 100 failures are kept, with 1 KiB of each reason.
 ///
