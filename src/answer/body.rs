@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
-use http::Response;
+use http::{HeaderMap, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
@@ -37,16 +37,26 @@ impl<B> ResponseBody<B> {
         super::respond_with(outcome).map(Self::of_this_crate)
     }
 
-    /// The response for a refusal of a delivery of `kind`, if that is known. The caller logs it.
-    pub(crate) fn refuse<R>(
+    /// The response for a refusal of a verified delivery. The caller logs it.
+    pub(crate) fn refuse<R>(refusal: R) -> Response<Self>
+    where
+        R: Answer + Error + Send + Sync + 'static,
+    {
+        Self::refuse_request(refusal, None, true, HeaderMap::new())
+    }
+
+    /// The response for a refusal of a request for an event of `kind`, if that is known. `headers` is an empty map. The
+    /// caller logs it.
+    pub(crate) fn refuse_request<R>(
         refusal: R,
         kind: Option<EventKind>,
         is_verified: bool,
+        headers: HeaderMap,
     ) -> Response<Self>
     where
         R: Answer + Error + Send + Sync + 'static,
     {
-        super::refuse(refusal, kind, is_verified).map(Self::of_this_crate)
+        super::refuse(refusal, kind, is_verified, headers).map(Self::of_this_crate)
     }
 
     fn of_this_crate(body: Full<Bytes>) -> Self {

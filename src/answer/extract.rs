@@ -2,6 +2,7 @@
 
 use axum_core::extract::{FromRequest, FromRequestParts, Request};
 use axum_core::response::{IntoResponse, Response};
+use http::HeaderMap;
 use http::request::Parts;
 
 use super::{Answer, Decision, Row, log_refusal, respond, respond_with};
@@ -93,7 +94,7 @@ impl IntoResponse for DeliveryRejection {
             Reason::AnotherKind(other) => {
                 let row = other.row();
                 other.log(&row);
-                let mut response = respond(&other, &row);
+                let mut response = respond(&other, &row, HeaderMap::new());
                 let decision = Decision::ended(Outcome::Unhandled);
                 response.extensions_mut().insert(decision);
                 return response.map(axum_core::body::Body::new);

@@ -100,18 +100,18 @@ pub(crate) fn insert_retry_after(headers: &mut HeaderMap, delay: Duration) {
     headers.insert(RETRY_AFTER, seconds.max(1).into());
 }
 
-/// Makes the response without its decision.
-fn respond(answer: &impl Answer, row: &Row) -> Response<Full<Bytes>> {
+/// Makes the response without its decision, with an empty map for its headers.
+fn respond(answer: &impl Answer, row: &Row, mut headers: HeaderMap) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::from(row.problem));
     *response.status_mut() = row.status;
-    let headers = response.headers_mut();
     if row.status != StatusCode::OK {
         headers.insert(
             CONTENT_TYPE,
             HeaderValue::from_static("application/problem+json"),
         );
     }
-    answer.headers(headers);
+    answer.headers(&mut headers);
+    *response.headers_mut() = headers;
     response
 }
 
@@ -119,7 +119,7 @@ fn respond(answer: &impl Answer, row: &Row) -> Response<Full<Bytes>> {
 fn respond_with(outcome: Outcome) -> Response<Full<Bytes>> {
     let row = outcome.row();
     outcome.log(&row);
-    let mut response = respond(&outcome, &row);
+    let mut response = respond(&outcome, &row, HeaderMap::new());
     // A response without a decision is decided by its status.
     if !matches!(outcome, Outcome::Handled) {
         response.extensions_mut().insert(Decision::ended(outcome));
@@ -127,13 +127,18 @@ fn respond_with(outcome: Outcome) -> Response<Full<Bytes>> {
     response
 }
 
-/// Makes the response to a refusal. The caller logs it.
-fn refuse<R>(refusal: R, kind: Option<EventKind>, is_verified: bool) -> Response<Full<Bytes>>
+/// Makes the response to a refusal, with an empty map for its headers. The caller logs it.
+fn refuse<R>(
+    refusal: R,
+    kind: Option<EventKind>,
+    is_verified: bool,
+    headers: HeaderMap,
+) -> Response<Full<Bytes>>
 where
     R: Answer + Error + Send + Sync + 'static,
 {
     let row = refusal.row();
-    let mut response = respond(&refusal, &row);
+    let mut response = respond(&refusal, &row, headers);
     let refusal = match refusal.constant() {
         Some(refusal) => Refused::Constant(refusal),
         None => Refused::Shared(Arc::new(refusal)),
@@ -164,7 +169,7 @@ pub(crate) mod tests {
         R: Answer + Error + Send + Sync + 'static,
     {
         let detail = refusal.row().detail;
-        let response = refuse(refusal, None, false);
+        let response = refuse(refusal, None, false, HeaderMap::new());
         let decision = Decision::of(&response).unwrap();
         assert!(decision.outcome().is_none());
         assert!(decision.refusal().unwrap().is::<R>());

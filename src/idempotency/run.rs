@@ -52,7 +52,7 @@ where
 /// Logs a refusal, and returns its response.
 pub(super) fn refuse<B>(refusal: Refusal) -> Response<ResponseBody<B>> {
     refusal.log(&refusal.row());
-    ResponseBody::refuse(refusal, None, true)
+    ResponseBody::refuse(refusal)
 }
 
 /// Calls the inner service under `claims`, and settles them.

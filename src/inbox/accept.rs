@@ -137,7 +137,7 @@ impl fmt::Debug for AcceptFuture {
 
 fn refuse<R: Answer + Error + Send + Sync + 'static>(refusal: R) -> Response<Body> {
     refusal.log(&refusal.row());
-    ResponseBody::refuse(refusal, None, true)
+    ResponseBody::refuse(refusal)
 }
 
 /// The reason why a delivery is not accepted.

@@ -333,13 +333,16 @@ impl<Q: Queue> Inbox<Q> {
     /// When the queue fails.
     pub async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
         let change = self.shared.queue.discard(id).await?;
+        if change == Change::Made {
+            self.shared.workers.revoke(id);
+        }
         self.shared.workers.wake();
         Ok(change)
     }
 
     /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
-    /// discarded. The keys, kinds and times of the events, the texts of their failures and the id of the chat stay for the
-    /// retention. See [personal data](crate::docs::inbox#personal-data).
+    /// discarded. The texts of their failures are deleted, too. The keys, kinds and times of the events, and the id of
+    /// the chat, stay for the retention. See [personal data](crate::docs::inbox#personal-data).
     ///
     /// # Errors
     ///

@@ -1,5 +1,6 @@
 use std::fmt;
 use std::future::Future;
+use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -47,6 +48,8 @@ pin_project! {
             refusal: Option<Refusal>,
             // The kind that the event header names.
             kind: Option<EventKind>,
+            // The request's map without its headers, for those of the response: it saves allocations in a flood.
+            headers: HeaderMap,
             // For those that anybody can cause.
             throttle: Option<Arc<Throttle>>,
         },
@@ -71,10 +74,10 @@ pin_project! {
 }
 
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
-    pub(super) fn refuse(refusal: Refusal, parts: &Parts, config: &Config) -> Self {
+    pub(super) fn refuse(refusal: Refusal, headers: HeaderMap, config: &Config) -> Self {
         Self {
-            span: DeliverySpan::new(&parts.headers),
-            state: State::refused(refusal, &parts.headers, config),
+            span: DeliverySpan::new(&headers),
+            state: State::refused(refusal, headers, config),
         }
     }
 
@@ -128,7 +131,7 @@ where
                             this.state.set(State::Verified { inner, request });
                         }
                         Err(refusal) => {
-                            let refused = State::refused(refusal, &parts.headers, config);
+                            let refused = State::refused(refusal, parts.headers, config);
                             this.state.set(refused);
                         }
                     }
@@ -156,6 +159,7 @@ where
                 StateProj::Refused {
                     refusal,
                     kind,
+                    headers,
                     throttle,
                 } => {
                     let Some(refusal) = refusal.take() else {
@@ -171,7 +175,9 @@ where
                         None => refusal.log(&row),
                     }
                     let is_verified = refusal.is_of_verified_body();
-                    let response = ResponseBody::refuse(refusal, kind, is_verified);
+                    let headers = mem::take(headers);
+                    let response =
+                        ResponseBody::refuse_request(refusal, kind, is_verified, headers);
                     span.finish(row.name);
                     return Poll::Ready(Ok(response));
                 }
@@ -181,13 +187,16 @@ where
 }
 
 impl<S: Service<Request<Verified>>, B> State<S, B> {
-    fn refused(refusal: Refusal, headers: &HeaderMap, config: &Config) -> Self {
+    fn refused(refusal: Refusal, mut headers: HeaderMap, config: &Config) -> Self {
         let is_anonymous = !refusal.is_of_verified_body() || config.authentication.is_unsigned();
+        let kind = kind(&headers, &config.names.event)
+            .ok()
+            .filter(|kind| kind.as_str().len() <= LONGEST_KIND);
+        headers.clear();
         Self::Refused {
             refusal: Some(refusal),
-            kind: kind(headers, &config.names.event)
-                .ok()
-                .filter(|kind| kind.as_str().len() <= LONGEST_KIND),
+            kind,
+            headers,
             throttle: is_anonymous.then(|| Arc::clone(&config.throttle)),
         }
     }

@@ -53,7 +53,7 @@ where
                 self.inner.clone(),
                 Arc::clone(&self.config),
             ),
-            Err(refusal) => ResponseFuture::refuse(refusal, &parts, &self.config),
+            Err(refusal) => ResponseFuture::refuse(refusal, parts.headers, &self.config),
         }
     }
 }

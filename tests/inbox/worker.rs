@@ -502,6 +502,10 @@ async fn discarding_an_event_in_progress_ends_its_attempt() {
     *lock(&crm.takes) = SECOND;
     assert_eq!(inbox.redrive(EventId(1)).await.unwrap(), Change::WrongState);
     assert_eq!(inbox.discard(EventId(1)).await.unwrap(), Change::Made);
+    // Its handler is dropped at once, so that the next one of its chat does not run beside it.
+    sleep(Duration::from_millis(1)).await;
+    assert_eq!(crm.running.load(Ordering::SeqCst), 1);
+    assert_eq!(crm.attempts(), 2);
     until(|| crm.handled() == 1).await;
     sleep(MINUTE).await;
     assert_eq!(crm.order()["a"], [2]);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::super::event::EventLease;
+use super::super::event::{EventId, EventLease};
 use super::super::queue::Queue;
 use super::{Pool, lock};
 use crate::error::Chain;
@@ -69,6 +69,16 @@ impl HeldLeases {
             self.any.notify_one();
         }
         HeldLease { of: self, shared }
+    }
+
+    /// Ends the attempt of an event that was given up, if it is one of these.
+    pub(super) fn revoke(&self, id: EventId) {
+        let all = lock(&self.all);
+        let held = all.values().find(|held| held.lease.id == id).cloned();
+        drop(all);
+        if let Some(held) = held {
+            held.end(End::Lost);
+        }
     }
 
     /// Interrupts all attempts.

@@ -9,7 +9,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tower_service::Service;
 
-use super::super::event::{Take, TakenEvent};
+use super::super::event::{EventId, Take, TakenEvent};
 use super::super::queue::Queue;
 use super::attempt::work;
 use super::{Pool, lock};
@@ -38,6 +38,7 @@ trait Local: Send + Sync {
     fn reserve(&self, kind: &EventKind) -> Option<(OwnedSemaphorePermit, Arc<Take>)>;
     fn handle(&self, event: TakenEvent, permit: OwnedSemaphorePermit, asked: Instant) -> BoxFuture;
     fn wake(&self);
+    fn revoke(&self, id: EventId);
 }
 
 struct Served<Q, S> {
@@ -78,6 +79,12 @@ where
             pool.ask_now();
         }
     }
+
+    fn revoke(&self, id: EventId) {
+        if let Some(pool) = self.pool.upgrade() {
+            pool.leases.revoke(id);
+        }
+    }
 }
 
 impl Workers {
@@ -112,6 +119,13 @@ impl Workers {
                 take,
             })
         })
+    }
+
+    /// Ends the attempt of an event that was given up, if it is in progress in this process.
+    pub(in super::super) fn revoke(&self, id: EventId) {
+        for registered in &*lock(&self.all) {
+            registered.worker.revoke(id);
+        }
     }
 
     /// Makes all workers ask the queue for events.
