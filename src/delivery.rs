@@ -147,12 +147,15 @@ impl RawDelivery {
 
     /// Returns the number of this attempt to handle the event, counted from 1 for as long as the store
     /// remembers failed ones. `None` without a key, or without a claim on it.
+    ///
+    /// In an [inbox](crate::docs::inbox), every attempt has a number. Attempts that do not count, such as a snoozed one,
+    /// leave it unchanged.
     #[must_use]
     pub fn attempt(&self) -> Option<NonZeroU32> {
         self.attempt
     }
 
-    /// Marks the delivery as one that an inbox accepted at this time, and that was redriven or not.
+    /// Sets when an inbox accepted the event, and whether a person redrove it. For queues, and for tests of handlers.
     ///
     /// ```
     /// # use std::time::SystemTime;
@@ -170,13 +173,14 @@ impl RawDelivery {
         self
     }
 
-    /// Returns when the event was accepted by an inbox. `None` for a delivery that is handled inline.
+    /// Returns when an [inbox](crate::docs::inbox) accepted the event. `None` for a delivery that is handled inline.
     #[must_use]
     pub fn accepted_at(&self) -> Option<SystemTime> {
         self.content.inbox.map(|inbox| inbox.accepted_at)
     }
 
-    /// Whether a person redrove the event: it may have been handled before, and is out of order.
+    /// Whether a person redrove the event in an [inbox](crate::docs::inbox): it may have been handled before, and comes
+    /// out of order.
     #[must_use]
     pub fn is_redriven(&self) -> bool {
         self.content.inbox.is_some_and(|inbox| inbox.is_redriven)

@@ -59,15 +59,15 @@ use crate::outcome::Outcome;
     note = "the documentation of `Handler` explains the compiler's errors"
 )]
 pub trait Handler<E: Event>: Send + Sync + 'static {
-    /// Handles one event. The delivery is acknowledged after this has returned `Ok`.
+    /// Handles one event. Without an inbox, the delivery is acknowledged after this has returned `Ok`.
     ///
     /// The future may be dropped at any `.await`, when its time limit has passed or its lease is lost. The
-    /// event is then handled on the platform's next retry.
+    /// event is then handled on the platform's next retry, or in an [inbox](crate::docs::inbox) on that of the
+    /// worker.
     ///
     /// # Errors
     ///
-    /// Any error retries the event: the platform delivers it again. Return [`HandlerError::discard`] for an
-    /// event that will never succeed.
+    /// Any error retries the event. Return [`HandlerError::discard`] for an event that will never succeed.
     fn handle(&self, delivery: Delivery<E>) -> impl Future<Output = HandlerResult> + Send;
 }
 
@@ -96,12 +96,16 @@ pub type HandlerResult = Result<(), HandlerError>;
 /// Every error converts into one with `?`, which retries the event. The text of the error is logged and
 /// never sent to the platform.
 ///
-/// | created by | answer | the event |
-/// |---|---|---|
-/// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes |
-/// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes |
-/// | [`discard`](Self::discard) | 200 | is given up |
-/// | [`dead_letter`](Self::dead_letter) | 200 | is given up, with a warning |
+/// Inline, the error determines the answer, and the platform retries. In an [inbox](crate::docs::inbox), the event was
+/// answered before, and the worker retries:
+///
+/// | created by | answer inline | the event inline | the event in an inbox |
+/// |---|---|---|---|
+/// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes | is tried again after 5 seconds, and later ever less often |
+/// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay |
+/// | [`snooze`](Self::snooze) | 503 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay; the attempt does not count |
+/// | [`discard`](Self::discard) | 200 | is given up | is given up |
+/// | [`dead_letter`](Self::dead_letter) | 200 | is given up, with a warning | waits for a person |
 ///
 /// ```
 /// use std::time::Duration;
@@ -129,6 +133,7 @@ enum Verdict {
         reason: BoxError,
         after: Option<Duration>,
     },
+    Snooze(Duration),
     Discard(BoxError),
     DeadLetter(BoxError),
     /// A handler of this crate that ended the attempt itself.
@@ -140,10 +145,13 @@ enum Verdict {
 }
 
 impl HandlerError {
-    /// Retries the event, as `?` does: the platform delivers it again after
+    /// Retries the event, as `?` does.
+    ///
+    /// Inline, the platform delivers it again after
     /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 10 minutes, for up to
     /// [`retry_for`](crate::SenderPolicy::retry_for), 7 days
-    /// ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3)).
+    /// ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3)). In an [inbox](crate::docs::inbox), the worker tries it
+    /// again after 5 seconds to 1 hour, also for up to 7 days.
     ///
     /// ```
     /// # use tower_webhook::HandlerError;
@@ -158,8 +166,9 @@ impl HandlerError {
 
     /// Retries the event, not earlier than after `delay`. See [`Outcome::Failed`].
     ///
-    /// The delay becomes the answer's `Retry-After`, rounded up to a second. The platform does not
-    /// promise to respect it.
+    /// Inline, the delay becomes the answer's `Retry-After`, rounded up to a second. The platform does not
+    /// promise to respect it. In an [inbox](crate::docs::inbox), the event is tried again after this delay or the
+    /// usual one, whichever is longer.
     pub fn retry_after(
         delay: Duration,
         reason: impl Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -170,8 +179,26 @@ impl HandlerError {
         })
     }
 
-    /// Gives the event up: the platform gets a 200 and never delivers it again. The reason is logged as
-    /// a warning. See [`Outcome::Discarded`].
+    /// Asks to be called again later, for an event that came too early. See [`Outcome::Snoozed`].
+    ///
+    /// In an [inbox](crate::docs::inbox), the event is tried again after `delay`, and the attempt does not count. Inline,
+    /// the answer is 503 with `Retry-After`, which the platform counts as a failed attempt.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::HandlerError;
+    /// let error = HandlerError::snooze(Duration::from_secs(600));
+    /// assert!(!error.is_discard());
+    /// ```
+    #[must_use]
+    pub fn snooze(delay: Duration) -> Self {
+        Self(Verdict::Snooze(delay))
+    }
+
+    /// Gives the event up: it is not handled again. The reason is logged as a warning. See
+    /// [`Outcome::Discarded`].
+    ///
+    /// Inline, the platform gets a 200.
     ///
     /// ```
     /// # use tower_webhook::HandlerError;
@@ -181,10 +208,10 @@ impl HandlerError {
         Self(Verdict::Discard(reason.into()))
     }
 
-    /// Gives the event up, and marks it as one for a person to look at.
+    /// Gives the event up until a person has looked at it. See [`Outcome::DeadLetter`].
     ///
-    /// There is no inbox yet that would keep it: the event is discarded, with a warning that says so.
-    /// See [`Outcome::DeadLetter`].
+    /// In an [inbox](crate::docs::inbox), it is kept as a dead letter, until a person redrives or discards it. Inline,
+    /// it is discarded, with a warning that says so.
     ///
     /// ```
     /// # use tower_webhook::HandlerError;
@@ -208,6 +235,7 @@ impl HandlerError {
             Verdict::Retry { reason, .. }
             | Verdict::Discard(reason)
             | Verdict::DeadLetter(reason) => reason,
+            Verdict::Snooze(delay) => Box::new(Ended(Outcome::Snoozed { delay })),
             Verdict::Ended(outcome) => Box::new(Ended(outcome)),
         }
     }
@@ -246,6 +274,7 @@ impl From<HandlerResult> for Outcome {
                 reason: reason.into(),
                 retry_after: after,
             },
+            Err(Verdict::Snooze(delay)) => Self::Snoozed { delay },
             Err(Verdict::Discard(reason)) => Self::Discarded(reason.into()),
             Err(Verdict::DeadLetter(reason)) => Self::DeadLetter(reason.into()),
             Err(Verdict::Ended(outcome)) => outcome,
@@ -265,6 +294,7 @@ impl fmt::Display for HandlerError {
             Verdict::Retry { reason, .. }
             | Verdict::Discard(reason)
             | Verdict::DeadLetter(reason) => reason.fmt(f),
+            Verdict::Snooze(delay) => write!(f, "the handler snoozed the event for {delay:?}"),
             Verdict::Ended(outcome) => outcome.fmt(f),
         }
     }
@@ -278,6 +308,7 @@ impl fmt::Debug for HandlerError {
                 .field("reason", reason)
                 .field("after", after)
                 .finish(),
+            Verdict::Snooze(delay) => f.debug_tuple("Snooze").field(delay).finish(),
             Verdict::Discard(reason) => f.debug_tuple("Discard").field(reason).finish(),
             Verdict::DeadLetter(reason) => f.debug_tuple("DeadLetter").field(reason).finish(),
             Verdict::Ended(outcome) => outcome.fmt(f),

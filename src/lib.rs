@@ -6,14 +6,16 @@
 //!   your choice. An event is handled by one run at a time, and not again after its success was recorded.
 //! - **Nothing is lost.** The answer is 2xx only after a handler succeeded or gave the event up, or when
 //!   the event has no handler. A run that failed, panicked, took too long or died with its process is
-//!   repeated on the platform's next retry.
+//!   repeated on the platform's next retry. Or, with an [inbox](docs::inbox): the answer is 2xx when the event
+//!   is stored, and it is handled later, in the order of its chat, with retries that the platform does not
+//!   notice.
 //! - **Typed.** A handler is a struct or a closure that receives its event decoded, and no event is
 //!   refused for a detail of its payload.
 //! - **Bounded.** Bodies, time, memory and runs have limits, and a setter refuses a value that would
 //!   break a promise.
 //!
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs): [getting
-//! started](docs::getting_started), [stores](docs::stores), [testing](docs::testing),
+//! started](docs::getting_started), [stores](docs::stores), [inbox](docs::inbox), [testing](docs::testing),
 //! [operations](docs::operations), [guarantees](docs::guarantees), [answers](docs::answers),
 //! [threat model](docs::threat_model), [platform](docs::platform), [architecture](docs::architecture).
 //!
@@ -102,6 +104,14 @@
 //! Handlers that write to PostgreSQL can have their effects exactly once: see `transactional` (feature
 //! `postgres`).
 //!
+//! # Handling events later
+//!
+//! More than 500 failed attempts in an hour [disable a webhook](docs::platform#spec-6-rule-4), and a handler that
+//! depends on other systems can fail so often. With the feature `inbox`, `Inbox::accept` takes the place of
+//! [`IdempotencyLayer`] and [`EventRouter`]: it stores the event in SQLite or PostgreSQL and answers 200. A worker runs
+//! the same router later, with one attempt at a time for each chat, retries for 7 days and dead letters after that. See
+//! the [inbox](docs::inbox).
+//!
 //! # Rotating the secret
 //!
 //! [`Secrets`] is a handle to the set of secrets that are accepted now. Accept the new one beside the
@@ -130,13 +140,14 @@
 //! A client that disconnects does not cancel the handler of its delivery, except for a `transactional`
 //! handler without an [`IdempotencyLayer`] around it. Servers do not wait for such detached runs: after a
 //! graceful shutdown, which the program above leaves out, wait for them with [`WebhookLayer::runs`] and
-//! [`Runs::drain`].
+//! [`Runs::drain`]. With an inbox, [drain the worker](docs::inbox#shutdown) instead.
 //!
 //! # Logs
 //!
 //! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
 //! its kind, chat, key, attempt, secret (by label or position), outcome and duration, and one line for each
-//! refusal or failure with its reason, at `WARN` or `ERROR`. Refusals that anybody can cause, before verification,
+//! refusal or failure with its reason, at `WARN` or `ERROR`. With an inbox, each attempt has a span `attempt` of its
+//! own. Refusals that anybody can cause, before verification,
 //! have at most one line per second and reason; the next line's field `left_out` counts those in between. Of text
 //! that the sender chose, at most 256 characters are logged.
 //!
@@ -161,9 +172,10 @@
 //! | `sqlite` | `store::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
 //! | `redis` | `store::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `store::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
+//! | `inbox` | `inbox`: events are acknowledged when they are stored, and handled later. `MemoryQueue`; with `sqlite`, `SqliteQueue`; with `postgres`, `PostgresQueue` | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
-//! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
+//! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass; with `inbox`, `inbox::conformance` for every `Queue` | no |
 //! | `sandbox` | `sandbox`, a simulated platform, for your own tests and in your browser | no |
 //!
 //! Features only add API; none changes behaviour.
@@ -243,6 +255,7 @@ pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;
 pub use self::webhook::WebhookLayer;
 
-#[cfg(doctest)]
+// The README's programs need these features. The first one is also at the top of this file.
+#[cfg(all(doctest, feature = "inbox", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

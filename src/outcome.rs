@@ -12,7 +12,8 @@ use crate::error::BoxError;
 ///
 /// [`EventRouter`](crate::EventRouter) returns one for each delivery. Over HTTP it is answered as the
 /// [table of answers](crate::docs::answers) says, and [`completes`](Self::completes) decides how the
-/// claim on the event's key is settled.
+/// claim on the event's key is settled. In an inbox, it decides
+/// [what becomes of the event](crate::docs::inbox#when-an-attempt-fails).
 ///
 /// # From a service of your own
 ///
@@ -35,8 +36,11 @@ use crate::error::BoxError;
 pub enum Outcome {
     /// The [`Handler`](crate::Handler) returned `Ok`.
     Handled,
-    /// The event had been handled before; no handler ran. Said by
-    /// [`IdempotencyLayer`](crate::IdempotencyLayer) and by transactional handlers.
+    /// An [inbox](crate::docs::inbox) stored the event, and a worker handles it later. No attempt ends with it.
+    Accepted,
+    /// The event had been handled before; no handler ran. Returned by
+    /// [`IdempotencyLayer`](crate::IdempotencyLayer) and by transactional handlers, and by an
+    /// [inbox](crate::docs::inbox) for an event that had been accepted before.
     Replayed,
     /// This kind of event has no handler, and the delivery is acknowledged.
     Ignored,
@@ -47,7 +51,8 @@ pub enum Outcome {
     /// [`HandlerError::discard`](crate::HandlerError::discard).
     Discarded(Arc<dyn Error + Send + Sync>),
     /// The handler gave the event up with
-    /// [`HandlerError::dead_letter`](crate::HandlerError::dead_letter).
+    /// [`HandlerError::dead_letter`](crate::HandlerError::dead_letter). Only an
+    /// [inbox](crate::docs::inbox#dead-letters) keeps it.
     DeadLetter(Arc<dyn Error + Send + Sync>),
     /// The body is not the JSON object that the event should carry, and there is no
     /// [`on_undecodable`](crate::EventRouter::on_undecodable).
@@ -60,6 +65,12 @@ pub enum Outcome {
         /// [`HandlerError::retry_after`](crate::HandlerError::retry_after).
         retry_after: Option<Duration>,
     },
+    /// The handler asked to be called again later, with
+    /// [`HandlerError::snooze`](crate::HandlerError::snooze).
+    Snoozed {
+        /// The delay that it asked for.
+        delay: Duration,
+    },
     /// The handler panicked.
     Panicked,
     /// The handler exceeded its
@@ -68,8 +79,8 @@ pub enum Outcome {
         /// The time limit.
         limit: Duration,
     },
-    /// The [`lease`](crate::IdempotencyLayer::lease) on the event's key was lost while the handler ran, and
-    /// the handler was dropped.
+    /// The [`lease`](crate::IdempotencyLayer::lease) on the event's key, or on the event in an inbox, was lost while
+    /// the handler ran, and the handler was dropped.
     LeaseLost,
     /// Another attempt holds the event's key, and did not end within
     /// [`in_flight_wait`](crate::IdempotencyLayer::in_flight_wait).
@@ -77,7 +88,7 @@ pub enum Outcome {
         /// The rest of that attempt's lease, unless it is renewed.
         remaining: Duration,
     },
-    /// The [`Store`](crate::store::Store) or the database was unavailable, and no handler ran.
+    /// The [`Store`](crate::store::Store), the queue of an inbox or the database was unavailable, and no handler ran.
     Unavailable {
         /// The error of the store or the database.
         reason: Arc<dyn Error + Send + Sync>,
@@ -109,11 +120,16 @@ impl Outcome {
     #[must_use]
     pub fn completes(&self) -> bool {
         match self {
-            Self::Handled | Self::Replayed | Self::Discarded(_) | Self::DeadLetter(_) => true,
+            Self::Handled
+            | Self::Accepted
+            | Self::Replayed
+            | Self::Discarded(_)
+            | Self::DeadLetter(_) => true,
             Self::Ignored
             | Self::Unhandled
             | Self::Undecodable(_)
             | Self::Failed { .. }
+            | Self::Snoozed { .. }
             | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost
@@ -136,6 +152,7 @@ impl Outcome {
     pub fn name(&self) -> &'static str {
         match self {
             Self::Handled => "handled",
+            Self::Accepted => "accepted",
             Self::Replayed => "replayed",
             Self::Ignored => "ignored",
             Self::Unhandled => "unhandled",
@@ -143,6 +160,7 @@ impl Outcome {
             Self::DeadLetter(_) => "dead-letter",
             Self::Undecodable(_) => "undecodable",
             Self::Failed { .. } => "failed",
+            Self::Snoozed { .. } => "snoozed",
             Self::Panicked => "panicked",
             Self::TimedOut { .. } => "handler-timeout",
             Self::LeaseLost => "lease-lost",
@@ -165,9 +183,11 @@ impl Outcome {
             | Self::NotCommitted { reason, .. } => Some(reason.as_ref()),
             Self::Undecodable(error) => Some(error),
             Self::Handled
+            | Self::Accepted
             | Self::Replayed
             | Self::Ignored
             | Self::Unhandled
+            | Self::Snoozed { .. }
             | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost

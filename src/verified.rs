@@ -2,7 +2,7 @@
 
 use std::convert::Infallible;
 use std::fmt;
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -36,14 +36,17 @@ pub struct Verified {
     read: bool,
     /// Whether a layer outside holds a claim for this delivery.
     claimed: bool,
+    /// A digest of the secret that verified it. None without a secret.
+    secret: Option<NonZeroU16>,
 }
 
 impl Verified {
-    pub(crate) fn new(raw: RawDelivery) -> Self {
+    pub(crate) fn new(raw: RawDelivery, secret: Option<NonZeroU16>) -> Self {
         Self {
             raw,
             read: false,
             claimed: false,
+            secret,
         }
     }
 
@@ -74,6 +77,11 @@ impl Verified {
             this.raw.set_attempt(attempt);
             share(request);
         }
+    }
+
+    /// A digest of the secret that verified it, which distinguishes the few of a store's receivers.
+    pub(crate) fn secret(&self) -> Option<NonZeroU16> {
+        self.secret
     }
 
     /// Whether a layer outside holds a claim for this delivery.

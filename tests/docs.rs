@@ -87,7 +87,7 @@ fn every_page_is_a_module() {
     for page in pages() {
         let file = page.path.file_name().unwrap().to_str().unwrap();
         let module = file.trim_end_matches(".md");
-        let line = format!("page!({module}, \"{file}\");");
+        let line = format!("page!({module}, \"{file}\"");
         assert!(modules.contains(&line), "mod.rs lacks {line}");
     }
 }
@@ -160,6 +160,34 @@ fn citations_are_recognised() {
     ] {
         assert_eq!(citations(text), anchors, "{text}");
     }
+}
+
+#[test]
+fn table_of_answers_has_every_row_of_the_code() {
+    let mut rows = BTreeMap::new();
+    for path in sources() {
+        for rest in read(&path).split("row!(\"").skip(1) {
+            let (name, rest) = rest.split_once('"').expect("a name");
+            let status = rest.trim_start_matches([',', ' ']);
+            let status = match status.starts_with("OK)") {
+                true => "200",
+                false => status.split(' ').nth(1).expect("a status"),
+            };
+            rows.insert(name.to_owned(), status.to_owned());
+        }
+    }
+    let answers = read(&root().join(PAGES).join("answers.md"));
+    let mut documented = BTreeMap::new();
+    for line in answers.lines() {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let Some(name) = cells.get(1).and_then(|it| it.strip_prefix("<a id=\"")) else {
+            continue;
+        };
+        let (name, _) = name.split_once('"').expect("a name");
+        let status = cells[3].split([' ', ';', ',']).next().expect("a status");
+        documented.insert(name.to_owned(), status.to_owned());
+    }
+    assert_eq!(documented, rows);
 }
 
 #[test]

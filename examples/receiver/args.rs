@@ -10,7 +10,7 @@ use std::time::Duration;
 use axum::http::Uri;
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, value_parser};
+use clap::{CommandFactory, Parser, ValueEnum, value_parser};
 use tower_webhook::Secret;
 
 use crate::event::Limits;
@@ -19,7 +19,8 @@ use crate::{connections, forward};
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
 /// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none.
-/// An event that could not be handled is answered with an error, so that the platform retries it.
+/// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
+/// it is answered when it is stored, and the receiver retries it.
 /// GET /healthz is answered with 200.
 ///
 /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
@@ -85,6 +86,29 @@ pub(crate) struct Args {
     )]
     pub(crate) store: String,
 
+    /// Answer each event when it is stored, and handle it later: `sqlite:PATH` or `postgres://HOST/DATABASE`
+    ///
+    /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
+    /// events of a chat are handled one after another. The example `inbox` lists, redrives and discards events.
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. It needs the features `inbox` and that of the
+    /// queue, as in `cargo run --features inbox,sqlite --example receiver`.
+    #[arg(
+        long,
+        value_name = "INBOX",
+        env = "WEBHOOK_INBOX",
+        hide_env_values = true,
+        conflicts_with = "store"
+    )]
+    pub(crate) inbox: Option<String>,
+
+    /// How long an event that fails is retried, before it is a dead letter; with --inbox
+    #[arg(long, value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) retry_for: u64,
+
+    /// What becomes of the other events of a chat when one fails; with --inbox
+    #[arg(long, value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
+    pub(crate) on_failure: OnFailure,
+
     /// How long a key stays claimed after its receiver has crashed; at most 599
     ///
     /// The lease of a running event is renewed until the event is finished. It has no effect with
@@ -129,7 +153,8 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
     concurrency: Option<u16>,
 
-    /// Discard an event whose command or request fails at attempt N or later, with a warning in the log
+    /// Discard an event whose command or request fails at attempt N or later, with a warning in the log; with --inbox, it
+    /// becomes a dead letter
     ///
     /// By default, the platform decides, which retries for 7 days. Exit status 75 never discards an event,
     /// nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed while the event waited for its turn. Events without a key are not
@@ -175,6 +200,14 @@ pub(crate) struct Args {
     /// How long the receiver waits for running events when it is stopped
     #[arg(long, value_name = "SECONDS", default_value_t = 30)]
     pub(crate) grace: u64,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum OnFailure {
+    /// They wait, so that the order is kept
+    Block,
+    /// They are handled meanwhile
+    Skip,
 }
 
 impl Args {

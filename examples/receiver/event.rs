@@ -11,6 +11,7 @@ use tower_webhook::{HandlerError, HandlerResult, RawDelivery, SenderPolicy};
 
 use crate::exec::Exec;
 use crate::forward::Forward;
+use crate::json::line_with_payload;
 use crate::output::Output;
 
 /// What is done with each event.
@@ -64,19 +65,26 @@ impl Events {
         }
 
         let last = self.last_attempt(&delivery);
+        let is_stored = delivery.accepted_at().is_some();
         match self.act(&delivery, &line, last.is_some()).await? {
             Ok(()) => {
                 self.output.record(line);
                 Ok(())
             }
             Err(Failure::Discard(reason)) => Err(HandlerError::discard(reason)),
+            // The receiver's own retries end an outage sooner than that.
+            Err(Failure::Later(reason)) if is_stored => Err(HandlerError::retry(reason)),
             Err(Failure::Later(reason)) => {
                 let delay = SenderPolicy::default().retry_every;
                 Err(HandlerError::retry_after(delay, reason))
             }
             Err(Failure::Failed(reason)) => Err(match last {
                 Some((attempt, max)) => {
-                    HandlerError::discard(format!("attempt {attempt} of {max} failed: {reason}"))
+                    let reason = format!("attempt {attempt} of {max} failed: {reason}");
+                    match is_stored {
+                        true => HandlerError::dead_letter(reason),
+                        false => HandlerError::discard(reason),
+                    }
                 }
                 None => HandlerError::retry(reason),
             }),
@@ -140,34 +148,23 @@ fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
         key: Option<String>,
         #[serde(skip_serializing_if = "Option::is_none")]
         attempt: Option<NonZeroU32>,
+        #[serde(skip_serializing_if = "is_false")]
+        redriven: bool,
     }
 
-    let head = serde_json::to_string(&Head {
+    let head = Head {
         event: delivery.kind().as_str(),
         key: delivery.key().map(ToString::to_string),
         attempt: delivery.attempt(),
-    })?;
-    let payload = minify(delivery.json()?);
-    Ok(format!(
-        "{},\"payload\":{payload}}}\n",
-        head.trim_end_matches('}')
-    ))
+        redriven: delivery.is_redriven(),
+    };
+    Ok(line_with_payload(&head, delivery.json()?)?)
 }
 
-/// Removes the whitespace between the tokens of valid JSON. Decoding and encoding it again would change
-/// numbers such as `1.50`.
-fn minify(json: &str) -> String {
-    let mut in_string = false;
-    let mut escaped = false;
-    let is_kept = |char: &char| {
-        match char {
-            _ if escaped => escaped = false,
-            '\\' => escaped = true,
-            '"' => in_string = !in_string,
-            ' ' | '\t' | '\r' | '\n' => return in_string,
-            _ => {}
-        }
-        true
-    };
-    json.chars().filter(is_kept).collect()
+#[allow(
+    clippy::trivially_copy_pass_by_ref,
+    reason = "serde passes a reference"
+)]
+fn is_false(value: &bool) -> bool {
+    !value
 }

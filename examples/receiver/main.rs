@@ -15,14 +15,20 @@ mod demo;
 mod event;
 mod exec;
 mod forward;
+mod handling;
+#[path = "../shared/json.rs"]
+mod json;
 mod output;
 mod refusals;
+#[path = "../shared/store.rs"]
 mod store;
 
 use std::env::{self, VarError};
+use std::future::ready;
 use std::io::{self, IsTerminal};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -37,9 +43,11 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 use tower::Layer;
+#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::store::{MokaStore, Store};
 use tower_webhook::{
-    ConfigError, EventRouter, HeaderNames, IdempotencyLayer, Runs, Secret, Secrets, SignatureLayer,
+    ConfigError, EventRouter, HeaderNames, IdempotencyLayer, Secret, Secrets, SignatureLayer,
     WebhookLayer,
 };
 use tracing_subscriber::EnvFilter;
@@ -51,6 +59,7 @@ use self::connections::{Connections, chain};
 use self::event::{Action, Events};
 use self::exec::Exec;
 use self::forward::Forward;
+use self::handling::Handling;
 use self::output::Output;
 use self::store::Place;
 
@@ -93,27 +102,12 @@ fn main() -> ExitCode {
 async fn run(args: Args) -> anyhow::Result<()> {
     let (secrets, random) = secrets(&args)?;
     let events = Arc::new(events(&args)?);
-    let place = Place::parse(&args.store).unwrap_or_else(|error| misused(error));
-    let store_name = place.to_string();
+    let (place, is_inbox) = place(&args);
+    let place_name = place.to_string();
     let is_memory = matches!(place, Place::Memory);
-    let (app, runs) = match place {
-        Place::Memory => app(&args, secrets.as_ref(), MokaStore::new(), &events)?,
-        #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => app(&args, secrets.as_ref(), store::sqlite(path)?, &events)?,
-        #[cfg(feature = "redis")]
-        Place::Redis(server) => app(
-            &args,
-            secrets.as_ref(),
-            store::redis(server).await?,
-            &events,
-        )?,
-        #[cfg(feature = "postgres")]
-        Place::Postgres(server) => app(
-            &args,
-            secrets.as_ref(),
-            store::postgres(server).await?,
-            &events,
-        )?,
+    let (app, handling) = match is_inbox {
+        true => inbox(&args, secrets.as_ref(), place, &events).await?,
+        false => inline(&args, secrets.as_ref(), place, &events).await?,
     };
 
     let stop = Stop::new()?;
@@ -122,7 +116,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let url = format!("http://{}{}", listener.local_addr()?, args.path);
     eprintln!("listening on {url}");
     let limits = connection_limits(&args)?;
-    announce(&args, &store_name, limits.max_connections);
+    announce(&args, &place_name, limits.max_connections);
     if args.dangerously_unsigned {
         tracing::warn!(
             "deliveries are not verified: anybody who reaches this address can make events up"
@@ -153,7 +147,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     serve(
         listener,
         Connections::new(app, limits),
-        runs,
+        handling,
         stop,
         &events,
         Duration::from_secs(args.grace),
@@ -163,7 +157,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
 }
 
 /// Logs the settings that decide what happens to an event.
-fn announce(args: &Args, store: &str, max_connections: usize) {
+fn announce(args: &Args, place: &str, max_connections: usize) {
     let limits = args.limits();
     let action = match (&args.exec, &args.forward) {
         (Some(_), _) => "exec",
@@ -171,7 +165,8 @@ fn announce(args: &Args, store: &str, max_connections: usize) {
         (None, None) => "print",
     };
     tracing::info!(
-        store = %store,
+        inbox = args.inbox.as_ref().map(|_| place),
+        store = args.inbox.is_none().then_some(place),
         namespace = args.namespace.as_deref().unwrap_or_default(),
         action,
         concurrency = limits.concurrency,
@@ -214,44 +209,146 @@ fn events(args: &Args) -> anyhow::Result<Events> {
     Ok(Events::new(action, limits, output))
 }
 
-/// Returns the application, and the runs to wait for at shutdown.
-fn app<St>(
+/// Where keys or events are kept, and whether that is an inbox.
+fn place(args: &Args) -> (Place, bool) {
+    let (place, is_inbox) = match &args.inbox {
+        Some(inbox) => (Place::parse_inbox(inbox), true),
+        None => (Place::parse(&args.store), false),
+    };
+    (place.unwrap_or_else(|error| misused(error)), is_inbox)
+}
+
+/// Returns the application that answers an event when it is handled.
+async fn inline(
+    args: &Args,
+    secrets: Option<&Secrets>,
+    place: Place,
+    events: &Arc<Events>,
+) -> anyhow::Result<(Router, Handling)> {
+    match place {
+        Place::Memory => with_store(args, secrets, MokaStore::new(), events),
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) => with_store(args, secrets, store::sqlite(path)?, events),
+        #[cfg(feature = "redis")]
+        Place::Redis(server) => with_store(args, secrets, store::redis(server).await?, events),
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) => {
+            with_store(args, secrets, store::postgres(server).await?, events)
+        }
+    }
+}
+
+fn with_store<St>(
     args: &Args,
     secrets: Option<&Secrets>,
     store: St,
     events: &Arc<Events>,
-) -> anyhow::Result<(Router, Runs)>
+) -> anyhow::Result<(Router, Handling)>
 where
     St: Store + Clone,
 {
-    let names = match &args.header_prefix {
-        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
-        None => HeaderNames::default(),
-    };
     let lease = Duration::from_secs(args.lease);
-
-    let events = Arc::clone(events);
-    let router = EventRouter::new().fallback(move |delivery| {
-        let events = Arc::clone(&events);
-        async move { events.handle(delivery).await }
-    });
-    let signature = match secrets {
-        Some(secrets) => SignatureLayer::new(secrets.clone()),
-        None => SignatureLayer::dangerously_unsigned(),
-    };
-    let layer = WebhookLayer::from_layers(signature, IdempotencyLayer::new(store))
-        .header_names(names)?
-        .max_body(args.max_body as usize)
-        .max_buffered(args.max_buffered.max(args.max_body) as usize)
+    let layer = WebhookLayer::from_layers(signature(args, secrets)?, IdempotencyLayer::new(store))
         .namespace(args.namespace.clone().unwrap_or_default())
         .handler_timeout(Duration::from_secs(args.handler_timeout))?
         .in_flight_wait(Duration::from_secs(5).min(lease / 2))?
         .lease(lease)?;
     let runs = layer.runs();
-    let app = Router::new()
-        .route("/healthz", get(async || {}))
-        .route_service(&args.path, layer.layer(router));
-    Ok((app, runs))
+    let app = mount().route_service(&args.path, layer.layer(router(events)));
+    Ok((app, Handling::Inline(runs)))
+}
+
+/// Returns the application that answers an event when it is stored.
+#[cfg(feature = "inbox")]
+#[allow(clippy::unused_async, reason = "only Postgres is connected to")]
+async fn inbox(
+    args: &Args,
+    secrets: Option<&Secrets>,
+    place: Place,
+    events: &Arc<Events>,
+) -> anyhow::Result<(Router, Handling)> {
+    match place {
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) => with_queue(args, secrets, store::sqlite_queue(path)?, events),
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) => {
+            with_queue(args, secrets, store::postgres_queue(server).await?, events)
+        }
+        // `Place::parse_inbox` makes no others.
+        other => {
+            let _ = (args, secrets, events);
+            anyhow::bail!("{other} cannot be an inbox")
+        }
+    }
+}
+
+#[cfg(not(feature = "inbox"))]
+#[allow(
+    clippy::unused_async,
+    reason = "so that it is called like the other one"
+)]
+async fn inbox(
+    _: &Args,
+    _: Option<&Secrets>,
+    _: Place,
+    _: &Arc<Events>,
+) -> anyhow::Result<(Router, Handling)> {
+    misused(
+        "this receiver was built without the inbox: run it with \
+         `cargo run --features inbox,sqlite --example receiver -- …`",
+    )
+}
+
+#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+fn with_queue<Q: Queue>(
+    args: &Args,
+    secrets: Option<&Secrets>,
+    queue: Q,
+    events: &Arc<Events>,
+) -> anyhow::Result<(Router, Handling)> {
+    let inbox = Inbox::new(queue).namespace(args.namespace.clone().unwrap_or_default());
+    let on_failure = match args.on_failure {
+        args::OnFailure::Block => OnFailure::Block,
+        args::OnFailure::Skip => OnFailure::Skip,
+    };
+    let worker = inbox
+        .worker(router(events))
+        .concurrency(args.limits().concurrency)
+        .retry(Retry::default().give_up_after(Duration::from_secs(args.retry_for)))
+        .on_failure(on_failure)
+        .handler_timeout(Duration::from_secs(args.handler_timeout))?
+        .lease(Duration::from_secs(args.lease))?
+        .spawn();
+    let webhooks = signature(args, secrets)?.layer(inbox.accept());
+    let app = mount().route_service(&args.path, webhooks);
+    Ok((app, Handling::Inbox(worker)))
+}
+
+fn signature(args: &Args, secrets: Option<&Secrets>) -> anyhow::Result<SignatureLayer> {
+    let names = match &args.header_prefix {
+        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
+        None => HeaderNames::default(),
+    };
+    let layer = match secrets {
+        Some(secrets) => SignatureLayer::new(secrets.clone()),
+        None => SignatureLayer::dangerously_unsigned(),
+    };
+    Ok(layer
+        .header_names(names)?
+        .max_body(args.max_body as usize)
+        .max_buffered(args.max_buffered.max(args.max_body) as usize))
+}
+
+fn router(events: &Arc<Events>) -> EventRouter {
+    let events = Arc::clone(events);
+    EventRouter::new().fallback(move |delivery| {
+        let events = Arc::clone(&events);
+        async move { events.handle(delivery).await }
+    })
+}
+
+fn mount() -> Router {
+    Router::new().route("/healthz", get(async || {}))
 }
 
 /// Returns the configured secrets, or a random one together with its text. There is none if deliveries are
@@ -320,7 +417,7 @@ async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 async fn serve(
     listener: TcpListener,
     connections: Connections,
-    runs: Runs,
+    handling: Handling,
     mut stop: Stop,
     events: &Events,
     grace: Duration,
@@ -332,16 +429,30 @@ async fn serve(
     drop(listener);
 
     tracing::info!("stopping after the running events have finished");
-    let finished = async {
-        connections.shutdown().await;
-        let drained = runs.drain(grace).await;
-        events.flush().await;
-        drained
+    let rest = handling.rest();
+    let mut cut = pin!(async {
+        tokio::select! {
+            () = sleep(grace) => "stopped at the deadline",
+            () = stop.requested() => "stopped at once",
+        }
+    });
+    let mut cut_short = tokio::select! {
+        () = connections.shutdown() => None,
+        why = &mut cut => Some(why),
     };
-    tokio::select! {
-        Ok(()) = finished => tracing::info!("stopped"),
-        () = sleep(grace) => tracing::warn!("stopped at the deadline: the platform retries the events that were running"),
-        () = stop.requested() => tracing::warn!("stopped at once: the platform retries the events that were running"),
+    cut_short = match cut_short {
+        None => handling.drain(&mut cut).await,
+        Some(why) => handling.drain(ready(why)).await.or(Some(why)),
+    };
+    if cut_short.is_none() {
+        cut_short = tokio::select! {
+            () = events.flush() => None,
+            why = &mut cut => Some(why),
+        };
+    }
+    match cut_short {
+        None => tracing::info!("stopped"),
+        Some(why) => tracing::warn!("{why}: {rest}"),
     }
 }
 

@@ -14,6 +14,7 @@ impl Answer for Outcome {
     fn row(&self) -> Row {
         match self {
             Self::Handled             => row!("handled", OK),
+            Self::Accepted            => row!("accepted", OK),
             Self::Replayed            => row!("replayed", OK),
             Self::Ignored             => row!("ignored", OK),
             Self::Discarded(_)        => row!("discarded", OK),
@@ -21,11 +22,12 @@ impl Answer for Outcome {
             Self::Unhandled           => row!("unhandled", NOT_FOUND 404 "Not Found", "This receiver does not handle this kind of event."),
             Self::Undecodable(_)      => row!("undecodable", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body is not the JSON object that this event should carry."),
             Self::Failed { .. }       => row!("failed", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
+            Self::Snoozed { .. }      => row!("snoozed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The handler asked for a later delivery."),
             Self::Panicked            => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::TimedOut { .. }     => row!("handler-timeout", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
             Self::LeaseLost           => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
             Self::InFlight { .. }     => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
-            Self::Unavailable { .. }  => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of idempotency keys is unavailable."),
+            Self::Unavailable { .. }  => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of this receiver is unavailable."),
             Self::NotRecorded(_)      => row!("not-recorded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but that could not be recorded."),
             Self::NotCommitted { .. } => row!("not-committed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but its transaction may not have been committed."),
         }
@@ -46,7 +48,8 @@ impl Answer for Outcome {
             | Self::NotCommitted {
                 retry_after: delay, ..
             }
-            | Self::InFlight { remaining: delay } => insert_retry_after(headers, *delay),
+            | Self::InFlight { remaining: delay }
+            | Self::Snoozed { delay } => insert_retry_after(headers, *delay),
             _ => {}
         }
     }
@@ -55,6 +58,7 @@ impl Answer for Outcome {
         let outcome = row.name;
         match self {
             Self::Handled => tracing::debug!(outcome, "the event was handled"),
+            Self::Accepted => tracing::debug!(outcome, "the event was accepted"),
             Self::Replayed => tracing::debug!(outcome, "the event had been handled before"),
             Self::Ignored => tracing::debug!(outcome, "this kind of event has no handler"),
             Self::Discarded(reason) => tracing::warn!(
@@ -65,12 +69,17 @@ impl Answer for Outcome {
             Self::DeadLetter(reason) => tracing::warn!(
                 outcome,
                 reason = %Chain(reason.as_ref()),
-                "the handler made the event a dead letter, which only an inbox keeps: it was discarded"
+                "the handler returned a dead letter, which only an inbox keeps: the event is not handled again"
             ),
             Self::Failed { reason, .. } => tracing::error!(
                 outcome,
                 reason = %Chain(reason.as_ref()),
                 "the handler failed; the event is handled on the platform's next retry"
+            ),
+            Self::Snoozed { delay } => tracing::info!(
+                outcome,
+                ?delay,
+                "the handler snoozed the event; it is handled on the platform's next retry"
             ),
             Self::Panicked => tracing::error!(
                 outcome,
@@ -121,6 +130,7 @@ mod tests {
         let raw = RawDelivery::new(EventKind::CHAT_RATED, "{what only the log may tell");
         vec![
             Outcome::Handled,
+            Outcome::Accepted,
             Outcome::Replayed,
             Outcome::Ignored,
             Outcome::Discarded(reason()),
@@ -132,6 +142,7 @@ mod tests {
                 reason: reason(),
                 retry_after: Some(60 * SECOND),
             },
+            Outcome::Snoozed { delay: 90 * SECOND },
             Outcome::Panicked,
             Outcome::TimedOut { limit: SECOND },
             Outcome::LeaseLost,
@@ -149,8 +160,9 @@ mod tests {
 
     /// The rows of outcomes, as they are documented.
     #[rustfmt::skip]
-    const TABLE: [Documented; 16] = [
+    const TABLE: [Documented; 18] = [
         (200, "handled", None),
+        (200, "accepted", None),
         (200, "replayed", Some(("idempotent-replayed", "true"))),
         (200, "ignored", None),
         (200, "discarded", None),
@@ -159,6 +171,7 @@ mod tests {
         (422, "undecodable", None),
         (500, "failed", None),
         (500, "failed", Some(("retry-after", "60"))),
+        (503, "snoozed", Some(("retry-after", "90"))),
         (500, "panicked", None),
         (503, "handler-timeout", None),
         (503, "lease-lost", None),
@@ -193,7 +206,13 @@ mod tests {
             .collect();
         assert_eq!(
             completing,
-            ["handled", "replayed", "discarded", "dead-letter"]
+            [
+                "handled",
+                "accepted",
+                "replayed",
+                "discarded",
+                "dead-letter"
+            ]
         );
     }
 }

@@ -4,6 +4,7 @@
 //!
 //! - [`getting_started`]: from the example receiver to a receiver of your own
 //! - [`stores`]: which store to choose
+//! - [`inbox`]: acknowledging events when they are stored, and handling them later, in order
 //! - [`tower_http`]: the order of tower-http's layers and those of this crate
 //! - [`testing`]: tests of your handlers, and the platform on your own machine
 //! - [`operations`]: running a receiver, and solving problems with it
@@ -20,11 +21,67 @@
 /// file; the definitions before it are for rustdoc, and the first definition of a label counts.
 ///
 /// Rustdoc reports the doctests of all pages as those of `links.md`, with the module of the page.
+///
+/// A page whose doctests need a feature names it. Without the feature it is shown, and not tested.
 macro_rules! page {
-    ($name:ident, $file:literal) => {
+    ($name:ident, $file:literal $(, tested_with = $feature:tt)?) => {
         #[doc = include_str!("links.md")]
         #[cfg_attr(feature = "admin", doc = "[`admin`]: crate::admin")]
         #[cfg_attr(feature = "admin", doc = "[`AdminClient`]: crate::admin::AdminClient")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[inbox-reject-changed-bodies]: crate::inbox::Inbox::reject_changed_bodies"
+        )]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[inbox-replay-guard]: crate::inbox::Inbox::replay_guard"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[inbox-retention]: crate::inbox::Inbox::retention")]
+        #[cfg_attr(feature = "inbox", doc = "[inbox-module]: crate::inbox")]
+        #[cfg_attr(feature = "inbox", doc = "[worker-drain]: crate::inbox::WorkerHandle::drain")]
+        #[cfg_attr(feature = "inbox", doc = "[worker-lease]: crate::inbox::Worker::lease")]
+        #[cfg_attr(feature = "inbox", doc = "[`Inbox::forget`]: crate::inbox::Inbox::forget")]
+        #[cfg_attr(feature = "inbox", doc = "[`Inbox::pause`]: crate::inbox::Inbox::pause")]
+        #[cfg_attr(feature = "inbox", doc = "[`Inbox::resume`]: crate::inbox::Inbox::resume")]
+        #[cfg_attr(feature = "inbox", doc = "[`Inbox`]: crate::inbox::Inbox")]
+        #[cfg_attr(feature = "inbox", doc = "[`MemoryQueue`]: crate::inbox::MemoryQueue")]
+        #[cfg_attr(feature = "inbox", doc = "[`OnFailure::Skip`]: crate::inbox::OnFailure::Skip")]
+        #[cfg_attr(feature = "inbox", doc = "[`Queue`]: crate::inbox::Queue")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[`Retry::max_attempts`]: crate::inbox::Retry::max_attempts"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`Stats`]: crate::inbox::Stats")]
+        #[cfg_attr(feature = "inbox", doc = "[`Worker`]: crate::inbox::Worker")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[`backlog_limit`]: crate::inbox::Inbox::backlog_limit"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`chat_by`]: crate::inbox::Inbox::chat_by")]
+        #[cfg_attr(feature = "inbox", doc = "[`except`]: crate::inbox::Worker::except")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[`hold_lane_on_dead`]: crate::inbox::Worker::hold_lane_on_dead"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`keep_bodies`]: crate::inbox::Inbox::keep_bodies")]
+        #[cfg_attr(feature = "inbox", doc = "[`max_crashes`]: crate::inbox::Worker::max_crashes")]
+        #[cfg_attr(feature = "inbox", doc = "[`only`]: crate::inbox::Worker::only")]
+        #[cfg_attr(feature = "inbox", doc = "[`poll_every`]: crate::inbox::Worker::poll_every")]
+        #[cfg_attr(feature = "inbox", doc = "[`trip_after`]: crate::inbox::Worker::trip_after")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[inbox-store-timeout]: crate::inbox::Inbox::store_timeout"
+        )]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[worker-handler-timeout]: crate::inbox::Worker::handler_timeout"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`Retry::delays`]: crate::inbox::Retry::delays")]
+        #[cfg_attr(
+            feature = "inbox",
+            doc = "[`Retry::give_up_after`]: crate::inbox::Retry::give_up_after"
+        )]
+        #[cfg_attr(feature = "inbox", doc = "[`concurrency`]: crate::inbox::Worker::concurrency")]
         #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::store::MokaStore")]
         #[cfg_attr(
             feature = "moka",
@@ -38,7 +95,10 @@ macro_rules! page {
         #[cfg_attr(feature = "redis", doc = "[`RedisStore`]: crate::store::RedisStore")]
         #[cfg_attr(feature = "sandbox", doc = "[`sandbox`]: crate::sandbox")]
         #[cfg_attr(feature = "sqlite", doc = "[`SqliteStore`]: crate::store::SqliteStore")]
-        #[doc = include_str!($file)]
+        #[cfg_attr(
+            any(not(doctest), all($(feature = $feature)?)),
+            doc = include_str!($file)
+        )]
         pub mod $name {}
     };
 }
@@ -47,9 +107,10 @@ page!(answers, "answers.md");
 page!(architecture, "architecture.md");
 page!(getting_started, "getting_started.md");
 page!(guarantees, "guarantees.md");
+page!(inbox, "inbox.md", tested_with = "inbox");
 page!(operations, "operations.md");
 page!(platform, "platform.md");
 page!(stores, "stores.md");
-page!(testing, "testing.md");
+page!(testing, "testing.md", tested_with = "inbox");
 page!(threat_model, "threat_model.md");
 page!(tower_http, "tower_http.md");

@@ -143,11 +143,16 @@ impl Drop for Place {
     }
 }
 
-/// The error of [`Runs::drain`]: runs were still in progress when the deadline passed.
+/// The error of a drain, as of [`Runs::drain`]: runs were still in progress when the deadline passed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DrainTimeout(usize);
 
 impl DrainTimeout {
+    #[cfg(feature = "inbox")]
+    pub(crate) fn of(runs: usize) -> Self {
+        Self(runs)
+    }
+
     /// Returns the number of these runs, and of claims that were still to be released.
     #[must_use]
     pub fn count(&self) -> usize {

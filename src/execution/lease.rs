@@ -14,6 +14,7 @@ use tracing::Instrument;
 use super::detached::{Place, Runs};
 use super::limits::Limits;
 use super::renewal::{Renewal, Renewals};
+use super::secrets::NotedSecrets;
 use crate::deadline::Deadline;
 use crate::error::Chain;
 use crate::outcome::Outcome;
@@ -26,6 +27,7 @@ pub(crate) struct Leases<St> {
     pub(crate) limits: Limits,
     pub(crate) runs: Runs,
     pub(super) renewals: Renewals<St>,
+    pub(super) secrets: NotedSecrets,
 }
 
 /// The answer to a claim on a key.
@@ -47,6 +49,7 @@ impl<St: Store> Leases<St> {
             limits,
             runs: Runs::new(1024),
             renewals: Renewals::default(),
+            secrets: NotedSecrets::default(),
         }
     }
 
@@ -104,7 +107,7 @@ impl<St: Store> Leases<St> {
     }
 
     /// How long a key is claimed at a time.
-    fn claimed(&self) -> Duration {
+    pub(super) fn claimed(&self) -> Duration {
         if St::DURABLE_LEASES {
             self.limits.lease()
         } else {

@@ -11,6 +11,7 @@ mod detached;
 mod lease;
 mod limits;
 mod renewal;
+mod secrets;
 
 pub(crate) use self::attempt::attempt;
 pub use self::detached::{DrainTimeout, Runs};

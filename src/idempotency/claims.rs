@@ -1,17 +1,18 @@
 //! The claims of one run: on the event's key and, with `replay_guard`, on its body.
 
 use std::future::{Future, poll_fn};
-use std::num::NonZeroU32;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::sync::Arc;
 use std::task::Poll;
 
 use super::duplicate::{NotClaimed, OtherRun, Refusal};
 use super::layer::Rules;
-use crate::delivery::RawDelivery;
+use crate::delivery::IdempotencyKey;
 use crate::error::Chain;
 use crate::execution::{Claimed, HeldLease, Leases};
 use crate::outcome::Outcome;
 use crate::store::{BodyDigest, EventKey, KeySpace, Store};
+use crate::verified::Verified;
 
 pub(super) struct Claims<St: Store> {
     key: Option<HeldLease<St>>,
@@ -22,15 +23,14 @@ impl<St: Store> Claims<St> {
     pub(super) async fn take(
         leases: &Arc<Leases<St>>,
         rules: Rules,
-        delivery: &RawDelivery,
+        verified: &Verified,
     ) -> Result<Self, NotClaimed> {
         let mut claims = Self {
             key: None,
             body: None,
         };
-        let key = delivery
-            .key()
-            .map(super::super::delivery::IdempotencyKey::as_bytes);
+        let (delivery, secret) = (verified.delivery(), verified.secret());
+        let key = delivery.key().map(IdempotencyKey::as_bytes);
         if key.is_none() && !rules.replay_guard {
             return Ok(claims);
         }
@@ -38,7 +38,7 @@ impl<St: Store> Claims<St> {
         let body = BodyDigest::of(delivery.body());
         if let Some(key) = key {
             let id = EventKey::in_space(KeySpace::Keys, namespace, key, body);
-            claims.key = claim(leases, rules, id, Identity::Key).await?;
+            claims.key = claim(leases, rules, id, Identity::Key { secret }).await?;
         }
         if rules.replay_guard {
             // The body is claimed as if it were a key, so that "another body" means another key.
@@ -51,6 +51,9 @@ impl<St: Store> Claims<St> {
                     return Err(not_claimed);
                 }
             }
+        }
+        if claims.are_held() {
+            leases.note_secret(secret).await;
         }
         Ok(claims)
     }
@@ -97,9 +100,12 @@ impl<St: Store> Claims<St> {
 }
 
 /// What is claimed.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 enum Identity {
-    Key,
+    Key {
+        /// The secret that verified the delivery.
+        secret: Option<NonZeroU16>,
+    },
     Body,
 }
 
@@ -117,13 +123,21 @@ async fn claim<St: Store>(
             same_body,
         }) => match conflict(rules, identity, same_body) {
             // The key's own conflict is known at once. The body's depends on whether the other run succeeds.
-            Some(refusal) if identity == Identity::Key => Err(NotClaimed::Refused(refusal)),
-            conflict => Err(NotClaimed::InFlight(OtherRun::new(id, remaining, conflict))),
+            Some(refusal) if matches!(identity, Identity::Key { .. }) => {
+                Err(NotClaimed::Refused(refusal))
+            }
+            conflict => {
+                log_changed_body(leases, identity, same_body).await;
+                Err(NotClaimed::InFlight(OtherRun::new(id, remaining, conflict)))
+            }
         },
-        Ok(Claimed::Done { same_body }) => Err(match conflict(rules, identity, same_body) {
-            Some(refusal) => NotClaimed::Refused(refusal),
-            None => NotClaimed::Ended(Outcome::Replayed),
-        }),
+        Ok(Claimed::Done { same_body }) => match conflict(rules, identity, same_body) {
+            Some(refusal) => Err(NotClaimed::Refused(refusal)),
+            None => {
+                log_changed_body(leases, identity, same_body).await;
+                Err(NotClaimed::Ended(Outcome::Replayed))
+            }
+        },
         Err(error) if rules.handle_without_store => {
             tracing::warn!(
                 reason = %Chain(&error),
@@ -143,13 +157,30 @@ fn conflict(rules: Rules, identity: Identity, same: bool) -> Option<Refusal> {
     match identity {
         _ if same => None,
         Identity::Body => Some(Refusal::BodyReplayed),
-        Identity::Key if rules.reject_changed_bodies => Some(Refusal::BodyChanged),
-        Identity::Key => {
-            tracing::warn!(
-                "the key was used before, with another body: the delivery counts as the same event; if \
-                 another receiver uses this store, give each a namespace"
-            );
-            None
-        }
+        Identity::Key { .. } => rules.reject_changed_bodies.then_some(Refusal::BodyChanged),
+    }
+}
+
+/// Logs a key that was used with another body. If the namespace has seen another secret, the key is most likely that
+/// of another receiver, and the event is lost.
+async fn log_changed_body<St: Store>(leases: &Arc<Leases<St>>, identity: Identity, same: bool) {
+    let Identity::Key { secret } = identity else {
+        return;
+    };
+    if same {
+        return;
+    }
+    // Boxed, since it is rare and would make every run larger.
+    if Box::pin(leases.has_other_secrets(secret)).await {
+        tracing::error!(
+            "the key was used before, with another body, and another secret verifies deliveries in this \
+             namespace: the delivery counts as the same event, and is not handled; if another receiver uses this \
+             store, give each a namespace; if the secret was rotated, this may be a change by the sender"
+        );
+    } else {
+        tracing::warn!(
+            "the key was used before, with another body: the delivery counts as the same event; if another \
+             receiver uses this store, give each a namespace"
+        );
     }
 }

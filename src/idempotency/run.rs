@@ -38,7 +38,7 @@ where
     St: Store,
     S: Service<Request<Verified>, Response = Response<B>>,
 {
-    let claims = Claims::take(&leases, rules, request.body().delivery()).await;
+    let claims = Claims::take(&leases, rules, request.body()).await;
     Ended::Answered(match claims {
         Ok(claims) => call(claims, inner, request, leases.limits.handler_timeout).await,
         Err(NotClaimed::InFlight(other)) => {

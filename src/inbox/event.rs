@@ -1,4 +1,4 @@
-//! An event in the inbox: what is stored of it, and how an attempt to handle it ends.
+//! An event in the inbox: its record, and how an attempt to handle it ends.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -38,7 +38,7 @@ impl FromStr for EventId {
     }
 }
 
-/// A lane: events with the same one are handled one after another, in the order of acceptance.
+/// A lane: its events are handled one after another, in the order of acceptance.
 ///
 /// It is a digest of the chat's id. Two chats with the same digest, one pair in 2^64, would share a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -49,30 +49,30 @@ pub struct Lane(pub i64);
 pub struct NewEvent {
     /// Kind, key and body.
     pub delivery: RawDelivery,
-    /// The digests of the key and the body. `None` accepts the event each time that it is delivered.
+    /// The digests of the key and the body. With `None`, each delivery of the event is accepted.
     pub key: Option<EventKey>,
     /// The digests of the body and the key, if the body must not have been accepted under another key.
     pub guard: Option<EventKey>,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
-    /// The lane of the event. `None` is a lane of its own.
+    /// The lane of the event. With `None`, it is a lane of its own.
     pub lane: Option<Lane>,
-    /// How long the key is remembered at least, from now.
+    /// The minimum time, from now, for which the key is remembered.
     pub retain: Duration,
     /// Why the event is a dead letter from the start.
     pub dead: Option<Failure>,
 }
 
-/// Which events a worker takes, and for how long.
+/// The kinds of events that a worker takes, and the lease under which it takes them.
 #[derive(Clone, Debug)]
 pub struct Take {
-    /// How long an attempt may take before its lease expires, unless it is extended.
+    /// The time after which the lease of an attempt expires, unless it is extended.
     pub lease: Duration,
-    /// The kinds that the worker takes. An event of another kind stays where it is, and its lane waits for it.
+    /// The kinds that the worker takes. An event of another kind stays in its lane, which waits for it.
     pub kinds: Kinds,
 }
 
-/// A set of kinds. All of them by default.
+/// A set of kinds: all of them by default.
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
@@ -111,6 +111,12 @@ impl Kinds {
         self
     }
 
+    /// The kinds that the set is limited to, if it is, and those that are not in it.
+    #[cfg(feature = "postgres")]
+    pub(super) fn parts(&self) -> (Option<&BTreeSet<EventKind>>, &BTreeSet<EventKind>) {
+        (self.only.as_ref(), &self.except)
+    }
+
     /// Whether the kind is in the set.
     #[must_use]
     pub fn contains(&self, kind: &EventKind) -> bool {
@@ -118,15 +124,15 @@ impl Kinds {
     }
 }
 
-/// The right to end one attempt of an event: every operation that ends it names the fence, and changes nothing when
-/// the event was taken, redriven or discarded since.
+/// The right to end one attempt of an event. Every operation that ends the attempt compares the fence, and changes
+/// nothing if the event was taken again, redriven or discarded since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLease {
     /// The event.
     pub id: EventId,
-    /// A number that is used for no other attempt.
+    /// A number that no other attempt has.
     pub fence: Fence,
-    /// Where the queue finds the event again. Only the queue reads it.
+    /// The place where the queue finds the event. Only the queue reads it.
     pub place: i64,
 }
 
@@ -135,19 +141,19 @@ pub struct EventLease {
 pub struct TakenEvent {
     /// The right to end the attempt.
     pub lease: EventLease,
-    /// The delivery as it was accepted, with the number of this attempt.
+    /// The delivery as it was accepted, with the number of this attempt: one more than failures and crashes.
     pub delivery: RawDelivery,
     /// The lane of the event. `None` for an event without a chat, and for one that was redriven.
     pub lane: Option<Lane>,
-    /// How many attempts failed before this one, of those that count.
+    /// The number of counted attempts that failed before this one.
     pub failures: u32,
-    /// How many attempts in a row were not ended, because their process died or stalled.
+    /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// How long ago the first of the failures was. `None` without one.
+    /// The time since the first of the failures. `None` without one.
     pub tried_for: Option<Duration>,
 }
 
-/// Why an attempt did not succeed.
+/// The reason why an attempt did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The [name](crate::Outcome::name) of the outcome.
@@ -162,29 +168,29 @@ pub struct Failure {
 pub enum Settlement {
     /// The event was handled.
     Handled,
-    /// The event has no handler. It can be redriven, when there is one.
+    /// The event has no handler. It can be redriven after one was added.
     Ignored,
     /// The handler gave the event up.
     Discarded(Failure),
     /// The event is not tried any more, and waits for a person.
     Dead {
-        /// Why.
+        /// The reason.
         failure: Failure,
-        /// Whether the lane waits, too.
+        /// Whether the lane waits for the dead letter.
         hold_lane: bool,
     },
     /// The event is tried again.
     Retry {
         /// The delay before the next attempt.
         after: Duration,
-        /// Why. `None` when the handler asked for the delay.
+        /// The reason. `None` for a snoozed event.
         failure: Option<Failure>,
-        /// Whether the attempt counts.
+        /// Whether the failure counts.
         counts: bool,
-        /// Whether the lane waits for the next attempt. If not, the event comes out of order.
+        /// Whether the lane waits for the next attempt. Otherwise, the event comes out of order.
         blocks_lane: bool,
     },
-    /// The attempt was interrupted. The event can be taken at once, as if it had not been.
+    /// The attempt was interrupted. The event can be taken again at once, and the attempt does not count.
     Released,
 }
 
@@ -192,7 +198,7 @@ pub enum Settlement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum EventState {
-    /// It was not tried yet: it waits for a worker, or for its lane.
+    /// No attempt has failed yet: it waits for a worker, for its lane, or until it is due.
     Waiting,
     /// An attempt is in progress.
     InProgress,
@@ -286,13 +292,13 @@ pub struct EventSummary {
     pub state: EventState,
     /// When it was accepted.
     pub accepted_at: SystemTime,
-    /// When it was settled last: handled, ignored, discarded, or made a dead letter.
+    /// When it was last handled, ignored, discarded, or made a dead letter.
     pub settled_at: Option<SystemTime>,
-    /// When it is tried next, if that is not before.
+    /// When it is due, if that is in the future.
     pub due_at: Option<SystemTime>,
-    /// How many attempts failed, of those that count.
+    /// The number of counted attempts that failed.
     pub failures: u32,
-    /// Whether it was redriven.
+    /// Whether a person redrove it.
     pub is_redriven: bool,
 }
 
@@ -303,7 +309,7 @@ pub struct EventRecord {
     pub summary: EventSummary,
     /// The body as it was received, until it is deleted.
     pub body: Option<Bytes>,
-    /// The attempts that did not succeed, oldest first.
+    /// The attempts that did not succeed, oldest first. Not those that were snoozed or interrupted.
     pub failures: Vec<PastFailure>,
 }
 
@@ -312,20 +318,20 @@ pub struct EventRecord {
 pub struct PastFailure {
     /// When it ended.
     pub at: SystemTime,
-    /// Why it did not succeed.
+    /// The reason.
     pub failure: Failure,
 }
 
-/// Selects events. The default selects all of them.
+/// Selects events. The default selects all events.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// Of these states. Of every state, if empty.
+    /// These states, or every state if empty.
     pub states: Vec<EventState>,
-    /// Of these kinds. Of every kind, if empty.
+    /// These kinds, or every kind if empty.
     pub kinds: Vec<EventKind>,
-    /// Of the chat with this id.
+    /// The id of the chat.
     pub chat: Option<String>,
-    /// With this idempotency key.
+    /// The idempotency key.
     pub key: Option<IdempotencyKey>,
     /// Accepted at this time or later.
     pub accepted_from: Option<SystemTime>,
@@ -333,12 +339,12 @@ pub struct Filter {
     pub accepted_until: Option<SystemTime>,
 }
 
-/// A part of a list of events, which is sorted by number.
+/// A page of a list of events, which is sorted by number.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
-    /// The last event of the page before.
+    /// The last event of the previous page. `None` for the first page.
     pub after: Option<EventId>,
-    /// The number of events at most.
+    /// The maximum number of events.
     pub limit: usize,
     /// Whether the newest event is the first.
     pub newest_first: bool,

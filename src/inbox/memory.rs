@@ -1,6 +1,6 @@
 //! The queue in memory: for tests, and for the sandbox.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,8 +73,12 @@ struct State {
     last_fence: u128,
     events: BTreeMap<i64, Event>,
     keys: HashMap<u128, Key>,
-    /// When keys are forgotten, in the order in which they were stored.
-    forget: VecDeque<(Instant, u128)>,
+    /// When keys are forgotten.
+    forget: BTreeSet<(Instant, u128)>,
+    /// When events that were handled or ignored were settled, for those that have their bodies.
+    with_body: BTreeSet<Due>,
+    /// When the retention of events ends.
+    retained: BTreeSet<Due>,
     /// The events that stand in line, by lane.
     lanes: HashMap<Lane, BTreeSet<i64>>,
     /// The event that a lane waits for: in progress, or a dead letter that holds it. It stands in line, and only those
@@ -103,7 +107,9 @@ impl Default for State {
             last_fence: 0,
             events: BTreeMap::new(),
             keys: HashMap::new(),
-            forget: VecDeque::new(),
+            forget: BTreeSet::new(),
+            with_body: BTreeSet::new(),
+            retained: BTreeSet::new(),
             lanes: HashMap::new(),
             busy: HashMap::new(),
             ready: BTreeMap::new(),
@@ -131,7 +137,6 @@ struct Event {
     /// `None` for an event that stands in no line.
     lane: Option<Lane>,
     accepted: Instant,
-    keep_until: Instant,
     place: Place,
     failures: u32,
     first_failed: Option<Instant>,
@@ -195,7 +200,7 @@ impl State {
                 until,
             };
             self.keys.insert(digests.key(), key);
-            self.forget.push_back((until, digests.key()));
+            self.forget.insert((until, digests.key()));
         }
         let now = self.now;
         let is_dead = new.dead.is_some();
@@ -207,7 +212,6 @@ impl State {
             chat: new.chat,
             lane: new.lane,
             accepted: now,
-            keep_until: until,
             place: match is_dead {
                 true => Place::Ended {
                     state: EventState::Dead,
@@ -223,6 +227,7 @@ impl State {
             past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
         };
         self.events.insert(id, event);
+        self.retained.insert((until, id));
         if is_dead {
             return Accepted::New {
                 id: EventId(id),
@@ -559,6 +564,9 @@ impl State {
                 false
             }
         };
+        if matches!(settlement, Settlement::Handled | Settlement::Ignored) {
+            self.with_body.insert((now, id));
+        }
         if !leaves {
             self.set_first_ready(id);
             return Settled::Ended(None);
@@ -651,7 +659,9 @@ impl State {
     fn end(&mut self, id: i64) {
         self.remove(id);
         let at = self.now;
-        self.event(id).place = Place::Ended {
+        let event = self.event(id);
+        event.expired = None;
+        event.place = Place::Ended {
             state: EventState::Discarded,
             at,
         };
@@ -684,17 +694,17 @@ impl State {
         const STEP: usize = 1000;
 
         let mut keys = 0;
-        while let Some((until, key)) = self.forget.front().copied()
+        while let Some((until, key)) = self.forget.first().copied()
             && until <= self.now
             && keys < STEP
         {
-            self.forget.pop_front();
+            self.forget.pop_first();
             keys += 1;
             match self.keys.get(&key) {
                 Some(known) if self.events.get(&known.event).is_some_and(Event::is_kept) => {
                     // Looked at again, when it may be settled.
                     let again = self.now + Duration::from_secs(60);
-                    self.forget.push_back((again, key));
+                    self.forget.insert((again, key));
                 }
                 Some(known) if known.until <= self.now => {
                     self.keys.remove(&key);
@@ -702,35 +712,37 @@ impl State {
                 _ => {}
             }
         }
-        let now = self.now;
-        let (mut bodies, mut events) = (Vec::new(), Vec::new());
-        for (id, event) in &self.events {
-            let Place::Ended { state, at } = event.place else {
-                continue;
+        let mut bodies = 0;
+        while let Some(&(settled, id)) = self.with_body.first()
+            && self.now.saturating_duration_since(settled) >= keep_bodies
+            && bodies < STEP
+        {
+            self.with_body.pop_first();
+            bodies += 1;
+            let is_settled = |event: &Event| {
+                matches!(event.place, Place::Ended { state, at }
+                    if at == settled && matches!(state, EventState::Handled | EventState::Ignored))
             };
-            if state == EventState::Dead {
-                continue;
-            }
-            if event.keep_until <= now {
-                events.push(*id);
-            } else if event.body.is_some()
-                && now.saturating_duration_since(at) >= keep_bodies
-                && matches!(state, EventState::Handled | EventState::Ignored)
-            {
-                bodies.push(*id);
-            }
-            if bodies.len() + events.len() >= STEP {
-                break;
+            // One that was redriven since is settled at another time.
+            if self.events.get(&id).is_some_and(is_settled) {
+                self.delete_body(id);
             }
         }
-        let is_full = keys == STEP || bodies.len() + events.len() >= STEP;
-        bodies.into_iter().for_each(|id| self.delete_body(id));
-        for id in events {
+        let expired: Vec<_> = self
+            .retained
+            .range(..=(self.now, i64::MAX))
+            .filter(|(_, id)| self.events.get(id).is_none_or(|event| !event.is_kept()))
+            .take(STEP)
+            .copied()
+            .collect();
+        let events = expired.len();
+        for (until, id) in expired {
+            self.retained.remove(&(until, id));
             self.delete_body(id);
             self.events.remove(&id);
             self.bytes -= OVERHEAD;
         }
-        is_full
+        keys == STEP || bodies == STEP || events == STEP
     }
 
     fn summary(&self, id: i64, event: &Event) -> EventSummary {

@@ -1,18 +1,455 @@
-//! Accepts events on disk, and handles them later (feature `inbox`).
+//! Acknowledges events when they are stored, and handles them later, in order.
+//!
+//! Without an inbox, a delivery is answered after its handler has run. Every failure of your own systems is then a failed
+//! attempt of the platform's, and more than 500 of them in an hour
+//! [disable the webhook](crate::docs::platform#spec-6-rule-4). An [`Inbox`] answers 200 when the event is stored in a
+//! [`Queue`], and a [`Worker`] handles it from there:
+//!
+//! ```
+//! # use tower_webhook::event::ChatRated;
+//! # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+//! # use std::time::Duration;
+//! use tower::Layer;
+//! use tower_webhook::inbox::{Inbox, MemoryQueue};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # let secret = Secret::new("secret")?;
+//! # let events = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+//! let inbox = Inbox::new(MemoryQueue::new());
+//!
+//! let webhooks = SignatureLayer::new(secret).layer(inbox.accept()); // stored, then 200
+//! let worker = inbox.worker(events).concurrency(32).spawn(); // the same handlers as inline
+//!
+//! # let _ = webhooks;
+//! // … serve `webhooks`, and after that:
+//! worker.drain(Duration::from_secs(30)).await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The page on the [inbox](crate::docs::inbox) says when to choose it, what it promises and costs, and how to operate it.
+//!
+//! # The life of an event
+//!
+//! ```text
+//!               accept              take                 handled, ignored or discarded
+//!   delivery ───────────▶ waiting ───────▶ in progress ───────────────────────────────▶ settled
+//!                            ▲               │      │                                      │
+//!                            └───────────────┘      ▼                                      │
+//!                             retry, release      dead letter ◀─ redrive ─▶ waiting ◀──────┘
+//! ```
+//!
+//! The events of one chat are a *lane*: they are handled one after another, in the order in which they were accepted. An
+//! event that fails is tried again with a growing delay ([`Retry`]). Its lane waits for it, unless the worker
+//! [skips](OnFailure::Skip) events of its kind. After 7 days of failures it is a *dead letter*, which waits for a person.
 
+mod accept;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod event;
+mod lane;
 mod memory;
+#[cfg(feature = "postgres")]
+mod postgres;
 mod queue;
+mod retry;
 #[cfg(feature = "sqlite")]
 mod sqlite;
+mod trip;
+mod worker;
 
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::sleep;
+
+use self::accept::Backlog;
+pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::event::{
     EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter, Kinds, Lane,
     NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
 };
+use self::lane::LaneOf;
 pub use self::memory::MemoryQueue;
+#[cfg(feature = "postgres")]
+pub use self::postgres::PostgresQueue;
 pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
+pub use self::retry::Retry;
 #[cfg(feature = "sqlite")]
 pub use self::sqlite::SqliteQueue;
+use self::worker::Workers;
+pub use self::worker::{OnFailure, Worker, WorkerHandle};
+use crate::config::ConfigError;
+use crate::delivery::RawDelivery;
+use crate::event::{EventKind, SenderPolicy};
+use crate::execution::Limits;
+use crate::store::StoreError;
+
+/// Accepts events into a [`Queue`], and gives access to them and to their states.
+///
+/// Clones share the queue and the workers. Setters change the clone on which they are called, and the services and
+/// workers that are made from it later.
+///
+/// The setters' defaults are also in the [table of limits](crate::docs::guarantees#limits).
+#[must_use]
+pub struct Inbox<Q> {
+    shared: Arc<Shared<Q>>,
+    settings: Settings,
+}
+
+struct Shared<Q> {
+    queue: Q,
+    workers: Workers,
+    backlog: Backlog,
+}
+
+#[derive(Clone)]
+struct Settings {
+    limits: Limits,
+    keep_bodies: Duration,
+    backlog_limit: u64,
+    reject_changed_bodies: bool,
+    replay_guard: bool,
+    lane_of: LaneOf,
+}
+
+impl<Q: Queue> Inbox<Q> {
+    /// Creates an inbox on a queue.
+    pub fn new(queue: Q) -> Self {
+        let mut limits = Limits::new(Duration::from_secs(2));
+        limits.lease = Some(Duration::from_secs(30));
+        limits.in_flight_wait = Duration::ZERO;
+        Self {
+            shared: Arc::new(Shared {
+                queue,
+                workers: Workers::default(),
+                backlog: Backlog::default(),
+            }),
+            settings: Settings {
+                limits,
+                keep_bodies: Duration::from_secs(24 * 60 * 60),
+                backlog_limit: 10 << 30,
+                reject_changed_bodies: false,
+                replay_guard: false,
+                lane_of: LaneOf::default(),
+            },
+        }
+    }
+
+    /// Sets the namespace of the keys, an empty string by default.
+    ///
+    /// A queue shares its keys with the store in the same file or schema, if both use the same namespace: an event that
+    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. Receivers of different platforms or
+    /// accounts need a queue each, because a namespace does not separate their events.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let inbox = Inbox::new(MemoryQueue::new()).namespace("crm");
+    /// ```
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        self.settings.limits.namespace = namespace.into();
+        self
+    }
+
+    /// Derives the retention and `Retry-After` from the limits of another sender.
+    ///
+    /// ```
+    /// # use tower_webhook::SenderPolicy;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).sender_policy(SenderPolicy::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the lease of attempts, 30 seconds, is not shorter than [`SenderPolicy::retry_every`].
+    pub fn sender_policy(mut self, policy: SenderPolicy) -> Result<Self, ConfigError> {
+        self.settings.limits.change(|limits| {
+            limits.policy = policy;
+            limits.retention = policy.retention();
+        })?;
+        Ok(self)
+    }
+
+    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an unsettled
+    /// event or dead letter is remembered for longer if necessary, until the event is settled.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is not longer than [`SenderPolicy::retry_for`], 7 days.
+    pub fn retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
+        self.settings
+            .limits
+            .change(|limits| limits.retention = retention)?;
+        Ok(self)
+    }
+
+    /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it is
+    /// deleted within about a minute. An event without its body cannot be redriven. See
+    /// [personal data](crate::docs::inbox#personal-data).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let inbox = Inbox::new(MemoryQueue::new()).keep_bodies(Duration::ZERO);
+    /// ```
+    pub fn keep_bodies(mut self, duration: Duration) -> Self {
+        self.settings.keep_bodies = duration;
+        self
+    }
+
+    /// Sets the size of the queue, in bytes, from which on deliveries are answered with 503: 10 GiB by default. A warning
+    /// is logged at 80 % of it.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let inbox = Inbox::new(MemoryQueue::new()).backlog_limit(1 << 30);
+    /// ```
+    pub fn backlog_limit(mut self, bytes: u64) -> Self {
+        self.settings.backlog_limit = bytes;
+        self
+    }
+
+    /// Sets the time limit of storing an event: 2 seconds by default. After it, the answer is 503. The event may be stored
+    /// nevertheless; its next delivery is a duplicate then.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).store_timeout(Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is zero.
+    pub fn store_timeout(mut self, limit: Duration) -> Result<Self, ConfigError> {
+        self.settings
+            .limits
+            .change(|limits| limits.store_timeout = limit)?;
+        Ok(self)
+    }
+
+    /// Answers a key that was accepted with another body with 422. By default, the delivery is a duplicate, with a warning,
+    /// and the first body is handled.
+    pub fn reject_changed_bodies(mut self) -> Self {
+        self.settings.reject_changed_bodies = true;
+        self
+    }
+
+    /// Answers a body that was accepted under another key with 422, because an attacker may have captured it and sent it
+    /// again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
+    pub fn replay_guard(mut self) -> Self {
+        self.settings.replay_guard = true;
+        self
+    }
+
+    /// Sets a function that returns the chat of events of kinds that this crate does not know. Without one, or where it
+    /// returns `None`, such an event is a lane of its own. The function is called before the event is stored, so it should
+    /// be fast.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// #[derive(serde::Deserialize)]
+    /// struct Ticket {
+    ///     chat_id: Option<String>,
+    /// }
+    ///
+    /// let inbox = Inbox::new(MemoryQueue::new()).chat_by(|delivery| {
+    ///     let ticket: Ticket = delivery.decode().ok()?;
+    ///     ticket.chat_id
+    /// });
+    /// ```
+    pub fn chat_by(
+        mut self,
+        chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.lane_of = LaneOf::with(chat);
+        self
+    }
+
+    /// Returns the service that accepts verified deliveries. It is the inner service of a
+    /// [`SignatureLayer`](crate::SignatureLayer).
+    pub fn accept(&self) -> Accept<Q> {
+        Accept::new(self.clone())
+    }
+
+    /// Returns a worker that handles events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
+    /// [`RawDelivery`] whose response is an [`Outcome`](crate::Outcome).
+    pub fn worker<S>(&self, service: S) -> Worker<Q, S> {
+        Worker::new(self.clone(), service)
+    }
+
+    /// Returns a page of the events that match, without their bodies.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+        self.shared.queue.list(filter, page).await
+    }
+
+    /// Returns an event with its body and its failures, if there is such an event.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        self.shared.queue.get(id).await
+    }
+
+    /// Tries an event again that is dead or settled. It does not wait for its lane, and its handler can recognise it by
+    /// [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is due at once.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
+        let change = self.shared.queue.redrive(id).await?;
+        self.shared.workers.wake();
+        Ok(change)
+    }
+
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease, and its handler is dropped at
+    /// the next renewal, within a third of the lease.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
+        let change = self.shared.queue.discard(id).await?;
+        self.shared.workers.wake();
+        Ok(change)
+    }
+
+    /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
+    /// discarded. The keys, kinds and times of the events, the texts of their failures and the id of the chat stay for the
+    /// retention. See [personal data](crate::docs::inbox#personal-data).
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
+        let deleted = self.shared.queue.forget(chat).await?;
+        self.shared.workers.wake();
+        Ok(deleted)
+    }
+
+    /// Pauses handling the events of a kind, or with `None` all events. Accepting continues. The pause is stored in the
+    /// queue: all workers respect it within a second, and after a restart. Attempts in progress are not interrupted.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn pause(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
+        self.shared.queue.pause(kind, true).await
+    }
+
+    /// Ends the [`pause`](Self::pause) of a kind, or with `None` that of all events. Kinds that are paused by themselves
+    /// stay paused.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
+        self.shared.queue.pause(kind, false).await?;
+        self.shared.workers.wake();
+        Ok(())
+    }
+
+    /// Counts the events that are unsettled or dead, by kind.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn stats(&self) -> Result<Stats, StoreError> {
+        self.shared.queue.stats().await
+    }
+
+    /// Waits until no event waits for an attempt or is in one, and counts those that are left: dead letters.
+    ///
+    /// It asks the queue again and again, at most once a minute. An event that is retried can keep it waiting for days,
+    /// and a paused one for ever, so it is meant for tests:
+    ///
+    /// ```
+    /// # use tower::Layer;
+    /// # use tower_webhook::event::ChatAssigned;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+    /// # #[cfg(feature = "sandbox")]
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tower_webhook::sandbox::{Sandbox, Webhook};
+    /// # let events = EventRouter::new().on::<ChatAssigned>(async |_: Delivery<ChatAssigned>| Ok(()));
+    /// let secret = Secret::new("secret")?;
+    /// let inbox = Inbox::new(MemoryQueue::new());
+    /// let worker = inbox.worker(events).spawn();
+    ///
+    /// let receiver = SignatureLayer::new(secret.clone()).layer(inbox.accept());
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
+    /// sandbox.chat().assign();
+    ///
+    /// let report = sandbox.finish().await;
+    /// assert!(report.is_all_delivered(), "{report}");
+    /// let stats = inbox.finish().await?;
+    /// assert!(stats.is_all_handled(), "{stats}");
+    /// # drop(worker);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sandbox"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn finish(&self) -> Result<Stats, StoreError> {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let stats = self.stats().await?;
+            if stats.unsettled() == 0 {
+                return Ok(stats);
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(Duration::from_secs(60));
+        }
+    }
+
+    /// Returns the queue.
+    pub fn queue(&self) -> &Q {
+        &self.shared.queue
+    }
+}
+
+impl<Q> Clone for Inbox<Q> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+impl<Q: fmt::Debug> fmt::Debug for Inbox<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("queue", &self.shared.queue)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,5 +1,6 @@
 //! The contract of a queue: the storage behind an inbox.
 
+use std::fmt;
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
@@ -10,21 +11,23 @@ use super::event::{
 use crate::event::EventKind;
 use crate::store::StoreError;
 
-/// Keeps accepted events until they are settled, and longer.
+/// Stores accepted events, hands them to workers under leases, and records how their attempts end.
+///
+/// To use a queue, pass it to an [`Inbox`](super::Inbox): only an inbox and its workers call these methods.
 ///
 /// # Lanes
 ///
-/// The unsettled events of a [`Lane`](super::Lane) stand in line by their number. Only the first one can be taken, when
-/// it is due; the others wait for it. An event leaves the line when it is settled, and when it is retried without
-/// [blocking](Settlement::Retry::blocks_lane) the lane: then it returns to the line, at the place of its number, when it
-/// is due. A dead letter that holds its lane stays first in line. An event without a lane, and one that was redriven,
-/// stand in no line.
+/// The unsettled events of a [`Lane`](super::Lane) are in line by their number. Only the first one can be taken, when it
+/// is due; the others wait for it. An event leaves the line when it is settled, and when it is retried without
+/// [blocking](Settlement::Retry::blocks_lane) the lane: then it returns to the line, to the place of its number, when it
+/// is due. A dead letter that holds its lane stays in line. An event without a lane, and one that was redriven after it
+/// had left its line, are in no line.
 ///
 /// # Fences
 ///
-/// [`settle`](Self::settle) and [`extend`](Self::extend) change nothing unless the event is taken under the lease's
-/// fence: not when the lease expired and the event was taken again, nor when the event was redriven or discarded. A
-/// lease that has expired, but under which the event was not taken again, may still be extended and settled.
+/// [`settle`](Self::settle) and [`extend`](Self::extend) compare the lease's fence, and change nothing if the event was
+/// taken again, redriven or discarded since. A lease that has expired may still be extended and settled if the event was
+/// not taken again since.
 ///
 /// # Time
 ///
@@ -37,29 +40,29 @@ use crate::store::StoreError;
     note = "use one of `tower_webhook::inbox`, or implement `Queue` and run its conformance suite"
 )]
 pub trait Queue: Send + Sync + 'static {
-    /// Whether other processes may work on the same events, so that a worker must look for events from time to time.
+    /// Whether other processes may use the same events, so that a worker has to ask for events regularly.
     const SHARED: bool;
 
     /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
     /// as the queue.
     ///
-    /// With `take`, an event that can be taken at once is taken in the same step: it is of one of the kinds, neither
-    /// it nor everything is paused, and it is the first one in its lane.
+    /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused, and
+    /// is the first one in its lane.
     ///
     /// # Errors
     ///
-    /// When the queue cannot be reached or does not work. The event may or may not have been stored then.
+    /// When the queue cannot be reached or does not work. In that case, the event may or may not have been stored.
     fn accept(
         &self,
         event: NewEvent,
         take: Option<&Take>,
     ) -> impl Future<Output = Result<Accepted, StoreError>> + Send;
 
-    /// Takes up to `limit` events that can be taken now, those that are due first. They are due, of one of the kinds,
-    /// not paused, and first in their lanes.
+    /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
+    /// lanes. Those that have been due for longest come first.
     ///
-    /// An event whose lease expired counts one [crash](TakenEvent::crashes) more when it is taken again. At most
-    /// `suspects` of the events returned have crashed before.
+    /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event. At most `suspects` of the events
+    /// returned have crashed before.
     ///
     /// # Errors
     ///
@@ -71,7 +74,7 @@ pub trait Queue: Send + Sync + 'static {
         suspects: usize,
     ) -> impl Future<Output = Result<Claims, StoreError>> + Send;
 
-    /// Extends leases: each expires `lease` from now. Returns for each whether it was still held.
+    /// Extends leases: each expires `lease` from now. Returns whether each was still held, in the order of `leases`.
     ///
     /// # Errors
     ///
@@ -86,7 +89,7 @@ pub trait Queue: Send + Sync + 'static {
     ///
     /// With `next`, the next event of the lane is taken in the same step, if it can be taken.
     ///
-    /// A settlement other than [`Released`](Settlement::Released) ends the count of [crashes](TakenEvent::crashes).
+    /// Every settlement but [`Released`](Settlement::Released) resets the count of [crashes](TakenEvent::crashes).
     ///
     /// # Errors
     ///
@@ -119,16 +122,16 @@ pub trait Queue: Send + Sync + 'static {
         id: EventId,
     ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
 
-    /// Makes an event due now. One that is settled or dead is tried again, does not wait for its lane, and starts
-    /// without failures; if it was a dead letter that holds its lane, the lane waits for it. One that is retried keeps
-    /// its place.
+    /// Makes an event due now. One that is settled or dead is tried again, without waiting for its lane, and its counts
+    /// of failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event keeps its
+    /// place in line; one that is in progress is not changed ([`Change::WrongState`]).
     ///
     /// # Errors
     ///
     /// As for [`accept`](Self::accept).
     fn redrive(&self, id: EventId) -> impl Future<Output = Result<Change, StoreError>> + Send;
 
-    /// Gives up an event that is unsettled or dead. An attempt in progress loses its lease.
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease.
     ///
     /// # Errors
     ///
@@ -143,9 +146,9 @@ pub trait Queue: Send + Sync + 'static {
     /// As for [`accept`](Self::accept).
     fn forget(&self, chat: &str) -> impl Future<Output = Result<u64, StoreError>> + Send;
 
-    /// Stops, or resumes, taking events of one kind, or of all. What was taken before is not interrupted.
+    /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
     ///
-    /// A kind is taken if neither it nor everything is paused.
+    /// Events of a kind are taken if neither the kind nor everything is paused.
     ///
     /// # Errors
     ///
@@ -156,8 +159,8 @@ pub trait Queue: Send + Sync + 'static {
         paused: bool,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Deletes, in a small step, bodies of events that were handled or ignored at least `keep_bodies` ago, and events
-    /// that are settled and whose key's retention has ended. Dead letters stay. Returns whether there may be more.
+    /// Deletes, in a small step, the bodies of events that were handled or ignored at least `keep_bodies` ago, and settled
+    /// events whose retention has ended. Dead letters stay. Returns whether there may be more to delete.
     ///
     /// # Errors
     ///
@@ -172,7 +175,7 @@ pub trait Queue: Send + Sync + 'static {
     /// As for [`accept`](Self::accept).
     fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send;
 
-    /// Returns the bytes that the queue occupies. Room that it can reuse does not count.
+    /// Returns the size of the queue in bytes, without room that it can reuse.
     ///
     /// # Errors
     ///
@@ -187,7 +190,7 @@ pub enum Accepted {
     New {
         /// Its number.
         id: EventId,
-        /// The event, if it was taken at once.
+        /// The event, if it was taken in the same step.
         taken: Option<Box<TakenEvent>>,
     },
     /// Its key was accepted before, or is done in a store that shares its keys with the queue.
@@ -197,10 +200,10 @@ pub enum Accepted {
     },
     /// A run outside the inbox holds the key, in a store that shares its keys with the queue.
     InFlight {
-        /// How long that run's lease lasts unless it is renewed.
+        /// The rest of that run's lease, unless it is renewed.
         remaining: Duration,
     },
-    /// Its body was accepted before under another key, and [`NewEvent::guard`] forbids that.
+    /// Its body was accepted before under another key, which [`NewEvent::guard`] forbids.
     BodyReplayed,
 }
 
@@ -209,21 +212,21 @@ pub enum Accepted {
 pub struct Claims {
     /// The events.
     pub events: Vec<TakenEvent>,
-    /// The time until another event of the kinds can be taken, because it is due or its lease expires. Zero when there
-    /// may be more now, and `None` when nothing is known to become due.
+    /// The time until another event of the kinds is due or its lease expires. Zero if more events may be due now, and
+    /// `None` if no such time is known.
     pub next_due: Option<Duration>,
 }
 
 /// The result of ending an attempt.
 #[derive(Debug)]
 pub enum Settled {
-    /// It ended as asked. With the next event of the lane, if it was taken.
+    /// It ended. Contains the next event of the lane, if it was taken.
     Ended(Option<Box<TakenEvent>>),
-    /// The lease was not held any more, and nothing was changed.
+    /// The lease was lost, and nothing was changed.
     Lost,
 }
 
-/// The result of a change that a person asked for.
+/// The result of a change that a person requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Change {
@@ -233,21 +236,21 @@ pub enum Change {
     NotFound,
     /// The event's state does not allow it.
     WrongState,
-    /// The body was deleted, so the event cannot be handled any more.
+    /// The event's body was deleted, so it cannot be handled again.
     WithoutBody,
 }
 
-/// The number of events by kind, and what is paused.
+/// The number of unsettled and dead events by kind, and whether they are paused.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
-    /// By kind, sorted.
+    /// The kinds, sorted by name.
     pub kinds: Vec<KindStats>,
     /// Whether everything is paused.
     pub is_paused: bool,
 }
 
 impl Stats {
-    /// Returns the number of events that wait for an attempt, or are in one.
+    /// Returns the number of events that are unsettled: waiting, in progress or retrying.
     #[must_use]
     pub fn unsettled(&self) -> u64 {
         self.kinds
@@ -261,22 +264,46 @@ impl Stats {
     pub fn dead(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.dead).sum()
     }
+
+    /// Whether every event that was accepted is handled, ignored or discarded.
+    #[must_use]
+    pub fn is_all_handled(&self) -> bool {
+        self.unsettled() == 0 && self.dead() == 0
+    }
 }
 
-/// The number of events of a kind.
+/// One line for each kind.
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_paused {
+            f.write_str("everything is paused\n")?;
+        }
+        for kind in &self.kinds {
+            write!(
+                f,
+                "{}: {} waiting, {} in progress, {} retrying, {} dead",
+                kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
+            )?;
+            f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+/// The number of events of one kind, by state.
 #[derive(Clone, Debug)]
 pub struct KindStats {
     /// The kind.
     pub kind: EventKind,
-    /// Events that were not tried yet.
+    /// Events of which no attempt has failed yet.
     pub waiting: u64,
-    /// Events that are tried now.
+    /// Events with an attempt in progress.
     pub in_progress: u64,
-    /// Events that failed, and are tried again.
+    /// Events of which an attempt failed, and that are tried again.
     pub retrying: u64,
     /// Dead letters.
     pub dead: u64,
-    /// When the oldest event that is unsettled was accepted.
+    /// When the oldest unsettled event was accepted.
     pub oldest: Option<SystemTime>,
     /// Whether the kind is paused.
     pub is_paused: bool,

@@ -212,7 +212,7 @@ fn verify(
             .as_ref()
             .map(|secret| (secret.index, secret.label.as_deref())),
     );
-    Ok(Verified::new(delivery))
+    Ok(Verified::new(delivery, secret.map(|secret| secret.digest)))
 }
 
 impl<S: Service<Request<Verified>>, B> fmt::Debug for ResponseFuture<S, B> {

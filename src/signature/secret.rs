@@ -3,6 +3,7 @@
 use std::fmt;
 use std::fs;
 use std::io::{self, ErrorKind};
+use std::num::NonZeroU16;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -27,6 +28,7 @@ use crate::config::{ConfigError, secret_variable};
 #[derive(Clone)]
 pub struct Secret {
     keyed: Hmac<Sha256>,
+    digest: NonZeroU16,
     label: Option<Arc<str>>,
 }
 
@@ -52,7 +54,12 @@ impl Secret {
             return Err(ConfigError::EmptySecret);
         }
         let keyed = Hmac::new_from_slice(&bytes).map_err(|_| ConfigError::EmptySecret)?;
-        Ok(Self { keyed, label: None })
+        let digest = digest(keyed.clone());
+        Ok(Self {
+            keyed,
+            digest,
+            label: None,
+        })
     }
 
     /// Reads a secret from an environment variable, without changing it.
@@ -116,19 +123,24 @@ impl Secret {
         self.label.as_ref()
     }
 
-    /// A label that does not depend on the secret's place in a set. Its 16 bits distinguish the few secrets of a
-    /// receiver. Of 20 random bytes they reveal nothing useful; of a guessable secret they exclude all but every 65,536th
+    /// Distinguishes the few secrets of the receivers of one store, independently of a set's order.
+    ///
+    /// Its 16 bits reveal nothing useful of 20 random bytes; of a guessable secret they exclude all but every 65,536th
     /// guess.
-    fn digest(&self) -> String {
-        let mut digest = self.sign(b"tower-webhook: the label of a secret");
-        digest.truncate(4);
-        digest
+    pub(super) fn digest(&self) -> NonZeroU16 {
+        self.digest
     }
 
     /// The state of the hash before the first byte of a body.
     pub(super) fn keyed(&self) -> Hmac<Sha256> {
         self.keyed.clone()
     }
+}
+
+fn digest(keyed: Hmac<Sha256>) -> NonZeroU16 {
+    let tag = keyed.chain_update(b"tower-webhook: the label of a secret");
+    let tag = tag.finalize().into_bytes();
+    NonZeroU16::new(u16::from_be_bytes([tag[0], tag[1]])).unwrap_or(NonZeroU16::MIN)
 }
 
 impl fmt::Debug for Secret {
@@ -246,7 +258,7 @@ impl Secrets {
             }
             if !line.is_empty() {
                 let secret = Secret::new(line)?;
-                let label = secret.digest();
+                let label = format!("{:04x}", secret.digest());
                 secrets.push(secret.with_label(label));
             }
         }

@@ -1,6 +1,7 @@
 //! The decision whether a body is authentic: a function of its bytes, the header and the secrets.
 
 use std::fmt;
+use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use hmac::{Hmac, Mac};
@@ -75,6 +76,7 @@ pub(super) struct Tags {
 pub(super) struct Matched {
     pub(super) index: usize,
     pub(super) label: Option<Arc<str>>,
+    pub(super) digest: NonZeroU16,
 }
 
 impl Tags {
@@ -116,6 +118,7 @@ impl Tags {
         Ok(Matched {
             index,
             label: self.set[index].label().cloned(),
+            digest: self.set[index].digest(),
         })
     }
 }

@@ -246,6 +246,8 @@ pub(crate) enum KeySpace {
     Bodies = 1,
     /// Keys that are inserted by the transaction of their handler.
     Transactions = 2,
+    /// Digests of the secrets that verified deliveries.
+    Secrets = 3,
 }
 
 /// The digest of a body, the same in every process and release.

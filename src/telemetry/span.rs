@@ -44,6 +44,31 @@ impl DeliverySpan {
         this
     }
 
+    /// Creates the span of an attempt to handle an event of an inbox.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn attempt(delivery: &RawDelivery, event: i64) -> Self {
+        let this = Self::starting(info_span!(
+            "attempt",
+            event,
+            kind = Empty,
+            chat = Empty,
+            key = Empty,
+            attempt = Empty,
+            outcome = Empty,
+            duration_ms = Empty,
+        ));
+        this.delivery(delivery);
+        if let Some(attempt) = delivery.attempt() {
+            this.span.record("attempt", attempt.get());
+        }
+        this
+    }
+
+    #[cfg(feature = "inbox")]
+    pub(crate) fn span(&self) -> Span {
+        self.span.clone()
+    }
+
     /// Records the request id, if there is exactly one.
     fn request_id(&self, headers: &HeaderMap) {
         let mut values = headers.get_all(REQUEST_ID).iter();
@@ -74,6 +99,16 @@ impl DeliverySpan {
     /// Records kind, chat, key and secret of a verified delivery. `secret` is the index of the secret in the set, and
     /// its label.
     pub(crate) fn verified(&self, delivery: &RawDelivery, secret: Option<(usize, Option<&str>)>) {
+        self.delivery(delivery);
+        match secret {
+            Some((_, Some(label))) => self.span.record("secret", label),
+            Some((index, None)) => self.span.record("secret", index),
+            None => &self.span,
+        };
+    }
+
+    /// Records kind, chat and key.
+    fn delivery(&self, delivery: &RawDelivery) {
         if self.span.is_disabled() {
             return;
         }
@@ -87,11 +122,6 @@ impl DeliverySpan {
             let key = key.as_bytes().escape_ascii();
             self.span.record("key", display(Short(key)));
         }
-        match secret {
-            Some((_, Some(label))) => self.span.record("secret", label),
-            Some((index, None)) => self.span.record("secret", index),
-            None => &self.span,
-        };
     }
 
     /// Records the kind that the event header of a refused request names. It was not verified.

@@ -1,6 +1,6 @@
 //! The example receiver's error for a store whose feature is off, for any set of features.
 
-#[path = "../../examples/receiver/store.rs"]
+#[path = "../../examples/shared/store.rs"]
 #[allow(dead_code)]
 mod store;
 

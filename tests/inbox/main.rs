@@ -1,9 +1,15 @@
-//! Every queue: the conformance suite, and the behaviour of its own.
+//! The inbox: accepting, handling, and every queue.
 
-#[cfg(feature = "sqlite")]
 #[path = "../support/mod.rs"]
 mod support;
 
+mod history;
+#[cfg(feature = "conformance")]
 mod memory;
-#[cfg(feature = "sqlite")]
+#[cfg(feature = "postgres")]
+mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_model;
+#[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
+mod worker;

@@ -11,6 +11,7 @@ mod extractor;
 mod payloads;
 mod router;
 mod runs;
+mod secrets;
 mod signatures;
 mod sockets;
 mod tower_http;

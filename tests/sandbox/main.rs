@@ -2,6 +2,8 @@
 
 #[cfg(feature = "admin")]
 mod admin_client;
+#[cfg(feature = "inbox")]
+mod dark_days;
 mod platform;
 mod seven_days;
 mod strict;

@@ -16,6 +16,24 @@ pub(crate) const SECRETS: [&str; 3] = ["first", "second", "unknown to the receiv
 pub(crate) struct Input {
     pub(crate) config: Config,
     pub(crate) requests: Vec<Request>,
+    /// How they overlap. Without one, each is answered before the next is sent.
+    pub(crate) schedule: Option<Schedule>,
+}
+
+#[derive(Debug)]
+pub(crate) struct Schedule {
+    pub(crate) actions: Vec<Action>,
+    /// How long the last runs take, the first of them at the end.
+    pub(crate) durations: [Duration; 4],
+    /// Whether others can go on before and after each step of the store.
+    pub(crate) store_yields: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Action {
+    Poll(usize),
+    Disconnect(usize),
+    Pass(Duration),
 }
 
 #[derive(Debug)]
@@ -36,16 +54,84 @@ pub(crate) struct Config {
 
 impl<'a> Arbitrary<'a> for Input {
     fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
+        let schedule = match once_in(u, 2)? {
+            true => Some(Schedule::arbitrary(u)?),
+            false => None,
+        };
         let config = Config::arbitrary(u)?;
         // Decided first: short inputs are used up before the last request is made.
         let signed: [bool; 4] = Arbitrary::arbitrary(u)?;
         let count = u.int_in_range(1..=4)?;
-        let requests = signed[..count].iter();
-        let requests = requests
-            .map(|&signed| request(u, &config, signed))
-            .collect::<Result<_>>()?;
-        Ok(Self { config, requests })
+        let mut requests: Vec<Request> = Vec::new();
+        for &signed in &signed[..count] {
+            let request = match requests.last() {
+                // Overlaps matter among deliveries of one event.
+                Some(last) if schedule.is_some() && once_in(u, 2)? => again(u, last)?,
+                _ => request(u, &config, signed)?,
+            };
+            requests.push(request);
+        }
+        let mut schedule = schedule;
+        for action in schedule.iter_mut().flat_map(|it| &mut it.actions) {
+            match action {
+                Action::Poll(number) | Action::Disconnect(number) => *number %= count,
+                Action::Pass(_) => {}
+            }
+        }
+        Ok(Self {
+            config,
+            requests,
+            schedule,
+        })
     }
+}
+
+impl<'a> Arbitrary<'a> for Schedule {
+    fn arbitrary(u: &mut Unstructured<'a>) -> Result<Self> {
+        let store_yields = once_in(u, 2)?;
+        let mut durations = [Duration::ZERO; 4];
+        for duration in &mut durations {
+            *duration = Duration::from_millis(*u.choose(&[0, 1000, 8000, 20, 0, 40_000])?);
+        }
+        let codes: [u8; 12] = Arbitrary::arbitrary(u)?;
+        let actions = codes.iter().map(|code| {
+            let which = usize::from(code / 8);
+            match code % 8 {
+                0..=4 => Action::Poll(which),
+                5 => Action::Disconnect(which),
+                _ => Action::Pass(PASSES[which % PASSES.len()]),
+            }
+        });
+        Ok(Self {
+            actions: actions.collect(),
+            durations,
+            store_yields,
+        })
+    }
+}
+
+/// Around the limits: of the store, of waiting for another run, of a body, and of a handler.
+const PASSES: [Duration; 8] = [
+    Duration::from_millis(1),
+    Duration::from_millis(30),
+    Duration::from_millis(500),
+    Duration::from_secs(1),
+    Duration::from_secs(3),
+    Duration::from_secs(6),
+    Duration::from_secs(12),
+    Duration::from_secs(35),
+];
+
+/// The same delivery, or the same body under another key.
+fn again(u: &mut Unstructured<'_>, last: &Request) -> Result<Request> {
+    let mut again = last.clone();
+    if once_in(u, 4)? {
+        let headers = again.headers.iter_mut();
+        for (_, value) in headers.filter(|(name, _)| name == "idempotency-key") {
+            *value = HeaderValue::from_static(u.choose(&["a", "b"])?);
+        }
+    }
+    Ok(again)
 }
 
 impl<'a> Arbitrary<'a> for Config {

@@ -1,30 +1,27 @@
 //! Whole requests through the full pipeline, held against the table of answers written anew.
 #![no_main]
 
+mod concurrent;
 mod input;
 mod model;
+mod service;
 mod wire;
 
-use std::future::ready;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::convert::Infallible;
 
 use bytes::Bytes;
 use http::header::{ALLOW, CONTENT_TYPE};
-use http::{HeaderMap, StatusCode};
+use http::{HeaderMap, Response, StatusCode};
+use http_body::Body;
 use http_body_util::BodyExt;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, ServiceExt};
-use tower_webhook::event::{ChatClosed, ChatRated, MessageCreated};
-use tower_webhook::store::MokaStore;
-use tower_webhook::{
-    Delivery, Event, EventRouter, HandlerError, HandlerResult, IdempotencyLayer, RawDelivery,
-    Secret, Secrets, SignatureLayer, WebhookLayer,
-};
 
-use self::input::{Config, Input, SECRETS};
-use self::model::{Model, Run};
+use self::input::{Config, Input};
+use self::model::Model;
+use self::service::{Calls, Number, events, webhooks};
+use self::wire::Request;
 
 thread_local! {
     static RUNTIME: Runtime = Builder::new_current_thread()
@@ -35,31 +32,59 @@ thread_local! {
 }
 
 fuzz_target!(|input: Input| {
-    let runs = Runs::default();
-    let service = webhooks(&input.config).layer(events(&input.config, &runs));
-    let mut model = Model::new(&input.config);
+    let Input {
+        config, requests, ..
+    } = &input;
+    RUNTIME.with(|runtime| match &input.schedule {
+        Some(schedule) => runtime.block_on(concurrent::deliver(config, requests, schedule)),
+        None => runtime.block_on(deliver(config, requests)),
+    });
+});
 
-    for request in &input.requests {
-        let response = RUNTIME.with(|runtime| {
-            runtime.block_on(async {
-                let Ok(response) = service.clone().oneshot(request.to_http()).await;
-                let (head, body) = response.into_parts();
-                let Ok(body) = body.collect().await;
-                (head, body.to_bytes())
-            })
-        });
-        let (head, body) = response;
+/// One request after another.
+async fn deliver(config: &Config, requests: &[Request]) {
+    let calls = Calls::default();
+    let service = webhooks(config, false).layer(events(config, &calls));
+    let mut model = Model::new(config);
+
+    for (number, request) in requests.iter().enumerate() {
+        let mut http = request.to_http();
+        http.extensions_mut().insert(Number(number));
+        let received = receive(service.clone().oneshot(http).await).await;
         let expected = model.answer(request);
 
-        assert_eq!(head.status.as_u16(), expected.status);
-        assert_eq!(
-            head.headers.contains_key("idempotent-replayed"),
-            expected.replayed
-        );
-        assert_eq!(runs.take(), Vec::from_iter(expected.run));
-        assert_presented(head.status, &head.headers, &body);
+        assert_eq!(received.status.as_u16(), expected.status);
+        assert_eq!(received.is_replay(), expected.replayed);
+        let runs = calls.take().into_iter().filter_map(|call| call.run);
+        assert_eq!(Vec::from_iter(runs), Vec::from_iter(expected.run));
     }
-});
+}
+
+/// An answer, as the client gets it.
+struct Received {
+    status: StatusCode,
+    headers: HeaderMap,
+}
+
+impl Received {
+    fn is_replay(&self) -> bool {
+        self.headers.contains_key("idempotent-replayed")
+    }
+}
+
+async fn receive<B>(response: Result<Response<B>, Infallible>) -> Received
+where
+    B: Body<Data = Bytes, Error = Infallible>,
+{
+    let Ok(response) = response;
+    let (head, body) = response.into_parts();
+    let Ok(body) = body.collect().await;
+    assert_presented(head.status, &head.headers, &body.to_bytes());
+    Received {
+        status: head.status,
+        headers: head.headers,
+    }
+}
 
 fn assert_presented(status: StatusCode, headers: &HeaderMap, body: &Bytes) {
     assert_eq!(
@@ -73,94 +98,4 @@ fn assert_presented(status: StatusCode, headers: &HeaderMap, body: &Bytes) {
     assert_eq!(headers[CONTENT_TYPE], "application/problem+json");
     let problem: serde_json::Value = serde_json::from_slice(body).expect("a problem document");
     assert_eq!(problem["status"], status.as_u16());
-}
-
-fn webhooks(config: &Config) -> WebhookLayer<MokaStore> {
-    let mut signature = match config.secrets {
-        0 => SignatureLayer::dangerously_unsigned(),
-        count => {
-            let secrets = SECRETS[..count].iter().map(|secret| Secret::new(*secret));
-            let secrets = secrets
-                .collect::<Result<Vec<_>, _>>()
-                .expect("none is empty");
-            SignatureLayer::new(Secrets::new(secrets).expect("there is one at least"))
-        }
-    };
-    let mut idempotency = IdempotencyLayer::new(MokaStore::with_capacity(1000));
-    if config.require_key {
-        signature = signature.require_key();
-    }
-    if config.reject_changed_bodies {
-        idempotency = idempotency.reject_changed_bodies();
-    }
-    if config.replay_guard {
-        idempotency = idempotency.replay_guard();
-    }
-    if config.is_full {
-        signature = signature.max_buffered(0);
-    }
-    let signature = signature.max_body(config.max_body);
-    WebhookLayer::from_layers(signature, idempotency)
-}
-
-/// Of the platform's seven kinds three have a handler: one may fail at first, and one discards.
-fn events(config: &Config, runs: &Runs) -> EventRouter {
-    let mut events = EventRouter::new()
-        .on::<ChatRated>(runs.handler(fails_at_first(config.failures)))
-        .on::<MessageCreated>(runs.handler(|| Ok(())))
-        .on::<ChatClosed>(runs.handler(|| Err(HandlerError::discard("not wanted"))));
-    if config.fallback {
-        let runs = runs.clone();
-        events = events.fallback(move |raw| {
-            runs.note(&raw);
-            async { Ok(()) }
-        });
-    }
-    if config.reject_unhandled {
-        events = events.reject_unhandled();
-    }
-    events
-}
-
-fn fails_at_first(failures: usize) -> impl Fn() -> HandlerResult + Send + Sync + 'static {
-    let left = AtomicUsize::new(failures);
-    move || {
-        let fails = left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| {
-            left.checked_sub(1)
-        });
-        match fails {
-            Ok(_) => Err("not yet".into()),
-            Err(_) => Ok(()),
-        }
-    }
-}
-
-/// What the handlers saw.
-#[derive(Clone, Default)]
-struct Runs(Arc<Mutex<Vec<Run>>>);
-
-impl Runs {
-    fn handler<E: Event, F>(&self, result: F) -> impl tower_webhook::Handler<E> + use<E, F>
-    where
-        F: Fn() -> HandlerResult + Send + Sync + 'static,
-    {
-        let runs = self.clone();
-        move |delivery: Delivery<E>| {
-            runs.note(delivery.raw());
-            ready(result())
-        }
-    }
-
-    fn note(&self, raw: &RawDelivery) {
-        self.0.lock().expect("one thread").push(Run {
-            kind: raw.kind().as_str().to_owned(),
-            key: raw.key().map(|key| key.as_bytes().to_owned()),
-            attempt: raw.attempt().map(u32::from),
-            body: raw.body().to_vec(),
-        });
-    }
-
-    fn take(&self) -> Vec<Run> {
-        std::mem::take(&mut self.0.lock().expect("one thread"))
-    }
 }

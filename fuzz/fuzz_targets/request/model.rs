@@ -50,10 +50,11 @@ pub(crate) struct Model<'a> {
 const UNCOUNTED: usize = 64 * 1024;
 
 /// What is known of a delivery that passed all checks but those that need a memory.
-struct Authentic {
-    body: Vec<u8>,
-    kind: String,
-    key: Option<Vec<u8>>,
+#[derive(Debug)]
+pub(crate) struct Authentic {
+    pub(crate) body: Vec<u8>,
+    pub(crate) kind: String,
+    pub(crate) key: Option<Vec<u8>>,
 }
 
 impl<'a> Model<'a> {
@@ -74,7 +75,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    fn check(&self, request: &Request) -> Result<Authentic, u16> {
+    pub(crate) fn check(&self, request: &Request) -> Result<Authentic, u16> {
         if request.method != "POST" {
             return Err(405);
         }
@@ -161,7 +162,21 @@ impl<'a> Model<'a> {
         accepted.any(|secret| Some(hmac(secret.as_bytes(), body)) == claimed_tag(request))
     }
 
+    /// The status of an event for which no handler runs.
+    pub(crate) fn unhandled(&self, delivery: &Authentic) -> Option<u16> {
+        let kind = &delivery.kind[..];
+        let handled = matches!(kind, "chat-rated" | "chat-closed" | "message-created");
+        if !handled && !self.config.fallback {
+            return Some(match self.config.reject_unhandled {
+                true => 404,
+                false => 200,
+            });
+        }
+        (!json::is_object(&delivery.body)).then_some(422)
+    }
+
     fn deliver(&mut self, delivery: Authentic) -> Answer {
+        let unhandled = self.unhandled(&delivery);
         let Authentic { body, kind, key } = delivery;
         let replay = Answer {
             replayed: true,
@@ -188,16 +203,8 @@ impl<'a> Model<'a> {
             };
         }
 
-        let handled = matches!(&kind[..], "chat-rated" | "chat-closed" | "message-created");
-        if !handled && !self.config.fallback {
-            return Answer::status(if self.config.reject_unhandled {
-                404
-            } else {
-                200
-            });
-        }
-        if !json::is_object(&body) {
-            return Answer::status(422);
+        if let Some(status) = unhandled {
+            return Answer::status(status);
         }
         let fails = kind == "chat-rated" && self.failures > 0;
         if fails {

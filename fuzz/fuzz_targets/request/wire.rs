@@ -11,7 +11,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep};
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) method: &'static str,
     pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
@@ -55,6 +55,13 @@ impl Request {
             _ => 0,
         });
         data.sum()
+    }
+
+    pub(crate) fn without_pauses(&self) -> Self {
+        let mut request = self.clone();
+        let is_pause = |step: &Step| matches!(step, Step::Wait(_));
+        request.steps.retain(|step| !is_pause(step));
+        request
     }
 
     pub(crate) fn to_http(&self) -> http::Request<Pieces> {

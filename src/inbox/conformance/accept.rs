@@ -6,9 +6,8 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
-use super::steps::{
-    Trial, abandon, chat, dead, endings, failure, joined, key, key_of, kind, lane, ok, retry,
-};
+use super::make::{chat, dead, endings, failure, key, key_of, kind, lane, retry};
+use super::steps::{Trial, abandon, joined, ok};
 use super::{HELD, Harness, RETAIN, RIVALS, SHORT};
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::inbox::{Accepted, Change, EventState, Kinds, NewEvent, Queue, Settlement};
@@ -195,30 +194,6 @@ pub async fn bodies_are_guarded<H: Harness>(harness: &H) {
 pub async fn keys_are_remembered<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let (mut settled, mut kept) = (Vec::new(), Vec::new());
-    for settlement in endings() {
-        let trial = trial.fresh();
-        let (short, long) = (key(), key());
-        let event = NewEvent {
-            retain: SHORT,
-            ..trial.with_key(&short, "{}")
-        };
-        for (event, key, is_short) in [
-            (event, short, true),
-            (trial.with_key(&long, "{}"), long, false),
-        ] {
-            let taken = trial.taken(event, HELD).await;
-            trial.settle(&taken, &settlement).await;
-            let place = (trial.fresh(), taken.lease.id, key);
-            match settlement {
-                Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_)
-                    if is_short =>
-                {
-                    settled.push(place);
-                }
-                _ => kept.push(place),
-            }
-        }
-    }
     let event = |key: &IdempotencyKey, dead| NewEvent {
         retain: SHORT,
         dead,
@@ -233,6 +208,27 @@ pub async fn keys_are_remembered<H: Harness>(harness: &H) {
     kept.push((trial.fresh(), id, arrived_dead));
     let id = trial.taken(event(&held, None), HELD).await.lease.id;
     kept.push((trial.fresh(), id, held));
+    for retain in [SHORT, RETAIN] {
+        for settlement in endings() {
+            let trial = trial.fresh();
+            let key = key();
+            let event = NewEvent {
+                retain,
+                ..trial.with_key(&key, "{}")
+            };
+            let taken = trial.taken(event, HELD).await;
+            trial.settle(&taken, &settlement).await;
+            let place = (trial.fresh(), taken.lease.id, key);
+            match settlement {
+                Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_)
+                    if retain == SHORT =>
+                {
+                    settled.push(place);
+                }
+                _ => kept.push(place),
+            }
+        }
+    }
 
     sleep(2 * SHORT).await;
     for round in 0..2 {

@@ -4,10 +4,11 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::steps::{Trial, dead, failure, key, lane, ok, retry};
+use super::make::{dead, failure, key, lane, retry};
+use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
 use crate::delivery::RawDelivery;
-use crate::inbox::{Change, EventState, NewEvent, Queue, Settlement};
+use crate::inbox::{Change, EventState, NewEvent, Queue, Settled, Settlement};
 
 /// While everything is paused, nothing is taken, in no way. Accepting goes on, and so does what was taken before. The
 /// pauses of single kinds are apart from it.
@@ -99,7 +100,7 @@ pub async fn bodies_are_deleted<H: Harness>(harness: &H) {
         }
         match settlement {
             Some(Settlement::Handled | Settlement::Ignored) => {
-                deleted.push((taken.lease.id, known))
+                deleted.push((taken.lease.id, known));
             }
             _ => kept.push((taken.lease.id, known)),
         }
@@ -200,5 +201,50 @@ pub async fn size_grows<H: Harness>(harness: &H) {
             "{BODIES} bodies of {LENGTH} bytes were accepted, and the size stays below {expected} bytes"
         );
         sleep(SHORT).await;
+    }
+}
+
+/// The number of an event is not used again, also when the newest events were deleted.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn numbers_are_used_once<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let mut last = None;
+    for _ in 0..3 {
+        let event = NewEvent {
+            retain: Duration::ZERO,
+            ..trial.event()
+        };
+        let taken = trial.taken(event, HELD).await;
+        let id = taken.lease.id;
+        assert!(
+            last.replace(id) < Some(id),
+            "numbers do not increase: {last:?}, then {id}"
+        );
+        trial.settle(&taken, &Settlement::Handled).await;
+        sleep(SHORT / 4).await;
+        trial.purge(RETAIN).await;
+        let found = ok(trial.queue.get(id).await, "get");
+        assert!(found.is_none(), "an event was not purged");
+        // An old lease ends no other event.
+        let other = trial.taken(trial.event(), HELD).await;
+        assert!(other.lease.id > id, "the number {id} was used again");
+        let settled = trial
+            .queue
+            .settle(&taken.lease, &Settlement::Handled, None)
+            .await;
+        assert!(
+            matches!(ok(settled, "settle"), Settled::Lost),
+            "a lease of an event that was purged"
+        );
+        assert_eq!(
+            trial.extend(&[taken.lease], HELD).await,
+            [false],
+            "a lease of an event that was purged"
+        );
+        last = Some(other.lease.id);
+        trial.settle(&other, &Settlement::Handled).await;
     }
 }

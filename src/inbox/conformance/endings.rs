@@ -1,16 +1,13 @@
 //! The end of an attempt: once, and only by the holder of the lease.
 
-use std::collections::HashSet;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::steps::{Trial, abandon, chat, dead, endings, lane, lasted, ok, retry, skip};
+use super::make::{chat, dead, endings, lane, retry, skip};
+use super::steps::{Trial, abandon, ok};
 use super::{HELD, Harness, PATIENCE, SHORT};
-use crate::inbox::{
-    Change, EventLease, EventState, NewEvent, Queue, Settled, Settlement, TakenEvent,
-};
-use crate::store::Fence;
+use crate::inbox::{Change, EventState, NewEvent, Queue, Settled, Settlement, TakenEvent};
 
 /// Asserts that an attempt has ended as asked, and only so. What is retried has no delay.
 async fn ended<Q: Queue>(trial: &Trial<Q>, taken: &TakenEvent, settlement: &Settlement) {
@@ -199,7 +196,7 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
                     &expired.lease,
                     "an expired attempt whose event was redriven",
                 )
-                .await
+                .await;
         }
         Change::WrongState => {}
         change => panic!("redriving an event whose lease has expired: {change:?}"),
@@ -207,6 +204,28 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
     trial
         .claims(expired.lease.id, HELD, "an event whose lease expired")
         .await;
+    let expired = trial.expired(trial.event()).await;
+    let id = expired.lease.id;
+    other
+        .discard(id, Change::Made, "an event whose lease expired")
+        .await;
+    trial
+        .refuses(
+            &expired.lease,
+            "an expired attempt whose event was discarded",
+        )
+        .await;
+    other
+        .redrive(id, Change::Made, "an event that was discarded")
+        .await;
+    trial
+        .refuses(
+            &expired.lease,
+            "an expired attempt whose event was discarded and redriven",
+        )
+        .await;
+    let again = trial.claims(id, HELD, "an event that was redriven").await;
+    trial.settle(&again, &Settlement::Handled).await;
 
     for lane in [None, Some(lane())] {
         let chat = chat();
@@ -279,133 +298,6 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
         }
         trial.nothing("the chat was forgotten").await;
     }
-}
-
-/// An attempt is ended by its own fence alone: not by one that never was, nor by that of another event. No two
-/// attempts have the same.
-///
-/// # Panics
-///
-/// When the rule is broken, or the queue fails.
-pub async fn fences_protect<H: Harness>(harness: &H) {
-    let trial = Trial::open(harness).await;
-    let mut fences = HashSet::new();
-    let mut remember = |taken: &TakenEvent| {
-        let Fence(fence) = taken.lease.fence;
-        assert!(fences.insert(fence), "a fence was used twice: {fence}");
-    };
-    let taken = trial.taken(trial.in_lane(lane()), HELD).await;
-    let other = trial.taken(trial.in_lane(lane()), HELD).await;
-    let Fence(fence) = taken.lease.fence;
-    let other_fence = other.lease.fence;
-    for foreign in [
-        other_fence,
-        Fence(0),
-        Fence(!fence),
-        Fence(fence.wrapping_add(1)),
-        Fence(fence ^ (1 << 127)),
-        Fence(fence ^ (1 << 64)),
-    ] {
-        let forged = EventLease {
-            fence: foreign,
-            ..taken.lease
-        };
-        trial
-            .refuses(&forged, "an attempt by a foreign fence")
-            .await;
-    }
-    trial.settle(&taken, &Settlement::Handled).await;
-    trial.settle(&other, &Settlement::Handled).await;
-    [&taken, &other].into_iter().for_each(&mut remember);
-
-    let lane = lane();
-    let mut taken = trial.taken(trial.in_lane(lane), HELD).await;
-    for round in 0..12 {
-        remember(&taken);
-        let id = taken.lease.id;
-        taken = match round % 4 {
-            0 => {
-                let next = trial.accept(trial.in_lane(lane)).await;
-                trial.hands_over(&taken, &Settlement::Handled, next).await
-            }
-            1 => {
-                trial.settle(&taken, &Settlement::Released).await;
-                trial.claims(id, SHORT, "an event that was released").await
-            }
-            2 => trial.claims(id, HELD, "an event whose lease expired").await,
-            _ => {
-                trial.settle(&taken, &Settlement::Handled).await;
-                trial
-                    .redrive(id, Change::Made, "an event that was handled")
-                    .await;
-                trial.claims(id, HELD, "an event that was redriven").await
-            }
-        };
-        if round % 4 == 3 {
-            trial.settle(&taken, &Settlement::Handled).await;
-            remember(&taken);
-            taken = trial.taken(trial.in_lane(lane), HELD).await;
-        }
-    }
-}
-
-/// An extended lease lasts for the given time from then on, be that longer or shorter than it would have lasted. For
-/// each lease the result is whether it was still held, in their order.
-///
-/// # Panics
-///
-/// When the rule is broken, or the queue fails.
-pub async fn leases_are_extended<H: Harness>(harness: &H) {
-    let trial = Trial::open(harness).await;
-    let other = &trial.handles(harness, 1).await[0];
-    assert!(
-        trial.extend(&[], HELD).await.is_empty(),
-        "the result for no leases"
-    );
-
-    let brief = 5 * SHORT;
-    let longer = trial.taken(trial.in_lane(lane()), brief).await;
-    let ended = trial.taken(trial.event(), HELD).await;
-    let alone = trial.taken(trial.event(), brief).await;
-    trial.settle(&ended, &Settlement::Handled).await;
-    let leases = [ended.lease, longer.lease, ended.lease, alone.lease];
-    assert_eq!(
-        other.extend(&leases, HELD).await,
-        [false, true, false, true],
-        "which leases were held"
-    );
-    sleep(brief + SHORT).await;
-    other.nothing("the leases were extended").await;
-    let leases = [alone.lease, longer.lease];
-    assert_eq!(
-        trial.extend(&leases, HELD).await,
-        [true, true],
-        "which leases were held"
-    );
-    trial.settle(&longer, &Settlement::Handled).await;
-
-    let began = Instant::now();
-    assert_eq!(
-        trial.extend(&[alone.lease], SHORT).await,
-        [true],
-        "whether a lease was held"
-    );
-    let again = other
-        .claims(
-            alone.lease.id,
-            HELD,
-            "an event whose lease was extended and expired",
-        )
-        .await;
-    lasted(began, "a lease that was extended");
-    assert_eq!(
-        again.crashes, 1,
-        "crashes after a lease that was extended expired"
-    );
-    trial
-        .refuses(&alone.lease, "an attempt whose event was taken again")
-        .await;
-    other.settle(&again, &Settlement::Handled).await;
 }
 
 /// A settlement whose future was dropped, at whichever of its awaits, has ended the attempt or has not: then it can be

@@ -1,61 +1,19 @@
 //! Lanes: one event at a time, in the order of acceptance.
 
-use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-
 use tokio::time::{Instant, sleep};
 
-use super::steps::{Trial, dead, joined, kind, lane, lasted, ok, outage, retry, skip, snooze};
-use super::{HELD, Harness, PATIENCE, SHORT};
-use crate::inbox::{
-    Change, EventId, EventState, Kinds, Lane, Queue, Settled, Settlement, TakenEvent,
-};
+use super::make::{dead, kind, lane, outage, retry, skip, snooze};
+use super::steps::{Trial, lasted, ok};
+use super::{HELD, Harness, SHORT};
+use crate::inbox::{Change, EventId, EventState, Kinds, Lane, Queue, Settled, Settlement};
 
 /// Accepts this many events of a lane.
-async fn line<Q: Queue>(trial: &Trial<Q>, lane: Lane, count: usize) -> Vec<EventId> {
+pub(super) async fn line<Q: Queue>(trial: &Trial<Q>, lane: Lane, count: usize) -> Vec<EventId> {
     let mut ids = Vec::new();
     for _ in 0..count {
         ids.push(trial.accept(trial.in_lane(lane)).await);
     }
     ids
-}
-
-/// The events that several workers have, and had.
-#[derive(Default)]
-struct Seen {
-    busy: HashMap<Lane, EventId>,
-    done: HashMap<Lane, Vec<EventId>>,
-    alone: Vec<EventId>,
-}
-
-impl Seen {
-    fn begin(&mut self, taken: &TakenEvent) {
-        let id = taken.lease.id;
-        if let Some(lane) = taken.lane
-            && let Some(other) = self.busy.insert(lane, id)
-        {
-            panic!("events {other} and {id} of one lane were taken at one time");
-        }
-    }
-
-    fn end(&mut self, taken: &TakenEvent) {
-        let done = match taken.lane {
-            Some(lane) => {
-                self.busy.remove(&lane);
-                self.done.entry(lane).or_default()
-            }
-            None => &mut self.alone,
-        };
-        done.push(taken.lease.id);
-    }
-
-    fn count(&self) -> usize {
-        self.done.values().map(Vec::len).sum::<usize>() + self.alone.len()
-    }
-}
-
-fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
-    seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Only the first event of a lane can be taken, and the next one only after its end: it is handed over with `next`,
@@ -104,71 +62,6 @@ pub async fn lanes_keep_their_order<H: Harness>(harness: &H) {
     trial.taken(trial.in_lane(lane), HELD).await;
 }
 
-/// Workers on several handles that accept, claim, and settle at one time never have an event twice, nor two of one
-/// lane, and each lane runs in the order of acceptance.
-///
-/// # Panics
-///
-/// When the rule is broken, or the queue fails.
-pub async fn lanes_run_one_at_a_time<H: Harness>(harness: &H) {
-    const LANES: usize = 6;
-    const EVENTS: usize = 10;
-
-    let trial = Trial::open(harness).await;
-    let lanes: Vec<_> = (0..LANES).map(|_| lane()).collect();
-    let (mut lines, mut alone) = (HashMap::<_, Vec<_>>::new(), Vec::new());
-    for _ in 0..EVENTS {
-        for lane in &lanes {
-            let id = trial.accept(trial.in_lane(*lane)).await;
-            lines.entry(*lane).or_default().push(id);
-        }
-        alone.push(trial.accept(trial.event()).await);
-    }
-    let total = (LANES + 1) * EVENTS;
-    let seen = Arc::new(Mutex::new(Seen::default()));
-    let workers = trial.handles(harness, 4).await.into_iter().map(|handle| {
-        let seen = Arc::clone(&seen);
-        tokio::spawn(async move {
-            let give_up = Instant::now() + 2 * PATIENCE;
-            loop {
-                let mut events = handle.claim(HELD, 3, 0).await.events;
-                events.iter().for_each(|taken| lock(&seen).begin(taken));
-                while let Some(taken) = events.pop() {
-                    // Others have time to take the next one.
-                    tokio::task::yield_now().await;
-                    let id = taken.lease.id;
-                    lock(&seen).end(&taken);
-                    if id.0 % 2 == 0 {
-                        handle.settle(&taken, &Settlement::Handled).await;
-                    } else if let Some(next) =
-                        handle.settle_and_take(&taken, &Settlement::Handled).await
-                    {
-                        lock(&seen).begin(&next);
-                        events.push(next);
-                    }
-                }
-                let count = lock(&seen).count();
-                if count >= total {
-                    return;
-                }
-                assert!(
-                    Instant::now() < give_up,
-                    "only {count} of {total} events could be taken"
-                );
-                sleep(SHORT / 20).await;
-            }
-        })
-    });
-    joined(workers.collect()).await;
-    let mut seen = lock(&seen);
-    seen.alone.sort_unstable();
-    assert_eq!(
-        seen.alone, alone,
-        "the events without a lane that were taken"
-    );
-    assert_eq!(seen.done, lines, "the events that were taken, by lane");
-}
-
 /// Events without a lane wait for no other. Events of different lanes do not, either.
 ///
 /// # Panics
@@ -185,58 +78,6 @@ pub async fn lanes_are_independent<H: Harness>(harness: &H) {
         ids.push(trial.accept(event).await);
     }
     trial.all_of(&ids, HELD, "events of different lanes").await;
-}
-
-/// However many events of a lane wait, however many are of another kind, and however many have crashed: the others
-/// are found, also by a claim of one event.
-///
-/// # Panics
-///
-/// When the rule is broken, or the queue fails.
-pub async fn no_lane_starves_another<H: Harness>(harness: &H) {
-    const BLOCKED: usize = 40;
-
-    let trial = Trial::open(harness).await;
-    let mut ids = Vec::new();
-    for settlement in [
-        None,
-        Some(retry(HELD)),
-        Some(dead(true)),
-        Some(snooze(HELD)),
-    ] {
-        let lane = lane();
-        let taken = trial.taken(trial.in_lane(lane), HELD).await;
-        line(&trial, lane, BLOCKED).await;
-        if let Some(settlement) = settlement {
-            trial.settle(&taken, &settlement).await;
-        }
-    }
-    let crashed = [trial.event(), trial.event()];
-    for event in crashed {
-        trial.taken(event, SHORT).await;
-    }
-    let other = trial.fresh();
-    for _ in 0..BLOCKED {
-        other.accept(other.event()).await;
-    }
-    sleep(2 * SHORT).await;
-    for _ in 0..4 {
-        ids.push(trial.accept(trial.event()).await);
-        ids.push(trial.accept(trial.in_lane(lane())).await);
-    }
-    let mut found = Vec::new();
-    let give_up = Instant::now() + PATIENCE;
-    while found.len() < ids.len() {
-        for taken in trial.claim(HELD, 1, 0).await.events {
-            found.push(taken.lease.id);
-        }
-        assert!(
-            Instant::now() < give_up,
-            "of {ids:?} only {found:?} were found"
-        );
-    }
-    found.sort_unstable();
-    assert_eq!(found, ids, "the events that can be taken");
 }
 
 /// A lane waits for an event that is retried and blocks it, whoever claims: A, B and C stay in this order. So it does

@@ -26,7 +26,7 @@
 //!
 //! # Time
 //!
-//! Waiting is done with [`tokio::time`], some seconds altogether. A queue that goes by that clock,
+//! Waiting is done with [`tokio::time`], about ten seconds altogether. A queue that goes by that clock,
 //! as the one in memory does, may be tested in paused time; one with a server may not. A slow machine
 //! breaks no rule, as long as a handful of operations takes less than two seconds.
 //!
@@ -40,10 +40,15 @@
 mod accept;
 mod alone;
 mod attempts;
-mod console;
+mod changes;
+mod crashes;
 mod endings;
 mod lanes;
+mod leases;
+mod make;
 mod steps;
+mod views;
+mod workers;
 
 use std::future::Future;
 use std::time::Duration;
@@ -57,26 +62,31 @@ pub use self::accept::{
     deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
     one_accept_wins,
 };
-pub use self::alone::{bodies_are_deleted, pause_stops_everything, size_grows};
+pub use self::alone::{
+    bodies_are_deleted, numbers_are_used_once, pause_stops_everything, size_grows,
+};
 pub use self::attempts::{
-    crashes_are_counted, delays_are_kept, durations_have_no_limits, failures_are_counted,
-    failures_are_listed, first_due_is_taken_first, suspects_are_limited,
+    delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
+    first_due_is_taken_first,
 };
-pub use self::console::{
-    chats_are_forgotten, events_are_counted, handles_share_everything, lists_are_complete,
-    paused_kinds_wait, redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
-    settled_events_are_redriven, unsettled_events_are_discarded,
+pub use self::changes::{
+    chats_are_forgotten, handles_share_everything, redriven_events_stand_in_no_line,
+    retried_events_are_redriven_in_place, settled_events_are_redriven,
+    unsettled_events_are_discarded,
 };
+pub use self::crashes::{crashes_are_counted, nothing_ends_with_its_handle, suspects_are_limited};
 pub use self::endings::{
     abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
-    expired_attempts_may_end, fences_protect, late_finishers_change_nothing, leases_are_extended,
+    expired_attempts_may_end, late_finishers_change_nothing,
 };
 pub use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
-    lanes_keep_their_order, lanes_run_one_at_a_time, no_lane_starves_another,
-    retries_keep_their_place, skipped_events_return,
+    lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
 };
+pub use self::leases::{fences_protect, leases_are_extended, one_end_wins};
 use self::steps::named;
+pub use self::views::{events_are_counted, lists_are_complete, paused_kinds_wait};
+pub use self::workers::{lanes_run_one_at_a_time, no_lane_starves_another};
 use super::Queue;
 
 /// A lease, a delay, or a retention, whose end is waited for.
@@ -144,8 +154,10 @@ pub async fn run<H: Harness>(harness: &H) {
         changes_by_hand_end_attempts
         fences_protect
         leases_are_extended
+        one_end_wins
         abandoned_settlements_lose_nothing
         crashes_are_counted
+        nothing_ends_with_its_handle
         suspects_are_limited
         failures_are_counted
         failures_are_listed
@@ -182,5 +194,11 @@ pub async fn run_alone<H: Harness>(harness: &H) {
     )
     .await;
     named("queue", "bodies_are_deleted", bodies_are_deleted(harness)).await;
+    named(
+        "queue",
+        "numbers_are_used_once",
+        numbers_are_used_once(harness),
+    )
+    .await;
     named("queue", "size_grows", size_grows(harness)).await;
 }

@@ -1,12 +1,11 @@
 //! The steps that rules consist of.
 
-use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::HeaderValue;
 use tokio::time::{Instant, sleep};
 
+use super::make::{endings, kind};
 use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::EventKind;
@@ -15,7 +14,6 @@ use crate::inbox::{
     Lane, NewEvent, Queue, Settled, Settlement, Take, TakenEvent,
 };
 use crate::store::EventKey;
-use crate::store::conformance::steps::unique;
 pub(super) use crate::store::conformance::steps::{abandon, joined, named, ok};
 
 /// A handle on the queue, and a kind of events that no other rule uses.
@@ -185,10 +183,16 @@ impl<Q: Queue> Trial<Q> {
 
     /// Claims one event, and waits for it.
     pub(super) async fn claimed(&self, lease: Duration, what: &str) -> TakenEvent {
+        self.claimed_at(lease, what).await.1
+    }
+
+    /// Claims one event, and waits for it. Returns the time before which it was not taken.
+    pub(super) async fn claimed_at(&self, lease: Duration, what: &str) -> (Instant, TakenEvent) {
         let give_up = Instant::now() + PATIENCE;
         loop {
+            let before = Instant::now();
             if let Some(taken) = self.try_claim(lease).await {
-                return taken;
+                return (before, taken);
             }
             assert!(Instant::now() < give_up, "{what} cannot be taken");
             sleep(SHORT / 20).await;
@@ -362,7 +366,7 @@ impl<Q: Queue> Trial<Q> {
         let give_up = Instant::now() + PATIENCE;
         while ok(self.queue.purge(keep_bodies).await, "purge") {
             assert!(Instant::now() < give_up, "there is always more to purge");
-            tokio::task::yield_now().await;
+            sleep(Duration::from_millis(1)).await;
         }
     }
 
@@ -401,104 +405,6 @@ impl Image {
                 .collect(),
         }
     }
-}
-
-/// A kind that was never used before.
-pub(super) fn kind() -> EventKind {
-    let kind = format!("conformance-{}", unique().replace(' ', "-"));
-    kind.parse()
-        .unwrap_or_else(|_| unreachable!("{kind} is a token"))
-}
-
-/// The id of a chat that was never used before.
-pub(super) fn chat() -> String {
-    format!("chat {}", unique())
-}
-
-/// A lane that was never used before.
-pub(super) fn lane() -> Lane {
-    Lane(RandomState::new().hash_one(unique()).cast_signed())
-}
-
-/// A key that was never used before.
-pub(super) fn key() -> IdempotencyKey {
-    key_of(unique().as_bytes())
-}
-
-pub(super) fn key_of(bytes: &[u8]) -> IdempotencyKey {
-    HeaderValue::from_bytes(bytes)
-        .ok()
-        .and_then(IdempotencyKey::new)
-        .unwrap_or_else(|| unreachable!("{} is a header's value", bytes.escape_ascii()))
-}
-
-pub(super) fn failure(reason: impl Into<String>) -> Failure {
-    Failure {
-        outcome: "conformance".to_owned(),
-        reason: reason.into(),
-    }
-}
-
-/// A failure that counts, and that the lane waits for.
-pub(super) fn retry(after: Duration) -> Settlement {
-    Settlement::Retry {
-        after,
-        failure: Some(failure("retry")),
-        counts: true,
-        blocks_lane: true,
-    }
-}
-
-/// A failure that counts, and that the lane does not wait for.
-pub(super) fn skip(after: Duration) -> Settlement {
-    Settlement::Retry {
-        after,
-        failure: Some(failure("skip")),
-        counts: true,
-        blocks_lane: false,
-    }
-}
-
-/// A failure that does not count.
-pub(super) fn outage(after: Duration) -> Settlement {
-    Settlement::Retry {
-        after,
-        failure: Some(failure("outage")),
-        counts: false,
-        blocks_lane: true,
-    }
-}
-
-pub(super) fn snooze(after: Duration) -> Settlement {
-    Settlement::Retry {
-        after,
-        failure: None,
-        counts: false,
-        blocks_lane: true,
-    }
-}
-
-pub(super) fn dead(hold_lane: bool) -> Settlement {
-    Settlement::Dead {
-        failure: failure("dead"),
-        hold_lane,
-    }
-}
-
-/// Every way to end an attempt. What is retried can be taken again at once.
-pub(super) fn endings() -> Vec<Settlement> {
-    vec![
-        Settlement::Handled,
-        Settlement::Ignored,
-        Settlement::Discarded(failure("discarded")),
-        dead(false),
-        dead(true),
-        retry(Duration::ZERO),
-        skip(Duration::ZERO),
-        outage(Duration::ZERO),
-        snooze(Duration::ZERO),
-        Settlement::Released,
-    ]
 }
 
 /// Asserts that something which was not begun before `began` lasted for `SHORT`.

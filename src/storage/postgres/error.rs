@@ -12,9 +12,9 @@ use crate::storage::{Error, ErrorKind};
 pub(crate) fn error(error: sqlx::Error, schema: &Schema) -> Error {
     let name = schema.name();
     let (kind, advice) = match code(&error).as_deref() {
-        Some("42P01" | "3F000" | "42703") => (
+        Some("42P01" | "3F000" | "42703" | "42883") => (
             ErrorKind::Unavailable,
-            format!("the schema `{name}` lacks its tables: call `PostgresStore::migrate` at start"),
+            format!("the schema `{name}` lacks its tables: call `PostgresStore::migrate`, or that of the queue, at start"),
         ),
         Some("42501") => (
             ErrorKind::Denied,

@@ -8,4 +8,6 @@ mod value;
 pub(crate) use self::error::{code, corrupt, error};
 pub(crate) use self::migrate::{Schema, migrate};
 pub(crate) use self::pool::{Busy, Pool};
+#[cfg(feature = "inbox")]
+pub(crate) use self::value::List;
 pub(crate) use self::value::{Uuid, Value, column, micros};

@@ -7,14 +7,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::AssertSqlSafe;
+#[cfg(feature = "inbox")]
+use sqlx::Connection;
 use sqlx::pool::PoolConnection;
-use sqlx::postgres::{PgPool, PgRow, Postgres};
+use sqlx::postgres::{PgArguments, PgPool, PgRow, Postgres};
+use sqlx::query::Query;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
+use super::Value;
 use super::error::lost_a_race;
-use super::{Uuid, Value};
 
 /// How long a connection may take to open after its caller has given up. As long is waited for the answer of
 /// a dead connection, if the server does not close it.
@@ -76,28 +79,61 @@ impl Pool {
         sql: &Arc<str>,
         values: &[Value],
     ) -> sqlx::Result<Option<PgRow>> {
+        let mut rows = self.fetch_all(sql, values).await?;
+        Ok(rows.pop())
+    }
+
+    /// As [`fetch`](Self::fetch), and returns all rows.
+    pub(crate) async fn fetch_all(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
         loop {
-            let mut query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
-            for value in values {
-                query = match value {
-                    Value::Id(id) => query.bind(Uuid(*id)),
-                    Value::Number(number) => query.bind(*number),
-                    Value::Text(text) => query.bind(text.clone()),
-                };
-            }
             let mut busy = Busy::new(self.acquire().await?);
-            let result = query.fetch_optional(&mut *busy.connection).await;
-            match result {
+            let query = query(sql, values);
+            match query.fetch_all(&mut *busy.connection).await {
                 // Only where transactions are repeatable reads or serializable by default.
                 Err(error) if lost_a_race(&error) => busy.is_sound = true,
-                Ok(row) => {
+                result => {
+                    busy.is_sound = result.is_ok();
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// As [`fetch_all`](Self::fetch_all), in a transaction that reads what is committed, whatever is the default.
+    #[cfg(feature = "inbox")]
+    pub(crate) async fn fetch_committed(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
+        loop {
+            let mut busy = Busy::new(self.acquire().await?);
+            let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+            let mut transaction = busy.connection.begin_with(begin).await?;
+            match query(sql, values).fetch_all(&mut *transaction).await {
+                // Another transaction waits for one of our locks, too.
+                Err(error) if lost_a_race(&error) => {
+                    transaction.rollback().await?;
                     busy.is_sound = true;
-                    return Ok(row);
+                }
+                Ok(rows) => {
+                    transaction.commit().await?;
+                    busy.is_sound = true;
+                    return Ok(rows);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
+}
+
+fn query<'q>(sql: &Arc<str>, values: &[Value]) -> Query<'q, Postgres, PgArguments> {
+    let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+    values.iter().fold(query, |query, value| value.bind(query))
 }
 
 /// A connection with a statement in progress. Dropped, it is closed unless that succeeded: one that

@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
+#[cfg(feature = "inbox")]
+use bytes::Bytes;
 use sqlx::encode::IsNull;
 use sqlx::error::BoxDynError;
 use sqlx::postgres::types::Oid;
-use sqlx::postgres::{PgArgumentBuffer, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, Postgres};
+use sqlx::postgres::{
+    PgArgumentBuffer, PgArguments, PgRow, PgTypeInfo, PgValueFormat, PgValueRef, Postgres,
+};
+use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row, Type};
 
 use super::corrupt;
@@ -16,6 +21,52 @@ pub(crate) enum Value {
     Id(u128),
     Number(i64),
     Text(String),
+    #[cfg(feature = "inbox")]
+    List(List),
+}
+
+impl Value {
+    /// Adds it to a statement.
+    pub(super) fn bind<'q>(
+        &self,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> Query<'q, Postgres, PgArguments> {
+        match self {
+            Self::Id(id) => query.bind(Uuid(*id)),
+            Self::Number(number) => query.bind(*number),
+            Self::Text(text) => query.bind(text.as_str()),
+            #[cfg(feature = "inbox")]
+            Self::List(list) => list.bind(query),
+        }
+    }
+}
+
+/// A parameter that is an array.
+#[cfg(feature = "inbox")]
+pub(crate) enum List {
+    Ids(Vec<Option<u128>>),
+    Numbers(Vec<Option<i64>>),
+    Flags(Vec<bool>),
+    Texts(Option<Vec<String>>),
+    Bytes(Vec<Option<Bytes>>),
+}
+
+#[cfg(feature = "inbox")]
+impl List {
+    fn bind<'q>(
+        &self,
+        query: Query<'q, Postgres, PgArguments>,
+    ) -> Query<'q, Postgres, PgArguments> {
+        match self {
+            Self::Ids(ids) => query.bind(ids.iter().map(|id| id.map(Uuid)).collect::<Vec<_>>()),
+            Self::Numbers(numbers) => query.bind(numbers.as_slice()),
+            Self::Flags(flags) => query.bind(flags.as_slice()),
+            Self::Texts(texts) => query.bind(texts.as_deref()),
+            Self::Bytes(bytes) => {
+                query.bind(bytes.iter().map(Option::as_deref).collect::<Vec<_>>())
+            }
+        }
+    }
 }
 
 /// 128 bits as PostgreSQL's `uuid`.
@@ -24,6 +75,13 @@ pub(crate) struct Uuid(pub(crate) u128);
 impl Type<Postgres> for Uuid {
     fn type_info() -> PgTypeInfo {
         PgTypeInfo::with_oid(Oid(2950))
+    }
+}
+
+#[cfg(feature = "inbox")]
+impl sqlx::postgres::PgHasArrayType for Uuid {
+    fn array_type_info() -> PgTypeInfo {
+        PgTypeInfo::with_oid(Oid(2951))
     }
 }
 

@@ -1,5 +1,6 @@
 //! The Postgres store, on sqlx.
 
+mod schema;
 mod statements;
 pub(crate) mod transaction;
 
@@ -14,7 +15,8 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tokio::time::timeout;
 
-use self::statements::{MIGRATIONS, Statements};
+pub(crate) use self::schema::MIGRATIONS;
+use self::statements::Statements;
 use super::{Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError};
 use crate::config::ConfigError;
 use crate::error::Chain;

@@ -1,34 +1,8 @@
-//! The table of keys: its schema, and the statements that the store is made of.
+//! The statements that the store is made of.
 
 use std::sync::Arc;
 
 use crate::storage::postgres::Schema;
-
-/// The schema, version by version. A release that knows an older version may use the tables at the same
-/// time, by the statements that it has.
-pub(super) const MIGRATIONS: [&str; 2] = [
-    // 1. A key that is done has only `done_until`; one that is claimed, all the others; one that failed
-    // or whose lease expired, its attempts. None of these is indexed, so that an update may stay in
-    // its page (HOT) and leaves nothing to an index; the spare room is for these.
-    "CREATE TABLE {schema}.keys (
-        key uuid PRIMARY KEY,
-        body uuid NOT NULL,
-        done_until timestamptz,
-        fence uuid,
-        lease_until timestamptz,
-        known_until timestamptz,
-        attempts integer,
-        CHECK (num_nonnulls(done_until, attempts) = 1),
-        CHECK (num_nonnulls(known_until, attempts) <> 1),
-        CHECK (num_nonnulls(fence, lease_until) <> 1)
-    ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05)",
-    // 2. A body is identified by another digest than in version 1, so those that were stored before cannot
-    // be compared, and count as equal. They stay in their rows, because a receiver of version 1 fails on a
-    // row without a digest. `old_body` is NULL where the digest is a new one, which takes no room, and its
-    // default marks the rows that such a receiver adds meanwhile. A key that it claims again keeps the mark
-    // that it had: until that key is forgotten, its body may be reported as another one. No row is rewritten.
-    "ALTER TABLE {schema}.keys ADD COLUMN old_body boolean DEFAULT true",
-];
 
 /// The statements, with the schema's name in them.
 pub(super) struct Statements {
@@ -50,6 +24,9 @@ impl Statements {
         let limited =
             |limit: &str, text: &str| sql(&text.replace("{limits}", &Self::limits(limit)));
         Self {
+            // The key of an event that the inbox has accepted is done until the inbox deletes both: the event may be
+            // unsettled for longer than its key is kept.
+            //
             // `seen` answers duplicates without a write. What it does not see, because it came after
             // the statement began, the insertion meets: then there is no row at all.
             claim: sql("
@@ -59,7 +36,8 @@ impl Statements {
                         extract(epoch FROM lease_until - clock_timestamp()) AS remaining
                     FROM {schema}.keys
                     WHERE key = $1
-                        AND (done_until > clock_timestamp() OR lease_until > clock_timestamp())
+                        AND (done_until > clock_timestamp() OR lease_until > clock_timestamp()
+                            OR event IS NOT NULL)
                 ), claimed AS (
                     INSERT INTO {schema}.keys AS known
                         (key, body, fence, lease_until, known_until, attempts, old_body)
@@ -85,7 +63,8 @@ impl Statements {
                             ELSE 1
                         END
                     WHERE (known.done_until > clock_timestamp()
-                        OR known.lease_until > clock_timestamp()) IS NOT TRUE
+                        OR known.lease_until > clock_timestamp()
+                        OR known.event IS NOT NULL) IS NOT TRUE
                     RETURNING fence, attempts
                 )
                 SELECT fence, attempts, NULL AS same_body, NULL AS remaining FROM claimed
@@ -96,7 +75,8 @@ impl Statements {
                 SELECT ceil(extract(epoch FROM lease_until - clock_timestamp()) * 1000000)::bigint
                 FROM {schema}.keys
                 WHERE key = $1
-                    AND (done_until > clock_timestamp() OR lease_until > clock_timestamp())
+                    AND (done_until > clock_timestamp() OR lease_until > clock_timestamp()
+                        OR event IS NOT NULL)
             "),
             renew: sql("
                 UPDATE {schema}.keys
@@ -169,6 +149,7 @@ impl Statements {
                         WHERE ctid >= format('(%s,0)', (SELECT page FROM step))::tid
                             AND ctid < format('(%s,0)', (SELECT page + $3 FROM step))::tid
                             AND greatest(done_until, lease_until, known_until) <= clock_timestamp()
+                            AND event IS NULL
                         FOR UPDATE SKIP LOCKED
                     ))
                     RETURNING true

@@ -1,0 +1,191 @@
+//! The options.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use clap::error::ErrorKind;
+use clap::{Args, CommandFactory, Parser, Subcommand};
+use http::HeaderValue;
+use tower_webhook::inbox::{EventId, EventState, Filter};
+use tower_webhook::{EventKind, IdempotencyKey};
+
+/// Look into a receiver's inbox: list events, see why they failed, try them again, or give them up.
+///
+/// It works on the file or the database of the inbox, while the receiver runs or not. Ages are written as `90s`, `15m`, `2h` or
+/// `7d`.
+///
+/// The exit code is 0 on success, 1 if something failed or was not found, and 2 if the arguments are invalid.
+#[derive(Parser)]
+#[command(name = "inbox", version)]
+pub(crate) struct Options {
+    /// The inbox, as the receiver has it: `sqlite:PATH` or `postgres://HOST/DATABASE`
+    ///
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX.
+    #[arg(
+        long,
+        value_name = "INBOX",
+        env = "WEBHOOK_INBOX",
+        hide_env_values = true
+    )]
+    pub(crate) inbox: String,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// List events, oldest first
+    List {
+        #[command(flatten)]
+        matching: Matching,
+        /// How many events are listed at most
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: usize,
+        /// List the newest event first
+        #[arg(long)]
+        newest_first: bool,
+        /// Print one line of JSON for each event
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show an event with its payload and its failures
+    Show {
+        /// The number of the event
+        id: EventId,
+        /// Print it as a line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Try events again: dead letters, settled ones, or those that wait for their next attempt
+    Redrive {
+        #[command(flatten)]
+        chosen: Chosen,
+    },
+    /// Give events up that are not settled, or dead
+    Discard {
+        #[command(flatten)]
+        chosen: Chosen,
+    },
+    /// Stop handling events, of one kind or all; accepting continues
+    Pause {
+        /// The kind; all of them if it is not given
+        #[arg(value_name = "KIND")]
+        kind: Option<EventKind>,
+    },
+    /// Handle events again after a pause
+    Resume {
+        /// The kind that was paused; everything if it is not given
+        #[arg(value_name = "KIND")]
+        kind: Option<EventKind>,
+    },
+    /// Count the events that are not settled, and the dead letters
+    Stats {
+        /// Print it as a line of JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print events with their payloads and failures, as lines of JSON
+    Export {
+        #[command(flatten)]
+        matching: Matching,
+    },
+}
+
+/// Which events are meant. Without an option, all of them.
+#[derive(Args, Clone)]
+pub(crate) struct Matching {
+    /// Events of this state: waiting, in-progress, retrying, handled, ignored, discarded or dead; repeat it for several
+    #[arg(long, value_name = "STATE")]
+    state: Vec<EventState>,
+    /// Events of this kind; repeat it for several
+    #[arg(long, value_name = "KIND")]
+    kind: Vec<EventKind>,
+    /// Events of the chat with this id
+    #[arg(long, value_name = "ID")]
+    chat: Option<String>,
+    /// The event with this idempotency key
+    #[arg(long, value_name = "KEY", value_parser = key)]
+    key: Option<IdempotencyKey>,
+    /// Events that were accepted at least so long ago
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    older_than: Option<Duration>,
+    /// Events that were accepted at most so long ago
+    #[arg(long, value_name = "AGE", value_parser = age)]
+    newer_than: Option<Duration>,
+}
+
+/// Events that are to be changed.
+#[derive(Args, Clone)]
+pub(crate) struct Chosen {
+    /// The numbers of the events
+    #[arg(
+        value_name = "ID",
+        required_unless_present = "all",
+        conflicts_with = "all"
+    )]
+    pub(crate) ids: Vec<EventId>,
+    /// All events that match the options below, instead of numbers
+    #[arg(long)]
+    pub(crate) all: bool,
+    #[command(flatten)]
+    pub(crate) matching: Matching,
+    /// Do not ask before the change
+    #[arg(long)]
+    pub(crate) yes: bool,
+}
+
+impl Matching {
+    pub(crate) fn filter(&self) -> Filter {
+        // An age before the start of time matches nothing, or everything.
+        let ago = |age: Duration| {
+            let now = SystemTime::now();
+            now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
+        };
+        Filter {
+            states: self.state.clone(),
+            kinds: self.kind.clone(),
+            chat: self.chat.clone(),
+            key: self.key.clone(),
+            accepted_from: self.newer_than.map(ago),
+            accepted_until: self.older_than.map(ago),
+        }
+    }
+
+    pub(crate) fn is_everything(&self) -> bool {
+        let filter = self.filter();
+        filter.states.is_empty()
+            && filter.kinds.is_empty()
+            && filter.chat.is_none()
+            && filter.key.is_none()
+            && filter.accepted_from.is_none()
+            && filter.accepted_until.is_none()
+    }
+}
+
+/// Exits like clap does for an invalid argument.
+pub(crate) fn misused(error: impl fmt::Display) -> ! {
+    Options::command()
+        .error(ErrorKind::ValueValidation, error)
+        .exit()
+}
+
+fn key(text: &str) -> Result<IdempotencyKey, &'static str> {
+    let value = HeaderValue::from_str(text).map_err(|_| "this cannot be the value of a header")?;
+    IdempotencyKey::new(value).ok_or("a key is not empty")
+}
+
+fn age(text: &str) -> Result<Duration, String> {
+    let error = || format!("`{text}` is no age: write one such as 90s, 15m, 2h or 7d");
+    let unit = text.chars().last().ok_or_else(error)?;
+    let seconds: u64 = match unit {
+        's' => 1,
+        'm' => 60,
+        'h' => 60 * 60,
+        'd' => 24 * 60 * 60,
+        _ => return Err(error()),
+    };
+    let number: u64 = text[..text.len() - 1].parse().map_err(|_| error())?;
+    let seconds = number.checked_mul(seconds).ok_or_else(error)?;
+    Ok(Duration::from_secs(seconds))
+}

@@ -1,0 +1,156 @@
+//! Tries events again, or gives them up: one by one, after a preview.
+
+use std::io::{self, BufRead, IsTerminal, Write};
+use std::process::ExitCode;
+
+use indicatif::ProgressBar;
+use tokio::signal::ctrl_c;
+use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
+
+use crate::args::{Chosen, misused};
+use crate::{Pages, print};
+
+#[derive(Clone, Copy)]
+pub(crate) enum Action {
+    Redrive,
+    Discard,
+}
+
+/// How many events the preview shows.
+const PREVIEW: usize = 5;
+
+pub(crate) async fn change<Q: Queue>(
+    inbox: &Inbox<Q>,
+    action: Action,
+    chosen: Chosen,
+) -> anyhow::Result<ExitCode> {
+    if !chosen.all && !chosen.matching.is_everything() {
+        misused("options that select events need `--all`, and no numbers");
+    }
+    let ids = match chosen.all {
+        true => matching(inbox, action, &chosen).await?,
+        false => chosen.ids,
+    };
+    if ids.is_empty() {
+        eprintln!("no event matches");
+        return Ok(ExitCode::SUCCESS);
+    }
+    if !chosen.yes && !is_confirmed(action, ids.len())? {
+        eprintln!("nothing was changed");
+        return Ok(ExitCode::FAILURE);
+    }
+
+    let progress = ProgressBar::new(ids.len() as u64);
+    let mut counts = Counts::default();
+    let mut stopped = std::pin::pin!(ctrl_c());
+    for id in &ids {
+        let changing = async {
+            match action {
+                Action::Redrive => inbox.redrive(*id).await,
+                Action::Discard => inbox.discard(*id).await,
+            }
+        };
+        tokio::select! {
+            biased;
+            _ = &mut stopped => {
+                progress.finish_and_clear();
+                eprintln!("stopped after {} of {} events", counts.all(), ids.len());
+                break;
+            }
+            // Not cut short: what was begun is counted.
+            change = changing => counts.count(*id, change?, &progress),
+        }
+        progress.inc(1);
+    }
+    progress.finish_and_clear();
+    eprintln!("{}: {}", action.done(), counts.made);
+    let is_complete = counts.failed == 0 && counts.all() == ids.len();
+    Ok(match is_complete {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::FAILURE,
+    })
+}
+
+/// The events that match, and that can be changed. Shows the first ones.
+async fn matching<Q: Queue>(
+    inbox: &Inbox<Q>,
+    action: Action,
+    chosen: &Chosen,
+) -> anyhow::Result<Vec<EventId>> {
+    let filter = chosen.matching.filter();
+    let (mut ids, mut first) = (Vec::new(), Vec::new());
+    let mut pages = Pages::new(inbox, &filter, false);
+    while let Some(page) = pages.next().await? {
+        for event in page.into_iter().filter(|event| action.applies(event.state)) {
+            ids.push(event.id);
+            if first.len() < PREVIEW {
+                first.push(event);
+            }
+        }
+    }
+    if !chosen.yes && !ids.is_empty() {
+        print::preview(&first, ids.len())?;
+    }
+    Ok(ids)
+}
+
+fn is_confirmed(action: Action, count: usize) -> anyhow::Result<bool> {
+    if !io::stdin().is_terminal() {
+        misused("standard input is no terminal to ask at: pass `--yes`");
+    }
+    let events = if count == 1 { "event" } else { "events" };
+    eprint!("{} {count} {events}? [y/N] ", action.name());
+    io::stderr().flush()?;
+    let mut answer = String::new();
+    io::stdin().lock().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
+impl Action {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Redrive => "Redrive",
+            Self::Discard => "Discard",
+        }
+    }
+
+    fn done(self) -> &'static str {
+        match self {
+            Self::Redrive => "redriven",
+            Self::Discard => "discarded",
+        }
+    }
+
+    fn applies(self, state: EventState) -> bool {
+        match self {
+            Self::Redrive => state != EventState::InProgress,
+            Self::Discard => state.is_unsettled() || state == EventState::Dead,
+        }
+    }
+}
+
+#[derive(Default)]
+struct Counts {
+    made: usize,
+    failed: usize,
+}
+
+impl Counts {
+    fn all(&self) -> usize {
+        self.made + self.failed
+    }
+
+    fn count(&mut self, id: EventId, change: Change, progress: &ProgressBar) {
+        let reason = match change {
+            Change::Made => {
+                self.made += 1;
+                return;
+            }
+            Change::NotFound => "there is no such event",
+            Change::WithoutBody => "its body was deleted, so it cannot be handled any more",
+            _ => "its state does not allow it: it is settled, or an attempt is in progress",
+        };
+        self.failed += 1;
+        progress.suspend(|| eprintln!("event {id}: {reason}"));
+    }
+}

@@ -1,0 +1,166 @@
+//! Run with: cargo run --features inbox,sqlite --example inbox -- --inbox sqlite:webhooks.db list
+//!
+//! Looks into the inbox of the example `receiver`: lists events, shows why they failed, tries them again, or gives them
+//! up.
+
+mod args;
+mod change;
+#[path = "../shared/json.rs"]
+mod json;
+mod print;
+#[path = "../shared/store.rs"]
+mod store;
+
+use std::io::{self, ErrorKind, IsTerminal};
+use std::process::ExitCode;
+
+use clap::Parser;
+use tower_webhook::inbox::{EventSummary, Filter, Inbox, Page, Queue};
+use tracing_subscriber::filter::LevelFilter;
+
+use self::args::{Command, Options, misused};
+use self::change::{Action, change};
+use self::store::Place;
+
+fn main() -> ExitCode {
+    let options = Options::parse();
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::WARN)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .log_internal_errors(false)
+        .init();
+    let runtime = match tokio::runtime::Runtime::new() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("error: the runtime cannot be started: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match runtime.block_on(run(options)) {
+        Ok(code) => code,
+        // The reader of standard output has what it wanted, as in `inbox list | head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<io::Error>()
+        .is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
+}
+
+async fn run(options: Options) -> anyhow::Result<ExitCode> {
+    let Options { inbox, command } = options;
+    let place = Place::parse_inbox(&inbox).unwrap_or_else(|error| misused(error));
+    match place {
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) => {
+            // It would be created, and look like an empty inbox.
+            anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
+            execute(&Inbox::new(store::sqlite_queue(path)?), command).await
+        }
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) => {
+            execute(&Inbox::new(store::postgres_queue(server).await?), command).await
+        }
+        // `Place::parse_inbox` makes no others.
+        other => anyhow::bail!("{other} cannot be an inbox"),
+    }
+}
+
+async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::List {
+            matching,
+            limit,
+            newest_first,
+            json,
+        } => {
+            let mut events = Vec::new();
+            let filter = matching.filter();
+            let mut pages = Pages::new(inbox, &filter, newest_first);
+            while events.len() < limit
+                && let Some(page) = pages.next().await?
+            {
+                events.extend(page);
+            }
+            events.truncate(limit);
+            match json {
+                true => print::lines(&events)?,
+                false => print::table(&events)?,
+            }
+        }
+        Command::Show { id, json } => {
+            let Some(record) = inbox.get(id).await? else {
+                eprintln!("error: there is no event {id}");
+                return Ok(ExitCode::FAILURE);
+            };
+            match json {
+                true => print::record_line(&record)?,
+                false => print::record(&record)?,
+            }
+        }
+        Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
+        Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
+        Command::Pause { kind } => inbox.pause(kind.as_ref()).await?,
+        Command::Resume { kind } => inbox.resume(kind.as_ref()).await?,
+        Command::Stats { json } => {
+            let stats = inbox.stats().await?;
+            match json {
+                true => print::stats_line(&stats)?,
+                false => print::stats(&stats)?,
+            }
+        }
+        Command::Export { matching } => {
+            let filter = matching.filter();
+            let mut pages = Pages::new(inbox, &filter, false);
+            while let Some(page) = pages.next().await? {
+                for event in page {
+                    if let Some(record) = inbox.get(event.id).await? {
+                        print::record_line(&record)?;
+                    }
+                }
+            }
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The events that match, page by page.
+pub(crate) struct Pages<'a, Q> {
+    inbox: &'a Inbox<Q>,
+    filter: &'a Filter,
+    /// `None` after the last one.
+    next: Option<Page>,
+}
+
+impl<'a, Q: Queue> Pages<'a, Q> {
+    pub(crate) fn new(inbox: &'a Inbox<Q>, filter: &'a Filter, newest_first: bool) -> Self {
+        Self {
+            inbox,
+            filter,
+            next: Some(Page {
+                after: None,
+                limit: 500,
+                newest_first,
+            }),
+        }
+    }
+
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<Vec<EventSummary>>> {
+        let Some(page) = self.next else {
+            return Ok(None);
+        };
+        let events = self.inbox.list(self.filter, page).await?;
+        self.next = events.last().map(|last| Page {
+            after: Some(last.id),
+            ..page
+        });
+        Ok(self.next.map(|_| events))
+    }
+}

@@ -1,0 +1,283 @@
+//! Tables for people, and lines of JSON for programs.
+
+use std::io::{self, Write};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use serde::Serialize;
+use tower_webhook::inbox::{EventRecord, EventSummary, Stats};
+
+use crate::json::line_with_payload;
+
+/// The longest text in a column.
+const WIDEST: usize = 40;
+
+pub(crate) fn table(events: &[EventSummary]) -> io::Result<()> {
+    write_table(&mut io::stdout().lock(), events)
+}
+
+/// The first events that are about to be changed.
+pub(crate) fn preview(events: &[EventSummary], count: usize) -> io::Result<()> {
+    let mut out = io::stderr().lock();
+    write_table(&mut out, events)?;
+    match count - events.len() {
+        0 => Ok(()),
+        more => writeln!(out, "… and {more} more"),
+    }
+}
+
+fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> {
+    let head = ["ID", "STATE", "KIND", "CHAT", "KEY", "ACCEPTED", "FAILURES"].map(str::to_owned);
+    let mut rows = vec![head];
+    rows.extend(events.iter().map(|event| {
+        [
+            event.id.to_string(),
+            event.state.to_string(),
+            short(event.kind.as_str()),
+            short(event.chat.as_deref().unwrap_or("-")),
+            short(
+                &event
+                    .key
+                    .as_ref()
+                    .map_or("-".to_owned(), ToString::to_string),
+            ),
+            ago(event.accepted_at),
+            event.failures.to_string(),
+        ]
+    }));
+    let mut widths = [0; 7];
+    for row in &rows {
+        for (width, text) in widths.iter_mut().zip(row) {
+            *width = text.chars().count().max(*width);
+        }
+    }
+    for row in rows {
+        let cells: Vec<_> = row
+            .iter()
+            .zip(widths)
+            .map(|(text, width)| format!("{text:width$}"))
+            .collect();
+        writeln!(out, "{}", cells.join("  ").trim_end())?;
+    }
+    Ok(())
+}
+
+pub(crate) fn lines(events: &[EventSummary]) -> io::Result<()> {
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for event in events {
+        line(&mut out, &Summary::of(event))?;
+    }
+    out.flush()
+}
+
+fn line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    out.write_all(b"\n")
+}
+
+/// The texts of senders, without control characters.
+fn printable(text: &str) -> String {
+    text.chars()
+        .map(|char| if char.is_control() { '\u{fffd}' } else { char })
+        .collect()
+}
+
+fn short(text: &str) -> String {
+    let text = printable(text);
+    if text.chars().count() <= WIDEST {
+        return text;
+    }
+    let start: String = text.chars().take(WIDEST - 1).collect();
+    format!("{start}…")
+}
+
+fn ago(time: SystemTime) -> String {
+    let Ok(age) = time.elapsed() else {
+        return "now".to_owned();
+    };
+    let seconds = age.as_secs();
+    match seconds {
+        0..120 => format!("{seconds}s ago"),
+        120..7_200 => format!("{}m ago", seconds / 60),
+        7_200..172_800 => format!("{}h ago", seconds / 3_600),
+        _ => format!("{}d ago", seconds / 86_400),
+    }
+}
+
+fn millis(time: SystemTime) -> i64 {
+    let millis = time
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis();
+    i64::try_from(millis).unwrap_or(i64::MAX)
+}
+
+/// An event as a line of JSON. Times are milliseconds since 1970.
+#[derive(Serialize)]
+struct Summary {
+    id: i64,
+    kind: String,
+    key: Option<String>,
+    chat: Option<String>,
+    state: &'static str,
+    accepted_at: i64,
+    settled_at: Option<i64>,
+    due_at: Option<i64>,
+    failed_attempts: u32,
+    redriven: bool,
+}
+
+impl Summary {
+    fn of(event: &EventSummary) -> Self {
+        Self {
+            id: event.id.0,
+            kind: event.kind.to_string(),
+            key: event.key.as_ref().map(ToString::to_string),
+            chat: event.chat.clone(),
+            state: event.state.name(),
+            accepted_at: millis(event.accepted_at),
+            settled_at: event.settled_at.map(millis),
+            due_at: event.due_at.map(millis),
+            failed_attempts: event.failures,
+            redriven: event.is_redriven,
+        }
+    }
+}
+
+#[derive(Serialize)]
+struct Record<'a> {
+    #[serde(flatten)]
+    summary: Summary,
+    failures: Vec<PastFailure<'a>>,
+    /// The body in hex, if it is not JSON.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    payload_hex: Option<String>,
+}
+
+#[derive(Serialize)]
+struct PastFailure<'a> {
+    at: i64,
+    outcome: &'a str,
+    reason: &'a str,
+}
+
+pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
+    let text = |body| {
+        let text = str::from_utf8(body).ok()?;
+        serde_json::from_str::<serde_json::Value>(text)
+            .ok()
+            .map(|_| text)
+    };
+    let body = record.body.as_deref();
+    let payload = body.and_then(text);
+    let record = Record {
+        summary: Summary::of(&record.summary),
+        failures: record
+            .failures
+            .iter()
+            .map(|past| PastFailure {
+                at: millis(past.at),
+                outcome: &past.failure.outcome,
+                reason: &past.failure.reason,
+            })
+            .collect(),
+        payload_hex: match payload {
+            Some(_) => None,
+            None => body.map(hex::encode),
+        },
+    };
+    let mut out = io::stdout().lock();
+    match payload {
+        Some(payload) => out.write_all(line_with_payload(&record, payload)?.as_bytes()),
+        None => line(&mut out, &record),
+    }
+}
+
+pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
+    let event = &record.summary;
+    let time = |time: SystemTime| format!("{} ({})", httpdate::fmt_http_date(time), ago(time));
+    let mut out = io::stdout().lock();
+    writeln!(out, "event     {}", event.id)?;
+    writeln!(out, "state     {}", event.state)?;
+    writeln!(out, "kind      {}", printable(event.kind.as_str()))?;
+    if let Some(chat) = &event.chat {
+        writeln!(out, "chat      {}", printable(chat))?;
+    }
+    if let Some(key) = &event.key {
+        writeln!(out, "key       {}", printable(&key.to_string()))?;
+    }
+    writeln!(out, "accepted  {}", time(event.accepted_at))?;
+    if let Some(settled) = event.settled_at {
+        writeln!(out, "settled   {}", time(settled))?;
+    }
+    if let Some(due) = event.due_at {
+        writeln!(out, "next try  {}", httpdate::fmt_http_date(due))?;
+    }
+    if event.is_redriven {
+        writeln!(out, "redriven  yes")?;
+    }
+    for past in &record.failures {
+        writeln!(
+            out,
+            "failure   {}: {}: {}",
+            httpdate::fmt_http_date(past.at),
+            printable(&past.failure.outcome),
+            printable(&past.failure.reason)
+        )?;
+    }
+    writeln!(out)?;
+    match &record.body {
+        None => writeln!(out, "(the body was deleted)"),
+        Some(body) => match serde_json::from_slice::<serde_json::Value>(body) {
+            Ok(value) => {
+                serde_json::to_writer_pretty(&mut out, &value)?;
+                writeln!(out)
+            }
+            Err(_) => writeln!(out, "{}", body.escape_ascii()),
+        },
+    }
+}
+
+pub(crate) fn stats(stats: &Stats) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if stats.kinds.is_empty() && !stats.is_paused {
+        return writeln!(out, "every event is settled");
+    }
+    write!(out, "{stats}")
+}
+
+pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line {
+        paused: bool,
+        kinds: Vec<Kind>,
+    }
+
+    #[derive(Serialize)]
+    struct Kind {
+        kind: String,
+        waiting: u64,
+        in_progress: u64,
+        retrying: u64,
+        dead: u64,
+        oldest: Option<i64>,
+        paused: bool,
+    }
+
+    let kinds = stats.kinds.iter().map(|kind| Kind {
+        kind: kind.kind.to_string(),
+        waiting: kind.waiting,
+        in_progress: kind.in_progress,
+        retrying: kind.retrying,
+        dead: kind.dead,
+        oldest: kind.oldest.map(millis),
+        paused: kind.is_paused,
+    });
+    let mut out = io::stdout().lock();
+    line(
+        &mut out,
+        &Line {
+            paused: stats.is_paused,
+            kinds: kinds.collect(),
+        },
+    )
+}

@@ -1,0 +1,235 @@
+//! The stores of `--store`, and the queues of `--inbox`.
+
+#![allow(dead_code, reason = "each program uses some of it")]
+
+use std::fmt;
+#[cfg(feature = "sqlite")]
+use std::path::PathBuf;
+
+#[cfg(feature = "postgres")]
+use sqlx::Connection;
+#[cfg(feature = "postgres")]
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+#[cfg(feature = "postgres")]
+use tokio::time::{Duration, timeout};
+#[cfg(all(feature = "inbox", feature = "postgres"))]
+use tower_webhook::inbox::PostgresQueue;
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
+use tower_webhook::inbox::SqliteQueue;
+#[cfg(feature = "redis")]
+use tower_webhook::store::RedisStore;
+#[cfg(feature = "sqlite")]
+use tower_webhook::store::SqliteStore;
+#[cfg(feature = "postgres")]
+use tower_webhook::store::{OpenError, PostgresStore};
+
+pub(crate) enum Place {
+    Memory,
+    #[cfg(feature = "sqlite")]
+    Sqlite(PathBuf),
+    #[cfg(feature = "redis")]
+    Redis(String),
+    #[cfg(feature = "postgres")]
+    Postgres(Box<PgConnectOptions>),
+}
+
+impl Place {
+    /// Parses the value of `--store`. Errors do not repeat it, because it may contain a password.
+    pub(crate) fn parse(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            None if text == "memory" => Ok(Self::Memory),
+            Some(("sqlite", path)) => sqlite_at(path.strip_prefix("//").unwrap_or(path)),
+            Some(("redis" | "rediss" | "valkey" | "valkeys", _)) => redis_at(text),
+            Some(("postgres" | "postgresql", _)) => postgres_at(text),
+            _ => Err(
+                "a store is `memory`, `sqlite:PATH`, `redis://HOST` or `postgres://HOST/DATABASE`"
+                    .to_owned(),
+            ),
+        }
+    }
+
+    /// Parses the value of `--inbox`, in the same way.
+    pub(crate) fn parse_inbox(text: &str) -> Result<Self, String> {
+        let is_durable = |scheme| matches!(scheme, "sqlite" | "postgres" | "postgresql");
+        match text.split_once(':') {
+            Some((scheme, _)) if is_durable(scheme) => Self::parse(text),
+            _ => Err("an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`".to_owned()),
+        }
+    }
+}
+
+/// The name in the log, without a user or a password.
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(path) => write!(f, "the SQLite file `{}`", path.display()),
+            #[cfg(feature = "redis")]
+            Self::Redis(url) => match redis::Client::open(url.as_str()) {
+                Ok(client) => write!(f, "Redis at {}", client.get_connection_info().addr()),
+                Err(_) => f.write_str("Redis"),
+            },
+            #[cfg(feature = "postgres")]
+            Self::Postgres(options) => {
+                write!(
+                    f,
+                    "PostgreSQL at {}:{}",
+                    options.get_host(),
+                    options.get_port()
+                )?;
+                match options.get_database() {
+                    Some(database) => write!(f, ", database `{database}`"),
+                    None => Ok(()),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(feature = "sqlite")]
+fn sqlite_at(path: &str) -> Result<Place, String> {
+    match path {
+        "" => Err("the store needs a file, such as `sqlite:webhooks.db`".to_owned()),
+        ":memory:" => Err("the in-memory store is called `memory`".to_owned()),
+        _ => Ok(Place::Sqlite(path.into())),
+    }
+}
+
+#[cfg(feature = "redis")]
+fn redis_at(url: &str) -> Result<Place, String> {
+    match redis::Client::open(url) {
+        Ok(_) => Ok(Place::Redis(url.to_owned())),
+        // The crate has no kind for this error, only its text.
+        Err(error) if error.to_string().contains("TLS") => {
+            Err(without_tls("redis,redis/tokio-rustls-comp,rustls/ring"))
+        }
+        Err(error) => Err(format!(
+            "the store's URL is invalid: {error}; use one such as \
+             `redis://USER:PASSWORD@HOST:6379`, and percent-encode special characters in a password"
+        )),
+    }
+}
+
+#[cfg(feature = "postgres")]
+fn postgres_at(url: &str) -> Result<Place, String> {
+    match url.parse::<PgConnectOptions>() {
+        Ok(options) => Ok(Place::Postgres(Box::new(options))),
+        Err(error) => Err(format!(
+            "the store's URL is invalid: {error}; use one such as \
+             `postgres://USER@HOST/DATABASE`, and percent-encode special characters in a password"
+        )),
+    }
+}
+
+#[cfg(not(feature = "sqlite"))]
+fn sqlite_at(_: &str) -> Result<Place, String> {
+    Err(not_built_in("sqlite"))
+}
+
+#[cfg(not(feature = "redis"))]
+fn redis_at(_: &str) -> Result<Place, String> {
+    Err(not_built_in("redis"))
+}
+
+#[cfg(not(feature = "postgres"))]
+fn postgres_at(_: &str) -> Result<Place, String> {
+    Err(not_built_in("postgres"))
+}
+
+#[cfg(not(all(feature = "sqlite", feature = "redis", feature = "postgres")))]
+fn not_built_in(feature: &str) -> String {
+    format!(
+        "this receiver was built without that store: run it with \
+         `cargo run --features {feature} --example receiver -- …`"
+    )
+}
+
+#[cfg(feature = "sqlite")]
+pub(crate) fn sqlite(path: PathBuf) -> anyhow::Result<SqliteStore> {
+    Ok(SqliteStore::open(path)?)
+}
+
+#[cfg(feature = "redis")]
+pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
+    Ok(RedisStore::connect(&url).await?)
+}
+
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
+pub(crate) fn sqlite_queue(path: PathBuf) -> anyhow::Result<SqliteQueue> {
+    Ok(SqliteQueue::open(path)?)
+}
+
+#[cfg(feature = "postgres")]
+pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<PostgresStore> {
+    open_postgres(options, PostgresStore::new, async |store| {
+        store.migrate().await
+    })
+    .await
+}
+
+#[cfg(all(feature = "inbox", feature = "postgres"))]
+pub(crate) async fn postgres_queue(
+    options: Box<PgConnectOptions>,
+) -> anyhow::Result<PostgresQueue> {
+    open_postgres(options, PostgresQueue::new, async |queue| {
+        queue.migrate().await
+    })
+    .await
+}
+
+#[cfg(feature = "postgres")]
+async fn open_postgres<T>(
+    options: Box<PgConnectOptions>,
+    new: impl FnOnce(PgPool) -> T,
+    migrate: impl AsyncFnOnce(&T) -> Result<(), OpenError>,
+) -> anyhow::Result<T> {
+    const CONNECTING: Duration = Duration::from_secs(10);
+    /// Longer than an upgrade of the schema waits for the transactions of other receivers.
+    const MIGRATING: Duration = Duration::from_secs(100);
+
+    async fn within<T>(
+        limit: Duration,
+        step: impl Future<Output = anyhow::Result<T>>,
+    ) -> anyhow::Result<T> {
+        let result = timeout(limit, step).await;
+        result.unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {limit:?}")))
+    }
+
+    let address = format!("{}:{}", options.get_host(), options.get_port());
+    // The server ends queries whose client has disconnected.
+    let options = options.options([("client_connection_check_interval", "1s")]);
+    let open = async {
+        // Without the pool first: it retries, and then does not report the reason.
+        let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
+        within(CONNECTING, connect).await?;
+        let pool = PgPoolOptions::new()
+            .max_connections(16)
+            .acquire_timeout(Duration::from_secs(5))
+            .connect_lazy_with(options.clone());
+        let opened = new(pool);
+        within(MIGRATING, async { Ok(migrate(&opened).await?) }).await?;
+        anyhow::Ok(opened)
+    };
+    let opened = open.await;
+    opened.map_err(|error| {
+        // The crate has no kind for this error, only its text.
+        let advice = if error.to_string().contains("without TLS") {
+            without_tls("postgres,sqlx/tls-rustls-ring-native-roots")
+        } else {
+            format!(
+                "the store at {address} cannot be used: check that the server is running, that the \
+                 user, password and database exist, and that the user may create tables"
+            )
+        };
+        error.context(advice)
+    })
+}
+
+#[cfg(any(feature = "redis", feature = "postgres"))]
+fn without_tls(features: &str) -> String {
+    format!(
+        "this receiver was built without TLS to a store: run it with \
+         `cargo run --features {features} --example receiver -- …`"
+    )
+}

@@ -1,0 +1,367 @@
+//! The service that stores a verified delivery, and then answers 200.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+use http::header::HeaderMap;
+use http::{Request, Response};
+use http_body_util::Full;
+use tokio::sync::oneshot;
+use tokio::time::{Instant, timeout};
+use tower_service::Service;
+use tracing::Instrument;
+
+use super::event::{Failure, Lane, NewEvent};
+use super::queue::{Accepted, Queue};
+use super::worker::Room;
+use super::{Inbox, Settings, Shared};
+use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
+use crate::deadline::Deadline;
+use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::error::Chain;
+use crate::idempotency;
+use crate::outcome::Outcome;
+use crate::store::{BodyDigest, EventKey, KeySpace, StoreError};
+use crate::verified::Verified;
+
+/// The service that accepts verified deliveries, made by [`Inbox::accept`].
+///
+/// It answers 200 when the event is stored, or was stored before. See the
+/// [table of answers](crate::docs::answers#in-an-inbox).
+pub struct Accept<Q> {
+    inbox: Inbox<Q>,
+}
+
+impl<Q> Accept<Q> {
+    pub(super) fn new(inbox: Inbox<Q>) -> Self {
+        Self { inbox }
+    }
+}
+
+impl<Q> Clone for Accept<Q> {
+    fn clone(&self) -> Self {
+        Self {
+            inbox: self.inbox.clone(),
+        }
+    }
+}
+
+impl<Q: fmt::Debug> fmt::Debug for Accept<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Accept")
+            .field("inbox", &self.inbox)
+            .finish()
+    }
+}
+
+/// The body of the answers of [`Accept`].
+type Body = ResponseBody<Full<Bytes>>;
+
+impl<Q: Queue> Service<Request<Verified>> for Accept<Q> {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = AcceptFuture;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Verified>) -> AcceptFuture {
+        let limits = &self.inbox.settings.limits;
+        let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
+        let (answer, answered) = oneshot::channel();
+        let accepting = accept(
+            self.inbox.clone(),
+            request.into_body().into_delivery(),
+            answer,
+        );
+        // A task, because an event that was taken must be handled even if the client disconnects.
+        tokio::spawn(accepting.in_current_span());
+        AcceptFuture {
+            answered,
+            limit: Deadline::new(limit),
+            retry_after,
+        }
+    }
+}
+
+/// The response future of [`Accept`].
+#[must_use = "futures do nothing unless polled"]
+pub struct AcceptFuture {
+    answered: oneshot::Receiver<Answered>,
+    limit: Deadline,
+    retry_after: Duration,
+}
+
+type Answered = Result<Outcome, Refused>;
+
+impl Future for AcceptFuture {
+    type Output = Result<Response<Body>, Infallible>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let answered = match self.answered.poll_unpin(cx) {
+            Poll::Ready(Ok(answered)) => answered,
+            Poll::Ready(Err(_)) => Ok(Outcome::unavailable(
+                "the runtime of the inbox has ended",
+                self.retry_after,
+            )),
+            Poll::Pending => {
+                ready!(self.limit.poll_unpin(cx));
+                Ok(Outcome::unavailable(
+                    StoreError::timed_out(),
+                    self.retry_after,
+                ))
+            }
+        };
+        Poll::Ready(Ok(match answered {
+            Ok(outcome) => ResponseBody::answer(outcome),
+            Err(Refused::Inbox(refusal)) => refuse(refusal),
+            Err(Refused::Duplicate(refusal)) => refuse(refusal),
+        }))
+    }
+}
+
+impl fmt::Debug for AcceptFuture {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("AcceptFuture").finish_non_exhaustive()
+    }
+}
+
+fn refuse<R: Answer + Error + Send + Sync + 'static>(refusal: R) -> Response<Body> {
+    refusal.log(&refusal.row());
+    ResponseBody::refuse(refusal, None, true)
+}
+
+/// The reason why a delivery is not accepted.
+enum Refused {
+    Inbox(Refusal),
+    Duplicate(idempotency::Refusal),
+}
+
+/// The refusal of a delivery that the inbox has no room for.
+///
+/// It is the error of [`Decision::refusal`](crate::Decision::refusal).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// The queue has reached its [`backlog_limit`](Inbox::backlog_limit).
+    BacklogFull {
+        /// The limit in bytes.
+        limit: u64,
+        /// The delay that the answer asks for.
+        retry_after: Duration,
+    },
+}
+
+impl Answer for Refusal {
+    #[rustfmt::skip]
+    fn row(&self) -> Row {
+        match self {
+            Self::BacklogFull { .. } => row!("backlog-full", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The inbox has no room for another event."),
+        }
+    }
+
+    fn headers(&self, headers: &mut HeaderMap) {
+        match self {
+            Self::BacklogFull { retry_after, .. } => insert_retry_after(headers, *retry_after),
+        }
+    }
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.row().detail)
+    }
+}
+
+impl Error for Refusal {}
+
+/// Stores a delivery, answers it, and handles the event if it was taken in the same step.
+async fn accept<Q: Queue>(
+    inbox: Inbox<Q>,
+    delivery: RawDelivery,
+    answer: oneshot::Sender<Answered>,
+) {
+    let Inbox { shared, settings } = &inbox;
+    if let Err(refusal) = shared.check_backlog(settings).await {
+        let _ = answer.send(Err(Refused::Inbox(refusal)));
+        return;
+    }
+    let room = shared.workers.room_for(delivery.kind());
+    let event = new_event(delivery, settings);
+    let asked = Instant::now();
+    let accepting = shared.queue.accept(event, room.as_ref().map(Room::take));
+    // If it takes effect after that, its lease has expired.
+    let result = match timeout(settings.limits.lease(), accepting).await {
+        Ok(result) => result,
+        Err(_) => Err(StoreError::timed_out()),
+    };
+    let retry_after = settings.limits.policy.retry_every;
+    let (answered, taken) = match result {
+        Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
+        Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, settings), None),
+        Ok(Accepted::InFlight { remaining }) => (Ok(Outcome::InFlight { remaining }), None),
+        Ok(Accepted::BodyReplayed) => (
+            Err(Refused::Duplicate(idempotency::Refusal::BodyReplayed)),
+            None,
+        ),
+        Err(error) => (Ok(Outcome::unavailable(error, retry_after)), None),
+    };
+    let is_new = matches!(answered, Ok(Outcome::Accepted));
+    let _ = answer.send(answered);
+    match (taken, room) {
+        (Some(event), Some(room)) => room.handle(*event, asked).await,
+        // All workers were busy, and one of them may be free by now.
+        (None, None) if is_new => shared.workers.wake(),
+        _ => {}
+    }
+}
+
+fn duplicate(same_body: bool, settings: &Settings) -> Answered {
+    if !same_body {
+        if settings.reject_changed_bodies {
+            return Err(Refused::Duplicate(idempotency::Refusal::BodyChanged));
+        }
+        tracing::warn!(
+            "the key was accepted before, with another body: the delivery counts as the same event, and the first \
+             body is handled"
+        );
+    }
+    Ok(Outcome::Replayed)
+}
+
+fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
+    let dead = delivery.json().err().map(|error| Failure {
+        outcome: Outcome::Undecodable(error.clone()).name().to_owned(),
+        reason: Chain(&error).to_string(),
+    });
+    let chat = match dead {
+        None => settings.lane_of.chat(&delivery),
+        Some(_) => None,
+    };
+    let namespace = &settings.limits.namespace;
+    let key = delivery.key().map(IdempotencyKey::as_bytes);
+    let (key, guard) = match key.is_some() || settings.replay_guard {
+        false => (None, None),
+        true => {
+            let body = BodyDigest::of(delivery.body());
+            let id = |key| EventKey::in_space(KeySpace::Keys, namespace, key, body);
+            let guard = settings.replay_guard.then(|| {
+                // The body is the key here, so that "another body" means another key.
+                let key = BodyDigest::of(key.unwrap_or_default());
+                EventKey::in_space(KeySpace::Bodies, namespace, delivery.body(), key)
+            });
+            (key.map(id), guard)
+        }
+    };
+    NewEvent {
+        lane: chat.as_deref().map(Lane::of_chat),
+        chat,
+        key,
+        guard,
+        retain: settings.limits.retention,
+        dead,
+        delivery,
+    }
+}
+
+/// The last known size of the queue.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    bytes: u64,
+    at: Option<Instant>,
+    has_warned: bool,
+}
+
+/// How long a size counts as current.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// The percentages of the limit from which a warning is logged (`WARN`), and below which another one may follow (`CALM`).
+const CALM: u64 = 70;
+const WARN: u64 = 80;
+
+impl<Q: Queue> Shared<Q> {
+    /// Refuses a delivery if the queue has reached its limit.
+    async fn check_backlog(&self, settings: &Settings) -> Result<(), Refusal> {
+        let limit = settings.backlog_limit;
+        let bytes = match self.backlog.seen() {
+            Some(bytes) => bytes,
+            // An error is reported by what follows.
+            None => match self.queue.size().await {
+                Ok(bytes) => self.backlog.see(bytes, limit),
+                Err(_) => 0,
+            },
+        };
+        if bytes < limit {
+            return Ok(());
+        }
+        Err(Refusal::BacklogFull {
+            limit,
+            retry_after: settings.limits.policy.retry_every,
+        })
+    }
+}
+
+impl Backlog {
+    /// The last known size, or `None` when the caller has to ask the queue.
+    fn seen(&self) -> Option<u64> {
+        let now = Instant::now();
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if seen
+            .at
+            .is_some_and(|at| now.saturating_duration_since(at) < FRESH)
+        {
+            return Some(seen.bytes);
+        }
+        // Meanwhile, other callers use the last known size.
+        seen.at = Some(now);
+        None
+    }
+
+    fn see(&self, bytes: u64, limit: u64) -> u64 {
+        let percent = bytes.saturating_mul(100) / limit.max(1);
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.bytes = bytes;
+        let warns = percent >= WARN && !seen.has_warned;
+        seen.has_warned = percent >= CALM && (warns || seen.has_warned);
+        drop(seen);
+        if warns {
+            tracing::warn!(
+                bytes,
+                limit,
+                "the inbox is nearly full: above its limit, deliveries are answered with 503; find out why its events \
+                 are not handled, or raise `backlog_limit`"
+            );
+        }
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::answer::tests::{SECOND, assert_refused};
+
+    #[tokio::test]
+    async fn full_backlog_is_answered_as_documented() {
+        let refusal = Refusal::BacklogFull {
+            limit: 1,
+            retry_after: 600 * SECOND,
+        };
+        let documented = (503, "backlog-full", Some(("retry-after", "600")));
+        assert_refused(refusal, documented).await;
+    }
+}

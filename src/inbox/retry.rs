@@ -1,0 +1,133 @@
+//! The delays between attempts, and the end of them.
+
+use std::time::Duration;
+
+/// Decides when an event is tried again after a failure, and when it becomes a dead letter.
+///
+/// By default, the delay doubles with each failure from 5 seconds to 1 hour, and the event becomes a dead letter when it
+/// fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random.
+///
+/// ```
+/// use std::time::Duration;
+/// use tower_webhook::inbox::Retry;
+///
+/// let retry = Retry::default()
+///     .delays(Duration::from_secs(1), Duration::from_secs(60))
+///     .give_up_after(Duration::from_secs(24 * 60 * 60))
+///     .max_attempts(20);
+/// ```
+#[derive(Clone, Copy, Debug)]
+#[must_use]
+pub struct Retry {
+    shortest: Duration,
+    longest: Duration,
+    give_up_after: Duration,
+    max_attempts: Option<u32>,
+}
+
+impl Default for Retry {
+    fn default() -> Self {
+        Self {
+            shortest: Duration::from_secs(5),
+            longest: Duration::from_secs(60 * 60),
+            give_up_after: Duration::from_secs(7 * 24 * 60 * 60),
+            max_attempts: None,
+        }
+    }
+}
+
+impl Retry {
+    /// Sets the delay after the first failure, and the longest delay: 5 seconds and 1 hour by default.
+    pub fn delays(mut self, shortest: Duration, longest: Duration) -> Self {
+        self.shortest = shortest;
+        self.longest = longest.max(shortest);
+        self
+    }
+
+    /// Sets the time after the first failure from which on another failure is the last one: 7 days by default.
+    pub fn give_up_after(mut self, duration: Duration) -> Self {
+        self.give_up_after = duration;
+        self
+    }
+
+    /// Sets the maximum number of attempts, of those that count. Not limited by default.
+    pub fn max_attempts(mut self, attempts: u32) -> Self {
+        self.max_attempts = Some(attempts);
+        self
+    }
+
+    /// The delay after a failure: of an event that had failed `failures` times before, whose first failure was `tried_for`
+    /// ago, and whose handler asked for the delay `asked`. `None` if it was the last failure.
+    pub(super) fn after_failure(
+        &self,
+        failures: u32,
+        tried_for: Option<Duration>,
+        asked: Option<Duration>,
+    ) -> Option<Duration> {
+        let is_last = self
+            .max_attempts
+            .is_some_and(|most| failures.saturating_add(1) >= most);
+        let is_late = tried_for.is_some_and(|tried_for| tried_for >= self.give_up_after);
+        if is_last || is_late {
+            return None;
+        }
+        Some(self.delay(failures).max(asked.unwrap_or_default()))
+    }
+
+    /// The delay after so many failures before the last one.
+    pub(super) fn delay(&self, failures: u32) -> Duration {
+        let factor = 2_u32.saturating_pow(failures.min(31));
+        let delay = self.shortest.saturating_mul(factor).min(self.longest);
+        // Events that failed at the same time are not tried again at the same time.
+        delay.mul_f64(1.0 - fastrand::f64() / 4.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+
+    #[test]
+    fn delays_double_up_to_the_longest() {
+        let retry = Retry::default();
+        for (failures, longest) in [
+            (0, 5),
+            (1, 10),
+            (2, 20),
+            (9, 2560),
+            (10, 3600),
+            (u32::MAX, 3600),
+        ] {
+            let longest = Duration::from_secs(longest);
+            for _ in 0..100 {
+                let delay = retry.delay(failures);
+                assert!(
+                    delay <= longest && delay >= longest.mul_f64(0.75),
+                    "{delay:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_event_is_given_up_after_its_time_or_its_attempts() {
+        let retry = Retry::default();
+        assert!(retry.after_failure(0, None, None).is_some());
+        assert!(retry.after_failure(500, Some(167 * HOUR), None).is_some());
+        assert!(retry.after_failure(1, Some(168 * HOUR), None).is_none());
+
+        let twice = retry.max_attempts(2);
+        assert!(twice.after_failure(0, None, None).is_some());
+        assert!(twice.after_failure(1, Some(HOUR), None).is_none());
+    }
+
+    #[test]
+    fn a_handler_may_ask_for_a_longer_delay_only() {
+        let retry = Retry::default();
+        assert_eq!(retry.after_failure(0, None, Some(9 * HOUR)), Some(9 * HOUR));
+        let asked = retry.after_failure(0, None, Some(Duration::ZERO));
+        assert!(asked.is_some_and(|delay| delay >= Duration::from_secs(3)));
+    }
+}

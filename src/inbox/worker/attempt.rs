@@ -1,0 +1,396 @@
+//! One attempt to handle an event, and how it is settled.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep, timeout};
+use tower_service::Service;
+use tracing::Instrument;
+
+use super::super::event::{Failure, Settlement, Take, TakenEvent};
+use super::super::queue::{Queue, Settled};
+use super::super::trip::Changed;
+use super::leases::{End, HeldLease};
+use super::{OnFailure, Pool, lock};
+use crate::delivery::RawDelivery;
+use crate::error::{BoxError, Chain};
+use crate::execution::attempt;
+use crate::outcome::Outcome;
+use crate::store::StoreError;
+use crate::telemetry::DeliverySpan;
+
+/// An event to be handled.
+pub(super) struct Attempt {
+    pub(super) event: TakenEvent,
+    /// When its lease was requested.
+    pub(super) asked: Instant,
+    /// Whether it probes a kind that is tripped.
+    pub(super) is_probe: bool,
+}
+
+/// The number of events of one lane in a row after which another lane has its turn.
+const LANE_TURN: u32 = 32;
+
+/// The pause after a settlement that failed, and the longest one.
+const PAUSE: Duration = Duration::from_millis(50);
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+/// Handles an event that was taken when it was accepted, and those of its lane that follow.
+pub(super) async fn work<Q, S>(
+    pool: Arc<Pool<Q>>,
+    service: S,
+    event: TakenEvent,
+    permit: OwnedSemaphorePermit,
+    asked: Instant,
+) where
+    Q: Queue,
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let first = Attempt {
+        event,
+        asked,
+        is_probe: false,
+    };
+    run(pool, service, first, permit).await;
+}
+
+/// Handles an event, and those of its lane that follow.
+pub(super) async fn run<Q, S>(
+    pool: Arc<Pool<Q>>,
+    service: S,
+    first: Attempt,
+    permit: OwnedSemaphorePermit,
+) where
+    Q: Queue,
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let mut turns = 1;
+    let mut next = Some(first);
+    while let Some(this) = next {
+        let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
+        let takes_next = turns < LANE_TURN && !pool.stops();
+        turns += 1;
+        next = pool
+            .attempt(service.clone(), this, takes_next, &span)
+            .instrument(span.span())
+            .await;
+    }
+    drop(permit);
+    if turns > LANE_TURN {
+        pool.ask_now();
+    }
+}
+
+impl<Q: Queue> Pool<Q> {
+    /// Makes one attempt, and returns the next event of the lane if it was taken.
+    async fn attempt<S>(
+        &self,
+        service: S,
+        Attempt {
+            event,
+            asked,
+            is_probe,
+        }: Attempt,
+        takes_next: bool,
+        span: &DeliverySpan,
+    ) -> Option<Attempt>
+    where
+        S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send> + Send,
+    {
+        let limits = &self.settings.limits;
+        let held = self.leases.hold(event.lease, asked + limits.lease());
+        let outcome = match event.crashes >= self.rules.max_crashes {
+            true => Err(Cut::Crashed),
+            false => {
+                let work = call(service, event.delivery.clone());
+                let attempted = attempt(work, limits.handler_timeout, held.ended()).await;
+                match (attempted, held.end()) {
+                    (Ok(outcome), _) => Ok(outcome),
+                    (Err(Outcome::LeaseLost), Some(End::Interrupted)) => Err(Cut::Interrupted),
+                    (Err(outcome), _) => Ok(outcome),
+                }
+            }
+        };
+        let settlement = self.settlement(&event, &outcome, is_probe);
+        span.finish(match &outcome {
+            Ok(outcome) => outcome.name(),
+            Err(Cut::Crashed) => CRASHED,
+            Err(Cut::Interrupted) => "interrupted",
+        });
+        let next = match settlement {
+            Some(settlement) => {
+                let take = takes_next.then(|| self.take());
+                self.settle(&held, &settlement, take.as_deref()).await
+            }
+            None => None,
+        };
+        drop(held);
+        if event.crashes > 0 {
+            *lock(&self.suspects) -= 1;
+            self.ask_now();
+        }
+        next
+    }
+
+    /// Decides how an attempt is settled. `None` if its lease was lost.
+    fn settlement(
+        &self,
+        event: &TakenEvent,
+        outcome: &Result<Outcome, Cut>,
+        is_probe: bool,
+    ) -> Option<Settlement> {
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(Cut::Crashed) => {
+                tracing::error!(
+                    crashes = event.crashes,
+                    "the event is now a dead letter: in each of its last attempts, the process died or the lease expired"
+                );
+                let reason = format!(
+                    "the process died or the lease expired in {} attempts in a row",
+                    event.crashes
+                );
+                return Some(self.dead(CRASHED, reason));
+            }
+            Err(Cut::Interrupted) => {
+                if is_probe {
+                    lock(&self.trips).probe_ended(event.delivery.kind());
+                }
+                tracing::info!(
+                    "the attempt was interrupted because the worker stops; it does not count"
+                );
+                return Some(Settlement::Released);
+            }
+        };
+        let reason = outcome
+            .reason()
+            .map_or_else(|| describe(outcome), |reason| Chain(reason).to_string());
+        let failure = || Failure {
+            outcome: outcome.name().to_owned(),
+            reason: reason.clone(),
+        };
+        let kind = event.delivery.kind();
+        let (counts, asked) = match outcome {
+            Outcome::Handled | Outcome::Replayed | Outcome::Accepted => {
+                self.succeeded(event);
+                tracing::debug!("the event was handled");
+                return Some(Settlement::Handled);
+            }
+            Outcome::Ignored => {
+                self.succeeded(event);
+                tracing::debug!("this kind of event has no handler");
+                return Some(Settlement::Ignored);
+            }
+            Outcome::Discarded(_) => {
+                self.succeeded(event);
+                tracing::warn!(
+                    reason,
+                    "the handler gave the event up; it is not handled again"
+                );
+                return Some(Settlement::Discarded(failure()));
+            }
+            Outcome::DeadLetter(_) | Outcome::Undecodable(_) | Outcome::Unhandled => {
+                self.succeeded(event);
+                tracing::warn!(
+                    reason,
+                    "the event is now a dead letter, which waits for a person"
+                );
+                return Some(self.dead(outcome.name(), reason));
+            }
+            Outcome::LeaseLost => {
+                if is_probe {
+                    lock(&self.trips).probe_ended(kind);
+                }
+                tracing::error!(
+                    "the lease on the event was lost and the handler was dropped: the queue was unavailable for longer \
+                     than the lease, or the event was discarded"
+                );
+                return None;
+            }
+            Outcome::Snoozed { delay } => {
+                self.succeeded(event);
+                tracing::debug!(?delay, "the handler snoozed the event");
+                return Some(Settlement::Retry {
+                    after: *delay,
+                    failure: None,
+                    counts: false,
+                    blocks_lane: self.blocks_lane(event),
+                });
+            }
+            Outcome::Failed { retry_after, .. } => (true, *retry_after),
+            Outcome::Panicked | Outcome::TimedOut { .. } => (true, None),
+            // Not the event's fault.
+            Outcome::InFlight { remaining } => (false, Some(*remaining)),
+            Outcome::Unavailable { .. }
+            | Outcome::NotRecorded(_)
+            | Outcome::NotCommitted { .. } => (false, None),
+        };
+        let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
+        let changed = lock(&self.trips).failed(kind, lane, is_probe);
+        self.has_trips.store(true, Ordering::Relaxed);
+        if changed == Changed::Tripped {
+            tracing::error!(
+                %kind,
+                "events of this kind fail in many chats: until one succeeds, one is tried at a time, and its failures do \
+                 not count"
+            );
+            self.apply_trips();
+        }
+        let counts = counts && !is_probe;
+        let retry = &self.rules.retry;
+        let after = match counts {
+            true => retry.after_failure(event.failures, event.tried_for, asked),
+            false => Some(retry.delay(event.failures).max(asked.unwrap_or_default())),
+        };
+        let Some(after) = after else {
+            tracing::error!(
+                reason,
+                failures = event.failures + 1,
+                "the event failed for the last time: it is now a dead letter, which waits for a person"
+            );
+            return Some(self.dead(outcome.name(), reason));
+        };
+        tracing::error!(reason, retry_after = ?after, "the attempt failed; the event is tried again");
+        Some(Settlement::Retry {
+            after,
+            failure: Some(failure()),
+            counts,
+            blocks_lane: self.blocks_lane(event),
+        })
+    }
+
+    fn dead(&self, outcome: &str, reason: String) -> Settlement {
+        Settlement::Dead {
+            failure: Failure {
+                outcome: outcome.to_owned(),
+                reason,
+            },
+            hold_lane: self.rules.hold_lane_on_dead,
+        }
+    }
+
+    fn blocks_lane(&self, event: &TakenEvent) -> bool {
+        let rules = &self.rules;
+        let on_failure = rules.on_failure_of.get(event.delivery.kind());
+        *on_failure.unwrap_or(&rules.on_failure) == OnFailure::Block
+    }
+
+    /// Notes that the handler of the event's kind works.
+    fn succeeded(&self, event: &TakenEvent) {
+        if !self.has_trips.load(Ordering::Relaxed) {
+            return;
+        }
+        let kind = event.delivery.kind();
+        let changed = lock(&self.trips).succeeded(kind);
+        if changed == Changed::Resumed {
+            tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
+        }
+        self.apply_trips();
+    }
+
+    /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it was
+    /// taken.
+    async fn settle(
+        &self,
+        held: &HeldLease<'_>,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Option<Attempt> {
+        let limits = &self.settings.limits;
+        // Longer than that of a delivery, which has a sender who waits.
+        let limit = limits.store_timeout.max(limits.lease() / 3);
+        let mut pause = PAUSE;
+        let mut next = next;
+        let mut is_first = true;
+        loop {
+            let asked = Instant::now();
+            let settling = self.shared.queue.settle(held.lease(), settlement, next);
+            let error = match timeout(limit, settling).await {
+                Ok(Ok(Settled::Ended(next))) => {
+                    if let Settlement::Retry { after, .. } = settlement {
+                        self.ask_at(Instant::now() + *after);
+                    }
+                    return next.map(|event| Attempt {
+                        event: *event,
+                        asked,
+                        is_probe: false,
+                    });
+                }
+                Ok(Ok(Settled::Lost)) => {
+                    // The first try may have ended the attempt, without an answer.
+                    if is_first {
+                        tracing::warn!(
+                            "the attempt ended after its lease had been lost: the event is tried again, unless it was \
+                             discarded"
+                        );
+                    }
+                    return None;
+                }
+                Ok(Err(error)) => error,
+                Err(_) => StoreError::timed_out(),
+            };
+            if Instant::now() + pause >= held.valid_until() {
+                tracing::error!(
+                    reason = %Chain(&error),
+                    "the attempt ended, but that could not be recorded: the event is tried again when its lease has \
+                     expired"
+                );
+                return None;
+            }
+            if is_first {
+                tracing::warn!(
+                    reason = %Chain(&error),
+                    "the attempt ended, but that could not be recorded; recording is retried while the lease lasts"
+                );
+            }
+            is_first = false;
+            // One that was taken by a try without an answer waits for the end of its lease.
+            next = None;
+            sleep(pause).await;
+            pause = (2 * pause).min(LONGEST_PAUSE);
+        }
+    }
+}
+
+/// Why an attempt has no outcome.
+enum Cut {
+    /// The event crashed too often to be tried again.
+    Crashed,
+    /// The worker stops.
+    Interrupted,
+}
+
+const CRASHED: &str = "crashed";
+
+/// Describes an outcome that has no error.
+fn describe(outcome: &Outcome) -> String {
+    match outcome {
+        Outcome::Panicked => "the handler panicked".to_owned(),
+        Outcome::TimedOut { limit } => format!("the handler exceeded its time limit of {limit:?}"),
+        Outcome::InFlight { .. } => "another attempt is in progress".to_owned(),
+        Outcome::Unhandled => "this kind of event has no handler".to_owned(),
+        other => other.name().to_owned(),
+    }
+}
+
+async fn call<S>(mut service: S, delivery: RawDelivery) -> Outcome
+where
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>>,
+{
+    if let Err(error) = poll_fn(|cx| service.poll_ready(cx)).await {
+        return Outcome::failed(error);
+    }
+    match service.call(delivery).await {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::failed(error),
+    }
+}

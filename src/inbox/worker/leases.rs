@@ -1,0 +1,199 @@
+//! The leases of the attempts in progress, which one task extends together.
+
+use std::collections::HashMap;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::super::event::EventLease;
+use super::super::queue::Queue;
+use super::{Pool, lock};
+use crate::error::Chain;
+use crate::store::{Fence, StoreError};
+
+/// The leases that are held now.
+#[derive(Default)]
+pub(super) struct HeldLeases {
+    all: Mutex<HashMap<Fence, Arc<Shared>>>,
+    /// Notified when there is a lease to extend.
+    any: Notify,
+    is_interrupted: AtomicBool,
+}
+
+struct Shared {
+    lease: EventLease,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// The end of the lease by this process's clock.
+    valid_until: Instant,
+    end: Option<End>,
+    waker: Option<Waker>,
+}
+
+/// The reason why an attempt is interrupted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its lease was lost.
+    Lost,
+    /// The worker stops.
+    Interrupted,
+}
+
+impl HeldLeases {
+    /// Extends a lease until the returned value is dropped.
+    pub(super) fn hold(&self, lease: EventLease, valid_until: Instant) -> HeldLease<'_> {
+        let end = self
+            .is_interrupted
+            .load(Ordering::Relaxed)
+            .then_some(End::Interrupted);
+        let shared = Arc::new(Shared {
+            lease,
+            state: Mutex::new(State {
+                valid_until,
+                end,
+                waker: None,
+            }),
+        });
+        let mut all = lock(&self.all);
+        let is_first = all.is_empty();
+        all.insert(lease.fence, Arc::clone(&shared));
+        drop(all);
+        if is_first {
+            self.any.notify_one();
+        }
+        HeldLease { of: self, shared }
+    }
+
+    /// Interrupts all attempts.
+    pub(super) fn interrupt_all(&self) {
+        self.is_interrupted.store(true, Ordering::Relaxed);
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        for held in all {
+            held.end(End::Interrupted);
+        }
+    }
+}
+
+impl Shared {
+    fn end(&self, end: End) {
+        let mut state = lock(&self.state);
+        state.end.get_or_insert(end);
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// A lease that is extended until this is dropped.
+pub(super) struct HeldLease<'a> {
+    of: &'a HeldLeases,
+    shared: Arc<Shared>,
+}
+
+impl HeldLease<'_> {
+    pub(super) fn lease(&self) -> &EventLease {
+        &self.shared.lease
+    }
+
+    pub(super) fn valid_until(&self) -> Instant {
+        lock(&self.shared.state).valid_until
+    }
+
+    /// Completes when the attempt must end.
+    pub(super) async fn ended(&self) {
+        poll_fn(|cx| {
+            let mut state = lock(&self.shared.state);
+            if state.end.is_some() {
+                return Poll::Ready(());
+            }
+            match &mut state.waker {
+                Some(waker) => waker.clone_from(cx.waker()),
+                none => *none = Some(cx.waker().clone()),
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    pub(super) fn end(&self) -> Option<End> {
+        lock(&self.shared.state).end
+    }
+}
+
+impl Drop for HeldLease<'_> {
+    fn drop(&mut self) {
+        lock(&self.of.all).remove(&self.shared.lease.fence);
+    }
+}
+
+/// The task that extends the leases of a worker whenever a third of them has passed.
+pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
+    let lease = pool.settings.limits.lease();
+    let mut has_failed = false;
+    loop {
+        if lock(&pool.leases.all).is_empty() {
+            pool.leases.any.notified().await;
+        }
+        let pause = if has_failed { lease / 10 } else { lease / 3 };
+        sleep(pause).await;
+        has_failed = extend_all(&pool, lease, has_failed).await;
+    }
+}
+
+/// Extends the leases that have no more than two thirds of their time left. Returns whether that failed.
+async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool) -> bool {
+    let asked = Instant::now();
+    let due: Vec<_> = lock(&pool.leases.all)
+        .values()
+        .filter(|held| {
+            let state = lock(&held.state);
+            state.end != Some(End::Lost) && state.valid_until <= asked + lease * 2 / 3
+        })
+        .cloned()
+        .collect();
+    if due.is_empty() {
+        return false;
+    }
+    let leases: Vec<_> = due.iter().map(|held| held.lease).collect();
+    let limit = pool.settings.limits.store_timeout;
+    let extended = match timeout(limit, pool.shared.queue.extend(&leases, lease)).await {
+        Ok(extended) => extended,
+        Err(_) => Err(StoreError::timed_out()),
+    };
+    match extended {
+        Ok(extended) => {
+            for (held, is_held) in due.iter().zip(extended) {
+                match is_held {
+                    true => lock(&held.state).valid_until = asked + lease,
+                    false => held.end(End::Lost),
+                }
+            }
+            false
+        }
+        Err(error) => {
+            if !had_failed {
+                tracing::warn!(
+                    reason = %Chain(&error),
+                    attempts = due.len(),
+                    "the leases of attempts in progress could not be renewed; renewal is retried until they expire"
+                );
+            }
+            let now = Instant::now();
+            for held in &due {
+                if lock(&held.state).valid_until <= now {
+                    held.end(End::Lost);
+                }
+            }
+            true
+        }
+    }
+}

@@ -1,0 +1,414 @@
+//! The worker: takes events from the queue, and runs their handlers.
+
+mod attempt;
+mod leases;
+mod producer;
+mod registry;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::future::Future;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::task::AbortHandle;
+use tokio::time::{sleep, timeout};
+use tower_service::Service;
+
+use self::leases::HeldLeases;
+use self::producer::Plan;
+pub(super) use self::registry::{Room, Workers};
+use super::event::{Kinds, Take};
+use super::queue::Queue;
+use super::retry::Retry;
+use super::trip::Trips;
+use super::{Inbox, Settings, Shared};
+use crate::config::ConfigError;
+use crate::delivery::RawDelivery;
+use crate::error::BoxError;
+use crate::event::EventKind;
+use crate::execution::DrainTimeout;
+use crate::outcome::Outcome;
+
+/// Takes events from an inbox, and handles them. Made by [`Inbox::worker`], and started by [`spawn`](Self::spawn).
+///
+/// ```
+/// # use std::time::Duration;
+/// # use tower_webhook::EventRouter;
+/// # use tower_webhook::event::EventKind;
+/// use tower_webhook::inbox::{Inbox, MemoryQueue, OnFailure, Retry};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let events = EventRouter::new();
+/// let inbox = Inbox::new(MemoryQueue::new());
+/// let worker = inbox
+///     .worker(events)
+///     .concurrency(8)
+///     .handler_timeout(Duration::from_secs(10))?
+///     .retry(Retry::default().max_attempts(50))
+///     .on_failure_of(EventKind::CHAT_RATED, OnFailure::Skip)
+///     .spawn();
+/// worker.drain(Duration::from_secs(30)).await?;
+/// # Ok(())
+/// # }
+/// ```
+#[must_use = "a worker does nothing until it is spawned"]
+pub struct Worker<Q, S> {
+    inbox: Inbox<Q>,
+    service: S,
+    rules: Rules,
+}
+
+/// Whether the later events of a chat wait when an attempt fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFailure {
+    /// They wait for the event. The order is kept.
+    #[default]
+    Block,
+    /// They are handled meanwhile. The event is tried again out of order.
+    Skip,
+}
+
+/// The settings of a worker, beside the limits that it shares with its inbox.
+#[derive(Clone, Debug)]
+struct Rules {
+    concurrency: usize,
+    kinds: Kinds,
+    retry: Retry,
+    on_failure: OnFailure,
+    on_failure_of: BTreeMap<EventKind, OnFailure>,
+    hold_lane_on_dead: bool,
+    max_crashes: u32,
+    trip_after: usize,
+    poll_every: Duration,
+}
+
+impl<Q: Queue, S> Worker<Q, S> {
+    pub(super) fn new(inbox: Inbox<Q>, service: S) -> Self {
+        Self {
+            inbox,
+            service,
+            rules: Rules {
+                concurrency: 32,
+                kinds: Kinds::all(),
+                retry: Retry::default(),
+                on_failure: OnFailure::default(),
+                on_failure_of: BTreeMap::new(),
+                hold_lane_on_dead: false,
+                max_crashes: 3,
+                trip_after: 10,
+                poll_every: Duration::from_millis(500),
+            },
+        }
+    }
+
+    /// Sets the number of events that are handled at the same time: 32 by default, and at least 1.
+    pub fn concurrency(mut self, events: usize) -> Self {
+        self.rules.concurrency = events.clamp(1, Semaphore::MAX_PERMITS);
+        self
+    }
+
+    /// Takes events of these kinds only. Events of other kinds wait for another worker, and their chats with them.
+    ///
+    /// Without it, the older version in a rolling deploy settles events of a kind that only the newer one handles as
+    /// *ignored*. Pass the kinds that have a handler.
+    pub fn only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
+        self.rules.kinds = Kinds::only(kinds);
+        self
+    }
+
+    /// Leaves events of these kinds to another worker. They wait for it, and their chats with them.
+    pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
+        self.rules.kinds = self.rules.kinds.except(kinds);
+        self
+    }
+
+    /// Sets when an event is tried again after a failure, and when it becomes a dead letter.
+    pub fn retry(mut self, retry: Retry) -> Self {
+        self.rules.retry = retry;
+        self
+    }
+
+    /// Sets whether the later events of a chat wait when an attempt fails. They [do](OnFailure::Block) by default.
+    pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
+        self.rules.on_failure = on_failure;
+        self
+    }
+
+    /// Sets [`on_failure`](Self::on_failure) for events of one kind that fail.
+    pub fn on_failure_of(mut self, kind: EventKind, on_failure: OnFailure) -> Self {
+        self.rules.on_failure_of.insert(kind, on_failure);
+        self
+    }
+
+    /// Lets the later events of a chat wait for a dead letter until a person redrives or discards it. By default, they are
+    /// handled.
+    pub fn hold_lane_on_dead(mut self) -> Self {
+        self.rules.hold_lane_on_dead = true;
+        self
+    }
+
+    /// Sets how long the lease of an attempt lasts unless it is renewed: 30 seconds by default. It is renewed whenever a
+    /// third of it has passed. After a crash, an event is tried again when its lease has expired.
+    ///
+    /// # Errors
+    ///
+    /// When it is shorter than 100 milliseconds, or not shorter than
+    /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds.
+    pub fn lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
+        let limits = &mut self.inbox.settings.limits;
+        limits.change(|limits| limits.lease = Some(lease))?;
+        Ok(self)
+    }
+
+    /// Sets the time limit of an attempt: 30 seconds by default. A handler that exceeds it is dropped, and the attempt has
+    /// failed.
+    ///
+    /// # Errors
+    ///
+    /// When it is zero.
+    pub fn handler_timeout(mut self, limit: Duration) -> Result<Self, ConfigError> {
+        let limits = &mut self.inbox.settings.limits;
+        limits.change(|limits| limits.handler_timeout = limit)?;
+        Ok(self)
+    }
+
+    /// Sets the number of crashes in a row after which an event is a dead letter: 3 by default, and at least 1.
+    ///
+    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried one at
+    /// a time, so that only the one that crashes the process is counted again.
+    pub fn max_crashes(mut self, crashes: u32) -> Self {
+        self.rules.max_crashes = crashes.max(1);
+        self
+    }
+
+    /// Sets the number of lanes in which events of a kind have to fail, without a success in between, for the kind to be
+    /// [*tripped*](crate::docs::inbox#tripped-kinds): 10 by default, and at least 1. Then one event of the kind is tried at
+    /// a time, with delays of up to a minute, and its failures do not count, until one succeeds.
+    pub fn trip_after(mut self, lanes: usize) -> Self {
+        self.rules.trip_after = lanes.max(1);
+        self
+    }
+
+    /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by default,
+    /// varied by up to a quarter. Events that this process accepts are handled at once.
+    pub fn poll_every(mut self, interval: Duration) -> Self {
+        self.rules.poll_every = interval.max(Duration::from_millis(1));
+        self
+    }
+}
+
+impl<Q, S> Worker<Q, S>
+where
+    Q: Queue,
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    /// Starts the worker on the current runtime.
+    ///
+    /// # Panics
+    ///
+    /// When it is called outside of a tokio runtime.
+    pub fn spawn(self) -> WorkerHandle {
+        let Self {
+            inbox,
+            service,
+            rules,
+        } = self;
+        let Inbox { shared, settings } = inbox;
+        let permits = Arc::new(Semaphore::new(rules.concurrency));
+        let (stop, _) = watch::channel(Stop::No);
+        let pool = Arc::new(Pool {
+            take: Mutex::new(Arc::new(Take {
+                lease: settings.limits.lease(),
+                kinds: rules.kinds.clone(),
+            })),
+            trips: Mutex::new(Trips::new(rules.trip_after)),
+            has_trips: false.into(),
+            permits,
+            plan: Mutex::new(Plan::default()),
+            wake: Notify::new(),
+            suspects: Mutex::new(0),
+            leases: HeldLeases::default(),
+            stop,
+            shared,
+            settings,
+            rules,
+        });
+        let place = pool.shared.workers.register(&pool, &service);
+        let tasks = vec![
+            tokio::spawn(producer::produce(Arc::clone(&pool), service)).abort_handle(),
+            tokio::spawn(leases::extend(Arc::clone(&pool))).abort_handle(),
+            tokio::spawn(producer::purge(Arc::clone(&pool))).abort_handle(),
+        ];
+        WorkerHandle {
+            inner: Some(Inner {
+                control: pool,
+                place,
+                tasks,
+            }),
+        }
+    }
+}
+
+impl<Q: fmt::Debug, S> fmt::Debug for Worker<Q, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Worker")
+            .field("inbox", &self.inbox)
+            .field("rules", &self.rules)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether a worker stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stop {
+    No,
+    /// It takes no events, and ends the attempts in progress.
+    Draining,
+    /// The attempts in progress are interrupted.
+    Now,
+}
+
+/// The state of a worker.
+struct Pool<Q> {
+    shared: Arc<Shared<Q>>,
+    settings: Settings,
+    rules: Rules,
+    /// The kinds to take now, without those that are tripped.
+    take: Mutex<Arc<Take>>,
+    trips: Mutex<Trips>,
+    has_trips: std::sync::atomic::AtomicBool,
+    permits: Arc<Semaphore>,
+    /// When the queue is asked for events next.
+    plan: Mutex<Plan>,
+    wake: Notify,
+    /// The number of events in progress that have crashed before.
+    suspects: Mutex<usize>,
+    leases: HeldLeases,
+    stop: watch::Sender<Stop>,
+}
+
+impl<Q> Pool<Q> {
+    fn take(&self) -> Arc<Take> {
+        Arc::clone(&lock(&self.take))
+    }
+
+    fn stops(&self) -> bool {
+        *self.stop.borrow() != Stop::No
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
+/// A running worker. Dropping it stops the worker, and interrupts its attempts as a drain does at its deadline.
+#[derive(Debug)]
+#[must_use = "dropping it stops the worker"]
+pub struct WorkerHandle {
+    inner: Option<Inner>,
+}
+
+struct Inner {
+    control: Arc<dyn Control>,
+    place: registry::Place,
+    tasks: Vec<AbortHandle>,
+}
+
+/// The part of a worker that its handle needs, for every type of queue.
+trait Control: Send + Sync {
+    fn stop(&self, stop: Stop);
+    fn permits(&self) -> (&Arc<Semaphore>, u32);
+    fn store_timeout(&self) -> Duration;
+}
+
+impl<Q: Queue> Control for Pool<Q> {
+    fn stop(&self, stop: Stop) {
+        self.stop.send_replace(stop);
+        self.wake.notify_one();
+        if stop == Stop::Now {
+            self.leases.interrupt_all();
+        }
+    }
+
+    fn permits(&self) -> (&Arc<Semaphore>, u32) {
+        let all = u32::try_from(self.rules.concurrency).unwrap_or(u32::MAX);
+        (&self.permits, all)
+    }
+
+    fn store_timeout(&self) -> Duration {
+        self.settings.limits.store_timeout
+    }
+}
+
+impl WorkerHandle {
+    /// Stops taking events, and waits until the attempts in progress have ended, or until the deadline has passed. Then the
+    /// rest is interrupted: those events are released at once, and their attempts do not count.
+    ///
+    /// # Errors
+    ///
+    /// When attempts were interrupted.
+    pub async fn drain(self, deadline: Duration) -> Result<(), DrainTimeout> {
+        self.drain_until(sleep(deadline)).await
+    }
+
+    /// Like [`drain`](Self::drain), until `cut` is ready: a deadline, or a second signal.
+    ///
+    /// # Errors
+    ///
+    /// When attempts were interrupted.
+    pub async fn drain_until(mut self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
+        let Some(inner) = &self.inner else {
+            return Ok(());
+        };
+        inner.place.leave();
+        inner.control.stop(Stop::Draining);
+        let (permits, all) = inner.control.permits();
+        let ended = tokio::select! {
+            biased;
+            _ = permits.acquire_many(all) => Ok(()),
+            () = cut => {
+                let left = all as usize - permits.available_permits();
+                inner.control.stop(Stop::Now);
+                let limit = inner.control.store_timeout();
+                let _ = timeout(limit, permits.acquire_many(all)).await;
+                match left {
+                    0 => Ok(()),
+                    left => Err(DrainTimeout::of(left)),
+                }
+            }
+        };
+        self.end();
+        ended
+    }
+
+    fn end(&mut self) {
+        let Some(inner) = self.inner.take() else {
+            return;
+        };
+        inner.place.leave();
+        inner.control.stop(Stop::Now);
+        for task in inner.tasks {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for WorkerHandle {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+impl fmt::Debug for Inner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inner").finish_non_exhaustive()
+    }
+}

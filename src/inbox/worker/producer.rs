@@ -1,0 +1,253 @@
+//! Takes events from the queue when there is room, and starts their attempts.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tower_service::Service;
+
+use super::super::event::{Kinds, Take};
+use super::super::queue::{Claims, Queue};
+use super::attempt::{Attempt, run};
+use super::{Pool, lock};
+use crate::delivery::RawDelivery;
+use crate::error::{BoxError, Chain};
+use crate::event::EventKind;
+use crate::outcome::Outcome;
+use crate::store::StoreError;
+
+/// When the queue is asked for events. `None` when nothing is known to become due.
+#[derive(Default)]
+pub(super) struct Plan(Option<Instant>);
+
+/// The maximum number of events that are taken at once.
+const BATCH: usize = 64;
+
+/// The longest pause after a failure of the queue.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
+
+impl<Q> Pool<Q> {
+    pub(super) fn ask_now(&self) {
+        self.ask_at(Instant::now());
+    }
+
+    /// Plans to ask the queue at this time at the latest.
+    pub(super) fn ask_at(&self, at: Instant) {
+        let mut plan = lock(&self.plan);
+        if plan.0.is_none_or(|planned| at < planned) {
+            plan.0 = Some(at);
+            drop(plan);
+            self.wake.notify_one();
+        }
+    }
+
+    fn next_ask(&self) -> Option<Instant> {
+        let planned = lock(&self.plan).0;
+        let probe = match self.has_trips.load(Ordering::Relaxed) {
+            true => lock(&self.trips).next_probe(),
+            false => None,
+        };
+        planned.into_iter().chain(probe).min()
+    }
+
+    /// Sets the kinds to take, after one was tripped or resumed.
+    pub(super) fn apply_trips(&self) {
+        let trips = lock(&self.trips);
+        self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
+        let take = Take {
+            lease: self.settings.limits.lease(),
+            kinds: self.rules.kinds.clone().except(trips.tripped()),
+        };
+        *lock(&self.take) = Arc::new(take);
+        drop(trips);
+        self.ask_now();
+    }
+}
+
+/// The task that takes events.
+pub(super) async fn produce<Q, S>(pool: Arc<Pool<Q>>, service: S)
+where
+    Q: Queue,
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let mut pause = Duration::ZERO;
+    pool.ask_now();
+    while !pool.stops() {
+        let at = pool.next_ask();
+        if at.is_none_or(|at| at > Instant::now()) {
+            match at {
+                Some(at) => tokio::select! {
+                    () = pool.wake.notified() => {}
+                    () = sleep_until(at) => {}
+                },
+                None => pool.wake.notified().await,
+            }
+            continue;
+        }
+        let permits = tokio::select! {
+            permits = permits(&pool) => permits,
+            () = stopped(&pool) => return,
+        };
+        match ask(&pool, service.clone(), permits).await {
+            Ok(()) => pause = Duration::ZERO,
+            Err(error) => {
+                if pause.is_zero() {
+                    tracing::error!(
+                        reason = %Chain(&error),
+                        "the worker cannot take events from the queue; this is retried until it succeeds"
+                    );
+                }
+                pause = (2 * pause).clamp(Duration::from_millis(100), LONGEST_PAUSE);
+                sleep(pause).await;
+                pool.ask_now();
+            }
+        }
+    }
+}
+
+async fn stopped<Q>(pool: &Pool<Q>) {
+    let mut stop = pool.stop.subscribe();
+    let _ = stop.wait_for(|stop| *stop != super::Stop::No).await;
+}
+
+/// Waits for room for one event, and takes room for more of them if there is.
+async fn permits<Q>(pool: &Pool<Q>) -> Vec<OwnedSemaphorePermit> {
+    let mut permits = Vec::new();
+    if let Ok(first) = Arc::clone(&pool.permits).acquire_owned().await {
+        permits.push(first);
+    }
+    while permits.len() < BATCH
+        && let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned()
+    {
+        permits.push(permit);
+    }
+    permits
+}
+
+/// Takes events, and starts their attempts.
+async fn ask<Q, S>(
+    pool: &Arc<Pool<Q>>,
+    service: S,
+    mut permits: Vec<OwnedSemaphorePermit>,
+) -> Result<(), StoreError>
+where
+    Q: Queue,
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    let probed = match pool.has_trips.load(Ordering::Relaxed) {
+        true => lock(&pool.trips).begin_probe(),
+        false => None,
+    };
+    let of = Arc::clone(pool);
+    let start = move |event, asked, is_probe, permit| {
+        let attempt = Attempt {
+            event,
+            asked,
+            is_probe,
+        };
+        tokio::spawn(run(Arc::clone(&of), service.clone(), attempt, permit));
+    };
+    if let Some(kind) = probed
+        && let Some(permit) = permits.pop()
+    {
+        let asked = Instant::now();
+        match probe(pool, &kind).await {
+            Ok(mut claims) => match claims.events.pop() {
+                Some(event) => {
+                    start(event, asked, true, permit);
+                    return Ok(());
+                }
+                None => lock(&pool.trips).probe_ended(&kind),
+            },
+            Err(error) => {
+                lock(&pool.trips).probe_ended(&kind);
+                return Err(error);
+            }
+        }
+    }
+
+    // Before the claim, so that no plan is lost that others make meanwhile.
+    lock(&pool.plan).0 = None;
+    let asked = Instant::now();
+    let claims = pool.claim(&pool.take(), permits.len()).await?;
+    for (event, permit) in claims.events.into_iter().zip(permits) {
+        start(event, asked, false, permit);
+    }
+    if let Some(next_due) = claims.next_due {
+        pool.ask_at(asked + next_due);
+    }
+    if Q::SHARED {
+        let jitter = 0.75 + fastrand::f64() / 2.0;
+        pool.ask_at(asked + pool.rules.poll_every.mul_f64(jitter));
+    }
+    Ok(())
+}
+
+/// Takes one event of a kind that is tripped.
+async fn probe<Q: Queue>(pool: &Pool<Q>, kind: &EventKind) -> Result<Claims, StoreError> {
+    let take = Take {
+        lease: pool.settings.limits.lease(),
+        kinds: Kinds::only([kind.clone()]),
+    };
+    pool.claim(&take, 1).await
+}
+
+impl<Q: Queue> Pool<Q> {
+    async fn claim(&self, take: &Take, limit: usize) -> Result<Claims, StoreError> {
+        if limit == 0 {
+            return Ok(Claims::default());
+        }
+        // One suspect at a time. It is counted before the claim, as one that was accepted may be handed over meanwhile.
+        let suspects = usize::from(*lock(&self.suspects) == 0);
+        let claim = self.shared.queue.claim(take, limit, suspects);
+        let claims = match timeout(take.lease, claim).await {
+            Ok(claims) => claims?,
+            Err(_) => return Err(StoreError::timed_out()),
+        };
+        let suspects = claims.events.iter().filter(|event| event.crashes > 0);
+        *lock(&self.suspects) += suspects.count();
+        Ok(claims)
+    }
+}
+
+/// The interval between purges.
+const PURGE_EVERY: Duration = Duration::from_secs(60);
+
+/// The task that deletes bodies and events that have expired.
+pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
+    let keep_bodies = pool.settings.keep_bodies;
+    let mut has_failed = false;
+    loop {
+        sleep(PURGE_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
+        loop {
+            match pool.shared.queue.purge(keep_bodies).await {
+                Ok(has_more) => {
+                    has_failed = false;
+                    if !has_more {
+                        break;
+                    }
+                    // Between two steps, other operations have their turn.
+                    sleep(Duration::from_millis(10)).await;
+                }
+                Err(error) => {
+                    if !has_failed {
+                        tracing::warn!(
+                            reason = %Chain(&error),
+                            "bodies and events that have expired cannot be deleted; deletion is retried every minute"
+                        );
+                    }
+                    has_failed = true;
+                    break;
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! The workers of an inbox in this process, which get events in the step that accepts them.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, Weak};
+
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+use tower_service::Service;
+
+use super::super::event::{Take, TakenEvent};
+use super::super::queue::Queue;
+use super::attempt::work;
+use super::{Pool, lock};
+use crate::delivery::RawDelivery;
+use crate::error::BoxError;
+use crate::event::EventKind;
+use crate::outcome::Outcome;
+
+type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The workers of an inbox in this process.
+#[derive(Clone, Default)]
+pub(in super::super) struct Workers {
+    all: Arc<Mutex<Vec<Registered>>>,
+}
+
+#[derive(Clone)]
+struct Registered {
+    number: usize,
+    worker: Arc<dyn Local>,
+}
+
+/// A worker, for every type of queue and service.
+trait Local: Send + Sync {
+    /// Reserves room for an event of this kind.
+    fn reserve(&self, kind: &EventKind) -> Option<(OwnedSemaphorePermit, Arc<Take>)>;
+    fn handle(&self, event: TakenEvent, permit: OwnedSemaphorePermit, asked: Instant) -> BoxFuture;
+    fn wake(&self);
+}
+
+struct Served<Q, S> {
+    /// Weak, as the pool owns the inbox that owns this.
+    pool: Weak<Pool<Q>>,
+    service: Mutex<S>,
+}
+
+impl<Q, S> Local for Served<Q, S>
+where
+    Q: Queue,
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static,
+{
+    fn reserve(&self, kind: &EventKind) -> Option<(OwnedSemaphorePermit, Arc<Take>)> {
+        let pool = self.pool.upgrade()?;
+        let take = pool.take();
+        if !take.kinds.contains(kind) {
+            return None;
+        }
+        let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
+        Some((permit, take))
+    }
+
+    fn handle(&self, event: TakenEvent, permit: OwnedSemaphorePermit, asked: Instant) -> BoxFuture {
+        let service = lock(&self.service).clone();
+        match self.pool.upgrade() {
+            Some(pool) => Box::pin(work(pool, service, event, permit, asked)),
+            // The worker was dropped. The event is taken again when its lease has expired.
+            None => Box::pin(async {}),
+        }
+    }
+
+    fn wake(&self) {
+        if let Some(pool) = self.pool.upgrade() {
+            pool.ask_now();
+        }
+    }
+}
+
+impl Workers {
+    pub(super) fn register<Q, S>(&self, pool: &Arc<Pool<Q>>, service: &S) -> Place
+    where
+        Q: Queue,
+        S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+            + Clone
+            + Send
+            + 'static,
+    {
+        let worker = Arc::new(Served {
+            pool: Arc::downgrade(pool),
+            service: Mutex::new(service.clone()),
+        });
+        let mut all = lock(&self.all);
+        let number = all.last().map_or(0, |last| last.number + 1);
+        all.push(Registered { number, worker });
+        Place {
+            workers: self.clone(),
+            number,
+        }
+    }
+
+    /// Reserves room in a worker for an event of this kind, if one has room.
+    pub(in super::super) fn room_for(&self, kind: &EventKind) -> Option<Room> {
+        lock(&self.all).iter().find_map(|registered| {
+            let (permit, take) = registered.worker.reserve(kind)?;
+            Some(Room {
+                worker: Arc::clone(&registered.worker),
+                permit,
+                take,
+            })
+        })
+    }
+
+    /// Makes all workers ask the queue for events.
+    pub(in super::super) fn wake(&self) {
+        for registered in &*lock(&self.all) {
+            registered.worker.wake();
+        }
+    }
+}
+
+/// The place of a worker among those of its inbox.
+pub(super) struct Place {
+    workers: Workers,
+    number: usize,
+}
+
+impl Place {
+    /// Removes the worker, which gets no more events from here.
+    pub(super) fn leave(&self) {
+        let mut all = lock(&self.workers.all);
+        all.retain(|registered| registered.number != self.number);
+    }
+}
+
+/// Room for one event in a worker.
+pub(in super::super) struct Room {
+    worker: Arc<dyn Local>,
+    permit: OwnedSemaphorePermit,
+    take: Arc<Take>,
+}
+
+impl Room {
+    pub(in super::super) fn take(&self) -> &Take {
+        &self.take
+    }
+
+    /// Handles an event whose lease was requested at `asked`, and those of its lane that follow.
+    pub(in super::super) async fn handle(self, event: TakenEvent, asked: Instant) {
+        self.worker.handle(event, self.permit, asked).await;
+    }
+}
+
+impl fmt::Debug for Workers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workers")
+            .field("count", &lock(&self.all).len())
+            .finish()
+    }
+}

@@ -1,0 +1,640 @@
+//! The queue in PostgreSQL, against real servers.
+
+use std::collections::{HashMap, HashSet};
+use std::error::Error;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex};
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use sqlx::AssertSqlSafe;
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tower_webhook::RawDelivery;
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::{
+    Accepted, Change, EventId, EventState, Failure, Filter, Kinds, Lane, NewEvent, Page,
+    PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
+};
+use tower_webhook::store::{Claim, EventKey, KeyState, PostgresStore, Store, StoreErrorKind};
+
+use crate::support::lock;
+use crate::support::postgres::PostgresServer;
+
+/// An empty database of a test's own, on a server that the tests of this process share.
+pub(crate) struct Database {
+    url: String,
+}
+
+static SERVER: LazyLock<PostgresServer> = LazyLock::new(PostgresServer::start);
+
+impl Database {
+    pub(crate) async fn create() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
+        let admin = connect(&server.url(), 1).await;
+        execute(&admin, &format!("CREATE DATABASE {name}")).await;
+        let url = server.url_of(&name);
+        Self { url }
+    }
+
+    pub(crate) async fn pool(&self, connections: u32) -> PgPool {
+        connect(&self.url, connections).await
+    }
+
+    /// A queue on a pool of its own.
+    pub(crate) async fn queue(&self) -> PostgresQueue {
+        let queue = PostgresQueue::new(self.pool(4).await);
+        queue.migrate().await.unwrap();
+        queue
+    }
+}
+
+async fn connect(url: &str, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .connect(url)
+        .await
+        .unwrap()
+}
+
+async fn execute(pool: &PgPool, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(pool)
+        .await
+        .unwrap();
+}
+
+async fn count(pool: &PgPool, sql: &str) -> i64 {
+    let count = sqlx::query_scalar(AssertSqlSafe(sql));
+    count.fetch_one(pool).await.unwrap()
+}
+
+const LEASE: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+
+fn take() -> Take {
+    Take {
+        lease: LEASE,
+        kinds: Kinds::all(),
+    }
+}
+
+fn key(key: &str) -> EventKey {
+    EventKey::new("", key.as_bytes(), b"{}")
+}
+
+fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
+    NewEvent {
+        delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
+        key,
+        guard: None,
+        chat: lane.map(|lane| lane.to_string()),
+        lane: lane.map(Lane),
+        retain: RETENTION,
+        dead: None,
+    }
+}
+
+fn failure() -> Failure {
+    Failure {
+        outcome: "error".to_owned(),
+        reason: "no luck".to_owned(),
+    }
+}
+
+/// Accepts a new event.
+async fn accept(queue: &PostgresQueue, event: NewEvent) -> (EventId, Option<Box<TakenEvent>>) {
+    match queue.accept(event, Some(&take())).await.unwrap() {
+        Accepted::New { id, taken } => (id, taken),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn end(queue: &PostgresQueue, taken: &TakenEvent, settlement: Settlement) {
+    let settled = queue.settle(&taken.lease, &settlement, None).await.unwrap();
+    assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn keys_are_shared_with_the_store_both_ways() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let store = PostgresStore::new(database.pool(2).await);
+
+    // What the store knows as done is a duplicate.
+    let claim = store.claim(&key("inline"), LEASE, RETENTION).await.unwrap();
+    let Claim::Acquired(lease) = claim else {
+        panic!("{claim:?}");
+    };
+    let inline = || queue.accept(event(Some(key("inline")), Some(1)), None);
+    let in_flight = inline().await.unwrap();
+    let Accepted::InFlight { remaining } = in_flight else {
+        panic!("{in_flight:?}");
+    };
+    assert!(!remaining.is_zero() && remaining <= LEASE);
+    store.complete(&lease, RETENTION).await.unwrap();
+    let done = inline().await.unwrap();
+    assert!(matches!(done, Accepted::Duplicate { same_body: true }));
+    let other = EventKey::new("", b"inline", b"{ }");
+    let done = queue.accept(event(Some(other), None), None).await.unwrap();
+    assert!(matches!(done, Accepted::Duplicate { same_body: false }));
+
+    // What the store gave up, or whose run died, is accepted.
+    for (name, lease) in [("released", LEASE), ("died", Duration::from_millis(1))] {
+        let claim = store.claim(&key(name), lease, RETENTION).await.unwrap();
+        let Claim::Acquired(lease) = claim else {
+            panic!("{claim:?}");
+        };
+        if name == "released" {
+            store.release(&lease).await.unwrap();
+        } else {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        accept(&queue, event(Some(key(name)), None)).await;
+        assert_eq!(store.peek(&key(name)).await.unwrap(), KeyState::Done);
+        assert!(store.complete(&lease, RETENTION).await.is_err());
+    }
+
+    // What the queue accepted is done.
+    accept(&queue, event(Some(key("accepted")), None)).await;
+    let claim = store.claim(&key("accepted"), LEASE, RETENTION).await;
+    let claim = claim.unwrap();
+    assert!(matches!(claim, Claim::Done { same_body: true }));
+    let other = EventKey::new("", b"accepted", b"{ }");
+    let claim = store.claim(&other, LEASE, RETENTION).await.unwrap();
+    assert!(matches!(claim, Claim::Done { same_body: false }));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let store = PostgresStore::new(database.pool(2).await);
+    let short = |name: &str, lane| NewEvent {
+        retain: Duration::from_millis(1),
+        ..event(Some(key(name)), lane)
+    };
+    let (_, first) = accept(&queue, short("in progress", Some(1))).await;
+    let (_, none) = accept(&queue, short("waits", Some(1))).await;
+    assert!(none.is_none());
+    let (_, aside) = accept(&queue, short("aside", Some(2))).await;
+    let later = Settlement::Retry {
+        after: LEASE,
+        failure: Some(failure()),
+        counts: true,
+        blocks_lane: false,
+    };
+    end(&queue, &aside.unwrap(), later).await;
+    let (_, dead) = accept(&queue, short("dead", None)).await;
+    let give_up = Settlement::Dead {
+        failure: failure(),
+        hold_lane: false,
+    };
+    end(&queue, &dead.unwrap(), give_up).await;
+    let (_, handled) = accept(&queue, short("handled", None)).await;
+    end(&queue, &handled.unwrap(), Settlement::Handled).await;
+
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    assert_eq!(store.purge().await.unwrap(), 0);
+    assert!(!queue.purge(Duration::ZERO).await.unwrap());
+    let keys = "SELECT count(*) FROM tower_webhook.keys";
+    assert_eq!(count(&pool, keys).await, 4);
+    for name in ["in progress", "waits", "aside", "dead"] {
+        let again = queue.accept(short(name, None), None).await.unwrap();
+        assert!(matches!(again, Accepted::Duplicate { .. }), "{name}");
+        assert_eq!(store.peek(&key(name)).await.unwrap(), KeyState::Done);
+    }
+    accept(&queue, short("handled", None)).await;
+
+    end(&queue, &first.unwrap(), Settlement::Handled).await;
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    queue.purge(RETENTION).await.unwrap();
+    let again = queue.accept(short("in progress", None), None).await;
+    assert!(matches!(again.unwrap(), Accepted::New { .. }));
+}
+
+/// The schema of version 2, with a key that is done.
+const VERSION_2: &str = "
+    CREATE SCHEMA tower_webhook;
+    CREATE TABLE tower_webhook.migrations (
+        version integer PRIMARY KEY,
+        applied_at timestamptz NOT NULL DEFAULT now()
+    );
+    CREATE TABLE tower_webhook.keys (
+        key uuid PRIMARY KEY,
+        body uuid NOT NULL,
+        done_until timestamptz,
+        fence uuid,
+        lease_until timestamptz,
+        known_until timestamptz,
+        attempts integer,
+        CHECK (num_nonnulls(done_until, attempts) = 1),
+        CHECK (num_nonnulls(known_until, attempts) <> 1),
+        CHECK (num_nonnulls(fence, lease_until) <> 1)
+    ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
+    ALTER TABLE tower_webhook.keys ADD COLUMN old_body boolean DEFAULT true;
+    INSERT INTO tower_webhook.migrations VALUES (1), (2)";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
+    let database = Database::create().await;
+    let pool = database.pool(1).await;
+    execute(&pool, VERSION_2).await;
+    let insert = |name: &str| {
+        format!(
+            "INSERT INTO tower_webhook.keys (key, body, done_until, old_body)
+             VALUES ('{:032x}', '{:032x}', now() + interval '1 hour', NULL)",
+            key(name).key(),
+            key(name).body()
+        )
+    };
+    execute(&pool, &insert("before")).await;
+
+    let queue = database.queue().await;
+    let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
+    assert_eq!(count(&pool, version).await, 3);
+    // A receiver of version 2 may continue meanwhile.
+    execute(&pool, &insert("after")).await;
+    for name in ["before", "after"] {
+        let known = queue.accept(event(Some(key(name)), None), None).await;
+        let known = known.unwrap();
+        assert!(matches!(known, Accepted::Duplicate { same_body: true }));
+    }
+    let (_, taken) = accept(&queue, event(Some(key("new")), Some(1))).await;
+    end(&queue, &taken.unwrap(), Settlement::Handled).await;
+    queue.migrate().await.unwrap();
+    assert!(queue.get(EventId(1)).await.unwrap().is_some());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn missing_schema_is_explained() {
+    let database = Database::create().await;
+    let queue = PostgresQueue::new(database.pool(1).await);
+    let error = queue.accept(event(None, None), None).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    let advice = error.source().unwrap().to_string();
+    assert!(advice.contains("migrate"), "{advice}");
+    let error = queue.stats().await.unwrap_err();
+    let advice = error.source().unwrap().to_string();
+    assert!(advice.contains("migrate"), "{advice}");
+}
+
+/// What the page says is enough.
+#[tokio::test(flavor = "multi_thread")]
+async fn queue_works_with_the_rights_that_its_page_names() {
+    let database = Database::create().await;
+    let admin = database.queue().await;
+    let pool = database.pool(1).await;
+    let role = format!("app_{}", database.url.rsplit('_').next().unwrap());
+    execute(
+        &pool,
+        &format!(
+            "CREATE ROLE {role} LOGIN;
+             GRANT USAGE ON SCHEMA tower_webhook TO {role};
+             GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA tower_webhook TO {role}"
+        ),
+    )
+    .await;
+    let url = database.url.replace("postgres@", &format!("{role}@"));
+    let queue = PostgresQueue::new(connect(&url, 2).await);
+    queue.migrate().await.unwrap();
+    accept(&admin, event(None, None)).await;
+    let (_, taken) = accept(&queue, event(Some(key("a")), Some(1))).await;
+    accept(&queue, event(Some(key("b")), Some(1))).await;
+    let give_up = Settlement::Dead {
+        failure: failure(),
+        hold_lane: true,
+    };
+    end(&queue, &taken.unwrap(), give_up).await;
+    let page = Page {
+        after: None,
+        limit: 10,
+        newest_first: true,
+    };
+    let dead = Filter {
+        states: vec![EventState::Dead],
+        ..Filter::default()
+    };
+    let dead = queue.list(&dead, page).await.unwrap();
+    assert_eq!(dead.len(), 1);
+    assert_eq!(queue.redrive(dead[0].id).await.unwrap(), Change::Made);
+    assert_eq!(queue.discard(dead[0].id).await.unwrap(), Change::Made);
+    queue
+        .pause(Some(&EventKind::CHAT_RATED), true)
+        .await
+        .unwrap();
+    assert_eq!(queue.claim(&take(), 10, 0).await.unwrap().events.len(), 1);
+    assert_eq!(queue.forget("1").await.unwrap(), 2);
+    queue.purge(Duration::ZERO).await.unwrap();
+    queue.size().await.unwrap();
+    assert_eq!(queue.stats().await.unwrap().unsettled(), 1);
+}
+
+/// A lane in a process that hands over its events, and the order in which they came.
+#[derive(Default)]
+struct Order {
+    clock: AtomicU64,
+    /// By event: its lane, when its acceptance began and ended.
+    accepted: Mutex<HashMap<EventId, (i64, u64, u64)>>,
+    /// By event, when its first attempt started.
+    started: Mutex<HashMap<EventId, u64>>,
+    handled: Mutex<HashMap<EventId, u32>>,
+    running: Mutex<HashSet<i64>>,
+}
+
+impl Order {
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Handles an event and those that are handed over after it.
+    async fn handle(&self, queue: &PostgresQueue, taken: Box<TakenEvent>) {
+        let mut next = Some(taken);
+        while let Some(taken) = next {
+            let id = taken.lease.id;
+            let lane = taken.lane.unwrap().0;
+            assert!(
+                lock(&self.running).insert(lane),
+                "two attempts in lane {lane}"
+            );
+            let now = self.tick();
+            lock(&self.started).entry(id).or_insert(now);
+            tokio::task::yield_now().await;
+            let end = match (id.0 + now as i64) % 7 {
+                0 => Settlement::Retry {
+                    after: Duration::from_millis(id.0.unsigned_abs() % 20),
+                    failure: Some(failure()),
+                    counts: true,
+                    blocks_lane: id.0 % 2 == 0,
+                },
+                1 => Settlement::Released,
+                _ => Settlement::Handled,
+            };
+            assert!(lock(&self.running).remove(&lane));
+            match queue
+                .settle(&taken.lease, &end, Some(&take()))
+                .await
+                .unwrap()
+            {
+                Settled::Ended(taken) => next = taken,
+                Settled::Lost => panic!("{id} was lost"),
+            }
+            if matches!(end, Settlement::Handled) {
+                *lock(&self.handled).entry(id).or_default() += 1;
+            }
+        }
+    }
+
+    async fn accept(&self, queue: &PostgresQueue, lane: i64) {
+        let began = self.tick();
+        let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+        let Accepted::New { id, taken } = accepted.unwrap() else {
+            panic!("it has no key");
+        };
+        lock(&self.accepted).insert(id, (lane, began, self.tick()));
+        if let Some(taken) = taken {
+            self.handle(queue, taken).await;
+        }
+    }
+
+    async fn work(&self, queue: &PostgresQueue, events: usize) {
+        while lock(&self.handled).len() < events {
+            let claims = queue.claim(&take(), 8, 8).await.unwrap();
+            join_all(
+                claims
+                    .events
+                    .into_iter()
+                    .map(|taken| self.handle(queue, Box::new(taken))),
+            )
+            .await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
+    const EVENTS: usize = 2000;
+    const LANES: i64 = 10;
+
+    let database = Database::create().await;
+    let queues = [database.queue().await, database.queue().await];
+    let order = Arc::new(Order::default());
+    let mut tasks = JoinSet::new();
+    for (at, queue) in queues.iter().enumerate() {
+        for caller in 0..20 {
+            let (order, queue) = (Arc::clone(&order), queue.clone());
+            tasks.spawn(async move {
+                for round in 0..EVENTS / 40 {
+                    let lane = (at + caller * 3 + round * 7) as i64 % LANES;
+                    order.accept(&queue, lane).await;
+                }
+            });
+        }
+        let (order, queue) = (Arc::clone(&order), queue.clone());
+        tasks.spawn(async move { order.work(&queue, EVENTS).await });
+    }
+    let ended = timeout(2 * LEASE, async {
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+    });
+    if ended.await.is_err() {
+        panic!("stuck: {:?}", queues[0].stats().await.unwrap());
+    }
+
+    assert_eq!(queues[0].stats().await.unwrap().unsettled(), 0);
+    let handled = lock(&order.handled);
+    assert_eq!(handled.len(), EVENTS);
+    assert!(handled.values().all(|times| *times == 1));
+    let (accepted, started) = (lock(&order.accepted), lock(&order.started));
+    for (a, (lane_a, _, end_a)) in &*accepted {
+        for (b, (lane_b, begin_b, _)) in &*accepted {
+            if lane_a == lane_b && end_a < begin_b {
+                assert!(started[a] < started[b], "{b} before {a}");
+            }
+        }
+    }
+    let pool = database.pool(1).await;
+    for table in ["head", "wait", "aside", "dead"] {
+        let rows = format!("SELECT count(*) FROM tower_webhook.{table}");
+        assert_eq!(count(&pool, &rows).await, 0, "{table}");
+    }
+}
+
+/// Everything at once, in few lanes: no event is in two places or nowhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn console_and_workers_do_not_lose_events_to_each_other() {
+    const EVENTS: u64 = 400;
+
+    let database = Database::create().await;
+    let queues = [database.queue().await, database.queue().await];
+    let mut tasks = JoinSet::new();
+    let ended = Arc::new(AtomicU32::new(0));
+    for (at, queue) in queues.iter().enumerate() {
+        for caller in 0..4 {
+            let (queue, ended) = (queue.clone(), Arc::clone(&ended));
+            tasks.spawn(async move {
+                for round in 0..EVENTS {
+                    let n = round * 8 + (at as u64 * 4) + caller;
+                    let lane = (n % 5 > 0).then_some((n % 3) as i64);
+                    let next = (n % 2 == 0).then(take);
+                    let accepted = queue
+                        .accept(event(None, lane), Some(&take()))
+                        .await
+                        .unwrap();
+                    let Accepted::New { id, mut taken } = accepted else {
+                        panic!("it has no key");
+                    };
+                    let mut steps = 0;
+                    while let Some(now) = taken {
+                        steps += 1;
+                        let end = match (n + steps) % 9 {
+                            0 => Settlement::Released,
+                            1 | 2 => Settlement::Retry {
+                                after: Duration::from_millis(n % 3),
+                                failure: None,
+                                counts: true,
+                                blocks_lane: n % 4 == 0,
+                            },
+                            3 | 4 => Settlement::Dead {
+                                failure: failure(),
+                                hold_lane: n % 4 < 2,
+                            },
+                            5 => Settlement::Ignored,
+                            _ => Settlement::Handled,
+                        };
+                        match queue.settle(&now.lease, &end, next.as_ref()).await.unwrap() {
+                            Settled::Ended(next) => taken = next,
+                            Settled::Lost => break,
+                        }
+                    }
+                    match n % 11 {
+                        0 | 1 => drop(queue.redrive(EventId(id.0 - n as i64 % 30)).await.unwrap()),
+                        2 => drop(queue.discard(EventId(id.0 - n as i64 % 30)).await.unwrap()),
+                        3 if n % 5 == 0 => drop(queue.forget(&(n % 3).to_string()).await.unwrap()),
+                        4 => drop(queue.purge(Duration::ZERO).await.unwrap()),
+                        _ => {}
+                    }
+                }
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let (queue, ended) = (queue.clone(), Arc::clone(&ended));
+        tasks.spawn(async move {
+            while ended.load(Ordering::Relaxed) < 8 {
+                for taken in queue.claim(&take(), 3, 3).await.unwrap().events {
+                    queue
+                        .settle(&taken.lease, &Settlement::Handled, None)
+                        .await
+                        .unwrap();
+                }
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+
+    let pool = database.pool(1).await;
+    // Where each event is. A dead letter that holds its lane is in `head` with a due time that never comes.
+    let misplaced = count(
+        &pool,
+        "SELECT count(*) FROM tower_webhook.events AS e WHERE 1 <> (
+            SELECT count(*) FROM (
+                SELECT seq FROM tower_webhook.head WHERE due < 9223372036854775807
+                UNION ALL SELECT seq FROM tower_webhook.wait
+                UNION ALL SELECT seq FROM tower_webhook.aside
+                UNION ALL SELECT seq FROM tower_webhook.dead
+                UNION ALL SELECT seq FROM tower_webhook.ended
+            ) AS places WHERE places.seq = e.seq)",
+    );
+    assert_eq!(misplaced.await, 0);
+    let lost = count(
+        &pool,
+        "SELECT count(*) FROM tower_webhook.head AS h
+        WHERE h.due = 9223372036854775807
+            AND NOT EXISTS (SELECT FROM tower_webhook.dead AS d WHERE d.seq = h.seq)",
+    );
+    assert_eq!(lost.await, 0);
+    let headless = count(
+        &pool,
+        "SELECT count(*) FROM tower_webhook.wait AS w
+        WHERE NOT EXISTS (SELECT FROM tower_webhook.head AS h WHERE h.lane = w.lane AND h.own = 0)",
+    );
+    assert_eq!(headless.await, 0);
+
+    // And all that is left can be handled.
+    let queue = &queues[0];
+    let page = Page {
+        after: None,
+        limit: 100_000,
+        newest_first: false,
+    };
+    let dead = Filter {
+        states: vec![EventState::Dead],
+        ..Filter::default()
+    };
+    for dead in queue.list(&dead, page).await.unwrap() {
+        assert_eq!(queue.redrive(dead.id).await.unwrap(), Change::Made);
+    }
+    while queue.stats().await.unwrap().unsettled() > 0 {
+        for taken in queue.claim(&take(), 1000, 1000).await.unwrap().events {
+            let mut next = Some(Box::new(taken));
+            while let Some(taken) = next {
+                let again = take();
+                let ended = queue.settle(&taken.lease, &Settlement::Handled, Some(&again));
+                let Settled::Ended(then) = ended.await.unwrap() else {
+                    panic!("nobody else works");
+                };
+                next = then;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn futures_that_are_dropped_leave_the_pool_and_the_events_sound() {
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let queue = PostgresQueue::new(pool.clone());
+    queue.migrate().await.unwrap();
+    for round in 0..200u64 {
+        let limit = Duration::from_micros(round * 37 % 5_000);
+        let brief = Take {
+            lease: Duration::from_millis(1),
+            kinds: Kinds::all(),
+        };
+        let lane = Some((round % 3) as i64);
+        let key = key(&round.to_string());
+        let accepted = queue.accept(event(Some(key), lane), Some(&brief));
+        if let Ok(Ok(Accepted::New {
+            taken: Some(taken), ..
+        })) = timeout(limit, accepted).await
+        {
+            let settled = queue.settle(&taken.lease, &Settlement::Handled, Some(&brief));
+            let _ = timeout(limit, settled).await;
+        }
+        let _ = timeout(limit, queue.claim(&brief, 1, 1)).await;
+        let _ = timeout(limit, queue.stats()).await;
+    }
+    // A server may still be at work on what was given up.
+    let works = timeout(LEASE, async {
+        while queue.stats().await.unwrap().unsettled() > 0 {
+            for taken in queue.claim(&take(), 100, 100).await.unwrap().events {
+                queue
+                    .settle(&taken.lease, &Settlement::Handled, None)
+                    .await
+                    .unwrap();
+            }
+        }
+    });
+    works.await.expect("an event is stuck");
+    let running = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
+    assert_eq!(count(&pool, running).await, 0);
+}

@@ -1,0 +1,184 @@
+//! Seven days during which every handler fails: with an inbox, the platform does not notice.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower::Layer;
+use tower_webhook::inbox::{Filter, Inbox, MemoryQueue, Page};
+use tower_webhook::sandbox::{Sandbox, Webhook};
+use tower_webhook::{
+    EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, WebhookLayer,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Handlers of a system that is down at first.
+#[derive(Clone, Default)]
+struct Crm {
+    is_up: Arc<AtomicBool>,
+    attempts: Arc<AtomicUsize>,
+    /// The keys of the events that were handled.
+    handled: Arc<Mutex<Vec<String>>>,
+}
+
+impl Crm {
+    fn router(&self) -> EventRouter {
+        let crm = self.clone();
+        EventRouter::new().fallback(move |delivery: RawDelivery| {
+            let crm = crm.clone();
+            async move { crm.handle(&delivery) }
+        })
+    }
+
+    fn handle(&self, delivery: &RawDelivery) -> HandlerResult {
+        self.attempts.fetch_add(1, Ordering::SeqCst);
+        if !self.is_up.load(Ordering::SeqCst) {
+            return Err("the CRM is down".into());
+        }
+        let key = delivery.key().unwrap().to_string();
+        self.handled.lock().unwrap().push(key);
+        Ok(())
+    }
+}
+
+fn secret() -> Secret {
+    Secret::new("secret").unwrap()
+}
+
+/// The keys of each chat's events, in the order in which they were accepted.
+async fn accepted(inbox: &Inbox<MemoryQueue>) -> HashMap<String, Vec<String>> {
+    let mut chats: HashMap<_, Vec<_>> = HashMap::new();
+    let mut page = Page {
+        after: None,
+        limit: 1000,
+        newest_first: false,
+    };
+    loop {
+        let events = inbox.list(&Filter::default(), page).await.unwrap();
+        let Some(last) = events.last() else {
+            return chats;
+        };
+        page.after = Some(last.id);
+        for event in events {
+            let key = event.key.unwrap().to_string();
+            chats.entry(event.chat.unwrap()).or_default().push(key);
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn seven_dark_days_cost_the_sender_nothing() {
+    let crm = Crm::default();
+    // As long as the test, so that it can look at all events afterwards.
+    let inbox = Inbox::new(MemoryQueue::new()).retention(60 * DAY).unwrap();
+    let worker = inbox.worker(crm.router()).spawn();
+    let receiver = SignatureLayer::new(secret()).layer(inbox.accept());
+    let sandbox = Sandbox::in_process(receiver);
+    sandbox.configure_all(&Webhook::new("/webhooks").signed(secret()));
+
+    let mut random = fastrand::Rng::with_seed(17);
+    let chats: Vec<_> = (0..300).map(|_| sandbox.chat()).collect();
+    let dark = Instant::now() + 7 * DAY;
+    let mut events = 0;
+    while Instant::now() < dark {
+        let chat = &chats[random.usize(..chats.len())];
+        match random.u8(..5) {
+            0 => chat.assign(),
+            1 => chat.transfer(),
+            _ => chat.message("Is anybody there?"),
+        };
+        events += 1;
+        sleep(SECOND * random.u32(1..120)).await;
+    }
+    sandbox.idle().await;
+
+    // Nothing was handled, and the platform has noticed nothing.
+    let report = sandbox.report();
+    assert!(report.is_all_delivered(), "{report}");
+    let failed = report
+        .attempts()
+        .iter()
+        .filter(|attempt| !attempt.result.is_delivered())
+        .count();
+    assert_eq!(failed, 0);
+    assert!(sandbox.webhooks().iter().all(|webhook| !webhook.disabled));
+    assert!(crm.handled.lock().unwrap().is_empty());
+    let stats = inbox.stats().await.unwrap();
+    assert_eq!(stats.unsettled(), report.events.len() as u64);
+    assert_eq!(stats.dead(), 0);
+    // A probe of each kind a minute.
+    let minutes = 7 * 24 * 60;
+    let attempts = crm.attempts.load(Ordering::SeqCst);
+    assert!(attempts < 3 * minutes * 3 / 2, "{attempts} attempts");
+
+    crm.is_up.store(true, Ordering::SeqCst);
+    let repaired = Instant::now();
+    let stats = inbox.finish().await.unwrap();
+    assert!(stats.is_all_handled(), "{stats}");
+    // The last probe was less than a minute ago, and a lane waits for its first event for an hour at most.
+    assert!(
+        repaired.elapsed() < 2 * 60 * 60 * SECOND,
+        "{:?}",
+        repaired.elapsed()
+    );
+
+    let handled = crm.handled.lock().unwrap().clone();
+    let distinct: HashSet<_> = handled.iter().collect();
+    assert_eq!(distinct.len(), handled.len(), "an event was handled twice");
+    let accepted = accepted(&inbox).await;
+    let place: HashMap<_, _> = handled.iter().zip(0..).collect();
+    let mut inversions = 0;
+    for keys in accepted.values() {
+        let places: Vec<i32> = keys.iter().map(|key| place[key]).collect();
+        inversions += places.windows(2).filter(|pair| pair[0] > pair[1]).count();
+    }
+    assert_eq!(inversions, 0);
+    let count: usize = accepted.values().map(Vec::len).sum();
+    assert_eq!(count, handled.len());
+    assert!(count >= events);
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_inbox_the_webhook_is_disabled_when_arithmetic_says() {
+    let crm = Crm::default();
+    let sandbox = Sandbox::in_process(WebhookLayer::new(secret()).layer(crm.router()));
+    sandbox.configure(
+        EventKind::MESSAGE_CREATED,
+        Webhook::new("/webhooks").signed(secret()),
+    );
+    // An event every 20 seconds, each in a chat of its own, and each retried every 10 minutes.
+    let (every, retry_every) = (20, 600);
+    let attempts_until = |second: u64| -> u64 {
+        (0..=second / every)
+            .map(|n| 1 + (second - n * every) / retry_every)
+            .sum()
+    };
+    let disabled_after = (0..3600)
+        .find(|second| attempts_until(*second) > 500)
+        .unwrap();
+
+    let mut disabled_at = BTreeMap::new();
+    let began = Instant::now();
+    for _ in 0..180 {
+        let _ = sandbox.chat().message("Is anybody there?");
+        sandbox.idle().await;
+        for webhook in sandbox.webhooks() {
+            if webhook.disabled {
+                disabled_at
+                    .entry(webhook.kind)
+                    .or_insert(began.elapsed().as_secs());
+            }
+        }
+        sleep(Duration::from_secs(every)).await;
+    }
+    let disabled_at = disabled_at[&EventKind::MESSAGE_CREATED];
+    assert!(
+        disabled_at.abs_diff(disabled_after) <= 60,
+        "after {disabled_at} s, not {disabled_after} s"
+    );
+}
