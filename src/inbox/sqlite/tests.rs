@@ -470,7 +470,7 @@ async fn two_engines_on_one_file_take_each_event_once() {
     let queues = [desk.open(), desk.open()];
     let taken = Arc::new(Mutex::new(Vec::new()));
     let mut tasks = tokio::task::JoinSet::new();
-    for (at, queue) in queues.iter().enumerate() {
+    for queue in &queues {
         let accepts = queue.clone();
         tasks.spawn(async move {
             let events = (0..EVENTS).map(|key| {
@@ -479,12 +479,7 @@ async fn two_engines_on_one_file_take_each_event_once() {
                 let queue = &accepts;
                 async move { queue.accept(event, None).await.unwrap() }
             });
-            let accepted = join_all(events).await;
-            let new = |accepted: &&Accepted| matches!(accepted, Accepted::New { .. });
-            assert!(
-                accepted.iter().filter(new).count() <= EVENTS as usize,
-                "{at}"
-            );
+            join_all(events).await;
         });
         let (claims, taken) = (queue.clone(), Arc::clone(&taken));
         tasks.spawn(async move {
@@ -504,7 +499,7 @@ async fn two_engines_on_one_file_take_each_event_once() {
     while let Some(ended) = tasks.join_next().await {
         ended.unwrap();
     }
-    let taken = taken.lock().unwrap().clone();
+    let taken = std::mem::take(&mut *taken.lock().unwrap());
     let numbers: HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
     assert_eq!(
         (taken.len(), numbers.len()),
