@@ -165,8 +165,8 @@ fn announce(args: &Args, place: &str, max_connections: usize) {
         (None, None) => "print",
     };
     tracing::info!(
-        inbox = args.inbox.as_ref().map(|_| place),
-        store = args.inbox.is_none().then_some(place),
+        inbox = args.inbox.as_ref().map(|_| display(place)),
+        store = args.inbox.is_none().then(|| display(place)),
         namespace = args.namespace.as_deref().unwrap_or_default(),
         action,
         concurrency = limits.concurrency,

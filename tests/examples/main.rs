@@ -37,6 +37,16 @@ mod connections;
 mod forwards;
 #[cfg(all(
     feature = "axum",
+    feature = "inbox",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod inbox;
+#[cfg(all(
+    feature = "axum",
     feature = "moka",
     feature = "postgres",
     feature = "redis",

@@ -6,5 +6,6 @@ fn main() {
         raw,
         read: false,
         claimed: false,
+        secret: None,
     };
 }
