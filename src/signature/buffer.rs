@@ -1,5 +1,5 @@
-//! Receives a body into memory and hashes it as it arrives, within limits on its size, its time, and the memory
-//! of all bodies together.
+//! Receives a body into memory, hashes it as it arrives, and verifies it, within limits on its size, its time,
+//! and the memory of all bodies together.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -15,7 +15,7 @@ use http_body::Body;
 use pin_project_lite::pin_project;
 
 use super::refusal::Refusal;
-use super::verify::Hashing;
+use super::verify::{Hashing, Matched};
 use crate::deadline::Deadline;
 use crate::error::BoxError;
 
@@ -90,7 +90,7 @@ pub(super) struct Bounds {
 }
 
 pin_project! {
-    /// Receives a body. Returns its bytes and its hash, or the refusal.
+    /// Receives a body and verifies it. Returns its bytes and the secret that proved it, or the refusal.
     pub(super) struct Receive<B> {
         #[pin]
         body: B,
@@ -103,6 +103,7 @@ pin_project! {
 
 impl<B: Body<Error: Into<BoxError>>> Receive<B> {
     /// Refuses a body whose declared length is too large, before any of it is read.
+    #[inline]
     pub(super) fn new(
         body: B,
         declared: Option<u64>,
@@ -135,7 +136,7 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
 }
 
 impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
-    type Output = Result<(Bytes, Hashing), Refusal>;
+    type Output = Result<(Bytes, Option<Matched>), Refusal>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
@@ -261,17 +262,22 @@ impl Content {
         part.len()
     }
 
-    fn finish(self) -> Result<(Bytes, Hashing), Refusal> {
+    fn finish(self) -> Result<(Bytes, Option<Matched>), Refusal> {
         let bytes = match self.bytes {
             Joined::Frame(frame) => frame,
             Joined::Frames(frames) => frames.freeze(),
         };
-        match self.declared {
-            Some(declared) if declared != bytes.len() as u64 => Err(Refusal::malformed(
+        if self
+            .declared
+            .is_some_and(|declared| declared != bytes.len() as u64)
+        {
+            return Err(Refusal::malformed(
                 "it is shorter than its `Content-Length`",
-            )),
-            _ => Ok((bytes, self.hashing)),
+            ));
         }
+        let secret = self.hashing.verify(&bytes);
+        let secret = secret.map_err(Refusal::InvalidSignature)?;
+        Ok((bytes, secret))
     }
 }
 
@@ -282,16 +288,14 @@ mod tests {
     use std::task::{Wake, Waker};
 
     use futures_util::FutureExt;
-    use http::{HeaderMap, HeaderName};
+    use http::HeaderMap;
     use http_body::{Frame, SizeHint};
     use http_body_util::Full;
     use tokio::time::{Instant, Interval, interval};
 
-    use super::super::Secret;
+    use super::super::HeaderNames;
     use super::super::verify::Authentication;
     use super::*;
-
-    const SIGNATURE: HeaderName = HeaderName::from_static("x-service-hmac-sha256");
 
     fn bounds(max_body: usize, budget: usize) -> Bounds {
         Bounds {
@@ -309,11 +313,8 @@ mod tests {
         declared: Option<u64>,
         bounds: &Bounds,
     ) -> Result<Receive<B>, Refusal> {
-        let secret = Secret::new("secret").unwrap();
-        let tag = secret.sign(b"").parse().unwrap();
-        let headers = HeaderMap::from_iter([(SIGNATURE, tag)]);
-        let authentication = Authentication::Signed(secret.into());
-        let hashing = Hashing::new(&authentication, &headers, &SIGNATURE).unwrap();
+        let (headers, name) = (HeaderMap::new(), HeaderNames::default().signature);
+        let hashing = Hashing::new(&Authentication::Unsigned, &headers, &name).unwrap();
         Receive::new(body, declared, bounds, hashing)
     }
 

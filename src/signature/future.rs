@@ -1,6 +1,5 @@
 use std::fmt;
 use std::future::Future;
-use std::mem;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -16,12 +15,12 @@ use super::buffer::Receive;
 use super::headers::{kind, kind_and_key};
 use super::layer::Config;
 use super::refusal::Refusal;
-use super::verify::Hashing;
+use super::verify::Matched;
 use crate::answer::{Answer, Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
-use crate::telemetry::{DeliverySpan, Throttle};
+use crate::telemetry::DeliverySpan;
 use crate::verified::Verified;
 
 pin_project! {
@@ -45,13 +44,9 @@ pin_project! {
         S: Service<Request<Verified>>,
     {
         Refused {
-            refusal: Option<Refusal>,
-            // The kind that the event header names.
-            kind: Option<EventKind>,
-            // The request's map without its headers, for those of the response: it saves allocations in a flood.
-            headers: HeaderMap,
-            // For those that anybody can cause.
-            throttle: Option<Arc<Throttle>>,
+            // Taken when it is answered.
+            refused: Option<(Refusal, HeaderMap)>,
+            config: Arc<Config>,
         },
         Receiving {
             #[pin]
@@ -74,13 +69,17 @@ pin_project! {
 }
 
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
-    pub(super) fn refuse(refusal: Refusal, headers: HeaderMap, config: &Config) -> Self {
+    pub(super) fn refuse(refusal: Refusal, headers: HeaderMap, config: Arc<Config>) -> Self {
         Self {
             span: DeliverySpan::new(&headers),
-            state: State::refused(refusal, headers, config),
+            state: State::Refused {
+                refused: Some((refusal, headers)),
+                config,
+            },
         }
     }
 
+    #[inline]
     pub(super) fn receive(
         receive: Receive<B>,
         parts: Parts,
@@ -122,8 +121,8 @@ where
                     let Some((parts, inner)) = rest.take() else {
                         return Poll::Pending;
                     };
-                    let verified = received.and_then(|(body, hashing)| {
-                        verify(body, hashing, &parts.headers, config, span)
+                    let verified = received.and_then(|(body, secret)| {
+                        read(body, secret, &parts.headers, config, span)
                     });
                     match verified {
                         Ok(verified) => {
@@ -131,8 +130,8 @@ where
                             this.state.set(State::Verified { inner, request });
                         }
                         Err(refusal) => {
-                            let refused = State::refused(refusal, parts.headers, config);
-                            this.state.set(refused);
+                            let response = refuse(refusal, parts.headers, config, span);
+                            return Poll::Ready(Ok(response));
                         }
                     }
                 }
@@ -156,63 +155,55 @@ where
                     });
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
-                StateProj::Refused {
-                    refusal,
-                    kind,
-                    headers,
-                    throttle,
-                } => {
-                    let Some(refusal) = refusal.take() else {
+                StateProj::Refused { refused, config } => {
+                    let Some((refusal, headers)) = refused.take() else {
                         return Poll::Pending;
                     };
-                    let kind = kind.take();
-                    if let Some(kind) = &kind {
-                        span.unverified(kind);
-                    }
-                    let row = refusal.row();
-                    match throttle {
-                        Some(throttle) => refusal.log_within(throttle),
-                        None => refusal.log(&row),
-                    }
-                    let is_verified = refusal.is_of_verified_body();
-                    let headers = mem::take(headers);
-                    let response =
-                        ResponseBody::refuse_request(refusal, kind, is_verified, headers);
-                    span.finish(row.name);
-                    return Poll::Ready(Ok(response));
+                    return Poll::Ready(Ok(refuse(refusal, headers, config, span)));
                 }
             }
         }
     }
 }
 
-impl<S: Service<Request<Verified>>, B> State<S, B> {
-    fn refused(refusal: Refusal, mut headers: HeaderMap, config: &Config) -> Self {
-        let is_anonymous = !refusal.is_of_verified_body() || config.authentication.is_unsigned();
-        let kind = kind(&headers, &config.names.event)
-            .ok()
-            .filter(|kind| kind.as_str().len() <= LONGEST_KIND);
-        headers.clear();
-        Self::Refused {
-            refusal: Some(refusal),
-            kind,
-            headers,
-            throttle: is_anonymous.then(|| Arc::clone(&config.throttle)),
-        }
+/// Answers a refused request, and logs why. The response takes over the request's header map without its headers,
+/// which saves allocations in a flood.
+fn refuse<B>(
+    refusal: Refusal,
+    mut headers: HeaderMap,
+    config: &Config,
+    span: &DeliverySpan,
+) -> Response<ResponseBody<B>> {
+    let kind = kind(&headers, &config.names.event)
+        .ok()
+        .filter(|kind| kind.as_str().len() <= LONGEST_KIND);
+    if let Some(kind) = &kind {
+        span.unverified(kind);
     }
+    let row = refusal.row();
+    let is_verified = refusal.is_of_verified_body();
+    if is_verified && !config.authentication.is_unsigned() {
+        refusal.log(&row);
+    } else {
+        refusal.log_within(&config.throttle); // Anybody can cause it.
+    }
+    span.finish(row.name);
+    headers.clear();
+    ResponseBody::refuse_request(refusal, kind, is_verified, headers)
 }
 
 /// The longest kind in bytes that is recorded of a refused request, since anybody can send one.
 const LONGEST_KIND: usize = 64;
 
-fn verify(
+/// Reads kind and key of an authentic request.
+#[inline]
+fn read(
     body: Bytes,
-    hashing: Hashing,
+    secret: Option<Matched>,
     headers: &HeaderMap,
     config: &Config,
     span: &DeliverySpan,
 ) -> Result<Verified, Refusal> {
-    let secret = hashing.verify(&body).map_err(Refusal::InvalidSignature)?;
     let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
     let delivery = RawDelivery::received(kind, key, body);
     span.verified(

@@ -53,12 +53,15 @@ where
                 self.inner.clone(),
                 Arc::clone(&self.config),
             ),
-            Err(refusal) => ResponseFuture::refuse(refusal, parts.headers, &self.config),
+            Err(refusal) => {
+                ResponseFuture::refuse(refusal, parts.headers, Arc::clone(&self.config))
+            }
         }
     }
 }
 
 /// Begins to receive the body, unless the request's head is reason enough to refuse it.
+#[inline]
 fn receive<B>(parts: &Parts, body: B, config: &Config) -> Result<Receive<B>, Refusal>
 where
     B: Body<Error: Into<BoxError>>,

@@ -144,6 +144,7 @@ pub(super) struct Hashing {
 
 impl Hashing {
     /// Refuses a request whose signature header cannot prove anything, before its body is read.
+    #[inline]
     pub(super) fn new(
         authentication: &Authentication,
         headers: &HeaderMap,

@@ -99,6 +99,9 @@ impl DeliverySpan {
     /// Records kind, chat, key and secret of a verified delivery. `secret` is the index of the secret in the set, and
     /// its label.
     pub(crate) fn verified(&self, delivery: &RawDelivery, secret: Option<(usize, Option<&str>)>) {
+        if self.span.is_disabled() {
+            return;
+        }
         self.delivery(delivery);
         match secret {
             Some((_, Some(label))) => self.span.record("secret", label),
