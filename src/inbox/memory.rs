@@ -410,12 +410,11 @@ impl State {
                     .filter_map(|(_, events)| events.first().copied())
                     .min()
             };
-            let suspect = if suspects > 0 {
-                open(&self.suspects)
-            } else {
-                None
-            };
-            let first = [open(&self.ready), suspect].into_iter().flatten().min();
+            let suspect = (suspects > 0).then(|| open(&self.suspects)).flatten();
+            // It was in progress before all that waits.
+            let first = suspect
+                .filter(|(due, _)| *due <= self.now)
+                .or_else(|| [open(&self.ready), suspect].into_iter().flatten().min());
             let Some((due, id)) = first else { break };
             if due > self.now || claims.events.len() == limit {
                 next = next.into_iter().chain([due]).min();

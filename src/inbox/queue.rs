@@ -59,10 +59,10 @@ pub trait Queue: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Accepted, StoreError>> + Send;
 
     /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
-    /// lanes. Those that have been due for longest come first.
+    /// lanes. Those that have been due for longest come first, after those that have crashed before, of which at most
+    /// `suspects` are returned.
     ///
-    /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event. At most `suspects` of the events
-    /// returned have crashed before.
+    /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     ///
     /// # Errors
     ///

@@ -199,3 +199,33 @@ pub async fn suspects_are_limited<H: Harness>(harness: &H) {
         );
     }
 }
+
+/// Events that crashed before are taken before others that are due, as they were in progress before them. So a crash
+/// behind a backlog delays its events by no more than their leases.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn suspects_come_first<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let innocent = [
+        trial.accept(trial.event()).await,
+        trial.accept(trial.in_lane(lane())).await,
+    ];
+    let mut crashed = Vec::new();
+    for event in [trial.event(), trial.in_lane(lane())] {
+        crashed.push(trial.taken(event, SHORT).await.lease.id);
+    }
+    sleep(2 * SHORT).await;
+    for suspect in crashed {
+        let claims = trial.claim(HELD, 1, 1).await;
+        let [taken] = &claims.events[..] else {
+            panic!("{} events were taken instead of one", claims.events.len());
+        };
+        assert_eq!(taken.lease.id, suspect, "the event that crashed first");
+        trial.settle(taken, &Settlement::Handled).await;
+    }
+    for id in innocent {
+        trial.claims(id, HELD, "an event that waits").await;
+    }
+}

@@ -74,7 +74,9 @@ pub use self::changes::{
     retried_events_are_redriven_in_place, settled_events_are_redriven,
     unsettled_events_are_discarded,
 };
-pub use self::crashes::{crashes_are_counted, nothing_ends_with_its_handle, suspects_are_limited};
+pub use self::crashes::{
+    crashes_are_counted, nothing_ends_with_its_handle, suspects_are_limited, suspects_come_first,
+};
 pub use self::endings::{
     abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
     expired_attempts_may_end, late_finishers_change_nothing,
@@ -159,6 +161,7 @@ pub async fn run<H: Harness>(harness: &H) {
         crashes_are_counted
         nothing_ends_with_its_handle
         suspects_are_limited
+        suspects_come_first
         failures_are_counted
         failures_are_listed
         delays_are_kept

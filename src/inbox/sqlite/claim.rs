@@ -104,7 +104,14 @@ pub(super) fn claim(
         let is_allowed = |head: &Head| head.place == place::READY || suspects > 0;
         let first = (0..heads.len())
             .filter(|at| is_allowed(&heads[*at]))
-            .min_by_key(|at| (heads[*at].due, heads[*at].seq));
+            .min_by_key(|at| {
+                let Head {
+                    place, due, seq, ..
+                } = heads[*at];
+                // A suspect was in progress before all that waits.
+                let is_first = place == place::SUSPECT && due <= tx.now;
+                (!is_first, due, seq)
+            });
         let Some(at) = first else { break };
         let head = heads[at];
         if head.due > tx.now || claims.events.len() >= limit {

@@ -38,28 +38,6 @@ const LANE_TURN: u32 = 32;
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Handles an event that was taken when it was accepted, and those of its lane that follow.
-pub(super) async fn work<Q, S>(
-    pool: Arc<Pool<Q>>,
-    service: S,
-    event: TakenEvent,
-    permit: OwnedSemaphorePermit,
-    asked: Instant,
-) where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
-    let first = Attempt {
-        event,
-        asked,
-        is_probe: false,
-    };
-    run(pool, service, first, permit).await;
-}
-
 /// Handles an event, and those of its lane that follow.
 pub(super) async fn run<Q, S>(
     pool: Arc<Pool<Q>>,
@@ -239,8 +217,10 @@ impl<Q: Queue> Pool<Q> {
             | Outcome::NotCommitted { .. } => (false, None),
         };
         let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
-        let changed = lock(&self.trips).failed(kind, lane, is_probe);
+        let mut trips = lock(&self.trips);
+        let changed = trips.failed(kind, lane, is_probe);
         self.has_trips.store(true, Ordering::Relaxed);
+        drop(trips);
         if changed == Changed::Tripped {
             tracing::error!(
                 %kind,
@@ -294,11 +274,14 @@ impl<Q: Queue> Pool<Q> {
             return;
         }
         let kind = event.delivery.kind();
-        let changed = lock(&self.trips).succeeded(kind);
+        let mut trips = lock(&self.trips);
+        let changed = trips.succeeded(kind);
+        self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
+        drop(trips);
         if changed == Changed::Resumed {
             tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
+            self.apply_trips();
         }
-        self.apply_trips();
     }
 
     /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it was

@@ -49,10 +49,10 @@ pub(super) enum End {
 impl HeldLeases {
     /// Extends a lease until the returned value is dropped.
     pub(super) fn hold(&self, lease: EventLease, valid_until: Instant) -> HeldLease<'_> {
-        let end = self
-            .is_interrupted
-            .load(Ordering::Relaxed)
-            .then_some(End::Interrupted);
+        // Locked before it is read: whoever interrupts all sees this lease, or this sees that they did.
+        let mut all = lock(&self.all);
+        let is_interrupted = self.is_interrupted.load(Ordering::Relaxed);
+        let end = is_interrupted.then_some(End::Interrupted);
         let shared = Arc::new(Shared {
             lease,
             state: Mutex::new(State {
@@ -61,7 +61,6 @@ impl HeldLeases {
                 waker: None,
             }),
         });
-        let mut all = lock(&self.all);
         let is_first = all.is_empty();
         all.insert(lease.fence, Arc::clone(&shared));
         drop(all);

@@ -205,7 +205,7 @@ impl<Q: Queue> Pool<Q> {
         if limit == 0 {
             return Ok(Claims::default());
         }
-        // One suspect at a time. It is counted before the claim, as one that was accepted may be handed over meanwhile.
+        // One suspect at a time. The count is read before the claim, since the next event of a lane may be one, too.
         let suspects = usize::from(*lock(&self.suspects) == 0);
         let claim = self.shared.queue.claim(take, limit, suspects);
         let claims = match timeout(take.lease, claim).await {

@@ -11,7 +11,7 @@ use tower_service::Service;
 
 use super::super::event::{EventId, Take, TakenEvent};
 use super::super::queue::Queue;
-use super::attempt::work;
+use super::attempt::{Attempt, run};
 use super::{Pool, lock};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
@@ -67,8 +67,13 @@ where
 
     fn handle(&self, event: TakenEvent, permit: OwnedSemaphorePermit, asked: Instant) -> BoxFuture {
         let service = lock(&self.service).clone();
+        let attempt = Attempt {
+            event,
+            asked,
+            is_probe: false,
+        };
         match self.pool.upgrade() {
-            Some(pool) => Box::pin(work(pool, service, event, permit, asked)),
+            Some(pool) => Box::pin(run(pool, service, attempt, permit)),
             // The worker was dropped. The event is taken again when its lease has expired.
             None => Box::pin(async {}),
         }

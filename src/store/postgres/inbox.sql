@@ -462,7 +462,8 @@ BEGIN
                 UNION ALL
                 (SELECT * FROM suspect ORDER BY due, seq LIMIT v_suspects)
             ) AS found
-            ORDER BY due, seq LIMIT v_left
+            -- Suspects were in progress before all that waits.
+            ORDER BY is_suspect DESC, due, seq LIMIT v_left
         LOOP
             IF v_head.fence IS NOT NULL THEN
                 v_head.crashes := v_head.crashes + 1;
