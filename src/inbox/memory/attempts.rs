@@ -1,0 +1,302 @@
+//! How events are accepted, taken and settled.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Due, Event, FOREVER, Key, OVERHEAD, Place, State};
+use crate::delivery::RawDelivery;
+use crate::event::EventKind;
+use crate::inbox::event::{
+    EventId, EventLease, EventState, Failure, NewEvent, Settlement, Take, TakenEvent,
+};
+use crate::inbox::queue::{Accepted, Claims, Settled};
+use crate::store::Fence;
+
+impl State {
+    pub(super) fn accept(&mut self, new: NewEvent, take: Option<&Take>) -> Accepted {
+        for digests in [new.key, new.guard].into_iter().flatten() {
+            let Some(key) = self.keys.get(&digests.key()) else {
+                continue;
+            };
+            let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
+            if key.until <= self.now && !is_unsettled() {
+                continue;
+            }
+            let same_body = key.body == digests.body();
+            return match new.key == Some(digests) || same_body {
+                true => Accepted::Duplicate { same_body },
+                false => Accepted::BodyReplayed,
+            };
+        }
+
+        self.last_id += 1;
+        let id = self.last_id;
+        let until = self.now + new.retain.min(FOREVER);
+        for digests in [new.key, new.guard].into_iter().flatten() {
+            let key = Key {
+                body: digests.body(),
+                event: id,
+                until,
+            };
+            self.keys.insert(digests.key(), key);
+            self.forget.insert((until, digests.key()));
+        }
+        let now = self.now;
+        let is_dead = new.dead.is_some();
+        self.bytes += OVERHEAD + new.delivery.body().len() as u64;
+        let event = Event {
+            kind: new.delivery.kind().clone(),
+            key: new.delivery.key().cloned(),
+            body: Some(new.delivery.body().clone()),
+            chat: new.chat,
+            lane: new.lane,
+            accepted: now,
+            place: match is_dead {
+                true => Place::Ended {
+                    state: EventState::Dead,
+                    at: now,
+                },
+                false => Place::Line { due: now },
+            },
+            failures: 0,
+            first_failed: None,
+            crashes: 0,
+            expired: None,
+            is_redriven: false,
+            past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
+        };
+        self.events.insert(id, event);
+        self.retained.insert((until, id));
+        if is_dead {
+            return Accepted::New {
+                id: EventId(id),
+                taken: None,
+            };
+        }
+        let is_first = self.join_line(id);
+        let taken = take
+            .filter(|take| is_first && self.may_take(take, id))
+            .map(|take| Box::new(self.take(id, take)));
+        Accepted::New {
+            id: EventId(id),
+            taken,
+        }
+    }
+
+    fn may_take(&self, take: &Take, id: i64) -> bool {
+        self.events.get(&id).is_some_and(|event| {
+            let is_due = matches!(event.place, Place::Line { due } if due <= self.now);
+            is_due && self.is_open(take, &event.kind)
+        })
+    }
+
+    fn is_open(&self, take: &Take, kind: &EventKind) -> bool {
+        !self.is_paused && !self.paused.contains(kind) && take.kinds.contains(kind)
+    }
+
+    /// Takes the first event of a line.
+    pub(super) fn take(&mut self, id: i64, take: &Take) -> TakenEvent {
+        self.unset_ready(id);
+        self.last_fence += 1;
+        let fence = self.last_fence;
+        let until = self.now + take.lease.min(FOREVER);
+        self.taken.insert((until, id));
+        let now = self.now;
+        let accepted = self.event(id).accepted;
+        let accepted_at = self.time_of_day(accepted);
+        let event = self.event(id);
+        event.place = Place::Taken { until, fence };
+        event.expired = None;
+        let lane = event.lane;
+        self.busy.extend(lane.map(|lane| (lane, id)));
+        let event = self.event(id);
+        let body = event.body.clone().unwrap_or_default();
+        let attempt = event.failures.saturating_add(event.crashes);
+        let delivery = RawDelivery::new(event.kind.clone(), body)
+            .with_key(event.key.clone())
+            .with_attempt(NonZeroU32::MIN.saturating_add(attempt))
+            .with_acceptance(accepted_at, event.is_redriven);
+        TakenEvent {
+            lease: EventLease {
+                id: EventId(id),
+                fence: Fence(fence),
+                place: 0,
+            },
+            delivery,
+            lane: event.lane,
+            failures: event.failures,
+            crashes: event.crashes,
+            tried_for: event.first_failed.map(|first| now - first),
+        }
+    }
+
+    pub(super) fn claim(&mut self, take: &Take, limit: usize, suspects: usize) -> Claims {
+        let mut claims = Claims::default();
+        let mut suspects = suspects;
+        let is_open = |id: i64| {
+            let event = self.events.get(&id);
+            event.is_some_and(|event| self.is_open(take, &event.kind))
+        };
+        let mut next = [&self.taken, &self.aside]
+            .into_iter()
+            .filter_map(|events| events.iter().find(|(_, id)| is_open(*id)))
+            .map(|(due, _)| *due)
+            .min();
+        loop {
+            let open = |ready: &BTreeMap<EventKind, BTreeSet<Due>>| {
+                ready
+                    .iter()
+                    .filter(|(kind, _)| self.is_open(take, kind))
+                    .filter_map(|(_, events)| events.first().copied())
+                    .min()
+            };
+            let suspect = (suspects > 0).then(|| open(&self.suspects)).flatten();
+            // It was in progress before all that waits.
+            let first = suspect
+                .filter(|(due, _)| *due <= self.now)
+                .or_else(|| [open(&self.ready), suspect].into_iter().flatten().min());
+            let Some((due, id)) = first else { break };
+            if due > self.now || claims.events.len() == limit {
+                next = next.into_iter().chain([due]).min();
+                break;
+            }
+            let taken = self.take(id, take);
+            suspects -= usize::from(taken.crashes > 0);
+            claims.events.push(taken);
+        }
+        claims.next_due = next.map(|due| due.saturating_duration_since(self.now));
+        claims
+    }
+
+    pub(super) fn extend(&mut self, lease: &EventLease, by: Duration) -> bool {
+        let Some((id, until)) = self.held(lease) else {
+            return false;
+        };
+        self.taken.remove(&(until, id));
+        let until = self.now + by.min(FOREVER);
+        self.taken.insert((until, id));
+        self.event(id).place = Place::Taken {
+            until,
+            fence: lease.fence.0,
+        };
+        true
+    }
+
+    /// The event of a lease that is held, and the end of that lease. One that expired is held again, unless another
+    /// event of the lane comes first now.
+    fn held(&mut self, lease: &EventLease) -> Option<(i64, Instant)> {
+        let (id, fence) = (lease.id.0, lease.fence.0);
+        let event = self.events.get(&id)?;
+        match event.place {
+            Place::Taken { until, fence: held } if held == fence => Some((id, until)),
+            Place::Line { .. } if event.expired == Some(fence) && self.is_first(id) => {
+                let until = self.now;
+                self.unset_ready(id);
+                let event = self.event(id);
+                event.expired = None;
+                event.crashes -= 1;
+                event.place = Place::Taken { until, fence };
+                let lane = event.lane;
+                self.busy.extend(lane.map(|lane| (lane, id)));
+                Some((id, until))
+            }
+            _ => None,
+        }
+    }
+
+    pub(super) fn settle(
+        &mut self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        take: Option<&Take>,
+    ) -> Settled {
+        let Some((id, until)) = self.held(lease) else {
+            return Settled::Lost;
+        };
+        self.taken.remove(&(until, id));
+        let holds = matches!(
+            settlement,
+            Settlement::Dead {
+                hold_lane: true,
+                ..
+            }
+        );
+        if !holds {
+            self.set_free(id);
+        }
+        let now = self.now;
+        let event = self.event(id);
+        if !matches!(settlement, Settlement::Released) {
+            event.crashes = 0;
+        }
+        let ended = |state| Place::Ended { state, at: now };
+        let fail = |event: &mut Event, failure: &Failure| {
+            event.past.push((now, failure.clone()));
+        };
+        let leaves = match settlement {
+            Settlement::Handled => {
+                event.place = ended(EventState::Handled);
+                true
+            }
+            Settlement::Ignored => {
+                event.place = ended(EventState::Ignored);
+                true
+            }
+            Settlement::Discarded(failure) => {
+                fail(event, failure);
+                event.place = ended(EventState::Discarded);
+                true
+            }
+            Settlement::Dead { failure, hold_lane } => {
+                fail(event, failure);
+                let holds = *hold_lane && event.lane.is_some();
+                event.place = match holds {
+                    true => Place::Holding { at: now },
+                    false => ended(EventState::Dead),
+                };
+                !holds
+            }
+            Settlement::Retry {
+                after,
+                failure,
+                counts,
+                blocks_lane,
+            } => {
+                if let Some(failure) = failure {
+                    fail(event, failure);
+                }
+                if *counts {
+                    event.failures = event.failures.saturating_add(1);
+                    event.first_failed.get_or_insert(now);
+                }
+                let due = now + (*after).min(FOREVER);
+                let goes_aside = !blocks_lane && event.lane.is_some();
+                event.place = match goes_aside {
+                    true => Place::Aside { due },
+                    false => Place::Line { due },
+                };
+                if goes_aside {
+                    self.aside.insert((due, id));
+                }
+                goes_aside
+            }
+            Settlement::Released => {
+                event.place = Place::Line { due: now };
+                false
+            }
+        };
+        if matches!(settlement, Settlement::Handled | Settlement::Ignored) {
+            self.with_body.insert((now, id));
+        }
+        if !leaves {
+            self.set_first_ready(id);
+            return Settled::Ended(None);
+        }
+        let next = self.leave_line(id);
+        let next = next.zip(take).filter(|(id, take)| self.may_take(take, *id));
+        Settled::Ended(next.map(|(id, take)| Box::new(self.take(id, take))))
+    }
+}

@@ -1,0 +1,113 @@
+//! Events and counts, as a person sees them.
+
+use std::collections::BTreeMap;
+
+use super::{Event, Place, State};
+use crate::event::EventKind;
+use crate::inbox::event::{EventId, EventState, EventSummary, Filter, Page};
+use crate::inbox::queue::{KindStats, Stats};
+
+impl State {
+    pub(super) fn summary(&self, id: i64, event: &Event) -> EventSummary {
+        let at = |time| Some(self.time_of_day(time));
+        let (state, settled_at, due_at) = match event.place {
+            Place::Line { due } | Place::Aside { due } => {
+                let state = match event.past.is_empty() && event.crashes == 0 {
+                    true => EventState::Waiting,
+                    false => EventState::Retrying,
+                };
+                (state, None, if due > self.now { at(due) } else { None })
+            }
+            Place::Taken { .. } => (EventState::InProgress, None, None),
+            Place::Ended { state, at: ended } => (state, at(ended), None),
+            Place::Holding { at: ended } => (EventState::Dead, at(ended), None),
+        };
+        EventSummary {
+            id: EventId(id),
+            kind: event.kind.clone(),
+            key: event.key.clone(),
+            chat: event.chat.clone(),
+            state,
+            accepted_at: self.time_of_day(event.accepted),
+            settled_at,
+            due_at,
+            failures: event.failures,
+            is_redriven: event.is_redriven,
+        }
+    }
+
+    pub(super) fn list(&self, filter: &Filter, page: Page) -> Vec<EventSummary> {
+        let matches = |summary: &EventSummary| {
+            (filter.states.is_empty() || filter.states.contains(&summary.state))
+                && (filter.kinds.is_empty() || filter.kinds.contains(&summary.kind))
+                && (filter.chat.is_none() || filter.chat == summary.chat)
+                && (filter.key.is_none() || filter.key == summary.key)
+                && filter
+                    .accepted_from
+                    .is_none_or(|from| summary.accepted_at >= from)
+                && filter
+                    .accepted_until
+                    .is_none_or(|until| summary.accepted_at < until)
+        };
+        let is_after = |id: i64| {
+            page.after
+                .is_none_or(|EventId(after)| match page.newest_first {
+                    true => id < after,
+                    false => id > after,
+                })
+        };
+        let select = |(id, event): (&i64, &Event)| {
+            let summary = is_after(*id).then(|| self.summary(*id, event))?;
+            matches(&summary).then_some(summary)
+        };
+        match page.newest_first {
+            true => self
+                .events
+                .iter()
+                .rev()
+                .filter_map(select)
+                .take(page.limit)
+                .collect(),
+            false => self
+                .events
+                .iter()
+                .filter_map(select)
+                .take(page.limit)
+                .collect(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let mut kinds: BTreeMap<&EventKind, KindStats> = BTreeMap::new();
+        let of = |kind: &EventKind| KindStats {
+            kind: kind.clone(),
+            waiting: 0,
+            in_progress: 0,
+            retrying: 0,
+            dead: 0,
+            oldest: None,
+            is_paused: self.paused.contains(kind),
+        };
+        for kind in &self.paused {
+            kinds.insert(kind, of(kind));
+        }
+        for (id, event) in &self.events {
+            let summary = self.summary(*id, event);
+            let stats = kinds.entry(&event.kind).or_insert_with(|| of(&event.kind));
+            *match summary.state {
+                EventState::Waiting => &mut stats.waiting,
+                EventState::InProgress => &mut stats.in_progress,
+                EventState::Retrying => &mut stats.retrying,
+                EventState::Dead => &mut stats.dead,
+                EventState::Handled | EventState::Ignored | EventState::Discarded => continue,
+            } += 1;
+            if summary.state.is_unsettled() {
+                stats.oldest.get_or_insert(summary.accepted_at);
+            }
+        }
+        Stats {
+            kinds: kinds.into_values().collect(),
+            is_paused: self.is_paused,
+        }
+    }
+}

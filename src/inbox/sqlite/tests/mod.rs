@@ -1,0 +1,546 @@
+//! What is particular to SQLite. The conformance suite has the rest.
+
+#![cfg(test)]
+
+mod model;
+mod statements;
+
+use std::collections::{BTreeSet, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use futures_util::future::join_all;
+use rusqlite::{Connection, StatementStatus, params};
+use tempfile::TempDir;
+
+use super::*;
+use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::inbox::event::{EventState, Failure, Kinds, Lane, TakenEvent};
+use crate::store::sqlite::keys;
+use crate::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
+
+const SECOND: Duration = Duration::from_secs(1);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A machine whose clocks are set by hand, and its disk.
+struct Desk {
+    directory: TempDir,
+    clocks: Arc<Mutex<(SystemTime, Instant)>>,
+}
+
+impl Desk {
+    fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            clocks: Arc::new(Mutex::new((UNIX_EPOCH + 20_000 * DAY, Instant::now()))),
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.directory.path().join("webhooks.db")
+    }
+
+    fn open(&self) -> SqliteQueue {
+        let clocks = Arc::clone(&self.clocks);
+        let machine = Box::new(move || *clocks.lock().unwrap());
+        SqliteQueue::open_by(&self.path(), machine).unwrap()
+    }
+
+    fn wait(&self, time: Duration) {
+        let mut clocks = self.clocks.lock().unwrap();
+        clocks.0 += time;
+        clocks.1 += time;
+    }
+}
+
+fn id(key: u64) -> EventKey {
+    EventKey::new("", &key.to_be_bytes(), b"{}")
+}
+
+fn event(lane: i64) -> NewEvent {
+    NewEvent {
+        delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}"),
+        key: None,
+        guard: None,
+        chat: Some(format!("chat-{lane}")),
+        lane: Some(Lane(lane)),
+        retain: 8 * DAY,
+        dead: None,
+    }
+}
+
+fn keyed(lane: i64, key: u64) -> NewEvent {
+    let mut event = event(lane);
+    let header = http::HeaderValue::from_str(&key.to_string()).unwrap();
+    event.delivery = event.delivery.with_key(IdempotencyKey::new(header));
+    event.key = Some(id(key));
+    event
+}
+
+fn take() -> Take {
+    Take {
+        lease: 30 * SECOND,
+        kinds: Kinds::all(),
+    }
+}
+
+fn failure() -> Failure {
+    Failure {
+        outcome: "failed".to_owned(),
+        reason: "the CRM is away".to_owned(),
+    }
+}
+
+fn retry(after: Duration, blocks_lane: bool) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: Some(failure()),
+        counts: true,
+        blocks_lane,
+    }
+}
+
+impl SqliteQueue {
+    async fn add(&self, event: NewEvent) -> i64 {
+        match self.accept(event, None).await.unwrap() {
+            Accepted::New { id, taken: None } => id.0,
+            accepted => panic!("{accepted:?}"),
+        }
+    }
+
+    async fn add_and_take(&self, event: NewEvent) -> TakenEvent {
+        match self.accept(event, Some(&take())).await.unwrap() {
+            Accepted::New {
+                taken: Some(taken), ..
+            } => *taken,
+            accepted => panic!("{accepted:?}"),
+        }
+    }
+
+    async fn take_some(&self, limit: usize) -> Vec<TakenEvent> {
+        self.claim(&take(), limit, limit).await.unwrap().events
+    }
+
+    async fn end(&self, taken: &TakenEvent, settlement: Settlement) -> Option<Box<TakenEvent>> {
+        let take = take();
+        let ended = self.settle(&taken.lease, &settlement, Some(&take));
+        match ended.await.unwrap() {
+            Settled::Ended(next) => next,
+            Settled::Lost => panic!("{taken:?} is lost"),
+        }
+    }
+
+    async fn state(&self, id: i64) -> EventState {
+        let event = self.get(EventId(id)).await.unwrap().unwrap();
+        event.summary.state
+    }
+
+    async fn sql(&self, sql: &'static str) -> i64 {
+        let row = move |tx: &mut Tx<'_>| tx.db.query_row(sql, [], |row| row.get(0));
+        self.run(Need::Write, row).await.unwrap()
+    }
+
+    async fn purge_all(&self, keep_bodies: Duration) {
+        while self.purge(keep_bodies).await.unwrap() {}
+    }
+}
+
+fn ids(events: &[TakenEvent]) -> Vec<i64> {
+    events.iter().map(|event| event.lease.id.0).collect()
+}
+
+#[tokio::test]
+async fn keys_are_shared_with_a_store_both_ways() {
+    let desk = Desk::new();
+    let store = SqliteStore::open(desk.path()).unwrap();
+    let queue = SqliteQueue::with_store(&store);
+    let claim = async |key| store.claim(&id(key), 30 * SECOND, DAY).await.unwrap();
+    let Claim::Acquired(done) = claim(1).await else {
+        panic!("a new key is not free")
+    };
+    store.complete(&done, DAY).await.unwrap();
+    let Claim::Acquired(in_flight) = claim(2).await else {
+        panic!("a new key is not free")
+    };
+    let Claim::Acquired(released) = claim(3).await else {
+        panic!("a new key is not free")
+    };
+    store.release(&released).await.unwrap();
+
+    let duplicate = queue.accept(keyed(1, 1), None).await.unwrap();
+    assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
+    let other_body = NewEvent {
+        key: Some(EventKey::new("", &1_u64.to_be_bytes(), b"{ }")),
+        ..keyed(1, 1)
+    };
+    let duplicate = queue.accept(other_body, None).await.unwrap();
+    assert!(matches!(
+        duplicate,
+        Accepted::Duplicate { same_body: false }
+    ));
+    let held = queue.accept(keyed(1, 2), None).await.unwrap();
+    assert!(matches!(held, Accepted::InFlight { remaining } if remaining > 29 * SECOND));
+    store.release(&in_flight).await.unwrap();
+    for key in [2, 3, 4] {
+        queue.add(keyed(1, key)).await;
+        assert_eq!(store.peek(&id(key)).await.unwrap(), KeyState::Done);
+        assert!(matches!(claim(key).await, Claim::Done { same_body: true }));
+        let duplicate = queue.accept(keyed(1, key), None).await.unwrap();
+        assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
+    }
+    // The late finisher of a key that the inbox has taken over.
+    assert!(store.complete(&in_flight, DAY).await.is_err());
+}
+
+#[tokio::test]
+async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let guard = |of: u64| EventKey::new("body", &of.to_be_bytes(), &of.to_be_bytes());
+    let guarded = |key| NewEvent {
+        guard: Some(guard(key)),
+        ..keyed(key as i64, key)
+    };
+    for key in 1..=3 {
+        queue.add_and_take(guarded(key)).await;
+    }
+    let [done, dead, waits] = &queue_all(&desk, &queue, 3).await[..] else {
+        panic!("three were accepted")
+    };
+    queue.end(done, Settlement::Handled).await;
+    let failed = Settlement::Dead {
+        failure: failure(),
+        hold_lane: false,
+    };
+    queue.end(dead, failed).await;
+
+    desk.wait(20 * DAY);
+    for _ in 0..10 {
+        queue.claim(&take(), 0, 0).await.unwrap();
+    }
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 4);
+    for key in [2, 3] {
+        let duplicate = queue.accept(guarded(key), None).await.unwrap();
+        assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
+        let replayed = NewEvent {
+            key: Some(id(100 + key)),
+            guard: Some(EventKey::new("body", &key.to_be_bytes(), b"another key")),
+            ..event(1)
+        };
+        let replayed = queue.accept(replayed, None).await.unwrap();
+        assert!(matches!(replayed, Accepted::BodyReplayed), "{replayed:?}");
+    }
+    queue.add(guarded(1)).await;
+    queue.discard(dead.lease.id).await.unwrap();
+    queue.discard(waits.lease.id).await.unwrap();
+    for _ in 0..10 {
+        queue.claim(&take(), 0, 0).await.unwrap();
+    }
+    assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 2);
+}
+
+/// Takes events whose leases have expired.
+async fn queue_all(desk: &Desk, queue: &SqliteQueue, count: usize) -> Vec<TakenEvent> {
+    desk.wait(31 * SECOND);
+    let taken = queue.take_some(count).await;
+    assert_eq!(taken.len(), count);
+    taken
+}
+
+#[tokio::test]
+async fn everything_outlives_reopening() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let taken = queue.add_and_take(keyed(1, 1)).await;
+    let behind = queue.add(keyed(1, 2)).await;
+    let failed = queue.add_and_take(keyed(2, 3)).await;
+    queue.end(&failed, retry(60 * SECOND, true)).await;
+    let dead = queue.add_and_take(keyed(3, 4)).await;
+    let hold_lane = Settlement::Dead {
+        failure: failure(),
+        hold_lane: true,
+    };
+    queue.end(&dead, hold_lane).await;
+    let held = queue.add(keyed(3, 5)).await;
+    queue
+        .pause(Some(&EventKind::CHAT_OPENED), true)
+        .await
+        .unwrap();
+    drop(queue);
+
+    let queue = desk.open();
+    assert!(queue.take_some(10).await.is_empty());
+    let next = queue.end(&taken, Settlement::Handled).await.unwrap();
+    assert_eq!(next.lease.id.0, behind);
+    desk.wait(61 * SECOND);
+    let retried = queue.take_some(10).await;
+    assert_eq!(ids(&retried), [behind, failed.lease.id.0]);
+    assert_eq!(retried[0].crashes, 1);
+    assert_eq!(retried[1].failures, 1);
+    assert_eq!(retried[1].tried_for, Some(61 * SECOND));
+    assert_eq!(retried[1].delivery.attempt().unwrap().get(), 2);
+    assert_eq!(retried[1].delivery.body(), "{}");
+    assert_eq!(queue.state(dead.lease.id.0).await, EventState::Dead);
+    assert_eq!(queue.state(held).await, EventState::Waiting);
+    let record = queue.get(dead.lease.id).await.unwrap().unwrap();
+    assert_eq!(record.failures[0].failure, failure());
+    assert_eq!(record.summary.key.unwrap().as_bytes(), b"4");
+    assert_eq!(record.summary.chat.as_deref(), Some("chat-3"));
+    let stats = queue.stats().await.unwrap();
+    let paused: Vec<_> = stats.kinds.iter().filter(|kind| kind.is_paused).collect();
+    assert_eq!(paused[0].kind, EventKind::CHAT_OPENED);
+    assert_eq!((stats.unsettled(), stats.dead()), (3, 1));
+    queue.redrive(dead.lease.id).await.unwrap();
+    assert_eq!(ids(&queue.take_some(10).await), [dead.lease.id.0]);
+}
+
+#[tokio::test]
+async fn numbers_are_not_used_twice() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    for key in 1..=3 {
+        let taken = queue.add_and_take(keyed(1, key)).await;
+        assert_eq!(taken.lease.id.0, key as i64);
+        queue.end(&taken, Settlement::Handled).await;
+    }
+    desk.wait(9 * DAY);
+    queue.purge_all(DAY).await;
+    assert!(queue.get(EventId(3)).await.unwrap().is_none());
+    let all = Page {
+        after: None,
+        limit: 10,
+        newest_first: false,
+    };
+    let listed = queue.list(&Filter::default(), all).await.unwrap();
+    assert!(listed.is_empty(), "{listed:?}");
+    for change in [
+        queue.redrive(EventId(3)).await.unwrap(),
+        queue.discard(EventId(3)).await.unwrap(),
+    ] {
+        assert_eq!(change, Change::NotFound);
+    }
+    drop(queue);
+
+    let queue = desk.open();
+    assert_eq!(queue.add(keyed(1, 3)).await, 4);
+    queue.purge_all(DAY).await;
+    for (rows, count) in [
+        ("SELECT count(*) FROM events", 1),
+        ("SELECT count(*) FROM bodies", 1),
+    ] {
+        assert_eq!(queue.sql(rows).await, count, "{rows}");
+    }
+}
+
+#[tokio::test]
+async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let dead = NewEvent {
+        dead: Some(failure()),
+        ..keyed(1, 0)
+    };
+    queue.add(dead).await;
+    let taken = join_all((1..=600).map(|key| queue.add_and_take(keyed(key as i64, key)))).await;
+    let waits = queue.add(keyed(600, 601)).await;
+    for (at, event) in taken.iter().enumerate() {
+        let end = match at % 3 {
+            0 => Settlement::Handled,
+            1 => Settlement::Ignored,
+            _ => Settlement::Discarded(failure()),
+        };
+        queue.settle(&event.lease, &end, None).await.unwrap();
+    }
+    assert!(!queue.purge(DAY).await.unwrap());
+    desk.wait(DAY);
+    let bodies = "SELECT count(*) FROM bodies";
+    assert_eq!(queue.sql(bodies).await, 602);
+    assert!(queue.purge(DAY).await.unwrap());
+    assert_eq!(queue.sql(bodies).await, 602 - 256);
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql(bodies).await, 202);
+    let handled = taken[0].lease.id;
+    assert_eq!(queue.state(handled.0).await, EventState::Handled);
+    let redriven = queue.redrive(handled).await.unwrap();
+    assert_eq!(redriven, Change::WithoutBody);
+
+    desk.wait(8 * DAY);
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT count(*) FROM events").await, 2);
+    assert_eq!(queue.sql("SELECT count(*) FROM failures").await, 1);
+    assert_eq!(queue.sql(bodies).await, 2);
+    assert_eq!(queue.state(waits).await, EventState::Waiting);
+}
+
+#[tokio::test]
+async fn forget_finds_all_events_of_a_chat() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    join_all((0..300).map(|at| queue.add(event(at % 3)))).await;
+    assert_eq!(queue.forget("chat-1").await.unwrap(), 100);
+    assert_eq!(queue.forget("chat-1").await.unwrap(), 0);
+    assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 200);
+    let lanes: BTreeSet<_> = queue.take_some(10).await.iter().map(|e| e.lane).collect();
+    assert_eq!(lanes, BTreeSet::from([Some(Lane(0)), Some(Lane(2))]));
+}
+
+#[tokio::test]
+async fn lists_are_complete_in_both_directions() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let began = desk.clocks.lock().unwrap().0;
+    for lane in 0..30 {
+        desk.wait(SECOND);
+        let taken = queue.add_and_take(keyed(lane, lane as u64)).await;
+        match lane % 3 {
+            0 => drop(queue.end(&taken, Settlement::Handled).await),
+            1 => drop(queue.end(&taken, retry(DAY, true)).await),
+            _ => {
+                let hold_lane = lane % 2 == 0;
+                let failure = failure();
+                let dead = Settlement::Dead { failure, hold_lane };
+                queue.end(&taken, dead).await;
+            }
+        }
+    }
+    let list = async |filter: &Filter, newest_first| {
+        let mut page = Page {
+            after: None,
+            limit: 4,
+            newest_first,
+        };
+        let mut all = Vec::new();
+        loop {
+            let events = queue.list(filter, page).await.unwrap();
+            page.after = events.last().map(|event| event.id);
+            all.extend(events.iter().map(|event| event.id.0));
+            if events.len() < page.limit {
+                break;
+            }
+        }
+        if newest_first {
+            all.reverse();
+        }
+        all
+    };
+    for newest_first in [false, true] {
+        let every_third = |first| (first..=30).step_by(3).collect::<Vec<i64>>();
+        let of = |states: &[EventState]| Filter {
+            states: states.to_vec(),
+            ..Filter::default()
+        };
+        for (filter, expected) in [
+            (Filter::default(), (1..=30).collect()),
+            (of(&[EventState::Handled]), every_third(1)),
+            (of(&[EventState::Retrying]), every_third(2)),
+            (of(&[EventState::Dead]), every_third(3)),
+            (
+                of(&[EventState::Dead, EventState::Retrying]),
+                (1..=30).filter(|id| id % 3 != 1).collect(),
+            ),
+            (
+                Filter {
+                    chat: Some("chat-7".to_owned()),
+                    ..Filter::default()
+                },
+                vec![8],
+            ),
+            (
+                Filter {
+                    accepted_from: Some(began + 5 * SECOND),
+                    accepted_until: Some(began + 8 * SECOND),
+                    ..Filter::default()
+                },
+                vec![5, 6, 7],
+            ),
+            (
+                Filter {
+                    kinds: vec![EventKind::CHAT_CLOSED],
+                    ..Filter::default()
+                },
+                vec![],
+            ),
+        ] {
+            assert_eq!(list(&filter, newest_first).await, expected, "{filter:?}");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_engines_on_one_file_take_each_event_once() {
+    const EVENTS: u64 = 400;
+    let desk = Desk::new();
+    let queues = [desk.open(), desk.open()];
+    let taken = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = tokio::task::JoinSet::new();
+    for queue in &queues {
+        let accepts = queue.clone();
+        tasks.spawn(async move {
+            let events = (0..EVENTS).map(|key| {
+                // Both receive each event, and half of the lanes are busy.
+                let event = keyed((key % 37) as i64, key);
+                let queue = &accepts;
+                async move { queue.accept(event, None).await.unwrap() }
+            });
+            join_all(events).await;
+        });
+        let (claims, taken) = (queue.clone(), Arc::clone(&taken));
+        tasks.spawn(async move {
+            while taken.lock().unwrap().len() < EVENTS as usize {
+                for event in claims.take_some(16).await {
+                    let mut next = Some(Box::new(event));
+                    while let Some(event) = next {
+                        let lane = event.lane.unwrap();
+                        taken.lock().unwrap().push((lane, event.lease.id.0));
+                        next = claims.end(&event, Settlement::Handled).await;
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+        });
+    }
+    while let Some(ended) = tasks.join_next().await {
+        ended.unwrap();
+    }
+    let taken = std::mem::take(&mut *taken.lock().unwrap());
+    let numbers: HashSet<_> = taken.iter().map(|(_, id)| *id).collect();
+    assert_eq!(
+        (taken.len(), numbers.len()),
+        (EVENTS as usize, EVENTS as usize)
+    );
+    for lane in 0..37 {
+        let of_lane = taken.iter().filter(|(of, _)| of.0 == lane);
+        assert!(of_lane.is_sorted_by_key(|(_, id)| id), "lane {lane}");
+    }
+    let [queue, _] = &queues;
+    assert_eq!(queue.sql("SELECT count(*) FROM work").await, 0);
+}
+
+#[tokio::test]
+async fn damage_is_reported_and_affects_no_other_event() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    for lane in 1..=3 {
+        queue.add(keyed(lane, lane as u64)).await;
+    }
+    queue
+        .sql("UPDATE events SET key = x'00' WHERE seq = 1 RETURNING 1")
+        .await;
+    queue
+        .sql("DELETE FROM bodies WHERE seq = 2 RETURNING 1")
+        .await;
+    assert_eq!(ids(&queue.take_some(10).await), [3]);
+    let error = queue.get(EventId(1)).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    queue
+        .sql("UPDATE kinds SET name = 'no token' WHERE id = 1 RETURNING 1")
+        .await;
+    for error in [
+        queue.get(EventId(2)).await.unwrap_err(),
+        queue.stats().await.unwrap_err(),
+    ] {
+        assert_eq!(error.kind(), StoreErrorKind::Corrupt);
+    }
+}
