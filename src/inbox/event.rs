@@ -111,10 +111,17 @@ impl Kinds {
         self
     }
 
-    /// The kinds that the set is limited to, if it is, and those that are not in it.
-    #[cfg(feature = "postgres")]
-    pub(super) fn parts(&self) -> (Option<&BTreeSet<EventKind>>, &BTreeSet<EventKind>) {
-        (self.only.as_ref(), &self.except)
+    /// Returns the kinds that the set is limited to, but for those that are [excluded](Self::excluded). `None` when it is
+    /// not limited.
+    #[must_use]
+    pub fn included(&self) -> Option<&BTreeSet<EventKind>> {
+        self.only.as_ref()
+    }
+
+    /// Returns the kinds that are not in the set.
+    #[must_use]
+    pub fn excluded(&self) -> &BTreeSet<EventKind> {
+        &self.except
     }
 
     /// Whether the kind is in the set.

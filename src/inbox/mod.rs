@@ -325,8 +325,8 @@ impl<Q: Queue> Inbox<Q> {
         Ok(change)
     }
 
-    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease, and its handler is dropped at
-    /// the next renewal, within a third of the lease.
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease, and its handler is dropped: at
+    /// once by a worker of this inbox, and by one in another process at the next renewal, within a third of the lease.
     ///
     /// # Errors
     ///

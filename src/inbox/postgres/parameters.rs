@@ -19,7 +19,7 @@ pub(super) fn number(count: usize) -> Value {
 pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 2] {
     let names = |kinds: &BTreeSet<EventKind>| kinds.iter().map(ToString::to_string).collect();
     let (only, except) = kinds.map_or((None, Vec::new()), |kinds| {
-        let (only, except) = kinds.parts();
+        let (only, except) = (kinds.included(), kinds.excluded());
         (only.map(names), names(except))
     });
     [only, Some(except)].map(|names| Value::List(List::Texts(names)))
