@@ -381,6 +381,45 @@ impl Scratch {
     }
 }
 
+/// Damage that the upgrade meets is refused with the remedy, and damage that it does not meet is reported by the calls
+/// that do. The file is not changed by a refusal.
+#[tokio::test]
+async fn a_damaged_file_of_version_1_is_reported() {
+    let pages = fs::metadata(Scratch::of_version_1().path()).unwrap().len() / 4096;
+    let mut refused = 0;
+    for page in 0..pages as usize {
+        let scratch = Scratch::of_version_1();
+        let mut bytes = fs::read(scratch.path()).unwrap();
+        // Of the first page, the part behind the file's header.
+        let from = page * 4096 + if page == 0 { 100 } else { 0 };
+        bytes[from..(page + 1) * 4096].fill(0xff);
+        fs::write(scratch.path(), &bytes).unwrap();
+
+        let error = match SqliteStore::open(scratch.path()) {
+            Ok(store) => {
+                let key = of_crm("done-1", b"");
+                match store.peek(&key).await {
+                    Ok(state) => {
+                        assert_eq!(state, KeyState::Done, "page {page}");
+                        continue;
+                    }
+                    Err(error) => {
+                        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "page {page}");
+                        chain(&error)
+                    }
+                }
+            }
+            Err(error) => {
+                refused += 1;
+                assert_eq!(fs::read(scratch.path()).unwrap(), bytes, "page {page}");
+                chain(&error)
+            }
+        };
+        assert!(error.contains("restore a copy"), "page {page}: {error}");
+    }
+    assert!(refused > 0, "no damage is in the way of the upgrade");
+}
+
 /// A key of the fixture, delivered with this body.
 fn of_crm(key: &str, body: &[u8]) -> EventKey {
     EventKey::new("crm", key.as_bytes(), body)
