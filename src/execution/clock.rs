@@ -16,7 +16,7 @@ use tokio::runtime::{self, Handle, RuntimeFlavor};
 /// One thread for each multi-threaded runtime. They end when the last clone is dropped, and each with its
 /// runtime.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clocks {
+pub(crate) struct Clocks {
     of_runtimes: Arc<Mutex<ByRuntime>>,
 }
 
@@ -35,7 +35,7 @@ const SHORTEST: Duration = Duration::from_millis(10);
 
 impl Clocks {
     /// Wakes an idle worker of `runtime` at least every tenth of `lease`, from now on.
-    pub(super) fn keep_running(&self, runtime: &Handle, lease: Duration) {
+    pub(crate) fn keep_running(&self, runtime: &Handle, lease: Duration) {
         if runtime.runtime_flavor() != RuntimeFlavor::MultiThread {
             return;
         }

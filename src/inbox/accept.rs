@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -110,7 +110,7 @@ impl Future for AcceptFuture {
         let answered = match self.answered.poll_unpin(cx) {
             Poll::Ready(Ok(answered)) => answered,
             Poll::Ready(Err(_)) => Ok(Outcome::unavailable(
-                "the runtime of the inbox has ended",
+                "the task that stores the event has ended, because its runtime ended or it panicked",
                 self.retry_after,
             )),
             Poll::Pending => {
@@ -199,7 +199,7 @@ async fn accept<Q: Queue>(
     let event = new_event(delivery, settings);
     let asked = Instant::now();
     let accepting = shared.queue.accept(event, room.as_ref().map(Room::take));
-    // If it takes effect after that, its lease has expired.
+    // Longer than the client waits: what takes effect late is handled here, too.
     let result = match timeout(settings.limits.lease(), accepting).await {
         Ok(result) => result,
         Err(_) => Err(StoreError::timed_out()),
@@ -282,7 +282,9 @@ pub(super) struct Backlog {
 #[derive(Debug, Default)]
 struct Seen {
     bytes: u64,
+    /// When it was asked for last.
     at: Option<Instant>,
+    is_asking: bool,
     has_warned: bool,
 }
 
@@ -295,17 +297,26 @@ const WARN: u64 = 80;
 
 impl<Q: Queue> Shared<Q> {
     /// Refuses a delivery if the queue has reached its limit.
-    async fn check_backlog(&self, settings: &Settings) -> Result<(), Refusal> {
+    async fn check_backlog(self: &Arc<Self>, settings: &Settings) -> Result<(), Refusal> {
         let limit = settings.backlog_limit;
-        let bytes = match self.backlog.seen() {
-            Some(bytes) => bytes,
-            // An error is reported by what follows.
-            None => match self.queue.size().await {
-                Ok(bytes) => self.backlog.see(bytes, limit),
-                Err(_) => 0,
-            },
+        let asking = {
+            let (shared, time) = (Arc::clone(self), settings.limits.store_timeout);
+            async move {
+                // An error is reported by other calls.
+                let size = timeout(time, shared.queue.size()).await;
+                shared.backlog.lock().is_asking = false;
+                if let Ok(Ok(bytes)) = size {
+                    shared.backlog.see(bytes, limit);
+                }
+            }
         };
-        if bytes < limit {
+        match self.backlog.is_due() {
+            Due::No => {}
+            Due::First => asking.await,
+            // No delivery waits for it.
+            Due::Again => drop(tokio::spawn(asking)),
+        }
+        if self.backlog.lock().bytes < limit {
             return Ok(());
         }
         Err(Refusal::BacklogFull {
@@ -315,25 +326,35 @@ impl<Q: Queue> Shared<Q> {
     }
 }
 
+/// Whether the caller has to ask for the size of the queue.
+enum Due {
+    No,
+    First,
+    Again,
+}
+
 impl Backlog {
-    /// The last known size, or `None` when the caller has to ask the queue.
-    fn seen(&self) -> Option<u64> {
-        let now = Instant::now();
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen
-            .at
-            .is_some_and(|at| now.saturating_duration_since(at) < FRESH)
-        {
-            return Some(seen.bytes);
-        }
-        // Meanwhile, other callers use the last known size.
-        seen.at = Some(now);
-        None
+    fn lock(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn see(&self, bytes: u64, limit: u64) -> u64 {
+    fn is_due(&self) -> Due {
+        let now = Instant::now();
+        let mut seen = self.lock();
+        let is_fresh = |at| now.saturating_duration_since(at) < FRESH;
+        if seen.is_asking || seen.at.is_some_and(is_fresh) {
+            return Due::No;
+        }
+        seen.is_asking = true;
+        match seen.at.replace(now) {
+            None => Due::First,
+            Some(_) => Due::Again,
+        }
+    }
+
+    fn see(&self, bytes: u64, limit: u64) {
         let percent = bytes.saturating_mul(100) / limit.max(1);
-        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = self.lock();
         seen.bytes = bytes;
         let warns = percent >= WARN && !seen.has_warned;
         seen.has_warned = percent >= CALM && (warns || seen.has_warned);
@@ -346,7 +367,6 @@ impl Backlog {
                  are not handled, or raise `backlog_limit`"
             );
         }
-        bytes
     }
 }
 

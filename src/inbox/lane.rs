@@ -1,5 +1,6 @@
 //! The chat and the lane of an event.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
@@ -29,7 +30,16 @@ impl LaneOf {
     /// Returns the id of the event's chat, if there is one.
     pub(super) fn chat(&self, delivery: &RawDelivery) -> Option<String> {
         match &self.other {
-            Some(other) if !EventKind::ALL.contains(delivery.kind()) => other(delivery),
+            Some(other) if !EventKind::ALL.contains(delivery.kind()) => {
+                let chat = catch_unwind(AssertUnwindSafe(|| other(delivery)));
+                chat.unwrap_or_else(|_| {
+                    tracing::error!(
+                        kind = %delivery.kind(),
+                        "the function of `chat_by` panicked: the event is stored as one without a chat"
+                    );
+                    None
+                })
+            }
             _ => chat_id(delivery.kind(), delivery.body()),
         }
     }

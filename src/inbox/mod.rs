@@ -341,7 +341,7 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
-    /// discarded. The texts of their failures are deleted, too. The keys, kinds and times of the events, and the id of
+    /// [discarded](Self::discard). The texts of their failures are deleted, too. The keys, kinds and times of the events, and the id of
     /// the chat, stay for the retention. See [personal data](crate::docs::inbox#personal-data).
     ///
     /// # Errors
@@ -349,6 +349,7 @@ impl<Q: Queue> Inbox<Q> {
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
         let deleted = self.shared.queue.forget(chat).await?;
+        self.shared.workers.check();
         self.shared.workers.wake();
         Ok(deleted)
     }

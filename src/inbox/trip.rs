@@ -1,6 +1,6 @@
 //! Tripped kinds, whose events all fail: one event at a time is tried, until one succeeds.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -17,20 +17,30 @@ pub(super) struct Trips {
     /// The number of lanes in which events have to fail.
     limit: usize,
     kinds: BTreeMap<EventKind, Trip>,
+    /// The number of probes so far.
+    probes: u64,
 }
 
 #[derive(Debug, Default)]
 struct Trip {
-    /// The lanes of the failures since the last success.
-    lanes: HashSet<i64>,
-    tripped: Option<Probe>,
+    /// The failures since the last success, by lane.
+    lanes: HashMap<i64, u32>,
+    tripped: Option<Tripped>,
 }
 
 #[derive(Debug)]
-struct Probe {
+struct Tripped {
     next: Instant,
     delay: Duration,
-    in_progress: bool,
+    /// The number of the probe in progress.
+    probe: Option<u64>,
+}
+
+/// An attempt of an event of a kind that is tripped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Probe {
+    pub(super) kind: EventKind,
+    number: u64,
 }
 
 /// The effect of an attempt on its kind.
@@ -48,6 +58,7 @@ impl Trips {
         Self {
             limit,
             kinds: BTreeMap::new(),
+            probes: 0,
         }
     }
 
@@ -73,64 +84,66 @@ impl Trips {
         }
     }
 
-    /// Notes a failure. `lane` is the event's lane, or the event itself.
-    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64, is_probe: bool) -> Changed {
+    /// Notes a failure. `lane` is the event's lane, or the event itself. Returns the number of failures in the lane
+    /// before this one, since the last success of the kind.
+    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64) -> (Changed, u32) {
         let trip = self.kinds.entry(kind.clone()).or_default();
-        if let Some(probe) = &mut trip.tripped {
-            if is_probe {
-                probe.again();
-            }
-            return Changed::Nothing;
+        if trip.tripped.is_some() {
+            return (Changed::Nothing, 0);
         }
-        trip.lanes.insert(lane);
+        let failures = trip.lanes.entry(lane).or_default();
+        let before = *failures;
+        *failures = failures.saturating_add(1);
         if trip.lanes.len() < self.limit {
-            return Changed::Nothing;
+            return (Changed::Nothing, before);
         }
-        trip.lanes = HashSet::new();
-        trip.tripped = Some(Probe {
+        trip.lanes = HashMap::new();
+        trip.tripped = Some(Tripped {
             next: Instant::now() + SHORTEST,
             delay: SHORTEST,
-            in_progress: false,
+            probe: None,
         });
-        Changed::Tripped
+        (Changed::Tripped, before)
     }
 
-    /// Notes that a probe ended without a result.
-    pub(super) fn probe_ended(&mut self, kind: &EventKind) {
-        if let Some(Trip {
-            tripped: Some(probe),
-            ..
-        }) = self.kinds.get_mut(kind)
+    /// Plans the next probe, unless this one succeeded.
+    pub(super) fn probe_ended(&mut self, ended: &Probe) {
+        if let Some(trip) = self.kinds.get_mut(&ended.kind)
+            && let Some(tripped) = &mut trip.tripped
+            && tripped.probe == Some(ended.number)
         {
-            probe.again();
+            tripped.again();
         }
     }
 
-    /// Begins a probe that is due, and returns its kind.
-    pub(super) fn begin_probe(&mut self) -> Option<EventKind> {
+    /// Begins a probe that is due.
+    pub(super) fn begin_probe(&mut self) -> Option<Probe> {
         let now = Instant::now();
-        let (kind, probe) = self.probes().find(|(_, probe)| probe.next <= now)?;
-        probe.in_progress = true;
-        Some(kind.clone())
+        let number = self.probes + 1;
+        let (kind, tripped) = self.waiting().find(|(_, tripped)| tripped.next <= now)?;
+        tripped.probe = Some(number);
+        let kind = kind.clone();
+        self.probes = number;
+        Some(Probe { kind, number })
     }
 
     /// Returns when the next probe is due.
     pub(super) fn next_probe(&mut self) -> Option<Instant> {
-        self.probes().map(|(_, probe)| probe.next).min()
+        self.waiting().map(|(_, tripped)| tripped.next).min()
     }
 
-    /// The probes that are not in progress.
-    fn probes(&mut self) -> impl Iterator<Item = (&EventKind, &mut Probe)> {
+    /// The tripped kinds of which no probe is in progress.
+    fn waiting(&mut self) -> impl Iterator<Item = (&EventKind, &mut Tripped)> {
         self.kinds
             .iter_mut()
             .filter_map(|(kind, trip)| Some((kind, trip.tripped.as_mut()?)))
-            .filter(|(_, probe)| !probe.in_progress)
+            .filter(|(_, tripped)| tripped.probe.is_none())
     }
 }
 
-impl Probe {
+impl Tripped {
     fn again(&mut self) {
-        self.in_progress = false;
+        self.probe = None;
         self.delay = (2 * self.delay).min(LONGEST);
         self.next = Instant::now() + self.delay.mul_f64(1.0 - fastrand::f64() / 4.0);
     }
@@ -147,23 +160,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failures_in_different_lanes_trip_a_kind() {
         let mut trips = Trips::new(3);
-        for lane in [1, 1, 1, 2, 2] {
-            assert_eq!(trips.failed(&KIND, lane, false), Changed::Nothing);
+        for (lane, before) in [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)] {
+            assert_eq!(trips.failed(&KIND, lane), (Changed::Nothing, before));
         }
-        assert_eq!(
-            trips.failed(&EventKind::CHAT_CLOSED, 3, false),
-            Changed::Nothing
-        );
-        assert_eq!(trips.failed(&KIND, 3, false), Changed::Tripped);
+        let other = trips.failed(&EventKind::CHAT_CLOSED, 3);
+        assert_eq!(other, (Changed::Nothing, 0));
+        assert_eq!(trips.failed(&KIND, 3), (Changed::Tripped, 0));
         assert_eq!(trips.tripped(), BTreeSet::from([KIND]));
-        assert_eq!(trips.failed(&KIND, 4, false), Changed::Nothing);
+        assert_eq!(trips.failed(&KIND, 4), (Changed::Nothing, 0));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_success_ends_the_count() {
         let mut trips = Trips::new(2);
         for lane in 0..10 {
-            assert_eq!(trips.failed(&KIND, lane, false), Changed::Nothing);
+            assert_eq!(trips.failed(&KIND, lane), (Changed::Nothing, 0));
             assert_eq!(trips.succeeded(&KIND), Changed::Nothing);
         }
         assert!(trips.is_empty());
@@ -172,7 +183,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_tripped_kind_is_probed_ever_less_often() {
         let mut trips = Trips::new(1);
-        trips.failed(&KIND, 1, false);
+        trips.failed(&KIND, 1);
         let mut last = Duration::ZERO;
         for _ in 0..20 {
             assert_eq!(trips.begin_probe(), None);
@@ -183,10 +194,16 @@ mod tests {
             );
             last = delay;
             advance(delay).await;
-            assert_eq!(trips.begin_probe(), Some(KIND));
+            let probe = trips.begin_probe().unwrap();
+            assert_eq!(probe.kind, KIND);
             assert_eq!(trips.begin_probe(), None, "one probe at a time");
             assert_eq!(trips.next_probe(), None);
-            assert_eq!(trips.failed(&KIND, 2, true), Changed::Nothing);
+            assert_eq!(trips.failed(&KIND, 2), (Changed::Nothing, 0));
+            assert_eq!(trips.next_probe(), None, "the probe has not ended");
+            trips.probe_ended(&probe);
+            let next = trips.next_probe();
+            trips.probe_ended(&probe);
+            assert_eq!(trips.next_probe(), next, "it ended twice");
         }
         assert_eq!(trips.succeeded(&KIND), Changed::Resumed);
         assert_eq!(trips.next_probe(), None);

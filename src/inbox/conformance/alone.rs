@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::make::{dead, failure, key, lane, retry};
+use super::make::{chat, dead, failure, key, lane, retry};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
 use crate::delivery::RawDelivery;
@@ -70,8 +70,9 @@ pub async fn pause_stops_everything<H: Harness>(harness: &H) {
     ok(trial.queue.pause(Some(&paused.kind), false).await, "pause");
 }
 
-/// A purge deletes bodies of events that were handled or ignored at least `keep_bodies` ago, and no others. Their keys
-/// stay known, and they cannot be redriven. An event that was redriven in time keeps its body while it is unsettled.
+/// A purge deletes bodies of events that were handled or ignored at least `keep_bodies` ago, and no others, also when
+/// they were settled after their retention. Their keys stay known, and they cannot be redriven. An event that was
+/// redriven in time keeps its body while it is unsettled.
 ///
 /// # Panics
 ///
@@ -111,7 +112,18 @@ pub async fn bodies_are_deleted<H: Harness>(harness: &H) {
         .redrive(redriven.lease.id, Change::Made, "an event that was handled")
         .await;
 
+    let late = NewEvent {
+        retain: Duration::ZERO,
+        ..trial.event()
+    };
+    let late = trial.taken(late, HELD).await;
+    trial.settle(&late, &Settlement::Handled).await;
+    sleep(SHORT / 4).await;
     other.purge(HELD).await;
+    assert!(
+        trial.record(late.lease.id).await.body.is_some(),
+        "a body was deleted with its retention, before its time"
+    );
     for (id, _) in deleted.iter().chain(&kept) {
         assert!(
             trial.record(*id).await.body.is_some(),
@@ -204,6 +216,34 @@ pub async fn size_grows<H: Harness>(harness: &H) {
     }
 }
 
+/// Forgetting a chat also deletes the failures of events whose bodies were purged before, as their texts may quote them.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn failures_are_forgotten<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let chat = chat();
+    let event = NewEvent {
+        chat: Some(chat.clone()),
+        ..trial.event()
+    };
+    let taken = trial.taken(event, HELD).await;
+    let id = taken.lease.id;
+    trial.settle(&taken, &retry(Duration::ZERO)).await;
+    let again = trial.claims(id, HELD, "an event that is retried").await;
+    trial.settle(&again, &Settlement::Handled).await;
+    sleep(SHORT / 4).await;
+    trial.purge(Duration::ZERO).await;
+    let record = trial.record(id).await;
+    assert!(record.body.is_none(), "a body was kept for no time");
+    assert_eq!(record.failures.len(), 1, "failures that a purge keeps");
+    let deleted = ok(trial.queue.forget(&chat).await, "forget");
+    assert_eq!(deleted, 0, "bodies of a chat whose bodies were purged");
+    let left = trial.record(id).await.failures.len();
+    assert_eq!(left, 0, "failures of a chat that was forgotten");
+}
+
 /// The number of an event is not used again, also when the newest events were deleted.
 ///
 /// # Panics
@@ -225,7 +265,7 @@ pub async fn numbers_are_used_once<H: Harness>(harness: &H) {
         );
         trial.settle(&taken, &Settlement::Handled).await;
         sleep(SHORT / 4).await;
-        trial.purge(RETAIN).await;
+        trial.purge(Duration::ZERO).await;
         let found = ok(trial.queue.get(id).await, "get");
         assert!(found.is_none(), "an event was not purged");
         // An old lease ends no other event.

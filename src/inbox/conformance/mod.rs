@@ -63,7 +63,8 @@ pub use self::accept::{
     one_accept_wins,
 };
 pub use self::alone::{
-    bodies_are_deleted, numbers_are_used_once, pause_stops_everything, size_grows,
+    bodies_are_deleted, failures_are_forgotten, numbers_are_used_once, pause_stops_everything,
+    size_grows,
 };
 pub use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
@@ -137,7 +138,6 @@ pub async fn run<H: Harness>(harness: &H) {
         keys_are_accepted_once
         one_accept_wins
         bodies_are_guarded
-        keys_are_remembered
         deliveries_return_unchanged
         accepted_events_are_taken
         events_arrive_dead
@@ -190,18 +190,17 @@ pub async fn run<H: Harness>(harness: &H) {
 ///
 /// When a rule is broken, or the queue fails. The message names the rule.
 pub async fn run_alone<H: Harness>(harness: &H) {
-    named(
-        "queue",
-        "pause_stops_everything",
-        pause_stops_everything(harness),
-    )
-    .await;
-    named("queue", "bodies_are_deleted", bodies_are_deleted(harness)).await;
-    named(
-        "queue",
-        "numbers_are_used_once",
-        numbers_are_used_once(harness),
-    )
-    .await;
-    named("queue", "size_grows", size_grows(harness)).await;
+    macro_rules! rules {
+        ($($rule:ident)*) => {$(
+            named("queue", stringify!($rule), $rule(harness)).await;
+        )*};
+    }
+    rules! {
+        pause_stops_everything
+        keys_are_remembered
+        bodies_are_deleted
+        failures_are_forgotten
+        numbers_are_used_once
+        size_grows
+    }
 }

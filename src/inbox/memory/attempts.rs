@@ -234,6 +234,9 @@ impl State {
         }
         let ended = |state| Place::Ended { state, at: now };
         let fail = |event: &mut Event, failure: &Failure| {
+            if event.past.len() == PAST {
+                event.past.remove(0);
+            }
             event.past.push((now, failure.clone()));
         };
         let leaves = match settlement {
@@ -300,3 +303,6 @@ impl State {
         Settled::Ended(next.map(|(id, take)| Box::new(self.take(id, take))))
     }
 }
+
+/// How many failures of an event are kept.
+const PAST: usize = 100;

@@ -72,22 +72,24 @@ impl State {
     }
 
     pub(super) fn forget_chat(&mut self, chat: &str) -> u64 {
-        let of_chat = |event: &Event| event.chat.as_deref() == Some(chat) && event.body.is_some();
+        let of_chat = |event: &Event| event.chat.as_deref() == Some(chat);
         let ids: Vec<i64> = self
             .events
             .iter()
             .filter(|(_, event)| of_chat(event))
             .map(|(id, _)| *id)
             .collect();
-        for id in &ids {
-            if self.event(*id).is_kept() {
-                self.end(*id);
+        let mut bodies = 0;
+        for id in ids {
+            if self.event(id).is_kept() {
+                self.end(id);
             }
             // Their texts may quote the body.
-            self.event(*id).past.clear();
-            self.delete_body(*id);
+            self.event(id).past.clear();
+            bodies += u64::from(self.event(id).body.is_some());
+            self.delete_body(id);
         }
-        ids.len() as u64
+        bodies
     }
 
     fn delete_body(&mut self, id: i64) {
@@ -137,7 +139,7 @@ impl State {
         let expired: Vec<_> = self
             .retained
             .range(..=(self.now, i64::MAX))
-            .filter(|(_, id)| self.events.get(id).is_none_or(|event| !event.is_kept()))
+            .filter(|(_, id)| self.events.get(id).is_none_or(Event::is_over))
             .take(STEP)
             .copied()
             .collect();

@@ -186,6 +186,17 @@ impl State {
 }
 
 impl Event {
+    /// Whether the event is settled and its body is not kept for a redrive.
+    fn is_over(&self) -> bool {
+        match self.place {
+            Place::Ended { state, .. } => match state {
+                EventState::Handled | EventState::Ignored => self.body.is_none(),
+                state => state == EventState::Discarded,
+            },
+            _ => false,
+        }
+    }
+
     /// Whether the event is unsettled or dead, so that its key is kept.
     fn is_kept(&self) -> bool {
         match self.place {

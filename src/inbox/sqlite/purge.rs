@@ -7,13 +7,14 @@ use rusqlite::Statement;
 use super::change::delete_body;
 use crate::storage::sqlite::{Tx, clock};
 
-// Without a LIMIT: the few rows that are needed are read one by one.
+// Without a LIMIT: the few rows that are needed are read one by one. The states 3 and 4 have a body, which is deleted
+// first: an event may be settled when its retention has ended.
 const BODIES: &str = "
     SELECT seq FROM events INDEXED BY events_body
     WHERE state BETWEEN 3 AND 4 AND settled <= ?1 ORDER BY settled";
 const EXPIRED: &str = "
     SELECT seq FROM events INDEXED BY events_expiry
-    WHERE state BETWEEN 3 AND 8 AND keep_until < ?1 ORDER BY keep_until";
+    WHERE state BETWEEN 3 AND 8 AND state > 4 AND keep_until < ?1 ORDER BY keep_until";
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 const DELETE: &str = "DELETE FROM events WHERE seq = ?1";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";

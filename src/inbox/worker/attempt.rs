@@ -1,18 +1,20 @@
 //! One attempt to handle an event, and how it is settled.
 
 use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 use tracing::Instrument;
 
 use super::super::event::{Failure, Settlement, Take, TakenEvent};
 use super::super::queue::{Queue, Settled};
-use super::super::trip::Changed;
+use super::super::trip::{Changed, Probe};
 use super::leases::{End, HeldLease};
 use super::{OnFailure, Pool, lock};
 use crate::delivery::RawDelivery;
@@ -27,8 +29,8 @@ pub(super) struct Attempt {
     pub(super) event: TakenEvent,
     /// When its lease was requested.
     pub(super) asked: Instant,
-    /// Whether it probes a kind that is tripped.
-    pub(super) is_probe: bool,
+    /// The probe of a tripped kind that it is.
+    pub(super) probe: Option<Probe>,
 }
 
 /// The number of events of one lane in a row after which another lane has its turn.
@@ -57,15 +59,24 @@ pub(super) async fn run<Q, S>(
         let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
         let takes_next = turns < LANE_TURN && !pool.stops();
         turns += 1;
-        let is_suspect = this.event.crashes > 0;
+        let ends = Ends {
+            pool: &pool,
+            is_suspect: this.event.crashes > 0,
+            probe: this.probe,
+        };
+        let event = this.event;
         next = pool
-            .attempt(service.clone(), this, takes_next, &span)
+            .attempt(
+                service.clone(),
+                event,
+                this.asked,
+                ends.probe.is_some(),
+                takes_next,
+                &span,
+            )
             .instrument(span.span())
             .await;
-        if is_suspect {
-            *lock(&pool.suspects) -= 1;
-            pool.ask_now();
-        }
+        drop(ends);
         if next.as_ref().is_some_and(|next| next.event.crashes > 0) {
             *lock(&pool.suspects) += 1;
         }
@@ -76,16 +87,35 @@ pub(super) async fn run<Q, S>(
     }
 }
 
+/// Lets another suspect and another probe begin when an attempt has ended, however it did.
+struct Ends<'a, Q> {
+    pool: &'a Pool<Q>,
+    is_suspect: bool,
+    probe: Option<Probe>,
+}
+
+impl<Q> Drop for Ends<'_, Q> {
+    fn drop(&mut self) {
+        if self.is_suspect {
+            *lock(&self.pool.suspects) -= 1;
+        }
+        if let Some(probe) = &self.probe {
+            lock(&self.pool.trips).probe_ended(probe);
+        }
+        if self.is_suspect || self.probe.is_some() {
+            self.pool.ask_now();
+        }
+    }
+}
+
 impl<Q: Queue> Pool<Q> {
     /// Makes one attempt, and returns the next event of the lane if it was taken.
     async fn attempt<S>(
         &self,
         service: S,
-        Attempt {
-            event,
-            asked,
-            is_probe,
-        }: Attempt,
+        event: TakenEvent,
+        asked: Instant,
+        is_probe: bool,
         takes_next: bool,
         span: &DeliverySpan,
     ) -> Option<Attempt>
@@ -94,6 +124,10 @@ impl<Q: Queue> Pool<Q> {
     {
         let limits = &self.settings.limits;
         let held = self.leases.hold(event.lease, asked + limits.lease());
+        if held.is_first() {
+            // The task that extends leases was woken on this thread. Behind a handler that blocks, it would be late.
+            yield_now().await;
+        }
         let outcome = match event.crashes >= self.rules.max_crashes {
             true => Err(Cut::Crashed),
             false => {
@@ -117,7 +151,11 @@ impl<Q: Queue> Pool<Q> {
                 let take = takes_next.then(|| self.take());
                 self.settle(&held, &settlement, take.as_deref()).await
             }
-            None => None,
+            None => {
+                // It may be taken again, or its lane's next event.
+                self.shared.workers.wake();
+                None
+            }
         }
     }
 
@@ -142,20 +180,13 @@ impl<Q: Queue> Pool<Q> {
                 return Some(self.dead(CRASHED, reason));
             }
             Err(Cut::Interrupted) => {
-                if is_probe {
-                    lock(&self.trips).probe_ended(event.delivery.kind());
-                }
                 tracing::info!(
                     "the attempt was interrupted because the worker stops; it does not count"
                 );
                 return Some(Settlement::Released);
             }
         };
-        let mut reason = outcome
-            .reason()
-            .map_or_else(|| describe(outcome), |reason| Chain(reason).to_string());
-        let end = (0..=LONGEST_REASON.min(reason.len())).rfind(|end| reason.is_char_boundary(*end));
-        reason.truncate(end.unwrap_or_default());
+        let reason = describe(outcome);
         let failure = || Failure {
             outcome: outcome.name().to_owned(),
             reason: reason.clone(),
@@ -189,9 +220,6 @@ impl<Q: Queue> Pool<Q> {
                 return Some(self.dead(outcome.name(), reason));
             }
             Outcome::LeaseLost => {
-                if is_probe {
-                    lock(&self.trips).probe_ended(kind);
-                }
                 tracing::error!(
                     "the lease on the event was lost and the handler was dropped: the queue was unavailable for longer \
                      than the lease, or the event was discarded"
@@ -218,7 +246,7 @@ impl<Q: Queue> Pool<Q> {
         };
         let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
         let mut trips = lock(&self.trips);
-        let changed = trips.failed(kind, lane, is_probe);
+        let (changed, before) = trips.failed(kind, lane);
         self.has_trips.store(true, Ordering::Relaxed);
         drop(trips);
         if changed == Changed::Tripped {
@@ -233,7 +261,11 @@ impl<Q: Queue> Pool<Q> {
         let retry = &self.rules.retry;
         let after = match counts {
             true => retry.after_failure(event.failures, event.tried_for, asked),
-            false => Some(retry.delay(event.failures).max(asked.unwrap_or_default())),
+            // Its own count stays as it is, so that the delay grows by those that the kind had here.
+            false => {
+                let failures = event.failures.max(before);
+                Some(retry.delay(failures).max(asked.unwrap_or_default()))
+            }
         };
         let Some(after) = after else {
             tracing::error!(
@@ -303,13 +335,19 @@ impl<Q: Queue> Pool<Q> {
             let settling = self.shared.queue.settle(held.lease(), settlement, next);
             let error = match timeout(limit, settling).await {
                 Ok(Ok(Settled::Ended(next))) => {
-                    if let Settlement::Retry { after, .. } = settlement {
-                        self.ask_at(Instant::now() + *after);
+                    if let Settlement::Retry { after, .. } = settlement
+                        && let Some(at) = Instant::now().checked_add(*after)
+                    {
+                        self.ask_at(at);
+                    }
+                    if next.is_none() && !Q::SHARED {
+                        // The lane's next event may be one for another worker, which nothing else would wake.
+                        self.shared.workers.wake();
                     }
                     return next.map(|event| Attempt {
                         event: *event,
                         asked,
-                        is_probe: false,
+                        probe: None,
                     });
                 }
                 Ok(Ok(Settled::Lost)) => {
@@ -361,8 +399,20 @@ const CRASHED: &str = "crashed";
 /// How much of an error is stored and logged, in bytes.
 const LONGEST_REASON: usize = 1024;
 
-/// Describes an outcome that has no error.
+/// Describes an outcome by its error, if it has one.
 fn describe(outcome: &Outcome) -> String {
+    let Some(error) = outcome.reason() else {
+        return describe_without_error(outcome);
+    };
+    // The error is the handler's, whose text may be long, and whose `Display` may panic.
+    let text = catch_unwind(AssertUnwindSafe(|| Chain(error).to_string()));
+    let mut text = text.unwrap_or_else(|_| "the error panicked when it was displayed".to_owned());
+    let end = (0..=LONGEST_REASON.min(text.len())).rfind(|end| text.is_char_boundary(*end));
+    text.truncate(end.unwrap_or_default());
+    text
+}
+
+fn describe_without_error(outcome: &Outcome) -> String {
     match outcome {
         Outcome::Panicked => "the handler panicked".to_owned(),
         Outcome::TimedOut { limit } => format!("the handler exceeded its time limit of {limit:?}"),

@@ -8,7 +8,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep_until, timeout_at};
 
 use super::super::event::{EventId, EventLease};
 use super::super::queue::Queue;
@@ -22,6 +22,8 @@ pub(super) struct HeldLeases {
     all: Mutex<HashMap<Fence, Arc<Shared>>>,
     /// Notified when there is a lease to extend.
     any: Notify,
+    /// Notified when the queue must be asked which leases are still held.
+    check: Notify,
     is_interrupted: AtomicBool,
 }
 
@@ -67,7 +69,11 @@ impl HeldLeases {
         if is_first {
             self.any.notify_one();
         }
-        HeldLease { of: self, shared }
+        HeldLease {
+            of: self,
+            shared,
+            is_first,
+        }
     }
 
     /// Ends the attempt of an event that was given up, if it is one of these.
@@ -78,6 +84,31 @@ impl HeldLeases {
         if let Some(held) = held {
             held.end(End::Lost);
         }
+    }
+
+    /// Asks the queue which leases are still held, because events were given up.
+    pub(super) fn check(&self) {
+        self.check.notify_one();
+    }
+
+    /// Ends the attempts whose leases have expired.
+    fn expire(&self, now: Instant) {
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        for held in all {
+            if lock(&held.state).valid_until <= now {
+                held.end(End::Lost);
+            }
+        }
+    }
+
+    /// The first time at which a lease expires, of those whose attempts go on.
+    fn first_expiry(&self) -> Option<Instant> {
+        let all = lock(&self.all);
+        let going = all.values().filter_map(|held| {
+            let state = lock(&held.state);
+            (state.end != Some(End::Lost)).then_some(state.valid_until)
+        });
+        going.min()
     }
 
     /// Interrupts all attempts.
@@ -106,11 +137,17 @@ impl Shared {
 pub(super) struct HeldLease<'a> {
     of: &'a HeldLeases,
     shared: Arc<Shared>,
+    is_first: bool,
 }
 
 impl HeldLease<'_> {
     pub(super) fn lease(&self) -> &EventLease {
         &self.shared.lease
+    }
+
+    /// Whether no other lease was held when this one began.
+    pub(super) fn is_first(&self) -> bool {
+        self.is_first
     }
 
     pub(super) fn valid_until(&self) -> Instant {
@@ -157,19 +194,32 @@ pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
             pool.leases.any.notified().await;
         }
         let pause = if has_failed { lease / 10 } else { lease / 3 };
-        sleep(pause).await;
-        has_failed = extend_all(&pool, lease, has_failed).await;
+        let next = Instant::now() + pause;
+        let next = pool.leases.first_expiry().map_or(next, |at| at.min(next));
+        let is_check = tokio::select! {
+            () = sleep_until(next) => false,
+            () = pool.leases.check.notified() => true,
+        };
+        has_failed = extend_all(&pool, lease, is_check, has_failed).await;
     }
 }
 
-/// Extends the leases that have no more than two thirds of their time left. Returns whether that failed.
-async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool) -> bool {
+/// Extends the leases that have no more than two thirds of their time left, or all of them, and ends the attempts whose
+/// leases are lost. Returns whether that failed.
+async fn extend_all<Q: Queue>(
+    pool: &Pool<Q>,
+    lease: Duration,
+    is_check: bool,
+    had_failed: bool,
+) -> bool {
     let asked = Instant::now();
+    pool.leases.expire(asked);
     let due: Vec<_> = lock(&pool.leases.all)
         .values()
         .filter(|held| {
             let state = lock(&held.state);
-            state.end != Some(End::Lost) && state.valid_until <= asked + lease * 2 / 3
+            let is_due = is_check || state.valid_until <= asked + lease * 2 / 3;
+            state.end != Some(End::Lost) && is_due
         })
         .cloned()
         .collect();
@@ -177,8 +227,11 @@ async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool)
         return false;
     }
     let leases: Vec<_> = due.iter().map(|held| held.lease).collect();
-    let limit = pool.settings.limits.store_timeout;
-    let extended = match timeout(limit, pool.shared.queue.extend(&leases, lease)).await {
+    let mut limit = asked + pool.settings.limits.store_timeout;
+    if let Some(expiry) = pool.leases.first_expiry() {
+        limit = limit.min(expiry);
+    }
+    let extended = match timeout_at(limit, pool.shared.queue.extend(&leases, lease)).await {
         Ok(extended) => extended,
         Err(_) => Err(StoreError::timed_out()),
     };
@@ -200,12 +253,7 @@ async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool)
                     "the leases of attempts in progress could not be renewed; renewal is retried until they expire"
                 );
             }
-            let now = Instant::now();
-            for held in &due {
-                if lock(&held.state).valid_until <= now {
-                    held.end(End::Lost);
-                }
-            }
+            pool.leases.expire(Instant::now());
             true
         }
     }

@@ -11,6 +11,7 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
@@ -28,7 +29,7 @@ use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
-use crate::execution::DrainTimeout;
+use crate::execution::{Clocks, DrainTimeout};
 use crate::outcome::Outcome;
 
 /// Takes events from an inbox, and handles them. Made by [`Inbox::worker`], and started by [`spawn`](Self::spawn).
@@ -106,7 +107,7 @@ impl<Q: Queue, S> Worker<Q, S> {
 
     /// Sets the number of events that are handled at the same time: 32 by default, and at least 1.
     pub fn concurrency(mut self, events: usize) -> Self {
-        self.rules.concurrency = events.clamp(1, Semaphore::MAX_PERMITS);
+        self.rules.concurrency = events.clamp(1, MOST);
         self
     }
 
@@ -234,14 +235,18 @@ where
             wake: Notify::new(),
             suspects: Mutex::new(0),
             leases: HeldLeases::default(),
+            clocks: Clocks::default(),
             stop,
             shared,
             settings,
             rules,
         });
+        let lease = pool.settings.limits.lease();
+        pool.clocks.keep_running(&Handle::current(), lease);
         let place = pool.shared.workers.register(&pool, &service);
+        // Not aborted, but stopped: what it takes meanwhile is released.
+        tokio::spawn(producer::produce(Arc::clone(&pool), service));
         let tasks = vec![
-            tokio::spawn(producer::produce(Arc::clone(&pool), service)).abort_handle(),
             tokio::spawn(leases::extend(Arc::clone(&pool))).abort_handle(),
             tokio::spawn(producer::purge(Arc::clone(&pool))).abort_handle(),
         ];
@@ -263,6 +268,13 @@ impl<Q: fmt::Debug, S> fmt::Debug for Worker<Q, S> {
             .finish_non_exhaustive()
     }
 }
+
+/// The most events that are handled at the same time, which a drain can wait for in one call.
+const MOST: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
+    Semaphore::MAX_PERMITS
+} else {
+    u32::MAX as usize
+};
 
 /// Whether a worker stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -290,6 +302,8 @@ struct Pool<Q> {
     /// The number of events in progress that have crashed before.
     suspects: Mutex<usize>,
     leases: HeldLeases,
+    /// Keeps the timers of the runtime in time beside handlers that block.
+    clocks: Clocks,
     stop: watch::Sender<Stop>,
 }
 

@@ -147,31 +147,26 @@ where
         false => None,
     };
     let of = Arc::clone(pool);
-    let start = move |event, asked, is_probe, permit| {
+    let start = move |event, asked, probe, permit| {
         let attempt = Attempt {
             event,
             asked,
-            is_probe,
+            probe,
         };
         tokio::spawn(run(Arc::clone(&of), service.clone(), attempt, permit));
     };
-    if let Some(kind) = probed
-        && let Some(permit) = permits.pop()
-    {
+    if let Some(probe) = probed {
         let asked = Instant::now();
-        match probe(pool, &kind).await {
-            Ok(mut claims) => match claims.events.pop() {
-                Some(event) => {
-                    start(event, asked, true, permit);
-                    return Ok(());
-                }
-                None => lock(&pool.trips).probe_ended(&kind),
-            },
-            Err(error) => {
-                lock(&pool.trips).probe_ended(&kind);
-                return Err(error);
-            }
+        let mut claimed = claim_one(pool, &probe.kind).await;
+        if let Ok(claims) = &mut claimed
+            && let Some(event) = claims.events.pop()
+            && let Some(permit) = permits.pop()
+        {
+            start(event, asked, Some(probe), permit);
+            return Ok(());
         }
+        lock(&pool.trips).probe_ended(&probe);
+        claimed?;
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
@@ -179,7 +174,7 @@ where
     let asked = Instant::now();
     let claims = pool.claim(&pool.take(), permits.len()).await?;
     for (event, permit) in claims.events.into_iter().zip(permits) {
-        start(event, asked, false, permit);
+        start(event, asked, None, permit);
     }
     if let Some(next_due) = claims.next_due {
         pool.ask_at(asked + next_due);
@@ -192,7 +187,7 @@ where
 }
 
 /// Takes one event of a kind that is tripped.
-async fn probe<Q: Queue>(pool: &Pool<Q>, kind: &EventKind) -> Result<Claims, StoreError> {
+async fn claim_one<Q: Queue>(pool: &Pool<Q>, kind: &EventKind) -> Result<Claims, StoreError> {
     let take = Take {
         lease: pool.settings.limits.lease(),
         kinds: Kinds::only([kind.clone()]),
@@ -202,9 +197,6 @@ async fn probe<Q: Queue>(pool: &Pool<Q>, kind: &EventKind) -> Result<Claims, Sto
 
 impl<Q: Queue> Pool<Q> {
     async fn claim(&self, take: &Take, limit: usize) -> Result<Claims, StoreError> {
-        if limit == 0 {
-            return Ok(Claims::default());
-        }
         // One suspect at a time. The count is read before the claim, since the next event of a lane may be one, too.
         let suspects = usize::from(*lock(&self.suspects) == 0);
         let claim = self.shared.queue.claim(take, limit, suspects);
@@ -221,6 +213,9 @@ impl<Q: Queue> Pool<Q> {
 /// The interval between purges.
 const PURGE_EVERY: Duration = Duration::from_secs(60);
 
+/// The time limit of a step of a purge. It holds a connection, if the queue has any.
+const PURGE_LIMIT: Duration = Duration::from_secs(30);
+
 /// The task that deletes bodies and events that have expired.
 pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
     let keep_bodies = pool.settings.keep_bodies;
@@ -228,7 +223,9 @@ pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
     loop {
         sleep(PURGE_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
         loop {
-            match pool.shared.queue.purge(keep_bodies).await {
+            let purging = pool.shared.queue.purge(keep_bodies);
+            let purged = timeout(PURGE_LIMIT, purging).await;
+            match purged.unwrap_or_else(|_| Err(StoreError::timed_out())) {
                 Ok(has_more) => {
                     has_failed = false;
                     if !has_more {

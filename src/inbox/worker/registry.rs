@@ -5,7 +5,6 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
 
-use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 use tower_service::Service;
 
@@ -35,10 +34,10 @@ struct Registered {
 /// A worker, for every type of queue and service.
 trait Local: Send + Sync {
     /// Reserves room for an event of this kind.
-    fn reserve(&self, kind: &EventKind) -> Option<(OwnedSemaphorePermit, Arc<Take>)>;
-    fn handle(&self, event: TakenEvent, permit: OwnedSemaphorePermit, asked: Instant) -> BoxFuture;
+    fn reserve(&self, kind: &EventKind) -> Option<Room>;
     fn wake(&self);
     fn revoke(&self, id: EventId);
+    fn check(&self);
 }
 
 struct Served<Q, S> {
@@ -55,28 +54,26 @@ where
         + Send
         + 'static,
 {
-    fn reserve(&self, kind: &EventKind) -> Option<(OwnedSemaphorePermit, Arc<Take>)> {
+    fn reserve(&self, kind: &EventKind) -> Option<Room> {
         let pool = self.pool.upgrade()?;
         let take = pool.take();
         if !take.kinds.contains(kind) {
             return None;
         }
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
-        Some((permit, take))
-    }
-
-    fn handle(&self, event: TakenEvent, permit: OwnedSemaphorePermit, asked: Instant) -> BoxFuture {
         let service = lock(&self.service).clone();
-        let attempt = Attempt {
-            event,
-            asked,
-            is_probe: false,
-        };
-        match self.pool.upgrade() {
-            Some(pool) => Box::pin(run(pool, service, attempt, permit)),
-            // The worker was dropped. The event is taken again when its lease has expired.
-            None => Box::pin(async {}),
-        }
+        Some(Room {
+            take,
+            // It owns the pool, so that an event is released if the worker is dropped meanwhile.
+            start: Box::new(move |event, asked| {
+                let attempt = Attempt {
+                    event,
+                    asked,
+                    probe: None,
+                };
+                Box::pin(run(pool, service, attempt, permit))
+            }),
+        })
     }
 
     fn wake(&self) {
@@ -88,6 +85,12 @@ where
     fn revoke(&self, id: EventId) {
         if let Some(pool) = self.pool.upgrade() {
             pool.leases.revoke(id);
+        }
+    }
+
+    fn check(&self) {
+        if let Some(pool) = self.pool.upgrade() {
+            pool.leases.check();
         }
     }
 }
@@ -116,20 +119,22 @@ impl Workers {
 
     /// Reserves room in a worker for an event of this kind, if one has room.
     pub(in super::super) fn room_for(&self, kind: &EventKind) -> Option<Room> {
-        lock(&self.all).iter().find_map(|registered| {
-            let (permit, take) = registered.worker.reserve(kind)?;
-            Some(Room {
-                worker: Arc::clone(&registered.worker),
-                permit,
-                take,
-            })
-        })
+        lock(&self.all)
+            .iter()
+            .find_map(|registered| registered.worker.reserve(kind))
     }
 
     /// Ends the attempt of an event that was given up, if it is in progress in this process.
     pub(in super::super) fn revoke(&self, id: EventId) {
         for registered in &*lock(&self.all) {
             registered.worker.revoke(id);
+        }
+    }
+
+    /// Makes all workers ask the queue which of their leases are still held.
+    pub(in super::super) fn check(&self) {
+        for registered in &*lock(&self.all) {
+            registered.worker.check();
         }
     }
 
@@ -157,9 +162,8 @@ impl Place {
 
 /// Room for one event in a worker.
 pub(in super::super) struct Room {
-    worker: Arc<dyn Local>,
-    permit: OwnedSemaphorePermit,
     take: Arc<Take>,
+    start: Box<dyn FnOnce(TakenEvent, Instant) -> BoxFuture + Send>,
 }
 
 impl Room {
@@ -169,7 +173,7 @@ impl Room {
 
     /// Handles an event whose lease was requested at `asked`, and those of its lane that follow.
     pub(in super::super) async fn handle(self, event: TakenEvent, asked: Instant) {
-        self.worker.handle(event, self.permit, asked).await;
+        (self.start)(event, asked).await;
     }
 }
 

@@ -579,6 +579,9 @@ BEGIN
     IF p_outcome IS NOT NULL THEN
         v_head.is_tried := true;
         INSERT INTO {schema}.failures (seq, at, outcome, reason) VALUES (p_seq, v_now, p_outcome, p_reason);
+        DELETE FROM {schema}.failures f WHERE f.seq = p_seq AND f.id <= (
+            SELECT old.id FROM {schema}.failures old WHERE old.seq = p_seq ORDER BY old.id DESC OFFSET 100 LIMIT 1
+        );
     END IF;
 
     IF p_action = 0 THEN
@@ -797,7 +800,7 @@ BEGIN
     END IF;
     FOR v_seq IN
         SELECT seq FROM {schema}.events
-        WHERE substr(sha256(chat), 1, 8) = substr(sha256(p_chat), 1, 8) AND chat = p_chat AND body IS NOT NULL
+        WHERE substr(sha256(chat), 1, 8) = substr(sha256(p_chat), 1, 8) AND chat = p_chat
         ORDER BY seq
     LOOP
         -- A redrive that comes first makes it unsettled again, and one that comes later waits for this row.
@@ -837,7 +840,9 @@ BEGIN
     END IF;
     SELECT array_agg(seq) INTO v_seqs FROM (
         SELECT seq FROM {schema}.ended
-        WHERE keep_until <= v_now ORDER BY keep_until LIMIT p_step FOR UPDATE SKIP LOCKED
+        -- A body is deleted first: an event may be settled when its retention has ended.
+        WHERE keep_until <= v_now AND (NOT has_body OR at <= v_now - p_keep)
+        ORDER BY keep_until LIMIT p_step FOR UPDATE SKIP LOCKED
     ) AS found;
     IF v_seqs IS NOT NULL THEN
         DELETE FROM {schema}.ended WHERE seq = ANY (v_seqs);
