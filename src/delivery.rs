@@ -148,8 +148,8 @@ impl RawDelivery {
     /// Returns the number of this attempt to handle the event, counted from 1 for as long as the store
     /// remembers failed ones. `None` without a key, or without a claim on it.
     ///
-    /// In an [inbox](crate::docs::inbox), every attempt has a number. Attempts that do not count, such as a snoozed one,
-    /// leave it unchanged.
+    /// In an [inbox](crate::docs::inbox), every attempt has a number. Attempts that do not count, such as a snoozed
+    /// one, leave it unchanged.
     #[must_use]
     pub fn attempt(&self) -> Option<NonZeroU32> {
         self.attempt

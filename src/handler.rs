@@ -181,8 +181,8 @@ impl HandlerError {
 
     /// Asks to be called again later, for an event that came too early. See [`Outcome::Snoozed`].
     ///
-    /// In an [inbox](crate::docs::inbox), the event is tried again after `delay`, and the attempt does not count. Inline,
-    /// the answer is 503 with `Retry-After`, which the platform counts as a failed attempt.
+    /// In an [inbox](crate::docs::inbox), the event is tried again after `delay`, and the attempt does not count.
+    /// Inline, the answer is 503 with `Retry-After`, which the platform counts as a failed attempt.
     ///
     /// ```
     /// # use std::time::Duration;
