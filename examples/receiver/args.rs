@@ -92,7 +92,8 @@ pub(crate) struct Args {
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
     /// events of a chat are handled one after another. The example `inbox` lists, redrives and discards events.
     /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. The receiver needs the feature `inbox` and
-    /// the feature of the queue, as in `cargo run --features inbox,sqlite --example receiver`.
+    /// the feature of the queue, as in `cargo run --features inbox,sqlite --example receiver`. The environment variable
+    /// WEBHOOK_STORE must not be set.
     #[arg(
         long,
         value_name = "INBOX",
@@ -142,9 +143,10 @@ pub(crate) struct Args {
 
     /// A local HTTP server, in any language, that each event is posted to
     ///
-    /// The body is the line of JSON. Status 2xx: the event is handled. 422: the event is discarded, because it
-    /// never will be. 429 or 503, or no connection: the event is retried later, even after --max-attempts. Any
-    /// other: the event has failed, and is retried. The first line of the answer is the reason in the log. The server should trust only this receiver: requests to it are not signed.
+    /// The body is the line of JSON. Status 2xx: the event is handled. 422: the event is discarded, because it never
+    /// will be. 429 or 503, or no connection: the event is retried later, even after --max-attempts. Any other: the
+    /// event has failed, and is retried. The first line of the answer is the reason in the log. The server should trust
+    /// only this receiver: requests to it are not signed.
     #[arg(long, value_name = "URL", value_parser = forward::url, conflicts_with = "exec")]
     pub(crate) forward: Option<Uri>,
 
