@@ -352,8 +352,7 @@ impl<Q: Queue> Inbox<Q> {
 
     /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
     /// discarded. The texts of their failures are deleted, too. The keys, kinds and times of the events, and the id of
-    /// the chat, are kept for the retention. Events whose chat is unknown are not found. See
-    /// [personal data](crate::docs::inbox#personal-data).
+    /// the chat, stay for the retention. See [personal data](crate::docs::inbox#personal-data).
     ///
     /// # Errors
     ///

@@ -70,15 +70,14 @@ use crate::store::{OpenError, StoreError};
 /// describes the costs of `synchronous_commit = off`, failovers and standbys. With `off`, an event that was answered
 /// with 200 can be lost, so leave it `on` for the user of this queue.
 ///
-/// **Connections.** Each operation needs a connection while it runs, and none is held between operations. Three or four
-/// per process are enough; do not share them with handlers that hold connections for long. The notes of
-/// [`PostgresStore`](crate::store::PostgresStore) on time limits, `client_connection_check_interval`, TLS and
-/// **PgBouncer** apply here, too: the mode `transaction` works, because there is no state in a session, no `LISTEN`,
-/// and no advisory lock except in the migration's transaction. So a worker polls for events that other processes
-/// accepted.
+/// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per
+/// process are plenty; keep them apart from those of handlers that hold connections for long. What the page of the
+/// store says on time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode
+/// `transaction` works, as there is no state in a session, no `LISTEN`, and no advisory lock but the one of the
+/// migration's transaction. So events that other processes accepted are found by asking for them.
 ///
-/// **Isolation.** The functions need `read committed`. If transactions have another level by default, each operation
-/// begins a transaction of its own, which takes two more round trips.
+/// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each
+/// operation begins one of its own, which takes two more round trips.
 ///
 /// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 25, a waiting event takes 1.1 KB on disk, and a
 /// handled event whose body was deleted takes 425 bytes, key and all indexes included (measured with 20,000 events).
