@@ -148,8 +148,9 @@ impl RawDelivery {
     /// Returns the number of this attempt to handle the event, counted from 1 for as long as the store
     /// remembers failed ones. `None` without a key, or without a claim on it.
     ///
-    /// In an [inbox](crate::docs::inbox), every attempt has a number. Attempts that do not count, such as a snoozed one,
-    /// leave it unchanged.
+    /// In an [inbox](crate::docs::inbox), every attempt has a number: one more than the number of counted failures and
+    /// of crashes in a row. Attempts that do not count, such as a snoozed one, do not increase it, and a redrive of a
+    /// settled or dead event resets it to 1.
     #[must_use]
     pub fn attempt(&self) -> Option<NonZeroU32> {
         self.attempt
@@ -179,8 +180,8 @@ impl RawDelivery {
         self.content.inbox.map(|inbox| inbox.accepted_at)
     }
 
-    /// Whether a person redrove the event in an [inbox](crate::docs::inbox): it may have been handled before, and comes
-    /// out of order.
+    /// Whether a person redrove the event in an [inbox](crate::docs::inbox). It may have been handled before, and is
+    /// handled out of order.
     #[must_use]
     pub fn is_redriven(&self) -> bool {
         self.content.inbox.is_some_and(|inbox| inbox.is_redriven)

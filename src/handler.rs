@@ -101,8 +101,8 @@ pub type HandlerResult = Result<(), HandlerError>;
 ///
 /// | created by | answer inline | the event inline | the event in an inbox |
 /// |---|---|---|---|
-/// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes | is tried again after 5 seconds, and later ever less often |
-/// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay |
+/// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes | is tried again after 5 seconds, and then less and less often, up to once an hour |
+/// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay, or after the usual one if that is longer |
 /// | [`snooze`](Self::snooze) | 503 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay; the attempt does not count |
 /// | [`discard`](Self::discard) | 200 | is given up | is given up |
 /// | [`dead_letter`](Self::dead_letter) | 200 | is given up, with a warning | waits for a person |
@@ -181,8 +181,8 @@ impl HandlerError {
 
     /// Asks to be called again later, for an event that came too early. See [`Outcome::Snoozed`].
     ///
-    /// In an [inbox](crate::docs::inbox), the event is tried again after `delay`, and the attempt does not count. Inline,
-    /// the answer is 503 with `Retry-After`, which the platform counts as a failed attempt.
+    /// In an [inbox](crate::docs::inbox), the event is tried again after `delay`, and the attempt does not count.
+    /// Inline, the answer is 503 with `Retry-After`, which the platform counts as a failed attempt.
     ///
     /// ```
     /// # use std::time::Duration;

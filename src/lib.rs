@@ -6,18 +6,19 @@
 //!   your choice. An event is handled by one run at a time, and not again after its success was recorded.
 //! - **Nothing is lost.** The answer is 2xx only after a handler succeeded or gave the event up, or when
 //!   the event has no handler. A run that failed, panicked, took too long or died with its process is
-//!   repeated on the platform's next retry. Or, with an [inbox](docs::inbox): the answer is 2xx when the event
-//!   is stored, and it is handled later, in the order of its chat, with retries that the platform does not
-//!   notice.
+//!   repeated on the platform's next retry. With an [inbox](docs::inbox), the answer is 2xx when the event
+//!   is stored. A worker handles it later, in the order of its chat, and retries it after a failure; the
+//!   platform does not notice.
 //! - **Typed.** A handler is a struct or a closure that receives its event decoded, and no event is
 //!   refused for a detail of its payload.
 //! - **Bounded.** Bodies, time, memory and runs have limits, and a setter refuses a value that would
 //!   break a promise.
 //!
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs): [getting
-//! started](docs::getting_started), [stores](docs::stores), [inbox](docs::inbox), [testing](docs::testing),
-//! [operations](docs::operations), [guarantees](docs::guarantees), [answers](docs::answers),
-//! [threat model](docs::threat_model), [platform](docs::platform), [architecture](docs::architecture).
+//! started](docs::getting_started), [stores](docs::stores), [inbox](docs::inbox),
+//! [tower-http](docs::tower_http), [testing](docs::testing), [operations](docs::operations),
+//! [guarantees](docs::guarantees), [answers](docs::answers), [threat model](docs::threat_model),
+//! [platform](docs::platform), [architecture](docs::architecture).
 //!
 //! "Spec" in this documentation is the platform's own description of its webhooks and Admin API, by
 //! section and rule: see [platform](docs::platform).
@@ -107,10 +108,10 @@
 //! # Handling events later
 //!
 //! More than 500 failed attempts in an hour [disable a webhook](docs::platform#spec-6-rule-4), and a handler that
-//! depends on other systems can fail so often. With the feature `inbox`, `Inbox::accept` takes the place of
+//! depends on other systems can fail that often. With the feature `inbox`, `Inbox::accept` takes the place of
 //! [`IdempotencyLayer`] and [`EventRouter`]: it stores the event in SQLite or PostgreSQL and answers 200. A worker runs
-//! the same router later, with one attempt at a time for each chat, retries for 7 days and dead letters after that. See
-//! the [inbox](docs::inbox).
+//! the same router later, with one attempt at a time for each chat. It retries an event that fails for 7 days, and then
+//! keeps it as a dead letter. See the [inbox](docs::inbox).
 //!
 //! # Rotating the secret
 //!
@@ -146,10 +147,9 @@
 //!
 //! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
 //! its kind, chat, key, attempt, secret (by label or position), outcome and duration, and one line for each
-//! refusal or failure with its reason, at `WARN` or `ERROR`. With an inbox, each attempt has a span `attempt` of its
-//! own. Refusals that anybody can cause, before verification,
-//! have at most one line per second and reason; the next line's field `left_out` counts those in between. Of text
-//! that the sender chose, at most 256 characters are logged.
+//! refusal or failure with its reason, at `WARN` or `ERROR`. With an inbox, each attempt has a separate span `attempt`.
+//! Refusals that anybody can cause, before verification, have at most one line per second and reason; the next line's
+//! field `left_out` counts those in between. Of text that the sender chose, at most 256 characters are logged.
 //!
 //! The span is at `INFO`, and shows to which delivery a line belongs: a filter should let it pass, as
 //! `RUST_LOG=warn,tower_webhook=info` does. A success is recorded only by the span, and by lines at

@@ -9,16 +9,16 @@ use http::HeaderValue;
 use tower_webhook::inbox::{EventId, EventState, Filter};
 use tower_webhook::{EventKind, IdempotencyKey};
 
-/// Look into a receiver's inbox: list events, see why they failed, try them again, or give them up.
+/// Show and change a receiver's inbox: list events, see why they failed, redrive or discard them.
 ///
-/// It works on the file or the database of the inbox, while the receiver runs or not. Ages are written as `90s`, `15m`, `2h` or
-/// `7d`.
+/// It works on the file or the database of the inbox, whether or not the receiver is running. Ages are written as
+/// `90s`, `15m`, `2h` or `7d`. Times in JSON are milliseconds since 1970.
 ///
 /// The exit code is 0 on success, 1 if something failed or was not found, and 2 if the arguments are invalid.
 #[derive(Parser)]
 #[command(name = "inbox", version)]
 pub(crate) struct Options {
-    /// The inbox, as the receiver has it: `sqlite:PATH` or `postgres://HOST/DATABASE`
+    /// The inbox, as in `--inbox` of the receiver: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
     /// Pass a URL with a password in the environment variable WEBHOOK_INBOX.
     #[arg(
@@ -39,7 +39,7 @@ pub(crate) enum Command {
     List {
         #[command(flatten)]
         matching: Matching,
-        /// How many events are listed at most
+        /// The maximum number of events to list
         #[arg(long, value_name = "N", default_value_t = 100)]
         limit: usize,
         /// List the newest event first
@@ -57,29 +57,29 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Try events again: dead letters, settled ones, or those that wait for their next attempt
+    /// Try events again: dead letters, settled events, or events that wait for their next attempt
     Redrive {
         #[command(flatten)]
         chosen: Chosen,
     },
-    /// Give events up that are not settled, or dead
+    /// Discard events that are unsettled or dead: they are not handled any more
     Discard {
         #[command(flatten)]
         chosen: Chosen,
     },
-    /// Stop handling events, of one kind or all; accepting continues
+    /// Pause the handling of events, of one kind or of all; events are still accepted
     Pause {
-        /// The kind; all of them if it is not given
+        /// The kind to pause; by default, all kinds
         #[arg(value_name = "KIND")]
         kind: Option<EventKind>,
     },
-    /// Handle events again after a pause
+    /// Resume the handling of events after a pause
     Resume {
-        /// The kind that was paused; everything if it is not given
+        /// The kind that was paused; by default, the pause of all kinds ends
         #[arg(value_name = "KIND")]
         kind: Option<EventKind>,
     },
-    /// Count the events that are not settled, and the dead letters
+    /// Count the unsettled events and the dead letters of each kind
     Stats {
         /// Print it as a line of JSON
         #[arg(long)]
@@ -92,7 +92,7 @@ pub(crate) enum Command {
     },
 }
 
-/// Which events are meant. Without an option, all of them.
+/// Selects events. Without an option, all events match.
 #[derive(Args, Clone)]
 pub(crate) struct Matching {
     /// Events of this state: waiting, in-progress, retrying, handled, ignored, discarded or dead; repeat it for several
@@ -107,15 +107,15 @@ pub(crate) struct Matching {
     /// The event with this idempotency key
     #[arg(long, value_name = "KEY", value_parser = key)]
     key: Option<IdempotencyKey>,
-    /// Events that were accepted at least so long ago
+    /// Events that were accepted at least this long ago
     #[arg(long, value_name = "AGE", value_parser = age)]
     older_than: Option<Duration>,
-    /// Events that were accepted at most so long ago
+    /// Events that were accepted at most this long ago
     #[arg(long, value_name = "AGE", value_parser = age)]
     newer_than: Option<Duration>,
 }
 
-/// Events that are to be changed.
+/// Selects the events to change.
 #[derive(Args, Clone)]
 pub(crate) struct Chosen {
     /// The numbers of the events

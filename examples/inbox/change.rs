@@ -1,4 +1,4 @@
-//! Tries events again, or gives them up: one by one, after a preview.
+//! Redrives or discards events: one by one, after a preview.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;

@@ -1,7 +1,7 @@
 //! Run with: cargo run --features inbox,sqlite --example inbox -- --inbox sqlite:webhooks.db list
 //!
-//! Looks into the inbox of the example `receiver`: lists events, shows why they failed, tries them again, or gives them
-//! up.
+//! Shows and changes the inbox of the example `receiver`: lists events, shows why they failed, redrives or discards
+//! them.
 
 mod args;
 mod change;

@@ -18,9 +18,10 @@ use crate::{connections, forward};
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
-/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none.
+/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none, and with
+/// "redriven":true if a person redrove the event in an inbox.
 /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
-/// it is answered when it is stored, and the receiver retries it.
+/// an event is answered when it is stored, and the receiver handles it later and retries it.
 /// GET /healthz is answered with 200.
 ///
 /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
@@ -90,8 +91,9 @@ pub(crate) struct Args {
     ///
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
     /// events of a chat are handled one after another. The example `inbox` lists, redrives and discards events.
-    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. It needs the features `inbox` and that of the
-    /// queue, as in `cargo run --features inbox,sqlite --example receiver`.
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. The receiver needs the feature `inbox` and
+    /// the feature of the queue, as in `cargo run --features inbox,sqlite --example receiver`. The environment variable
+    /// WEBHOOK_STORE must not be set.
     #[arg(
         long,
         value_name = "INBOX",
@@ -101,33 +103,34 @@ pub(crate) struct Args {
     )]
     pub(crate) inbox: Option<String>,
 
-    /// How long an event that fails is retried, before it is a dead letter; with --inbox
+    /// How long an event that fails is retried before it is a dead letter; only with --inbox
     #[arg(long, value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) retry_for: u64,
 
-    /// What becomes of the other events of a chat when one fails; with --inbox
+    /// Whether the later events of a chat wait when one fails; only with --inbox
     #[arg(long, value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
     /// How long a key stays claimed after its receiver has crashed; at most 599
     ///
     /// The lease of a running event is renewed until the event is finished. It has no effect with
-    /// `memory`.
+    /// `memory`. With --inbox, an event is tried again when this time has passed after a crash.
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..600))]
     pub(crate) lease: u64,
 
     /// The name of this receiver's keys in a store that others share
     ///
     /// Receivers with the same store and namespace share their work: an event that one has handled is not
-    /// handled by another. Receivers of different webhooks or accounts need different namespaces.
+    /// handled by another. Receivers of different webhooks or accounts need different namespaces; with
+    /// --inbox, each needs a file or schema of its own.
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) namespace: Option<String>,
 
     /// A command that is run for each event, by `sh -c`
     ///
     /// It receives the line of JSON on standard input. Exit status 0: the event is handled. 65 (EX_DATAERR):
-    /// the event is discarded, because it never will be. 75 (EX_TEMPFAIL): the event is retried later, however
-    /// often that was. Any other: the event has failed, and the platform retries it.
+    /// the event is discarded, because it never will be. 75 (EX_TEMPFAIL): the event is retried later, even
+    /// after --max-attempts. Any other: the event has failed, and is retried.
     ///
     /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
     /// one is the reason in the log if it fails. Its standard output goes to standard error.
@@ -140,25 +143,26 @@ pub(crate) struct Args {
 
     /// A local HTTP server, in any language, that each event is posted to
     ///
-    /// The body is the line of JSON. Status 2xx: the event is handled. 422: the event is discarded, because it
-    /// never will be. 429 or 503, or no connection: the event is retried later, however often that was. Any
-    /// other: the event has failed, and the platform retries it. The first line of the answer is the reason
-    /// in the log. The server should trust only this receiver: requests to it are not signed.
+    /// The body is the line of JSON. Status 2xx: the event is handled. 422: the event is discarded, because it never
+    /// will be. 429 or 503, or no connection: the event is retried later, even after --max-attempts. Any other: the
+    /// event has failed, and is retried. The first line of the answer is the reason in the log. The server should trust
+    /// only this receiver: requests to it are not signed.
     #[arg(long, value_name = "URL", value_parser = forward::url, conflicts_with = "exec")]
     pub(crate) forward: Option<Uri>,
 
     /// How many commands or requests run at a time; by default four for each CPU
     ///
-    /// Events that wait for their turn spend their time limit.
+    /// While an event waits for its turn, its time limit runs. With --inbox, events wait in the inbox instead.
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
     concurrency: Option<u16>,
 
-    /// Discard an event whose command or request fails at attempt N or later, with a warning in the log; with --inbox, it
-    /// becomes a dead letter
+    /// Discard an event whose command or request fails at attempt N or later, with a warning in the log; with --inbox,
+    /// it becomes a dead letter
     ///
-    /// By default, the platform decides, which retries for 7 days. Exit status 75 never discards an event,
-    /// nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed while the event waited for its turn. Events without a key are not
-    /// counted. The time limit of a last attempt is a tenth shorter, but at most a second.
+    /// By default, the platform decides, which retries for 7 days, or with --inbox, --retry-for. Exit status 75 never
+    /// discards an event, nor do the statuses 429 and 503, a server that cannot be reached, or a time limit that passed
+    /// while the event waited for its turn. Without --inbox, attempts of events without a key are not counted. The time
+    /// limit of a last attempt is shorter by a tenth, or by a second if that is less.
     #[arg(long, value_name = "N", value_parser = value_parser!(u32).range(1..))]
     max_attempts: Option<u32>,
 

@@ -1,8 +1,8 @@
 //! Run with: cargo run --example receiver
 //!
-//! A complete receiver that needs no Rust code: it verifies and deduplicates deliveries, prints one line
-//! of JSON for each event, and can run a command for it, or post it to a server. Logs go to standard error; `RUST_LOG=debug`
-//! logs more.
+//! A complete receiver that needs no Rust code: it verifies and deduplicates deliveries, prints one line of JSON for
+//! each event, and can run a command for it, or post it to a server. Logs go to standard error; `RUST_LOG=debug` logs
+//! more.
 //!
 //! It speaks HTTP/1.1; put a proxy in front of it for TLS. It uses hyper to bound connections and their
 //! headers, because `axum::serve` does not. It runs only on Unix, because it uses signals and process

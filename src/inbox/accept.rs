@@ -146,7 +146,7 @@ enum Refused {
     Duplicate(idempotency::Refusal),
 }
 
-/// The refusal of a delivery that the inbox has no room for.
+/// The reason why the inbox refuses a delivery.
 ///
 /// It is the error of [`Decision::refusal`](crate::Decision::refusal).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -156,7 +156,7 @@ pub enum Refusal {
     BacklogFull {
         /// The limit in bytes.
         limit: u64,
-        /// The delay that the answer asks for.
+        /// The answer's `Retry-After`.
         retry_after: Duration,
     },
 }
@@ -291,7 +291,8 @@ struct Seen {
 /// How long a size counts as current.
 const FRESH: Duration = Duration::from_secs(1);
 
-/// The percentages of the limit from which a warning is logged (`WARN`), and below which another one may follow (`CALM`).
+/// The percentages of the limit from which a warning is logged (`WARN`), and below which another one may follow
+/// (`CALM`).
 const CALM: u64 = 70;
 const WARN: u64 = 80;
 

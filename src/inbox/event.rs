@@ -49,17 +49,17 @@ pub struct Lane(pub i64);
 pub struct NewEvent {
     /// Kind, key and body.
     pub delivery: RawDelivery,
-    /// The digests of the key and the body. With `None`, each delivery of the event is accepted.
+    /// The digests of the key and the body. With `None`, every delivery of the event is accepted as a new event.
     pub key: Option<EventKey>,
     /// The digests of the body and the key, if the body must not have been accepted under another key.
     pub guard: Option<EventKey>,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
-    /// The lane of the event. With `None`, it is a lane of its own.
+    /// The lane of the event. With `None`, the event has a lane of its own.
     pub lane: Option<Lane>,
     /// The minimum time, from now, for which the key is remembered.
     pub retain: Duration,
-    /// Why the event is a dead letter from the start.
+    /// The reason why the event is a dead letter from the start. `None` for all others.
     pub dead: Option<Failure>,
 }
 
@@ -104,15 +104,15 @@ impl Kinds {
         }
     }
 
-    /// Removes kinds from the set.
+    /// Removes these kinds from the set.
     #[must_use]
     pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.except.extend(kinds);
         self
     }
 
-    /// Returns the kinds that the set is limited to, but for those that are [excluded](Self::excluded). `None` when it is
-    /// not limited.
+    /// Returns the kinds that the set is limited to, without those that are [excluded](Self::excluded). `None` when it
+    /// is not limited.
     #[must_use]
     pub fn included(&self) -> Option<&BTreeSet<EventKind>> {
         self.only.as_ref()
@@ -131,15 +131,15 @@ impl Kinds {
     }
 }
 
-/// The right to end one attempt of an event. Every operation that ends the attempt compares the fence, and changes
-/// nothing if the event was taken again, redriven or discarded since.
+/// The right to end one attempt of an event. Every operation that ends or extends the attempt compares the fence, and
+/// changes nothing if the event was taken again, redriven or discarded since.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventLease {
     /// The event.
     pub id: EventId,
     /// A number that no other attempt has.
     pub fence: Fence,
-    /// The place where the queue finds the event. Only the queue reads it.
+    /// A number by which the queue finds the event. Only the queue reads it.
     pub place: i64,
 }
 
@@ -148,7 +148,8 @@ pub struct EventLease {
 pub struct TakenEvent {
     /// The right to end the attempt.
     pub lease: EventLease,
-    /// The delivery as it was accepted, with the number of this attempt: one more than failures and crashes.
+    /// The delivery as it was accepted, with the number of this attempt: one more than `failures` and `crashes`
+    /// together.
     pub delivery: RawDelivery,
     /// The lane of the event. `None` for an event without a chat, and for one that was redriven.
     pub lane: Option<Lane>,
@@ -156,7 +157,7 @@ pub struct TakenEvent {
     pub failures: u32,
     /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// The time since the first of the failures. `None` without one.
+    /// The time since the first of these failures. `None` if there is none.
     pub tried_for: Option<Duration>,
 }
 
@@ -175,11 +176,11 @@ pub struct Failure {
 pub enum Settlement {
     /// The event was handled.
     Handled,
-    /// The event has no handler. It can be redriven after one was added.
+    /// The event has no handler. It can be redriven after a handler was added.
     Ignored,
-    /// The handler gave the event up.
+    /// The handler discarded the event.
     Discarded(Failure),
-    /// The event is not tried any more, and waits for a person.
+    /// The event is a dead letter.
     Dead {
         /// The reason.
         failure: Failure,
@@ -194,7 +195,7 @@ pub enum Settlement {
         failure: Option<Failure>,
         /// Whether the failure counts.
         counts: bool,
-        /// Whether the lane waits for the next attempt. Otherwise, the event comes out of order.
+        /// Whether the lane waits for the next attempt. Otherwise, the event is tried again out of order.
         blocks_lane: bool,
     },
     /// The attempt was interrupted. The event can be taken again at once, and the attempt does not count.
@@ -205,19 +206,19 @@ pub enum Settlement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum EventState {
-    /// No attempt has failed yet: it waits for a worker, for its lane, or until it is due.
+    /// No attempt has failed yet: the event waits for a worker, for its lane, or until it is due.
     Waiting,
     /// An attempt is in progress.
     InProgress,
-    /// An attempt failed, and another one follows.
+    /// An attempt failed or crashed, and another one follows.
     Retrying,
-    /// It was handled.
+    /// The event was handled.
     Handled,
-    /// It had no handler.
+    /// The event had no handler.
     Ignored,
-    /// A handler or a person gave it up.
+    /// A handler or a person discarded the event.
     Discarded,
-    /// It is not tried any more, and waits for a person.
+    /// The event is a dead letter: it is not tried any more until a person redrives it.
     Dead,
 }
 
@@ -247,7 +248,7 @@ impl EventState {
         }
     }
 
-    /// Whether the event waits for an attempt, or is in one.
+    /// Whether the event waits for an attempt, or an attempt is in progress.
     #[must_use]
     pub fn is_unsettled(self) -> bool {
         matches!(self, Self::Waiting | Self::InProgress | Self::Retrying)
@@ -271,7 +272,7 @@ impl FromStr for EventState {
     }
 }
 
-/// The error of a text that is not the name of a state.
+/// The error for a text that is not the name of a state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UnknownState;
 
@@ -301,9 +302,9 @@ pub struct EventSummary {
     pub accepted_at: SystemTime,
     /// When it was last handled, ignored, discarded, or made a dead letter.
     pub settled_at: Option<SystemTime>,
-    /// When it is due, if that is in the future.
+    /// When its next attempt is due, if that is in the future.
     pub due_at: Option<SystemTime>,
-    /// The number of counted attempts that failed.
+    /// The number of counted attempts that failed, since it was last redriven.
     pub failures: u32,
     /// Whether a person redrove it.
     pub is_redriven: bool,
@@ -314,9 +315,10 @@ pub struct EventSummary {
 pub struct EventRecord {
     /// The event.
     pub summary: EventSummary,
-    /// The body as it was received, until it is deleted.
+    /// The body as it was received. `None` after it was deleted.
     pub body: Option<Bytes>,
-    /// The attempts that did not succeed, oldest first. Not those that were snoozed or interrupted.
+    /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
+    /// keep only the latest ones.
     pub failures: Vec<PastFailure>,
 }
 
@@ -329,30 +331,30 @@ pub struct PastFailure {
     pub failure: Failure,
 }
 
-/// Selects events. The default selects all events.
+/// Selects the events that meet all of these conditions. The default selects all events.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
-    /// These states, or every state if empty.
+    /// The event is in one of these states. If empty, it may be in any state.
     pub states: Vec<EventState>,
-    /// These kinds, or every kind if empty.
+    /// The event is of one of these kinds. If empty, it may be of any kind.
     pub kinds: Vec<EventKind>,
-    /// The id of the chat.
+    /// The event is of the chat with this id.
     pub chat: Option<String>,
-    /// The idempotency key.
+    /// The event has this idempotency key.
     pub key: Option<IdempotencyKey>,
-    /// Accepted at this time or later.
+    /// The event was accepted at this time or later.
     pub accepted_from: Option<SystemTime>,
-    /// Accepted before this time.
+    /// The event was accepted before this time.
     pub accepted_until: Option<SystemTime>,
 }
 
-/// A page of a list of events, which is sorted by number.
+/// Selects a page of a list of events. The list is sorted by number.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     /// The last event of the previous page. `None` for the first page.
     pub after: Option<EventId>,
     /// The maximum number of events.
     pub limit: usize,
-    /// Whether the newest event is the first.
+    /// Whether the newest event comes first.
     pub newest_first: bool,
 }

@@ -1,7 +1,7 @@
 //! Acknowledges events when they are stored, and handles them later, in order.
 //!
-//! Without an inbox, a delivery is answered after its handler has run. Every failure of your own systems is then a failed
-//! attempt of the platform's, and more than 500 of them in an hour
+//! Without an inbox, a delivery is answered after its handler has run. Every failure of your own systems is then a
+//! failed attempt of the platform, and more than 500 of them in an hour
 //! [disable the webhook](crate::docs::platform#spec-6-rule-4). An [`Inbox`] answers 200 when the event is stored in a
 //! [`Queue`], and a [`Worker`] handles it from there:
 //!
@@ -28,7 +28,8 @@
 //! # }
 //! ```
 //!
-//! The page on the [inbox](crate::docs::inbox) says when to choose it, what it promises and costs, and how to operate it.
+//! The page on the [inbox](crate::docs::inbox) explains when to choose it, its promises and their costs, and how to
+//! operate it.
 //!
 //! # The life of an event
 //!
@@ -40,9 +41,10 @@
 //!                             retry, release      dead letter ◀─ redrive ─▶ waiting ◀──────┘
 //! ```
 //!
-//! The events of one chat are a *lane*: they are handled one after another, in the order in which they were accepted. An
-//! event that fails is tried again with a growing delay ([`Retry`]). Its lane waits for it, unless the worker
-//! [skips](OnFailure::Skip) events of its kind. After 7 days of failures it is a *dead letter*, which waits for a person.
+//! The events of one chat are a *lane*: they are handled one after another, in the order in which they were accepted.
+//! An event that fails is tried again with a growing delay ([`Retry`]). Its lane waits for it, unless the worker
+//! [skips](OnFailure::Skip) events of its kind. After 7 days of failures, it is a *dead letter*, which is not tried any
+//! more until a person redrives or discards it.
 
 mod accept;
 #[cfg(feature = "conformance")]
@@ -87,12 +89,12 @@ use crate::event::{EventKind, SenderPolicy};
 use crate::execution::Limits;
 use crate::store::StoreError;
 
-/// Accepts events into a [`Queue`], and gives access to them and to their states.
+/// Accepts events into a [`Queue`], and lists and changes them.
 ///
-/// Clones share the queue and the workers. Setters change the clone on which they are called, and the services and
-/// workers that are made from it later.
+/// Clones share the queue and the workers. A setter changes only the clone on which it is called, and the services and
+/// workers that this clone makes later.
 ///
-/// The setters' defaults are also in the [table of limits](crate::docs::guarantees#limits).
+/// The defaults of the setters are also in the [table of limits](crate::docs::guarantees#limits).
 #[must_use]
 pub struct Inbox<Q> {
     shared: Arc<Shared<Q>>,
@@ -141,8 +143,8 @@ impl<Q: Queue> Inbox<Q> {
     /// Sets the namespace of the keys, an empty string by default.
     ///
     /// A queue shares its keys with the store in the same file or schema, if both use the same namespace: an event that
-    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. Receivers of different platforms or
-    /// accounts need a queue each, because a namespace does not separate their events.
+    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. A namespace separates keys, and
+    /// not events: receivers of different platforms or accounts need a queue each.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -175,8 +177,8 @@ impl<Q: Queue> Inbox<Q> {
         Ok(self)
     }
 
-    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an unsettled
-    /// event or dead letter is remembered for longer if necessary, until the event is settled.
+    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an
+    /// unsettled event or dead letter is remembered for longer if necessary, until the event is settled.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -197,8 +199,8 @@ impl<Q: Queue> Inbox<Q> {
         Ok(self)
     }
 
-    /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it is
-    /// deleted within about a minute. An event without its body cannot be redriven. See
+    /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it
+    /// is deleted within about a minute. An event without its body cannot be redriven. See
     /// [personal data](crate::docs::inbox#personal-data).
     ///
     /// ```
@@ -211,8 +213,8 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
-    /// Sets the size of the queue, in bytes, from which on deliveries are answered with 503: 10 GiB by default. A warning
-    /// is logged at 80 % of it.
+    /// Sets the size of the queue, in bytes, at which deliveries are answered with 503 (`backlog-full`): 10 GiB by
+    /// default. A warning is logged at 80 % of it.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -223,8 +225,10 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
-    /// Sets the time limit of storing an event: 2 seconds by default. After it, the answer is 503. The event may be stored
-    /// nevertheless; its next delivery is a duplicate then.
+    /// Sets the time limit for storing an event: 2 seconds by default. When it has passed, the answer is 503. The event
+    /// may be stored nevertheless; its next delivery is then a duplicate.
+    ///
+    /// The workers of this inbox use the same limit for each renewal of leases.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -245,23 +249,23 @@ impl<Q: Queue> Inbox<Q> {
         Ok(self)
     }
 
-    /// Answers a key that was accepted with another body with 422. By default, the delivery is a duplicate, with a warning,
-    /// and the first body is handled.
+    /// Answers with 422 when a key was accepted before with another body. By default, such a delivery is a duplicate: a
+    /// warning is logged, and only the first body is handled.
     pub fn reject_changed_bodies(mut self) -> Self {
         self.settings.reject_changed_bodies = true;
         self
     }
 
-    /// Answers a body that was accepted under another key with 422, because an attacker may have captured it and sent it
-    /// again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
+    /// Answers with 422 when a body was accepted before under another key, because an attacker may have captured it and
+    /// sent it again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
     pub fn replay_guard(mut self) -> Self {
         self.settings.replay_guard = true;
         self
     }
 
-    /// Sets a function that returns the chat of events of kinds that this crate does not know. Without one, or where it
-    /// returns `None`, such an event is a lane of its own. The function is called before the event is stored, so it should
-    /// be fast.
+    /// Sets a function that returns the id of an event's chat, for kinds that this crate does not know. Without such a
+    /// function, or if it returns `None`, the event has a lane of its own. The function is called before the event is
+    /// stored, so it should be fast.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -313,8 +317,12 @@ impl<Q: Queue> Inbox<Q> {
         self.shared.queue.get(id).await
     }
 
-    /// Tries an event again that is dead or settled. It does not wait for its lane, and its handler can recognise it by
-    /// [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is due at once.
+    /// Tries a dead or settled event again. It does not wait for its lane, and its handler can recognise it by
+    /// [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is due at
+    /// once, and keeps its place in its lane.
+    ///
+    /// Nothing is changed if an attempt is in progress ([`Change::WrongState`]), or if the event's body was deleted
+    /// ([`Change::WithoutBody`]).
     ///
     /// # Errors
     ///
@@ -325,8 +333,10 @@ impl<Q: Queue> Inbox<Q> {
         Ok(change)
     }
 
-    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease, and its handler is dropped: at
-    /// once by a worker of this inbox, and by one in another process at the next renewal, within a third of the lease.
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease: its handler is dropped at
+    /// once if a worker of this inbox runs it, and otherwise at the next renewal, within a third of the lease.
+    ///
+    /// Nothing is changed if the event is settled ([`Change::WrongState`]).
     ///
     /// # Errors
     ///
@@ -354,8 +364,9 @@ impl<Q: Queue> Inbox<Q> {
         Ok(deleted)
     }
 
-    /// Pauses handling the events of a kind, or with `None` all events. Accepting continues. The pause is stored in the
-    /// queue: all workers respect it within a second, and after a restart. Attempts in progress are not interrupted.
+    /// Pauses the handling of events of one kind, or with `None` of all events. Events are still accepted. The pause is
+    /// stored in the queue: all workers respect it within a second, and after a restart. Attempts in progress are not
+    /// interrupted.
     ///
     /// # Errors
     ///
@@ -364,8 +375,8 @@ impl<Q: Queue> Inbox<Q> {
         self.shared.queue.pause(kind, true).await
     }
 
-    /// Ends the [`pause`](Self::pause) of a kind, or with `None` that of all events. Kinds that are paused by themselves
-    /// stay paused.
+    /// Ends the [`pause`](Self::pause) of a kind, or with `None` the pause of all events. A kind that was paused on its
+    /// own stays paused.
     ///
     /// # Errors
     ///
@@ -385,10 +396,10 @@ impl<Q: Queue> Inbox<Q> {
         self.shared.queue.stats().await
     }
 
-    /// Waits until no event waits for an attempt or is in one, and counts those that are left: dead letters.
+    /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.
     ///
-    /// It asks the queue again and again, at most once a minute. An event that is retried can keep it waiting for days,
-    /// and a paused one for ever, so it is meant for tests:
+    /// It asks the queue at intervals that double from 1 ms up to a minute. It can wait for days while an event is
+    /// retried, and for ever while one is paused, so it is meant for tests:
     ///
     /// ```
     /// # use tower::Layer;

@@ -17,21 +17,21 @@ use crate::store::StoreError;
 ///
 /// # Lanes
 ///
-/// The unsettled events of a [`Lane`](super::Lane) are in line by their number. Only the first one can be taken, when it
-/// is due; the others wait for it. An event leaves the line when it is settled, and when it is retried without
-/// [blocking](Settlement::Retry::blocks_lane) the lane: then it returns to the line, to the place of its number, when it
-/// is due. A dead letter that holds its lane stays in line. An event without a lane, and one that was redriven after it
-/// had left its line, are in no line.
+/// The unsettled events of a [`Lane`](super::Lane) stand in line, in the order of their numbers. Only the first one can
+/// be taken, when it is due; the others wait for it. An event leaves the line when it is settled. An event that is
+/// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
+/// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
+/// line, and neither does one that was redriven after it had left its line.
 ///
 /// # Fences
 ///
 /// [`settle`](Self::settle) and [`extend`](Self::extend) compare the lease's fence, and change nothing if the event was
-/// taken again, redriven or discarded since. A lease that has expired may still be extended and settled if the event was
-/// not taken again since.
+/// taken again, redriven or discarded since. A lease that has expired may still be extended and settled, if the event
+/// was not taken again since.
 ///
 /// # Time
 ///
-/// All times are the queue's own. A clock that jumps costs at most one more attempt of each event in progress.
+/// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
 ///
 /// A future that is dropped before it is ready may or may not have taken effect. No method has a default, so that no
 /// queue inherits a race.
@@ -40,14 +40,14 @@ use crate::store::StoreError;
     note = "use one of `tower_webhook::inbox`, or implement `Queue` and run its conformance suite"
 )]
 pub trait Queue: Send + Sync + 'static {
-    /// Whether other processes may use the same events, so that a worker has to ask for events regularly.
+    /// Whether other processes may use the same events. If so, a worker asks for events regularly.
     const SHARED: bool;
 
     /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
     /// as the queue.
     ///
-    /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused, and
-    /// is the first one in its lane.
+    /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
+    /// and is the first one in its lane.
     ///
     /// # Errors
     ///
@@ -59,8 +59,8 @@ pub trait Queue: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Accepted, StoreError>> + Send;
 
     /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
-    /// lanes. Those that have been due for longest come first, after those that have crashed before, of which at most
-    /// `suspects` are returned.
+    /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
+    /// due for longest first.
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     ///
@@ -74,7 +74,8 @@ pub trait Queue: Send + Sync + 'static {
         suspects: usize,
     ) -> impl Future<Output = Result<Claims, StoreError>> + Send;
 
-    /// Extends leases: each expires `lease` from now. Returns whether each was still held, in the order of `leases`.
+    /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
+    /// held.
     ///
     /// # Errors
     ///
@@ -112,7 +113,7 @@ pub trait Queue: Send + Sync + 'static {
         page: Page,
     ) -> impl Future<Output = Result<Vec<EventSummary>, StoreError>> + Send;
 
-    /// Returns an event with its body and its failures.
+    /// Returns an event with its body and its failures, or `None` if there is no such event.
     ///
     /// # Errors
     ///
@@ -122,9 +123,9 @@ pub trait Queue: Send + Sync + 'static {
         id: EventId,
     ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
 
-    /// Makes an event due now. One that is settled or dead is tried again, without waiting for its lane, and its counts
-    /// of failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event keeps its
-    /// place in line; one that is in progress is not changed ([`Change::WrongState`]).
+    /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
+    /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
+    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]).
     ///
     /// # Errors
     ///
@@ -138,8 +139,8 @@ pub trait Queue: Send + Sync + 'static {
     /// As for [`accept`](Self::accept).
     fn discard(&self, id: EventId) -> impl Future<Output = Result<Change, StoreError>> + Send;
 
-    /// Deletes the bodies of all events of a chat, and returns their number. Those that are unsettled or dead are
-    /// discarded.
+    /// Deletes the bodies of all events of a chat, and the texts of their failures, and returns the number of these
+    /// bodies. Events that are unsettled or dead are discarded.
     ///
     /// # Errors
     ///
@@ -159,8 +160,8 @@ pub trait Queue: Send + Sync + 'static {
         paused: bool,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Deletes, in a small step, the bodies of events that were handled or ignored at least `keep_bodies` ago, and settled
-    /// events whose retention has ended. Dead letters stay. Returns whether there may be more to delete.
+    /// Deletes, in a small step, the bodies of events that were handled or ignored at least `keep_bodies` ago, and
+    /// settled events whose retention has expired. Dead letters stay. Returns whether there may be more to delete.
     ///
     /// # Errors
     ///
@@ -168,7 +169,7 @@ pub trait Queue: Send + Sync + 'static {
     fn purge(&self, keep_bodies: Duration)
     -> impl Future<Output = Result<bool, StoreError>> + Send;
 
-    /// Counts the events.
+    /// Counts the unsettled events and the dead letters, by kind.
     ///
     /// # Errors
     ///
@@ -193,7 +194,7 @@ pub enum Accepted {
         /// The event, if it was taken in the same step.
         taken: Option<Box<TakenEvent>>,
     },
-    /// Its key was accepted before, or is done in a store that shares its keys with the queue.
+    /// Its key was accepted before, or was completed in a store that shares its keys with the queue.
     Duplicate {
         /// Whether it had the same body.
         same_body: bool,
@@ -220,7 +221,7 @@ pub struct Claims {
 /// The result of ending an attempt.
 #[derive(Debug)]
 pub enum Settled {
-    /// It ended. Contains the next event of the lane, if it was taken.
+    /// The attempt ended. Contains the next event of the lane, if that was taken.
     Ended(Option<Box<TakenEvent>>),
     /// The lease was lost, and nothing was changed.
     Lost,
@@ -240,7 +241,7 @@ pub enum Change {
     WithoutBody,
 }
 
-/// The number of unsettled and dead events by kind, and whether they are paused.
+/// The number of unsettled events and dead letters by kind, and whether they are paused.
 #[derive(Clone, Debug, Default)]
 pub struct Stats {
     /// The kinds, sorted by name.
@@ -265,14 +266,14 @@ impl Stats {
         self.kinds.iter().map(|kind| kind.dead).sum()
     }
 
-    /// Whether every event that was accepted is handled, ignored or discarded.
+    /// Whether every accepted event was handled, ignored or discarded.
     #[must_use]
     pub fn is_all_handled(&self) -> bool {
         self.unsettled() == 0 && self.dead() == 0
     }
 }
 
-/// One line for each kind that has events, or is paused.
+/// One line for each kind that has unsettled events or dead letters, or is paused.
 impl fmt::Display for Stats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_paused {
@@ -301,11 +302,11 @@ impl fmt::Display for Stats {
 pub struct KindStats {
     /// The kind.
     pub kind: EventKind,
-    /// Events of which no attempt has failed yet.
+    /// Events without a failed attempt, and without an attempt in progress.
     pub waiting: u64,
     /// Events with an attempt in progress.
     pub in_progress: u64,
-    /// Events of which an attempt failed, and that are tried again.
+    /// Events that are tried again after an attempt failed or crashed.
     pub retrying: u64,
     /// Dead letters.
     pub dead: u64,

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 /// Decides when an event is tried again after a failure, and when it becomes a dead letter.
 ///
-/// By default, the delay doubles with each failure from 5 seconds to 1 hour, and the event becomes a dead letter when it
-/// fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random.
+/// By default, the delay doubles with each failure from 5 seconds to 1 hour, and the event becomes a dead letter when
+/// it fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random. Attempts
+/// that [do not count](crate::docs::inbox#when-an-attempt-fails) neither lengthen the delay nor end the retries.
 ///
 /// ```
 /// use std::time::Duration;
@@ -37,27 +38,29 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// Sets the delay after the first failure, and the longest delay: 5 seconds and 1 hour by default.
+    /// Sets the delay after the first failure, and the longest delay: 5 seconds and 1 hour by default. The longest
+    /// delay is at least `shortest`. A handler can ask for a longer delay with
+    /// [`HandlerError::retry_after`](crate::HandlerError::retry_after).
     pub fn delays(mut self, shortest: Duration, longest: Duration) -> Self {
         self.shortest = shortest;
         self.longest = longest.max(shortest);
         self
     }
 
-    /// Sets the time after the first failure from which on another failure is the last one: 7 days by default.
+    /// Sets the time after the first failure at which another failure is the last one: 7 days by default.
     pub fn give_up_after(mut self, duration: Duration) -> Self {
         self.give_up_after = duration;
         self
     }
 
-    /// Sets the maximum number of attempts, of those that count. Not limited by default.
+    /// Sets the maximum number of counted attempts. Their number is not limited by default.
     pub fn max_attempts(mut self, attempts: u32) -> Self {
         self.max_attempts = Some(attempts);
         self
     }
 
-    /// The delay after a failure: of an event that had failed `failures` times before, whose first failure was `tried_for`
-    /// ago, and whose handler asked for the delay `asked`. `None` if it was the last failure.
+    /// The delay after a failure: of an event that had failed `failures` times before, whose first failure was
+    /// `tried_for` ago, and whose handler asked for the delay `asked`. `None` if it was the last failure.
     pub(super) fn after_failure(
         &self,
         failures: u32,

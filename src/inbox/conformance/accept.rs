@@ -13,8 +13,8 @@ use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::inbox::{Accepted, Change, EventState, Kinds, NewEvent, Queue, Settlement};
 use crate::store::EventKey;
 
-/// A key is accepted once, with whichever body it comes again, on every handle and in every state of its event; and
-/// the duplicate changes nothing. An event without a key is accepted each time. Numbers increase.
+/// A key is accepted once, on every handle and in every state of its event, even if a duplicate has another body. The
+/// duplicate changes nothing. An event without a key is accepted each time. Numbers increase.
 ///
 /// # Panics
 ///
@@ -73,8 +73,8 @@ pub async fn keys_are_accepted_once<H: Harness>(harness: &H) {
     assert_eq!(events.len(), 3, "events without a key that were accepted");
 }
 
-/// Of many accepts of one key at one time, over several handles, exactly one stores the event and all others find a
-/// duplicate. The event is taken once.
+/// When many calls accept one key at the same time, over several handles, exactly one stores the event, and all others
+/// return a duplicate. The event is taken once.
 ///
 /// # Panics
 ///
@@ -119,7 +119,7 @@ pub async fn one_accept_wins<H: Harness>(harness: &H) {
     }
 }
 
-/// With a guard, a body that was accepted is refused under another key. What is refused is not stored, so neither its
+/// With a guard, a body that was accepted is refused under another key. A refused event is not stored, so neither its
 /// key nor its body is known.
 ///
 /// # Panics
@@ -185,8 +185,8 @@ pub async fn bodies_are_guarded<H: Harness>(harness: &H) {
     trial.accept(unguarded).await;
 }
 
-/// A key is forgotten after its retention, but never while its event is unsettled or a dead letter, however often
-/// the queue is purged. Events that were settled are deleted then; others are not.
+/// A key is forgotten after its retention, but never while its event is unsettled or a dead letter, however often the
+/// queue is purged. A settled event is deleted together with its key; other events are not deleted.
 ///
 /// # Panics
 ///
@@ -277,8 +277,8 @@ pub async fn keys_are_remembered<H: Harness>(harness: &H) {
     }
 }
 
-/// The delivery that is taken is the one that was accepted: kind, key and body, of whatever bytes and length. It is
-/// the first attempt.
+/// The delivery that is taken has the kind, key and body of the one that was accepted, for any bytes and lengths. The
+/// attempt is the first one.
 ///
 /// # Panics
 ///
@@ -360,8 +360,8 @@ pub async fn deliveries_return_unchanged<H: Harness>(harness: &H) {
     }
 }
 
-/// With `take`, an event is taken when it is accepted if it is of one of the kinds, and the first of its lane. If
-/// not, it waits to be claimed, and nobody else takes what was taken.
+/// With `take`, an event is taken when it is accepted, if it is of one of the kinds and the first one of its lane.
+/// Otherwise it waits to be claimed. An event that was taken is not taken by another handle.
 ///
 /// # Panics
 ///
@@ -466,8 +466,8 @@ pub async fn events_arrive_dead<H: Harness>(harness: &H) {
     );
 }
 
-/// An accept whose future was dropped, at whichever of its awaits, has stored the event or has not: the sender's
-/// next delivery is stored or is a duplicate, and in both cases there is one event, which can be taken within a lease.
+/// When the future of an accept is dropped, at any of its awaits, the event is stored or it is not: the sender's next
+/// delivery is stored or is a duplicate. In both cases there is one event, which can be taken within a lease.
 ///
 /// # Panics
 ///

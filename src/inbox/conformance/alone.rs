@@ -10,8 +10,8 @@ use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
 use crate::delivery::RawDelivery;
 use crate::inbox::{Change, EventState, NewEvent, Queue, Settled, Settlement};
 
-/// While everything is paused, nothing is taken, in no way. Accepting goes on, and so does what was taken before. The
-/// pauses of single kinds are apart from it.
+/// While everything is paused, no operation takes an event. Events are still accepted, and attempts in progress
+/// continue. The pauses of single kinds are independent of it.
 ///
 /// # Panics
 ///
@@ -180,7 +180,7 @@ pub async fn bodies_are_deleted<H: Harness>(harness: &H) {
     }
 }
 
-/// The size grows with what is accepted.
+/// The size grows when events are accepted.
 ///
 /// # Panics
 ///
@@ -244,7 +244,7 @@ pub async fn failures_are_forgotten<H: Harness>(harness: &H) {
     assert_eq!(left, 0, "failures of a chat that was forgotten");
 }
 
-/// The number of an event is not used again, also when the newest events were deleted.
+/// The number of an event is not used again, even when the newest events were deleted.
 ///
 /// # Panics
 ///

@@ -27,7 +27,8 @@ pub(super) fn assert_attempt(taken: &TakenEvent, failures: u32, crashes: u32, af
     );
 }
 
-/// Failures that count are counted, and the attempt's number with them. The time since the first of them is known.
+/// Failures that count increase the event's count of failures and the number of its attempt. The time since the first
+/// of them is known.
 ///
 /// # Panics
 ///
@@ -88,8 +89,8 @@ pub async fn failures_are_counted<H: Harness>(harness: &H) {
     }
 }
 
-/// The reasons of attempts that did not succeed are kept, oldest first: those that do not count and the last one, too.
-/// A reason may be any text of any length; a long one may be cut.
+/// The reasons of attempts that did not succeed are kept, oldest first, including those of attempts that do not count
+/// and that of the last attempt. A reason may be any text of any length; a long one may be truncated.
 ///
 /// # Panics
 ///
@@ -173,8 +174,8 @@ pub async fn failures_are_listed<H: Harness>(harness: &H) {
     }
 }
 
-/// An event is not taken before its delay has passed. A claim returns when that is, or when a lease expires: never
-/// later than that, zero when there is more now, and `None` when there is nothing.
+/// An event is not taken before its delay has passed. A claim returns the time until a delay has passed or a lease
+/// expires: never a longer time, zero if more events are due now, and `None` if there are none.
 ///
 /// # Panics
 ///
@@ -268,7 +269,7 @@ pub async fn delays_are_kept<H: Harness>(harness: &H) {
     );
 }
 
-/// A claim takes what is due first, of whichever kind, and no more than its limit.
+/// A claim takes the events that have been due for longest, of any kind, and no more than its limit.
 ///
 /// # Panics
 ///
@@ -304,7 +305,7 @@ pub async fn first_due_is_taken_first<H: Harness>(harness: &H) {
     assert_eq!(found, expected, "the order in which events are due");
 }
 
-/// Times and limits may be as short, as long, and as large as they get.
+/// Durations and limits may have any value, from zero to the maximum of their types.
 ///
 /// # Panics
 ///

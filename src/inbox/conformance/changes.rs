@@ -8,7 +8,7 @@ use super::{HELD, Harness, SHORT};
 use crate::inbox::{Change, EventId, EventState, NewEvent, Queue, Settlement};
 
 /// An event that was handled, ignored, discarded or made a dead letter is tried again when it is redriven: with its
-/// body, and without the failures before. Its key stays known.
+/// body, and with its count of failures at zero. Its key stays known.
 ///
 /// # Panics
 ///
@@ -186,8 +186,8 @@ pub async fn retried_events_are_redriven_in_place<H: Harness>(harness: &H) {
     }
 }
 
-/// An event that does not exist is not found. Only what is unsettled or dead can be discarded: then it is never taken,
-/// and its lane goes on.
+/// An event that does not exist is not found. Only an unsettled or dead event can be discarded. It is then never taken,
+/// and its lane continues.
 ///
 /// # Panics
 ///
@@ -261,8 +261,8 @@ pub async fn unsettled_events_are_discarded<H: Harness>(harness: &H) {
     trial.nothing("the event was discarded").await;
 }
 
-/// Forgetting a chat deletes all of its bodies and no others, discards what was unsettled or dead, and lets lanes go
-/// on. What was forgotten is still recognised as a duplicate, and cannot be redriven.
+/// Forgetting a chat deletes all of its bodies and no others, and discards its unsettled and dead events, so that lanes
+/// continue. A forgotten event is still recognised as a duplicate, and cannot be redriven.
 ///
 /// # Panics
 ///
@@ -374,7 +374,7 @@ pub async fn chats_are_forgotten<H: Harness>(harness: &H) {
     }
 }
 
-/// Everything that one handle did, every other one sees, also one that is opened later.
+/// Every handle sees the changes of every other handle, even if it is opened later.
 ///
 /// # Panics
 ///

@@ -11,7 +11,8 @@ use super::{HELD, Harness, SHORT};
 use crate::inbox::{Change, Claims, Queue, Settled, Settlement};
 
 /// An event whose lease expired can be taken again, by any handle and without a call that cleans up, but not before.
-/// Each time counts one crash, also in a lane. A release keeps the count, and every other end of an attempt ends it.
+/// Each expiry counts one crash, also in a lane. A release keeps the count, and every other end of an attempt resets
+/// it.
 ///
 /// # Panics
 ///
@@ -58,8 +59,8 @@ pub async fn crashes_are_counted<H: Harness>(harness: &H) {
     }
 }
 
-/// When a handle is gone, others take what it had taken, once its leases have expired: events that it took when they
-/// were accepted, claimed, and was handed over. What waited behind them goes on.
+/// When a handle was dropped, others take the events that it had taken, once its leases have expired: those taken by an
+/// accept, by a claim, and by a settlement. Their lanes continue.
 ///
 /// # Panics
 ///
@@ -115,8 +116,8 @@ pub async fn nothing_ends_with_its_handle<H: Harness>(harness: &H) {
     trial.nothing("all events were handled").await;
 }
 
-/// A claim takes at most `suspects` events that have crashed before, and as many others as there are. Suspects whom it
-/// must leave do not make it return at once.
+/// A claim takes at most `suspects` events that have crashed before, and as many others as there are. Suspects that it
+/// leaves do not make [`next_due`](crate::inbox::Claims::next_due) zero.
 ///
 /// # Panics
 ///
@@ -200,8 +201,8 @@ pub async fn suspects_are_limited<H: Harness>(harness: &H) {
     }
 }
 
-/// Events that crashed before are taken before others that are due, as they were in progress before them. So a crash
-/// behind a backlog delays its events by no more than their leases.
+/// Events that crashed before are taken before others that are due, because they were in progress before them. So even
+/// with a backlog, a crash delays its events by no more than their leases.
 ///
 /// # Panics
 ///

@@ -55,7 +55,7 @@ async fn ended<Q: Queue>(trial: &Trial<Q>, taken: &TakenEvent, settlement: &Sett
         .await;
 }
 
-/// An attempt under a lease that is held ends as asked, and every other end of it is refused from then on, as
+/// An attempt under a lease that is held ends as requested. Every later end of the same attempt returns
 /// [`Lost`](Settled::Lost).
 ///
 /// # Panics
@@ -82,8 +82,8 @@ pub async fn attempts_end_once<H: Harness>(harness: &H) {
     }
 }
 
-/// An attempt whose lease has expired may still end, or be extended, if nobody has taken the event since. Then it
-/// counts no crash.
+/// An attempt whose lease has expired may still end, or be extended, if the event was not taken since. Then no crash is
+/// counted.
 ///
 /// # Panics
 ///
@@ -124,8 +124,8 @@ pub async fn expired_attempts_may_end<H: Harness>(harness: &H) {
     );
 }
 
-/// A late finisher changes nothing: when its lease has expired and the event was taken again, it can neither end nor
-/// extend its attempt, and the attempt of the new holder goes on.
+/// An attempt that ends too late changes nothing: when its lease has expired and the event was taken again, it can
+/// neither end nor be extended, and the attempt of the new holder continues.
 ///
 /// # Panics
 ///
@@ -179,8 +179,8 @@ pub async fn late_finishers_change_nothing<H: Harness>(harness: &H) {
     }
 }
 
-/// What a person changes takes the event from its attempt: when it was discarded, when its chat was forgotten, and
-/// when it was redriven, the attempt before can neither be ended nor extended.
+/// A change by a person revokes the lease of the event: when the event was discarded, when its chat was forgotten, and
+/// when it was redriven, an earlier attempt can neither be ended nor extended.
 ///
 /// # Panics
 ///
@@ -300,8 +300,8 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
     }
 }
 
-/// A settlement whose future was dropped, at whichever of its awaits, has ended the attempt or has not: then it can be
-/// settled again, or the event is taken again when its lease has expired. Its lane goes on in both cases.
+/// When the future of a settlement is dropped, at any of its awaits, the attempt has ended or it has not. If not, it
+/// can be settled again, or the event is taken again when its lease has expired. Its lane continues in both cases.
 ///
 /// # Panics
 ///

@@ -16,8 +16,8 @@ pub(super) async fn line<Q: Queue>(trial: &Trial<Q>, lane: Lane, count: usize) -
     ids
 }
 
-/// Only the first event of a lane can be taken, and the next one only after its end: it is handed over with `next`,
-/// and can be claimed without. So the lane runs in the order of acceptance.
+/// Only the first event of a lane can be taken, and the next one only after the attempt of the first one has ended: by
+/// the settlement itself with `next`, and otherwise by a claim. So the lane runs in the order of acceptance.
 ///
 /// # Panics
 ///
@@ -62,7 +62,7 @@ pub async fn lanes_keep_their_order<H: Harness>(harness: &H) {
     trial.taken(trial.in_lane(lane), HELD).await;
 }
 
-/// Events without a lane wait for no other. Events of different lanes do not, either.
+/// Events without a lane wait for no other event, and events of different lanes do not wait for each other.
 ///
 /// # Panics
 ///
@@ -80,8 +80,8 @@ pub async fn lanes_are_independent<H: Harness>(harness: &H) {
     trial.all_of(&ids, HELD, "events of different lanes").await;
 }
 
-/// A lane waits for an event that is retried and blocks it, whoever claims: A, B and C stay in this order. So it does
-/// for an event that was released, and one whose attempt did not count.
+/// A lane waits for an event that is retried and blocks it, whichever handle claims: A, B and C stay in this order. It
+/// also waits for an event that was released, and for one whose attempt did not count.
 ///
 /// # Panics
 ///
@@ -120,8 +120,8 @@ pub async fn retries_keep_their_place<H: Harness>(harness: &H) {
     }
 }
 
-/// A lane goes on when an event is retried that does not block it. The event returns to the place of its number when
-/// it is due: before those that wait, but never beside an event of its lane in progress.
+/// A lane continues when an event is retried that does not block it. The event returns to the place of its number when
+/// it is due: before those that wait, but never while another event of its lane is in progress.
 ///
 /// # Panics
 ///
@@ -222,7 +222,7 @@ pub async fn skipped_events_return<H: Harness>(harness: &H) {
     trial.nothing("the lane waits").await;
 }
 
-/// A dead letter frees its lane, or holds it: until it is discarded, or until it was redriven and has run.
+/// A dead letter frees its lane, or holds it until it is discarded, or is redriven and settled.
 ///
 /// # Panics
 ///
@@ -289,7 +289,7 @@ pub async fn dead_letters_free_or_hold_lanes<H: Harness>(harness: &H) {
     trial.taken(trial.event(), HELD).await;
 }
 
-/// An event whose kind a worker does not take stays where it is, and its lane waits for another worker.
+/// An event of a kind that a worker does not take keeps its place, and its lane waits for another worker.
 ///
 /// # Panics
 ///

@@ -11,8 +11,8 @@ use super::{HELD, Harness, SHORT};
 use crate::inbox::{Change, EventLease, Queue, Settled, Settlement, TakenEvent};
 use crate::store::Fence;
 
-/// An attempt is ended by its own fence alone: not by one that never was, nor by that of another event. No two
-/// attempts have the same.
+/// Only its own fence ends an attempt: a fence that was never used does not, nor does that of another event. No two
+/// attempts have the same fence.
 ///
 /// # Panics
 ///
@@ -79,8 +79,8 @@ pub async fn fences_protect<H: Harness>(harness: &H) {
     }
 }
 
-/// An extended lease lasts for the given time from then on, be that longer or shorter than it would have lasted. For
-/// each lease the result is whether it was still held, in their order.
+/// An extended lease lasts for the given time from then on, whether that is longer or shorter than its rest. The result
+/// says for each lease, in their order, whether it was still held.
 ///
 /// # Panics
 ///
@@ -138,8 +138,9 @@ pub async fn leases_are_extended<H: Harness>(harness: &H) {
     other.settle(&again, &Settlement::Handled).await;
 }
 
-/// Of many ends of one attempt at one time, over several handles, exactly one is made, and the lane's next event is
-/// taken once. So it is when the lease has expired and others claim the event: it either ends or is taken again.
+/// When many calls end one attempt at the same time, over several handles, exactly one succeeds, and the lane's next
+/// event is taken once. When the lease has expired and others claim the event, the attempt either ends, or the event is
+/// taken again.
 ///
 /// # Panics
 ///

@@ -26,16 +26,16 @@
 //!
 //! # Time
 //!
-//! Waiting is done with [`tokio::time`], about ten seconds altogether. A queue that goes by that clock,
-//! as the one in memory does, may be tested in paused time; one with a server may not. A slow machine
-//! breaks no rule, as long as a handful of operations takes less than two seconds.
+//! The suite waits with [`tokio::time`], for about ten seconds altogether. A queue that uses that clock, as the one in
+//! memory does, may be tested in paused time; a queue with a server may not. On a slow machine, the suite passes as
+//! long as a handful of operations takes less than two seconds.
 //!
 //! # Data
 //!
 //! Every rule uses kinds, keys, chats and lanes that were never used before, so it may run against a queue that holds
-//! other events. It leaves events behind, some of them unsettled. [`run_alone`] has the rules whose operations concern
-//! other events, too: they pause everything, and delete the bodies of all events that were handled. So run the suite
-//! against a queue of its own.
+//! other events. It leaves events behind, some of them unsettled. The rules of [`run_alone`] affect other events, too:
+//! they pause everything, and delete the bodies of all events that were handled. So run the suite against a separate
+//! queue.
 
 mod accept;
 mod alone;
@@ -118,12 +118,12 @@ pub trait Harness: Sync {
     /// The queue under test.
     type Queue: Queue;
 
-    /// A handle on the same data as all others from this harness, and as independent of them as
-    /// the queue allows: another connection, where it has connections.
+    /// Opens a handle on the same data as all other handles of this harness. It is as independent of them as the queue
+    /// allows: another connection, if the queue has connections.
     fn open(&self) -> impl Future<Output = Self::Queue> + Send;
 }
 
-/// Runs every rule, several at once, and those of [`run_alone`] at the end.
+/// Runs every rule, several at the same time, and those of [`run_alone`] at the end.
 ///
 /// # Panics
 ///
@@ -184,7 +184,7 @@ pub async fn run<H: Harness>(harness: &H) {
     run_alone(harness).await;
 }
 
-/// Runs the rules whose operations concern all events of the queue, one after another.
+/// Runs the rules that affect all events of the queue, one after another.
 ///
 /// # Panics
 ///

@@ -19,8 +19,8 @@ fn ids(summaries: &[EventSummary]) -> Vec<EventId> {
     summaries.iter().map(|summary| summary.id).collect()
 }
 
-/// A list has the events that match all parts of its filter, by number, and its pages have each of them once, in both
-/// directions.
+/// A list has the events that meet all conditions of its filter, sorted by number. Its pages have each of them once, in
+/// both directions.
 ///
 /// # Panics
 ///
@@ -305,8 +305,8 @@ pub async fn events_are_counted<H: Harness>(harness: &H) {
     expect(0, 0, 0, 0, None).await;
 }
 
-/// While a kind is paused, none of its events is taken, in no way, and its lanes wait. Accepting goes on, and so does
-/// what was taken before. Other kinds are not concerned. Every handle sees it within a second.
+/// While a kind is paused, no operation takes its events, and its lanes wait. Events are still accepted, and attempts
+/// in progress continue. Other kinds are not affected. Every handle respects the pause within a second.
 ///
 /// # Panics
 ///

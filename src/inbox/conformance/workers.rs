@@ -49,8 +49,8 @@ fn lock(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Workers on several handles that accept, claim, and settle at one time never have an event twice, nor two of one
-/// lane, and each lane runs in the order of acceptance.
+/// Workers on several handles that accept, claim and settle at the same time never hold an event twice, nor two events
+/// of one lane, and each lane runs in the order of acceptance.
 ///
 /// # Panics
 ///
@@ -144,8 +144,8 @@ pub async fn lanes_run_one_at_a_time<H: Harness>(harness: &H) {
     assert_eq!(count, total, "the events that were taken");
 }
 
-/// However many events of a lane wait, however many are of another kind, and however many have crashed: the others
-/// are found, also by a claim of one event.
+/// However many events of a lane wait, are of another kind, or have crashed: a claim finds the other events, even a
+/// claim of one event.
 ///
 /// # Panics
 ///

@@ -24,10 +24,11 @@ use crate::store::StoreError;
 
 /// Keeps events in memory: for tests, and for the sandbox.
 ///
-/// **What it guarantees.** All promises of an inbox but that on disk: events end with the process. So it is no choice
-/// for production, where the platform would count an event as delivered that a restart forgets.
+/// **What it guarantees.** All promises of an inbox while the process runs. Events are not on disk, and are lost when
+/// the process ends. Do not use it in production: the platform would count an event as delivered, and a restart would
+/// lose it.
 ///
-/// **Time** is [`tokio::time`], so a test can pause it.
+/// **Time** is that of [`tokio::time`], so a test can pause it.
 ///
 /// Clones share their events.
 ///

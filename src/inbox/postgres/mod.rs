@@ -44,29 +44,31 @@ use crate::store::{OpenError, StoreError};
 /// # }
 /// ```
 ///
-/// **What it guarantees.** All promises of an inbox, over all processes that use the same schema of one database:
-/// an event that was accepted is in the database, one attempt at a time for each event and each lane, and a late
-/// finisher changes nothing. Workers and server may restart, and crash.
+/// **What it guarantees.** All promises of an inbox, over all processes that use the same schema of one database: an
+/// event that was accepted is in the database, each event and each lane has one attempt at a time, and an attempt that
+/// ends too late changes nothing. Workers and server may restart, and crash.
 ///
-/// **How it works.** Each operation is one statement, thus one round trip and one commit. It calls a function of
-/// the schema, whose statements see what others committed while it waited for a lock. An event is written when it
-/// is accepted, and taken in the same transaction where a worker has room; when it is settled, the next one of its
-/// lane is taken. Calls at one time share a statement: while one is executed, the others collect for the next one.
-/// The row with the body is inserted once. What changes is a narrow row for the first event of each lane (table
-/// `head`), and one for each event that waits behind it (`wait`); neither remains when the event is handled. The
-/// row of a lane's head is also the lock of the lane: operations in different lanes do not wait for each other.
+/// **How it works.** Each operation is one statement, and so one round trip and one commit. It calls a function of the
+/// schema. The statements of that function see everything that others committed while it waited for a lock. An event is
+/// written when it is accepted, and taken in the same transaction if a worker has room; when it is settled, the next
+/// event of its lane is taken. Concurrent calls share a statement: while one is executed, the calls that arrive are
+/// collected for the next one. The row with the body is inserted once. Only narrow rows change: one for the first event
+/// of each lane (table `head`), and one for each event that waits behind it (`wait`). They are deleted when the event
+/// is handled. The row of a lane's head is also the lock of the lane: operations in different lanes do not wait for
+/// each other.
 ///
-/// **Keys** are those of a [`PostgresStore`](crate::store::PostgresStore) in the same schema. What it recorded as
-/// done is a duplicate here, and an event that was accepted here is done there. The key of an event stays until
-/// [`purge`](Queue::purge) deletes the event: after its retention, and not while the event is unsettled or dead.
+/// **Keys** are those of a [`PostgresStore`](crate::store::PostgresStore) in the same schema. An event that the store
+/// recorded as done is a duplicate for the queue, and an event that the queue accepted is done for the store. The key
+/// of an event stays until [`purge`](Queue::purge) deletes the event: after its retention, and not while the event is
+/// unsettled or dead.
 ///
-/// **Time** is the server's, as in the store. If its clock jumps forward, leases expire, and each event in progress
-/// may be tried once more; if it jumps back, they expire later by as much.
+/// **Time** is the server's, as in the store. If its clock jumps forward, leases expire early, and each event in
+/// progress may be tried once more; if it jumps back, they expire later by as much.
 ///
-/// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a
-/// crash of the server, deliveries are answered with 503 until it is back. For what `synchronous_commit = off`,
-/// failovers and standbys cost, see [`PostgresStore`](crate::store::PostgresStore): with `off`, an event that was
-/// answered with 200 can be lost, so leave it `on` for the user of this queue.
+/// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a crash
+/// of the server, deliveries are answered with 503 until it is back. [`PostgresStore`](crate::store::PostgresStore)
+/// describes the costs of `synchronous_commit = off`, failovers and standbys. With `off`, an event that was answered
+/// with 200 can be lost, so leave it `on` for the user of this queue.
 ///
 /// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per
 /// process are plenty; keep them apart from those of handlers that hold connections for long. What the page of the
@@ -77,28 +79,27 @@ use crate::store::{OpenError, StoreError};
 /// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each
 /// operation begins one of its own, which takes two more round trips.
 ///
-/// **Size.** With bodies of 600 bytes, keys of 36 and chats of 25, a waiting event takes 1.1 KB on disk, and one
-/// that was handled and whose body was deleted 425 bytes, its key and all indexes included (measured with 20,000
-/// events).
+/// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 25, a waiting event takes 1.1 KB on disk, and a
+/// handled event whose body was deleted takes 425 bytes, key and all indexes included (measured with 20,000 events).
 ///
 /// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a
-/// time, and skips what others have locked. autovacuum, which must be on, makes the room free for the next events.
+/// time, and skips rows that others have locked. autovacuum, which must be on, makes the room free for the next events.
 /// `head` and `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a
-/// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count
-/// room that is free; `VACUUM FULL` returns it, and blocks the queue while it lasts. A transaction of others that
+/// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count free
+/// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
 /// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
-/// milliseconds: set `idle_in_transaction_session_timeout`. No plan depends on statistics: the functions leave the
-/// planner nothing but the indexes.
+/// milliseconds: set `idle_in_transaction_session_timeout`. No query plan depends on statistics: the functions only
+/// use indexes.
 ///
-/// **Lists** of dead letters and unsettled events, and those of a chat, read no other events. Those that select by
-/// key, or by the state of settled events, read all events in turn until the page is full.
+/// **Lists** of dead letters and unsettled events, and lists of a chat, read no other events. Lists that select by key,
+/// or by the state of settled events, read all events in turn until the page is full.
 ///
-/// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release, as that of
-/// the store does; both call the same one. A later release that changes a function gives it another name, so
-/// workers of both work beside each other.
+/// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
+/// migration as that of the store. A later release that changes a function gives it another name, so workers of both
+/// releases can run at the same time.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has
-/// unless it was dropped. Once the schema is made, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,
+/// unless it was dropped. Once the schema exists, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,
 /// DELETE` on all of its tables, and `EXECUTE` on its functions, which everybody has by default.
 ///
 /// Clones share their pool.
@@ -126,8 +127,8 @@ impl PostgresQueue {
         Self::in_schema(Pool::new(pool), Schema::default())
     }
 
-    /// Keeps the events in another schema, of any name that PostgreSQL allows: it is quoted, so upper
-    /// and lower case differ. Keys are shared with the [`PostgresStore`](crate::store::PostgresStore) in it.
+    /// Keeps the events in another schema, of any name that PostgreSQL allows: the name is quoted, so upper and lower
+    /// case differ. Keys are shared with a [`PostgresStore`](crate::store::PostgresStore) in the same schema.
     ///
     /// ```no_run
     /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {

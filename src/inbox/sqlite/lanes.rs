@@ -133,7 +133,8 @@ fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
     Ok(behind.filter(|behind| behind.seq < work.seq))
 }
 
-/// Puts an event whose lease expired back in its line. It can still be settled under that lease while it is first there.
+/// Puts an event whose lease expired back in its line. It can still be settled under that lease while it is first
+/// there.
 pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
     work.crashes = work.crashes.saturating_add(1);
     work.place = place_in_line(tx, work)?;

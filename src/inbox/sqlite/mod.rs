@@ -31,52 +31,54 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 ///
 /// **What it guarantees.** An accepted event survives a crash of the process and of the machine, and is taken by one
 /// process at a time, among all processes of one machine that open the file. Choose it when one machine receives the
-/// webhooks; choose Postgres when several do.
+/// webhooks, and the queue in PostgreSQL when several do.
 ///
-/// **How it works.** As [`SqliteStore`]: one thread does the work of all callers, and calls that come while one
-/// transaction is committed go into the next one. Acceptance, settlement and changes by a person wait for the disk
-/// (`synchronous = FULL`). A claim does not, and is on the disk with the next of those.
+/// **How it works.** As in [`SqliteStore`], one thread does the work of all callers, and calls that arrive while one
+/// transaction is committed go into the next one. Acceptances, settlements and changes by a person wait for the disk
+/// (`synchronous = FULL`). A claim does not: it reaches the disk together with the next operation that waits.
 ///
 /// **What a crash costs.** A crash of a process costs its attempts: their events are taken again when their leases
 /// expire. A crash of the machine may also forget claims and extensions since the last acceptance or settlement, so
 /// that their events are taken again at once. The file never needs a repair.
 ///
 /// **Beside a store.** A [`SqliteStore`] may use the same file, in this process ([`with_store`](Self::with_store)) or
-/// in another one, and both know each other's keys: what the store completed is a duplicate for the queue, and what the
-/// queue accepted is done for the store. A key is kept for the retention, and while its event is unsettled or dead.
+/// in another one, and both know each other's keys: an event that the store completed is a duplicate for the queue, and
+/// an event that the queue accepted is done for the store. A key is kept for the retention, and while its event is
+/// unsettled or dead.
 ///
 /// **Several processes** of one machine may work on the same events, as two do during a deploy. They take turns. The
 /// file must be on a local disk.
 ///
-/// **Time** is as for [`SqliteStore`], in whole milliseconds. Leases last 11 milliseconds longer than asked, because
-/// processes agree on the time to 10. A clock that jumps forward between two starts ends leases and delays: each event
-/// in progress may be tried once more. One that jumps back makes no event late, except by the time during which no
-/// process had the file open.
+/// **Time** is as for [`SqliteStore`], in whole milliseconds. Leases last 11 milliseconds longer than requested,
+/// because the clocks of two processes may differ by 10. If the clock jumps forward between two starts, leases and
+/// delays end early, and each event in progress may be tried once more. If it jumps back, events are later by the time
+/// during which no process had the file open, at most.
 ///
-/// **Sizing.** With a body of 600 bytes, a key of 36 and a chat's id of 29, an event takes 950 bytes on the disk while it
-/// waits, 920 when it was handled, and 220 when its body was deleted: 2.1 GB for 10 events per second, if bodies are kept
-/// for a day and keys for 8. The write-ahead log beside the file takes 64 MiB, and about twice that under full load.
-/// Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time with a million waiting
-/// events as without, whatever their kinds and lanes. [`stats`](Queue::stats) reads all unsettled events and dead
-/// letters, for half a second if there are a million. [`list`](Queue::list) reads the events that the filter does not
-/// exclude by time, or by state if it asks for unsettled and dead ones only; [`forget`](Queue::forget) reads all. They
-/// do so in steps of some milliseconds, with other calls in between, so their result is no snapshot.
+/// **Sizing.** With a body of 600 bytes, a key of 36 and a chat's id of 29, an event takes 950 bytes on the disk while
+/// it waits, 920 when it was handled, and 220 when its body was deleted. That is 2.1 GB for 10 events per second, if
+/// bodies are kept for a day and keys for 8 days. The write-ahead log beside the file takes 64 MiB, and about twice
+/// that under full load. Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
+/// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Queue::stats) reads all
+/// unsettled events and dead letters, which takes half a second for a million. [`list`](Queue::list) reads the events
+/// that the filter does not exclude by time, or by state if it asks only for unsettled or dead events;
+/// [`forget`](Queue::forget) reads all events. These three work in steps of some milliseconds, with other calls in
+/// between, so their result is not a snapshot.
 ///
-/// **Failures.** Of an event, the last 100 failures are kept, with 1 KiB of each reason.
+/// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason.
 ///
-/// **Purge.** A step deletes at most 256 bodies and 256 events, and reads nothing else. Keys are deleted as those of the
-/// store are, with later calls. The file reuses the room, and does not shrink: after a backlog, it stays as large as it
-/// was. `VACUUM` shrinks it while no process has it open. The bytes of a deleted body remain in the file, and in its
-/// log, until that room is used again.
+/// **Purge.** A step deletes at most 256 bodies and 256 events, and reads nothing else. Keys are deleted by later
+/// calls, as those of the store are. The file reuses the room, and does not shrink: after a backlog, it stays as large
+/// as it was. `VACUUM` shrinks it while no process has it open. The bytes of a deleted body remain in the file, and in
+/// its log, until that room is used again.
 ///
 /// **When it fails.** An event that cannot be read, because the file is damaged, is logged and passed over by
 /// [`claim`](Queue::claim); other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
 /// full disk is [`Unavailable`](crate::store::StoreErrorKind::Unavailable) until there is room; then work resumes
 /// without a restart.
 ///
-/// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. Beside it are
-/// `-wal` and `-shm` while it is open: the three belong together. Copy it with `VACUUM INTO`. Never delete or replace
-/// it under a process that has it open.
+/// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. While it is
+/// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `VACUUM INTO`. Never delete
+/// or replace the file while a process has it open.
 ///
 /// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in
 /// one transaction that takes milliseconds. A process of the earlier release that has the file open as a store
@@ -98,8 +100,8 @@ pub struct SqliteQueue {
 }
 
 impl SqliteQueue {
-    /// Opens the file. Creates it if it does not exist, and upgrades one of an earlier release. Blocks the
-    /// calling thread meanwhile.
+    /// Opens the file. Creates it if it does not exist, and upgrades a file of an earlier release. Blocks the calling
+    /// thread meanwhile.
     ///
     /// # Errors
     ///

@@ -8,8 +8,8 @@ use crate::inbox::event::{EventLease, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::storage::sqlite::Tx;
 
-// Of a lease that is held. An event that is behind another one since its lease expired is not. Not by `RETURNING`, which
-// opens a table of its own for each row.
+// Of a lease that is held. An event that is behind another one since its lease expired is not. Not by `RETURNING`,
+// which opens a table of its own for each row.
 const HELD: &str = concat!(
     "SELECT ",
     row::columns!(),

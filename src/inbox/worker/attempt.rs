@@ -316,8 +316,8 @@ impl<Q: Queue> Pool<Q> {
         }
     }
 
-    /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it was
-    /// taken.
+    /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it
+    /// was taken.
     async fn settle(
         &self,
         held: &HeldLease<'_>,

@@ -32,7 +32,8 @@ use crate::event::EventKind;
 use crate::execution::{Clocks, DrainTimeout};
 use crate::outcome::Outcome;
 
-/// Takes events from an inbox, and handles them. Made by [`Inbox::worker`], and started by [`spawn`](Self::spawn).
+/// Takes events from an inbox, and handles them. It is made by [`Inbox::worker`], and started by
+/// [`spawn`](Self::spawn).
 ///
 /// ```
 /// # use std::time::Duration;
@@ -65,10 +66,10 @@ pub struct Worker<Q, S> {
 /// Whether the later events of a chat wait when an attempt fails.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnFailure {
-    /// They wait for the event. The order is kept.
+    /// The later events wait for the event that failed, so their order is kept.
     #[default]
     Block,
-    /// They are handled meanwhile. The event is tried again out of order.
+    /// The later events are handled meanwhile, and the event that failed is tried again out of order.
     Skip,
 }
 
@@ -111,16 +112,17 @@ impl<Q: Queue, S> Worker<Q, S> {
         self
     }
 
-    /// Takes events of these kinds only. Events of other kinds wait for another worker, and their chats with them.
+    /// Takes events of these kinds only. Events of other kinds wait for another worker, and so do the later events of
+    /// their chats. A call replaces earlier calls of `only` and [`except`](Self::except).
     ///
-    /// Without it, the older version in a rolling deploy settles events of a kind that only the newer one handles as
-    /// *ignored*. Pass the kinds that have a handler.
+    /// By default, a worker takes all kinds. In a rolling deploy, the older version would then settle events of a kind
+    /// that only the newer version handles as *ignored*. To prevent that, pass the kinds that have a handler.
     pub fn only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.rules.kinds = Kinds::only(kinds);
         self
     }
 
-    /// Leaves events of these kinds to another worker. They wait for it, and their chats with them.
+    /// Leaves events of these kinds to another worker. They wait for it, and so do the later events of their chats.
     pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.rules.kinds = self.rules.kinds.except(kinds);
         self
@@ -132,27 +134,29 @@ impl<Q: Queue, S> Worker<Q, S> {
         self
     }
 
-    /// Sets whether the later events of a chat wait when an attempt fails. They [do](OnFailure::Block) by default.
+    /// Sets whether the later events of a chat wait when an attempt fails or is snoozed. By default, they
+    /// [wait](OnFailure::Block).
     pub fn on_failure(mut self, on_failure: OnFailure) -> Self {
         self.rules.on_failure = on_failure;
         self
     }
 
-    /// Sets [`on_failure`](Self::on_failure) for events of one kind that fail.
+    /// Sets [`on_failure`](Self::on_failure) for events of one kind. It takes precedence over the setting for all
+    /// kinds.
     pub fn on_failure_of(mut self, kind: EventKind, on_failure: OnFailure) -> Self {
         self.rules.on_failure_of.insert(kind, on_failure);
         self
     }
 
-    /// Lets the later events of a chat wait for a dead letter until a person redrives or discards it. By default, they are
-    /// handled.
+    /// Lets the later events of a chat wait for a dead letter, until a person discards it, or redrives it and it is
+    /// settled. By default, they are handled.
     pub fn hold_lane_on_dead(mut self) -> Self {
         self.rules.hold_lane_on_dead = true;
         self
     }
 
-    /// Sets how long the lease of an attempt lasts unless it is renewed: 30 seconds by default. It is renewed whenever a
-    /// third of it has passed. After a crash, an event is tried again when its lease has expired.
+    /// Sets the time after which the lease of an attempt expires if it is not renewed: 30 seconds by default. It is
+    /// renewed whenever a third of it has passed. After a crash, an event is tried again when its lease has expired.
     ///
     /// # Errors
     ///
@@ -164,8 +168,8 @@ impl<Q: Queue, S> Worker<Q, S> {
         Ok(self)
     }
 
-    /// Sets the time limit of an attempt: 30 seconds by default. A handler that exceeds it is dropped, and the attempt has
-    /// failed.
+    /// Sets the time limit of an attempt: 30 seconds by default. A handler that exceeds it is dropped, and the attempt
+    /// has failed.
     ///
     /// # Errors
     ///
@@ -178,23 +182,24 @@ impl<Q: Queue, S> Worker<Q, S> {
 
     /// Sets the number of crashes in a row after which an event is a dead letter: 3 by default, and at least 1.
     ///
-    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried one at
-    /// a time, so that only the one that crashes the process is counted again.
+    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried one
+    /// at a time, so that only the event that crashes the process is counted again.
     pub fn max_crashes(mut self, crashes: u32) -> Self {
         self.rules.max_crashes = crashes.max(1);
         self
     }
 
-    /// Sets the number of lanes in which events of a kind have to fail, without a success in between, for the kind to be
-    /// [*tripped*](crate::docs::inbox#tripped-kinds): 10 by default, and at least 1. Then one event of the kind is tried at
-    /// a time, with delays of up to a minute, and its failures do not count, until one succeeds.
+    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-kinds): 10 by default, and
+    /// at least 1. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
+    /// of its events succeeds, one is tried at a time, with delays of up to a minute, and its failures do not count.
     pub fn trip_after(mut self, lanes: usize) -> Self {
         self.rules.trip_after = lanes.max(1);
         self
     }
 
-    /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by default,
-    /// varied by up to a quarter. Events that this process accepts are handled at once.
+    /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by
+    /// default, varied by up to a quarter at random, and at least 1 millisecond. Events that this process accepts are
+    /// handled at once, while the worker has room.
     pub fn poll_every(mut self, interval: Duration) -> Self {
         self.rules.poll_every = interval.max(Duration::from_millis(1));
         self
@@ -363,8 +368,9 @@ impl<Q: Queue> Control for Pool<Q> {
 }
 
 impl WorkerHandle {
-    /// Stops taking events, and waits until the attempts in progress have ended, or until the deadline has passed. Then the
-    /// rest is interrupted: those events are released at once, and their attempts do not count.
+    /// Stops taking events, and waits until the attempts in progress have ended, or until `deadline` from now has
+    /// passed. Attempts that are then still in progress are interrupted: their handlers are dropped, their events are
+    /// released at once, and the attempts do not count.
     ///
     /// # Errors
     ///

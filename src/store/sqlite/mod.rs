@@ -55,9 +55,9 @@ use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 /// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until that is resolved; then work
 /// resumes without a restart. So is a file that another process keeps locked for 1.5 seconds.
 ///
-/// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies, unless
-/// an inbox uses it, too. Beside it are `-wal` and `-shm` while it is open: the three belong together. Copy
-/// it with `VACUUM INTO` meanwhile. Never delete or replace it under a process that has it open. `sqlite3` can read it at any
+/// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies, unless an inbox
+/// uses it, too. Beside it are `-wal` and `-shm` while it is open: the three belong together. Copy it with
+/// `VACUUM INTO` meanwhile. Never delete or replace it under a process that has it open. `sqlite3` can read it at any
 /// time; a reader that stays for long lets the log grow.
 ///
 /// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the

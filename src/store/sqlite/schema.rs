@@ -43,10 +43,10 @@ pub(crate) const FORMAT: Format = Format {
         // number must not be used again, 9 dead. (0 and 1 take no room in a row. A list of more than two in an index's
         // condition would be made a table for each row.)
         //
-        // `work` has the events that are unsettled or hold their lane. Places: 2 ready, 3 ready after a crash,
-        // 4 taken, 5 holding, 6 behind, 7 aside. At most one event of a lane is in 2 to 5; while there is one, those
-        // behind it are in 6. So the first row of a lane by place and number is what the others wait for. An event whose
-        // lease expired goes from 4 to 3 or 6 and keeps its fence until it is taken again.
+        // `work` has the events that are unsettled or hold their lane. Places: 2 ready, 3 ready after a crash, 4 taken,
+        // 5 holding, 6 behind, 7 aside. At most one event of a lane is in 2 to 5; while there is one, those behind it
+        // are in 6. So the first row of a lane by place and number is what the others wait for. An event whose lease
+        // expired goes from 4 to 3 or 6 and keeps its fence until it is taken again.
         "CREATE TABLE kinds (
             id     INTEGER PRIMARY KEY,
             name   TEXT    NOT NULL UNIQUE,
