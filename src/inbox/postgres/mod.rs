@@ -25,7 +25,7 @@ use super::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::storage::Error;
-use crate::storage::postgres::{self, Pool, Schema, Value, code, column, corrupt, micros};
+use crate::storage::postgres::{Tables, Value, code, column, corrupt, micros};
 use crate::store::postgres::MIGRATIONS;
 use crate::store::{OpenError, StoreError};
 
@@ -104,12 +104,11 @@ use crate::store::{OpenError, StoreError};
 /// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresQueue {
-    pool: Pool,
+    tables: Arc<Tables>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    schema: Schema,
     statements: Statements,
     /// Whether transactions have another isolation level by default than the one that the functions need.
     begins: AtomicBool,
@@ -123,7 +122,7 @@ impl PostgresQueue {
     /// Call [`migrate`](Self::migrate) before the first delivery.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::in_schema(Pool::new(pool), Schema::default())
+        Self::on(Tables::new(pool))
     }
 
     /// Keeps the events in another schema, of any name that PostgreSQL allows: it is quoted, so upper
@@ -144,19 +143,18 @@ impl PostgresQueue {
     /// [`ConfigError::SchemaName`] when the name is empty, longer than 63 bytes, contains a NUL, or
     /// begins with `pg_`, which PostgreSQL reserves.
     pub fn with_schema(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self::in_schema(self.pool, Schema::new(name.into())?))
+        Ok(Self::on(self.tables.with_schema(name.into())?))
     }
 
-    fn in_schema(pool: Pool, schema: Schema) -> Self {
+    fn on(tables: Tables) -> Self {
         Self {
-            pool,
             shared: Arc::new(Shared {
-                statements: Statements::new(&schema),
-                schema,
+                statements: Statements::new(&tables.schema),
                 begins: AtomicBool::new(false),
                 acceptances: Batches::new(),
                 ends: Batches::new(),
             }),
+            tables: Arc::new(tables),
         }
     }
 
@@ -172,10 +170,7 @@ impl PostgresQueue {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        let (pool, schema) = (self.pool.connections(), &self.shared.schema);
-        postgres::migrate(pool, schema, &MIGRATIONS).await?;
-        self.pool.warn_if_commits_can_be_lost().await;
-        Ok(())
+        Ok(self.tables.migrate(&MIGRATIONS).await?)
     }
 
     /// Executes a statement that calls a function of the schema, and returns its rows.
@@ -187,14 +182,14 @@ impl PostgresQueue {
     async fn try_call(&self, sql: &Arc<str>, values: &[Value]) -> sqlx::Result<Vec<PgRow>> {
         let begins = &self.shared.begins;
         if !begins.load(Ordering::Relaxed) {
-            match self.pool.fetch_all(sql, values).await {
+            match self.tables.pool.fetch_all(sql, values).await {
                 Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
                     begins.store(true, Ordering::Relaxed);
                 }
                 result => return result,
             }
         }
-        self.pool.fetch_committed(sql, values).await
+        self.tables.pool.fetch_committed(sql, values).await
     }
 
     /// Executes the statements of calls until none waits.
@@ -284,7 +279,7 @@ impl PostgresQueue {
 
     /// Executes a statement that only reads.
     async fn read(&self, sql: &Arc<str>, values: &[Value]) -> Result<Vec<PgRow>, StoreError> {
-        let rows = self.pool.fetch_all(sql, values).await;
+        let rows = self.tables.pool.fetch_all(sql, values).await;
         rows.map_err(|error| self.error(error))
     }
 
@@ -300,14 +295,14 @@ impl PostgresQueue {
     }
 
     fn error(&self, error: sqlx::Error) -> StoreError {
-        postgres::error(error, &self.shared.schema).into()
+        self.tables.error(error).into()
     }
 }
 
 impl fmt::Debug for PostgresQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresQueue")
-            .field("schema", &self.shared.schema.name())
+            .field("schema", &self.tables.schema.name())
             .finish_non_exhaustive()
     }
 }
@@ -392,7 +387,7 @@ impl Queue for PostgresQueue {
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
-        let (sql, values) = Statements::list(&self.shared.schema, filter, page);
+        let (sql, values) = Statements::list(&self.tables.schema, filter, page);
         let rows = self.read(&sql, &values).await?;
         Ok(rows.iter().map(rows::summary).collect::<Result<_, _>>()?)
     }
@@ -470,7 +465,7 @@ impl Queue for PostgresQueue {
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        let values = [Value::Text(self.shared.schema.table("events"))];
+        let values = [Value::Text(self.tables.schema.table("events"))];
         let row = one(self.read(&self.shared.statements.size, &values).await?)?;
         Ok(column::<i64>(&row, 0)?.unsigned_abs())
     }

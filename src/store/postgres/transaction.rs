@@ -26,7 +26,7 @@ pub(crate) enum Inserted {
 impl PostgresStore {
     /// A connection of the pool's.
     pub(crate) async fn acquire(&self) -> Result<HeldConnection, StoreError> {
-        let connection = self.pool.acquire().await;
+        let connection = self.tables.pool.acquire().await;
         Ok(HeldConnection(Busy::new(
             connection.map_err(|error| self.error(error))?,
         )))
