@@ -7,19 +7,18 @@ mod rows;
 mod statements;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow};
-use tokio::time::timeout;
 
-use self::batches::{Batches, Call, Execution, share};
-use self::calls::{Acceptance, End, sort, unsort};
+use self::batches::Batches;
+use self::calls::{Acceptance, End};
 use self::statements::Statements;
 use super::event::{
     EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
+    TakenEvent,
 };
 use super::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 use crate::config::ConfigError;
@@ -27,6 +26,7 @@ use crate::event::EventKind;
 use crate::storage::Error;
 use crate::storage::postgres::{Tables, Value, code, column, corrupt, micros};
 use crate::store::postgres::MIGRATIONS;
+use crate::store::postgres::lease::TransactionalLease;
 use crate::store::{OpenError, StoreError};
 
 /// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and
@@ -68,11 +68,18 @@ use crate::store::{OpenError, StoreError};
 /// failovers and standbys cost, see [`PostgresStore`](crate::store::PostgresStore): with `off`, an event that was
 /// answered with 200 can be lost, so leave it `on` for the user of this queue.
 ///
-/// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per
-/// process are plenty; keep them apart from those of handlers that hold connections for long. What the page of the
+/// **Connections.** Each operation needs one for its moment, and none is held between them: at most five per
+/// process, to accept, claim, settle, extend and purge, and three are enough. Handlers that hold connections of the same
+/// pool for long delay deliveries: add one for each of them, thus the worker's `concurrency`, or use separate pools; see
+/// the [page](crate::docs::inbox#transactional-handlers). What the page of the
 /// store says on time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode
 /// `transaction` works, as there is no state in a session, no `LISTEN`, and no advisory lock but the one of the
 /// migration's transaction. So events that other processes accepted are found by asking for them.
+///
+/// **Transactional handlers.** The transaction of a [`TransactionalHandler`](crate::transactional::TransactionalHandler)
+/// whose [`PostgresStore`](crate::store::PostgresStore) is in the same schema of the same database settles its event: both
+/// are one commit. While its commit is under way, other deliveries of the same lane wait for it; the server ends it if the
+/// commit does not follow within 2 s.
 ///
 /// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each
 /// operation begins one of its own, which takes two more round trips.
@@ -192,89 +199,15 @@ impl PostgresQueue {
         self.tables.pool.fetch_committed(sql, values).await
     }
 
-    /// Executes the statements of calls until none waits.
-    async fn run<C, F>(self, batches: fn(&Shared) -> &Batches<C>, execute: fn(Self, Vec<C>) -> F)
-    where
-        C: Call,
-        F: Future<Output = Vec<Result<C::Return, StoreError>>> + Send + 'static,
-    {
-        let queue = self.clone();
-        let release = move |leases: Vec<EventLease>| {
-            let queue = queue.clone();
-            let released = leases.into_iter().map(|lease| End {
-                lease,
-                settlement: Settlement::Released,
-                next: None,
-            });
-            let released = released.collect();
-            async move {
-                // One that cannot be released is taken again when its lease expires.
-                let _ = timeout(RELEASE_TIMEOUT, queue.settle_all(released)).await;
-            }
-        };
-        let execute = |calls| -> Execution<C::Return> { Box::pin(execute(self.clone(), calls)) };
-        batches(&self.shared).run(execute, release).await;
-    }
-
-    /// Accepts events by one statement.
-    async fn accept_all(self, mut calls: Vec<Acceptance>) -> Vec<Result<Accepted, StoreError>> {
-        let order = sort(&mut calls, |call| call.event.lane.map(|lane| lane.0));
-        let accepted = self.execute(
-            &self.shared.statements.accept,
-            &calls,
-            parameters::accept,
-            rows::accepted,
-        );
-        unsort(accepted.await, &order)
-    }
-
-    /// Ends attempts by one statement.
-    async fn settle_all(self, mut calls: Vec<End>) -> Vec<Result<Settled, StoreError>> {
-        let order = sort(&mut calls, |call| call.lease.place);
-        let settled = self.execute(
-            &self.shared.statements.settle,
-            &calls,
-            parameters::settle,
-            |_, row| rows::settled(row),
-        );
-        unsort(settled.await, &order)
-    }
-
-    /// Executes one statement for several calls, with a row for each.
-    async fn execute<C: Call>(
-        &self,
-        sql: &Arc<str>,
-        calls: &[C],
-        values: fn(&[C]) -> Vec<Value>,
-        returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
-    ) -> Vec<Result<C::Return, StoreError>> {
-        let rows = match self.try_call(sql, &values(calls)).await {
-            // What the server cannot store is not the fault of the others.
-            Err(error) if calls.len() > 1 && is_of_a_value(&error) => {
-                let mut results = Vec::new();
-                for call in calls {
-                    let row = self
-                        .call_one(sql, &values(std::slice::from_ref(call)))
-                        .await;
-                    results.push(row.and_then(|row| Ok(returned(call, &row)?)));
-                }
-                return results;
-            }
-            Err(error) => return share(self.error(error), calls.len()),
-            Ok(rows) => rows,
-        };
-        if rows.len() != calls.len() {
-            let error = corrupt("a statement that did not return a row for each call");
-            return share(error.into(), calls.len());
-        }
-        let results = calls.iter().zip(&rows);
-        results
-            .map(|(call, row)| Ok(returned(call, row)?))
-            .collect()
-    }
-
     async fn call_one(&self, sql: &Arc<str>, values: &[Value]) -> Result<PgRow, StoreError> {
         one(self.call(sql, values).await?)
+    }
+
+    /// Lets a transactional handler end the attempt itself.
+    fn lend(&self, taken: &mut TakenEvent) {
+        let EventLease { id, fence, place } = taken.lease;
+        let lease = TransactionalLease::new(&self.tables, id.0, fence, place);
+        taken.delivery.lend(Arc::new(lease));
     }
 
     /// Executes a statement that only reads.
@@ -320,7 +253,14 @@ impl Queue for PostgresQueue {
             self.clone()
                 .run(|shared| &shared.acceptances, Self::accept_all)
         };
-        batches.call(call, run).await
+        let mut accepted = batches.call(call, run).await?;
+        if let Accepted::New {
+            taken: Some(taken), ..
+        } = &mut accepted
+        {
+            self.lend(taken);
+        }
+        Ok(accepted)
     }
 
     async fn claim(
@@ -340,8 +280,10 @@ impl Queue for PostgresQueue {
         let mut rows = self.call(&self.shared.statements.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let events = rows.iter().map(|row| {
-            let taken = rows::taken(row, 0)?;
-            taken.ok_or_else(|| corrupt("an event without a number"))
+            let mut taken =
+                rows::taken(row, 0)?.ok_or_else(|| corrupt("an event without a number"))?;
+            self.lend(&mut taken);
+            Ok(taken)
         });
         Ok(Claims {
             events: events.collect::<Result<_, Error>>()?,
@@ -383,7 +325,11 @@ impl Queue for PostgresQueue {
             next: next.cloned(),
         };
         let run = || self.clone().run(|shared| &shared.ends, Self::settle_all);
-        self.shared.ends.call(call, run).await
+        let mut settled = self.shared.ends.call(call, run).await?;
+        if let Settled::Ended(Some(next)) = &mut settled {
+            self.lend(next);
+        }
+        Ok(settled)
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
@@ -470,17 +416,6 @@ impl Queue for PostgresQueue {
         Ok(column::<i64>(&row, 0)?.unsigned_abs())
     }
 }
-
-/// Whether the server refused a value, and would take the others.
-fn is_of_a_value(error: &sqlx::Error) -> bool {
-    let code = code(error).unwrap_or_default();
-    ["22", "23", "54"]
-        .iter()
-        .any(|class| code.starts_with(class))
-}
-
-/// How long it may take to release an event that nobody waits for.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the functions fail with where transactions are repeatable reads or serializable by default.
 const NOT_READ_COMMITTED: &str = "TW001";

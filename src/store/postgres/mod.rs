@@ -1,5 +1,6 @@
 //! The Postgres store, on sqlx.
 
+pub(crate) mod lease;
 mod schema;
 mod statements;
 pub(crate) mod transaction;
