@@ -1,6 +1,6 @@
 //! A delivery, as it was received and as a handler gets it.
 
-#[cfg(any(feature = "inbox", feature = "postgres"))]
+#[cfg(feature = "inbox")]
 use std::any::Any;
 use std::fmt;
 use std::num::NonZeroU32;
@@ -96,13 +96,13 @@ struct Content {
 struct FromInbox {
     accepted_at: SystemTime,
     is_redriven: bool,
-    #[cfg(any(feature = "inbox", feature = "postgres"))]
+    #[cfg(feature = "inbox")]
     lease: Option<Arc<dyn AttemptLease>>,
 }
 
 /// The lease of an attempt whose handler may end it, in a transaction of its own. Only the queue and the handler know
 /// more of it.
-#[cfg(any(feature = "inbox", feature = "postgres"))]
+#[cfg(feature = "inbox")]
 pub(crate) trait AttemptLease: Any + Send + Sync {
     /// Whether a transaction that ends the attempt is about to be committed, or may have been.
     fn is_settling(&self) -> bool;
@@ -184,7 +184,7 @@ impl RawDelivery {
         Arc::make_mut(&mut self.content).inbox = Some(FromInbox {
             accepted_at,
             is_redriven,
-            #[cfg(any(feature = "inbox", feature = "postgres"))]
+            #[cfg(feature = "inbox")]
             lease: None,
         });
         self
@@ -199,7 +199,7 @@ impl RawDelivery {
     }
 
     /// The lease of the attempt, if its queue lends it.
-    #[cfg(any(feature = "inbox", feature = "postgres"))]
+    #[cfg(feature = "inbox")]
     pub(crate) fn lease(&self) -> Option<Arc<dyn AttemptLease>> {
         self.content.inbox.as_ref()?.lease.clone()
     }

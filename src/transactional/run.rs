@@ -149,8 +149,11 @@ impl Transactions {
     }
 
     #[cfg(not(feature = "inbox"))]
-    async fn lease(&self, _: &RawDelivery) -> Result<Option<Arc<TransactionalLease>>, Outcome> {
-        Ok(None)
+    fn lease(
+        &self,
+        _: &RawDelivery,
+    ) -> impl Future<Output = Result<Option<Arc<TransactionalLease>>, Outcome>> + Send {
+        std::future::ready(Ok(None))
     }
 
     async fn connection(&self) -> Result<HeldConnection, Outcome> {

@@ -5,6 +5,7 @@
     allow(dead_code, reason = "only a queue makes leases")
 )]
 
+#[cfg(feature = "inbox")]
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -13,9 +14,12 @@ use sqlx::{AssertSqlSafe, PgConnection, query_as};
 
 use super::PostgresStore;
 use super::transaction::{CommitError, TxId};
+#[cfg(feature = "inbox")]
 use crate::delivery::{AttemptLease, RawDelivery};
 use crate::storage::postgres::{Tables, Uuid};
-use crate::store::{Fence, StoreError};
+use crate::store::Fence;
+#[cfg(feature = "inbox")]
+use crate::store::StoreError;
 
 /// The lease of an attempt, and the tables of its queue.
 pub(crate) struct TransactionalLease {
@@ -45,6 +49,7 @@ impl TransactionalLease {
     }
 
     /// That of the attempt which got the delivery, unless it has ended.
+    #[cfg(feature = "inbox")]
     pub(crate) fn of(delivery: &RawDelivery) -> Option<Arc<Self>> {
         let lease: Arc<dyn Any + Send + Sync> = delivery.lease()?;
         let lease = lease.downcast::<Self>().ok()?;
@@ -64,6 +69,7 @@ impl TransactionalLease {
     }
 }
 
+#[cfg(feature = "inbox")]
 impl AttemptLease for TransactionalLease {
     fn is_settling(&self) -> bool {
         self.progress.load(Ordering::SeqCst) == SETTLING
