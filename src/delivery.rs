@@ -1,5 +1,7 @@
 //! A delivery, as it was received and as a handler gets it.
 
+#[cfg(feature = "inbox")]
+use std::any::Any;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::Utf8Error;
@@ -90,10 +92,23 @@ struct Content {
     inbox: Option<FromInbox>,
 }
 
-#[derive(Clone, Copy)]
+#[derive(Clone)]
 struct FromInbox {
     accepted_at: SystemTime,
     is_redriven: bool,
+    #[cfg(feature = "inbox")]
+    lease: Option<Arc<dyn AttemptLease>>,
+}
+
+/// The lease of an attempt whose handler may end it, in a transaction of its own. Only the queue and the handler know
+/// more of it.
+#[cfg(feature = "inbox")]
+pub(crate) trait AttemptLease: Any + Send + Sync {
+    /// Whether a transaction that ends the attempt is about to be committed, or may have been.
+    fn is_settling(&self) -> bool;
+
+    /// Whether a transaction that ended the attempt was committed.
+    fn is_settled(&self) -> bool;
 }
 
 impl RawDelivery {
@@ -170,21 +185,38 @@ impl RawDelivery {
         Arc::make_mut(&mut self.content).inbox = Some(FromInbox {
             accepted_at,
             is_redriven,
+            #[cfg(feature = "inbox")]
+            lease: None,
         });
         self
+    }
+
+    /// Lends the lease of the attempt to its handler.
+    #[cfg(all(feature = "inbox", feature = "postgres"))]
+    pub(crate) fn lend(&mut self, lease: Arc<dyn AttemptLease>) {
+        if let Some(inbox) = &mut Arc::make_mut(&mut self.content).inbox {
+            inbox.lease = Some(lease);
+        }
+    }
+
+    /// The lease of the attempt, if its queue lends it.
+    #[cfg(feature = "inbox")]
+    pub(crate) fn lease(&self) -> Option<Arc<dyn AttemptLease>> {
+        self.content.inbox.as_ref()?.lease.clone()
     }
 
     /// Returns when an [inbox](crate::docs::inbox) accepted the event. `None` for a delivery that is handled inline.
     #[must_use]
     pub fn accepted_at(&self) -> Option<SystemTime> {
-        self.content.inbox.map(|inbox| inbox.accepted_at)
+        self.content.inbox.as_ref().map(|inbox| inbox.accepted_at)
     }
 
     /// Whether a person redrove the event in an [inbox](crate::docs::inbox). It may have been handled before, and is
     /// handled out of order.
     #[must_use]
     pub fn is_redriven(&self) -> bool {
-        self.content.inbox.is_some_and(|inbox| inbox.is_redriven)
+        let inbox = self.content.inbox.as_ref();
+        inbox.is_some_and(|inbox| inbox.is_redriven)
     }
 
     /// Returns the body as it was received and signed.

@@ -80,7 +80,7 @@ pub enum Outcome {
         limit: Duration,
     },
     /// The [`lease`](crate::IdempotencyLayer::lease) on the event's key, or on the event in an inbox, was lost while
-    /// the handler ran, and the handler was dropped.
+    /// the handler ran, and the handler was dropped, or its transaction rolled back.
     LeaseLost,
     /// Another attempt holds the event's key, and did not end within
     /// [`in_flight_wait`](crate::IdempotencyLayer::in_flight_wait).

@@ -15,8 +15,6 @@ use http::Request;
 use http_body_util::Full;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{Connection, Executor, PgConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tower::Layer;
@@ -31,6 +29,7 @@ use tower_webhook::{
 
 use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
 use support::log::Log;
+use support::net::cutting_proxy;
 use support::postgres::{PostgresServer, Stop};
 
 /// What a run does after it has written its effect.
@@ -816,45 +815,6 @@ async fn commit_with_a_lost_response_is_found_by_the_next_delivery() {
     }
     database.assert(2, 2).await;
     assert_eq!(crm.runs(), 3);
-}
-
-/// Forwards to a port of this machine until the client sends something that contains `word`: then it
-/// closes the connection, before or after that is forwarded.
-async fn cutting_proxy(to: u16, word: &'static [u8], forward: bool) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async move {
-        while let Ok((mut client, _)) = listener.accept().await {
-            let mut server = TcpStream::connect(("127.0.0.1", to)).await.unwrap();
-            tokio::spawn(async move {
-                let (mut from_client, mut from_server) = ([0; 8192], [0; 8192]);
-                loop {
-                    tokio::select! {
-                        read = client.read(&mut from_client) => {
-                            let sent = &from_client[..read.unwrap_or(0)];
-                            let cut = sent.windows(word.len()).any(|part| part == word);
-                            if sent.is_empty() || cut && !forward {
-                                return;
-                            }
-                            server.write_all(sent).await.unwrap();
-                            if cut {
-                                // The server answers when it has committed.
-                                let _ = server.read(&mut from_server).await;
-                                return;
-                            }
-                        }
-                        read = server.read(&mut from_server) => {
-                            let sent = &from_server[..read.unwrap_or(0)];
-                            if sent.is_empty() || client.write_all(sent).await.is_err() {
-                                return;
-                            }
-                        }
-                    }
-                }
-            });
-        }
-    });
-    port
 }
 
 #[tokio::test]

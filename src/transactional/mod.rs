@@ -102,13 +102,14 @@
 //! | the handler | its writes | the key | answer |
 //! |---|---|---|---|
 //! | returned `Ok` | committed | committed | 200 |
-//! | returned [`HandlerError::discard`](crate::HandlerError::discard) or [`dead_letter`](crate::HandlerError::dead_letter) | rolled back | committed alone | 200 |
+//! | returned [`HandlerError::discard`](crate::HandlerError::discard) or [`dead_letter`](crate::HandlerError::dead_letter) | rolled back | committed alone (not in an inbox) | 200 |
 //! | returned another error | rolled back | rolled back | 500 |
 //! | panicked | rolled back | rolled back | 500 |
 //! | exceeded its time limit, 30 s by default | rolled back | rolled back | 503 |
 //! | was dropped, because the client disconnected | rolled back; both or neither during the commit | as the writes | none |
 //! | returned `Ok`, but one of its statements had failed | rolled back | rolled back | 500 |
-//! | returned `Ok`, but the commit failed or was not confirmed | both or neither | both or neither | 503 |
+//! | returned `Ok`, but the commit was refused, as by a deferred constraint | rolled back | rolled back | 500 |
+//! | returned `Ok`, but the commit was not confirmed | both or neither | both or neither | 503 |
 //!
 //! An `Err` never leaves a write behind: to give an event up and record that, return `Ok`. In the last row the
 //! result is unknown: the platform's next retry either finds the key, or handles the event again.
@@ -120,6 +121,14 @@
 //! [`IdempotencyLayer`](crate::IdempotencyLayer): the transaction is rolled back, and the platform retries.
 //! If your handlers take longer than the platform or a proxy waits, use both, as described below: the layer
 //! continues a run whose client disconnected.
+//!
+//! # In an inbox
+//!
+//! A worker of an [inbox](crate::docs::inbox#transactional-handlers) runs transactional handlers like any others. If its
+//! queue is a `PostgresQueue` on the same tables, that is, in the same database and schema, the transaction also settles
+//! the event: it is handled exactly if the writes are committed. The server refuses that to a run whose lease was lost,
+//! and everything is rolled back. A redriven event runs again, although its key is known. With another queue, the worker
+//! settles the event after the commit, and the key keeps the writes from happening twice.
 //!
 //! # Writing handlers
 //!
@@ -138,8 +147,9 @@
 //! # Costs
 //!
 //! - **One connection per running handler**, from before its first statement until after the commit. Size the
-//!   pool for the number of handlers that are to run at once: a delivery that gets no connection within 10 s is
-//!   answered with 503. So do slow work that needs no database elsewhere, and never take a second
+//!   pool for the number of handlers that are to run at once, and for the
+//!   [queue of an inbox](crate::docs::inbox#transactional-handlers) if it shares the pool: a delivery that gets no
+//!   connection within 10 s is answered with 503. So do slow work that needs no database elsewhere, and never take a second
 //!   connection from the same pool in a handler. Duplicates of a running event wait in memory, and take one
 //!   connection per process and event.
 //! - **Four round trips** besides the handler's own statements: begin, key, a check that the transaction is

@@ -1,6 +1,7 @@
 //! One run of a transactional handler: key, handler, commit.
 
 use std::future::pending;
+use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::{Connection, PgConnection, PgTransaction};
@@ -9,13 +10,14 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::TransactionalHandler;
 use super::transactions::Transactions;
 use super::turns::Turn;
-use crate::delivery::Delivery;
+use crate::delivery::{Delivery, RawDelivery};
 use crate::error::BoxError;
 use crate::event::Event;
 use crate::execution::attempt;
 use crate::handler::{Handler, HandlerError, HandlerResult};
 use crate::outcome::Outcome;
-use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId, commit};
+use crate::store::postgres::lease::TransactionalLease;
+use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId};
 use crate::store::{BodyDigest, EventKey, KeySpace, StoreError};
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
@@ -45,11 +47,20 @@ impl<H> Transactional<H> {
         let transactions = &self.transactions;
         let key = transactions.key(&delivery);
         let _turn = transactions.turn(key.as_ref()).await?;
+        // Before a connection is held: it may take one for a moment.
+        let lease = transactions.lease(delivery.raw()).await?;
+        let is_from_inbox = delivery.accepted_at().is_some();
 
         let mut connection = transactions.connection().await?;
         let mut transaction = transactions.begin(&mut connection).await?;
         let begun = match transactions.insert(&mut transaction, key.as_ref()).await {
             Ok(begun) => begun,
+            // It was handled before, and a person asked for it again. Its lease is what keeps it from running twice.
+            Err(Outcome::Replayed) if delivery.is_redriven() && lease.is_some() => {
+                transactions.roll_back(transaction).await?;
+                transaction = transactions.begin(&mut connection).await?;
+                transactions.insert(&mut transaction, None).await?
+            }
             Err(outcome @ (Outcome::Replayed | Outcome::InFlight { .. })) => {
                 if transactions.roll_back(transaction).await.is_ok() {
                     connection.give_back();
@@ -65,12 +76,17 @@ impl<H> Transactional<H> {
         let handled = attempt(handling, limit, pending()).await?;
         match &handled {
             Ok(()) => {
-                transactions.commit(transaction, &begun).await?;
+                let lease = lease.as_deref();
+                transactions.commit(transaction, &begun, lease).await?;
                 if connection.is_in_transaction() {
                     return Err(Outcome::failed(CommitError::EndedBefore));
                 }
+                if let Some(lease) = lease {
+                    lease.committed();
+                }
             }
-            Err(error) if error.is_discard() => {
+            // An inbox records it, and its event can be redriven.
+            Err(error) if error.is_discard() && !is_from_inbox => {
                 transactions.roll_back(transaction).await?;
                 transactions.record(&mut connection, key.as_ref()).await?;
             }
@@ -117,6 +133,27 @@ impl Transactions {
             Ok(turn) => Ok(Some(turn)),
             Err(_) => Err(self.in_flight()),
         }
+    }
+
+    /// The lease of the delivery's attempt, if it is one that the run's transaction can end.
+    #[cfg(feature = "inbox")]
+    async fn lease(
+        &self,
+        delivery: &RawDelivery,
+    ) -> Result<Option<Arc<TransactionalLease>>, Outcome> {
+        let Some(lease) = TransactionalLease::of(delivery) else {
+            return Ok(None);
+        };
+        let can_end = self.step(self.store.can_end(&lease)).await?;
+        Ok(can_end.then_some(lease))
+    }
+
+    #[cfg(not(feature = "inbox"))]
+    fn lease(
+        &self,
+        _: &RawDelivery,
+    ) -> impl Future<Output = Result<Option<Arc<TransactionalLease>>, Outcome>> + Send {
+        std::future::ready(Ok(None))
     }
 
     async fn connection(&self) -> Result<HeldConnection, Outcome> {
@@ -184,10 +221,16 @@ impl Transactions {
         self.step(self.store.roll_back(transaction)).await
     }
 
-    async fn commit(&self, transaction: PgTransaction<'_>, begun: &TxId) -> Result<(), Outcome> {
-        let committed = timeout(self.limits.store_timeout, commit(transaction, begun)).await;
-        let error: BoxError = match committed {
+    async fn commit(
+        &self,
+        transaction: PgTransaction<'_>,
+        begun: &TxId,
+        lease: Option<&TransactionalLease>,
+    ) -> Result<(), Outcome> {
+        let commit = self.store.commit(transaction, begun, lease);
+        let error: BoxError = match timeout(self.limits.store_timeout, commit).await {
             Ok(Ok(())) => return Ok(()),
+            Ok(Err(CommitError::LeaseLost)) => return Err(Outcome::LeaseLost),
             Ok(Err(CommitError::Unknown(error))) => error.into(),
             Ok(Err(error)) => return Err(Outcome::failed(error)),
             Err(_) => StoreError::timed_out().into(),

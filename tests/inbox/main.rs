@@ -3,6 +3,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(all(feature = "conformance", feature = "postgres"))]
+mod exactly_once;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;

@@ -41,6 +41,10 @@ impl Database {
         Self { url }
     }
 
+    pub(crate) fn url(&self) -> &str {
+        &self.url
+    }
+
     pub(crate) async fn pool(&self, connections: u32) -> PgPool {
         connect(&self.url, connections).await
     }

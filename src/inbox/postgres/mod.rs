@@ -7,26 +7,26 @@ mod rows;
 mod statements;
 
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow};
-use tokio::time::timeout;
 
-use self::batches::{Batches, Call, Execution, share};
-use self::calls::{Acceptance, End, sort, unsort};
+use self::batches::Batches;
+use self::calls::{Acceptance, End};
 use self::statements::Statements;
 use super::event::{
     EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
+    TakenEvent,
 };
 use super::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::storage::Error;
-use crate::storage::postgres::{self, Pool, Schema, Value, code, column, corrupt, micros};
+use crate::storage::postgres::{Tables, Value, code, column, corrupt, micros};
 use crate::store::postgres::MIGRATIONS;
+use crate::store::postgres::lease::TransactionalLease;
 use crate::store::{OpenError, StoreError};
 
 /// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and
@@ -70,11 +70,18 @@ use crate::store::{OpenError, StoreError};
 /// describes the costs of `synchronous_commit = off`, failovers and standbys. With `off`, an event that was answered
 /// with 200 can be lost, so leave it `on` for the user of this queue.
 ///
-/// **Connections.** Each operation needs one for its moment, and none is held between them. Three or four per
-/// process are plenty; keep them apart from those of handlers that hold connections for long. What the page of the
+/// **Connections.** Each operation needs one for its moment, and none is held between them: at most five per
+/// process, to accept, claim, settle, extend and purge, and three are enough. Handlers that hold connections of the same
+/// pool for long delay deliveries: add one for each of them, thus the worker's `concurrency`, or use separate pools; see
+/// the [page](crate::docs::inbox#transactional-handlers). What the page of the
 /// store says on time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode
 /// `transaction` works, as there is no state in a session, no `LISTEN`, and no advisory lock but the one of the
 /// migration's transaction. So events that other processes accepted are found by asking for them.
+///
+/// **Transactional handlers.** The transaction of a [`TransactionalHandler`](crate::transactional::TransactionalHandler)
+/// whose [`PostgresStore`](crate::store::PostgresStore) is in the same schema of the same database settles its event: both
+/// are one commit. While its commit is under way, other deliveries of the same lane wait for it; the server ends it if the
+/// commit does not follow within 2 s.
 ///
 /// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each
 /// operation begins one of its own, which takes two more round trips.
@@ -105,12 +112,11 @@ use crate::store::{OpenError, StoreError};
 /// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresQueue {
-    pool: Pool,
+    tables: Arc<Tables>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    schema: Schema,
     statements: Statements,
     /// Whether transactions have another isolation level by default than the one that the functions need.
     begins: AtomicBool,
@@ -124,7 +130,7 @@ impl PostgresQueue {
     /// Call [`migrate`](Self::migrate) before the first delivery.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::in_schema(Pool::new(pool), Schema::default())
+        Self::on(Tables::new(pool))
     }
 
     /// Keeps the events in another schema, of any name that PostgreSQL allows: the name is quoted, so upper and lower
@@ -145,19 +151,18 @@ impl PostgresQueue {
     /// [`ConfigError::SchemaName`] when the name is empty, longer than 63 bytes, contains a NUL, or
     /// begins with `pg_`, which PostgreSQL reserves.
     pub fn with_schema(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self::in_schema(self.pool, Schema::new(name.into())?))
+        Ok(Self::on(self.tables.with_schema(name.into())?))
     }
 
-    fn in_schema(pool: Pool, schema: Schema) -> Self {
+    fn on(tables: Tables) -> Self {
         Self {
-            pool,
             shared: Arc::new(Shared {
-                statements: Statements::new(&schema),
-                schema,
+                statements: Statements::new(&tables.schema),
                 begins: AtomicBool::new(false),
                 acceptances: Batches::new(),
                 ends: Batches::new(),
             }),
+            tables: Arc::new(tables),
         }
     }
 
@@ -173,10 +178,7 @@ impl PostgresQueue {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        let (pool, schema) = (self.pool.connections(), &self.shared.schema);
-        postgres::migrate(pool, schema, &MIGRATIONS).await?;
-        self.pool.warn_if_commits_can_be_lost().await;
-        Ok(())
+        Ok(self.tables.migrate(&MIGRATIONS).await?)
     }
 
     /// Executes a statement that calls a function of the schema, and returns its rows.
@@ -188,104 +190,30 @@ impl PostgresQueue {
     async fn try_call(&self, sql: &Arc<str>, values: &[Value]) -> sqlx::Result<Vec<PgRow>> {
         let begins = &self.shared.begins;
         if !begins.load(Ordering::Relaxed) {
-            match self.pool.fetch_all(sql, values).await {
+            match self.tables.pool.fetch_all(sql, values).await {
                 Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
                     begins.store(true, Ordering::Relaxed);
                 }
                 result => return result,
             }
         }
-        self.pool.fetch_committed(sql, values).await
-    }
-
-    /// Executes the statements of calls until none waits.
-    async fn run<C, F>(self, batches: fn(&Shared) -> &Batches<C>, execute: fn(Self, Vec<C>) -> F)
-    where
-        C: Call,
-        F: Future<Output = Vec<Result<C::Return, StoreError>>> + Send + 'static,
-    {
-        let queue = self.clone();
-        let release = move |leases: Vec<EventLease>| {
-            let queue = queue.clone();
-            let released = leases.into_iter().map(|lease| End {
-                lease,
-                settlement: Settlement::Released,
-                next: None,
-            });
-            let released = released.collect();
-            async move {
-                // One that cannot be released is taken again when its lease expires.
-                let _ = timeout(RELEASE_TIMEOUT, queue.settle_all(released)).await;
-            }
-        };
-        let execute = |calls| -> Execution<C::Return> { Box::pin(execute(self.clone(), calls)) };
-        batches(&self.shared).run(execute, release).await;
-    }
-
-    /// Accepts events by one statement.
-    async fn accept_all(self, mut calls: Vec<Acceptance>) -> Vec<Result<Accepted, StoreError>> {
-        let order = sort(&mut calls, |call| call.event.lane.map(|lane| lane.0));
-        let accepted = self.execute(
-            &self.shared.statements.accept,
-            &calls,
-            parameters::accept,
-            rows::accepted,
-        );
-        unsort(accepted.await, &order)
-    }
-
-    /// Ends attempts by one statement.
-    async fn settle_all(self, mut calls: Vec<End>) -> Vec<Result<Settled, StoreError>> {
-        let order = sort(&mut calls, |call| call.lease.place);
-        let settled = self.execute(
-            &self.shared.statements.settle,
-            &calls,
-            parameters::settle,
-            |_, row| rows::settled(row),
-        );
-        unsort(settled.await, &order)
-    }
-
-    /// Executes one statement for several calls, with a row for each.
-    async fn execute<C: Call>(
-        &self,
-        sql: &Arc<str>,
-        calls: &[C],
-        values: fn(&[C]) -> Vec<Value>,
-        returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
-    ) -> Vec<Result<C::Return, StoreError>> {
-        let rows = match self.try_call(sql, &values(calls)).await {
-            // What the server cannot store is not the fault of the others.
-            Err(error) if calls.len() > 1 && is_of_a_value(&error) => {
-                let mut results = Vec::new();
-                for call in calls {
-                    let row = self
-                        .call_one(sql, &values(std::slice::from_ref(call)))
-                        .await;
-                    results.push(row.and_then(|row| Ok(returned(call, &row)?)));
-                }
-                return results;
-            }
-            Err(error) => return share(self.error(error), calls.len()),
-            Ok(rows) => rows,
-        };
-        if rows.len() != calls.len() {
-            let error = corrupt("a statement that did not return a row for each call");
-            return share(error.into(), calls.len());
-        }
-        let results = calls.iter().zip(&rows);
-        results
-            .map(|(call, row)| Ok(returned(call, row)?))
-            .collect()
+        self.tables.pool.fetch_committed(sql, values).await
     }
 
     async fn call_one(&self, sql: &Arc<str>, values: &[Value]) -> Result<PgRow, StoreError> {
         one(self.call(sql, values).await?)
     }
 
+    /// Lets a transactional handler end the attempt itself.
+    fn lend(&self, taken: &mut TakenEvent) {
+        let EventLease { id, fence, place } = taken.lease;
+        let lease = TransactionalLease::new(&self.tables, id.0, fence, place);
+        taken.delivery.lend(Arc::new(lease));
+    }
+
     /// Executes a statement that only reads.
     async fn read(&self, sql: &Arc<str>, values: &[Value]) -> Result<Vec<PgRow>, StoreError> {
-        let rows = self.pool.fetch_all(sql, values).await;
+        let rows = self.tables.pool.fetch_all(sql, values).await;
         rows.map_err(|error| self.error(error))
     }
 
@@ -301,14 +229,14 @@ impl PostgresQueue {
     }
 
     fn error(&self, error: sqlx::Error) -> StoreError {
-        postgres::error(error, &self.shared.schema).into()
+        self.tables.error(error).into()
     }
 }
 
 impl fmt::Debug for PostgresQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresQueue")
-            .field("schema", &self.shared.schema.name())
+            .field("schema", &self.tables.schema.name())
             .finish_non_exhaustive()
     }
 }
@@ -326,7 +254,14 @@ impl Queue for PostgresQueue {
             self.clone()
                 .run(|shared| &shared.acceptances, Self::accept_all)
         };
-        batches.call(call, run).await
+        let mut accepted = batches.call(call, run).await?;
+        if let Accepted::New {
+            taken: Some(taken), ..
+        } = &mut accepted
+        {
+            self.lend(taken);
+        }
+        Ok(accepted)
     }
 
     async fn claim(
@@ -346,8 +281,10 @@ impl Queue for PostgresQueue {
         let mut rows = self.call(&self.shared.statements.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let events = rows.iter().map(|row| {
-            let taken = rows::taken(row, 0)?;
-            taken.ok_or_else(|| corrupt("an event without a number"))
+            let mut taken =
+                rows::taken(row, 0)?.ok_or_else(|| corrupt("an event without a number"))?;
+            self.lend(&mut taken);
+            Ok(taken)
         });
         Ok(Claims {
             events: events.collect::<Result<_, Error>>()?,
@@ -389,11 +326,15 @@ impl Queue for PostgresQueue {
             next: next.cloned(),
         };
         let run = || self.clone().run(|shared| &shared.ends, Self::settle_all);
-        self.shared.ends.call(call, run).await
+        let mut settled = self.shared.ends.call(call, run).await?;
+        if let Settled::Ended(Some(next)) = &mut settled {
+            self.lend(next);
+        }
+        Ok(settled)
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
-        let (sql, values) = Statements::list(&self.shared.schema, filter, page);
+        let (sql, values) = Statements::list(&self.tables.schema, filter, page);
         let rows = self.read(&sql, &values).await?;
         Ok(rows.iter().map(rows::summary).collect::<Result<_, _>>()?)
     }
@@ -471,22 +412,11 @@ impl Queue for PostgresQueue {
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        let values = [Value::Text(self.shared.schema.table("events"))];
+        let values = [Value::Text(self.tables.schema.table("events"))];
         let row = one(self.read(&self.shared.statements.size, &values).await?)?;
         Ok(column::<i64>(&row, 0)?.unsigned_abs())
     }
 }
-
-/// Whether the server refused a value, and would take the others.
-fn is_of_a_value(error: &sqlx::Error) -> bool {
-    let code = code(error).unwrap_or_default();
-    ["22", "23", "54"]
-        .iter()
-        .any(|class| code.starts_with(class))
-}
-
-/// How long it may take to release an event that nobody waits for.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What the functions fail with where transactions are repeatable reads or serializable by default.
 const NOT_READ_COMMITTED: &str = "TW001";

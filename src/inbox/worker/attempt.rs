@@ -1,6 +1,6 @@
 //! One attempt to handle an event, and how it is settled.
 
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -128,17 +128,31 @@ impl<Q: Queue> Pool<Q> {
             // The task that extends leases was woken on this thread. Behind a handler that blocks, it would be late.
             yield_now().await;
         }
+        let lease = event.delivery.lease();
         let outcome = match event.crashes >= self.rules.max_crashes {
             true => Err(Cut::Crashed),
             false => {
                 let work = call(service, event.delivery.clone());
-                let attempted = attempt(work, limits.handler_timeout, held.ended()).await;
+                let ended = async {
+                    held.ended().await;
+                    // Its handler is ending the attempt, and learns itself whether the lease was lost.
+                    if lease.as_ref().is_some_and(|lease| lease.is_settling()) {
+                        pending::<()>().await;
+                    }
+                };
+                let attempted = attempt(work, limits.handler_timeout, ended).await;
                 match (attempted, held.end()) {
                     (Ok(outcome), _) => Ok(outcome),
                     (Err(Outcome::LeaseLost), Some(End::Interrupted)) => Err(Cut::Interrupted),
                     (Err(outcome), _) => Ok(outcome),
                 }
             }
+        };
+        let is_settled = lease.as_ref().is_some_and(|lease| lease.is_settled());
+        let outcome = match outcome {
+            Ok(Outcome::Handled) => outcome,
+            _ if is_settled => Ok(self.settled_by_handler(&outcome)),
+            _ => outcome,
         };
         let settlement = self.settlement(&event, &outcome, is_probe);
         span.finish(match &outcome {
@@ -147,16 +161,30 @@ impl<Q: Queue> Pool<Q> {
             Err(Cut::Interrupted) => "interrupted",
         });
         match settlement {
-            Some(settlement) => {
+            Some(settlement) if !is_settled => {
                 let take = takes_next.then(|| self.take());
-                self.settle(&held, &settlement, take.as_deref()).await
+                let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
+                self.settle(&held, &settlement, take.as_deref(), may_be_settled)
+                    .await
             }
-            None => {
-                // It may be taken again, or its lane's next event.
+            _ => {
+                // The event, or the next one of its lane, waits for a claim.
                 self.shared.workers.wake();
                 None
             }
         }
+    }
+
+    /// The outcome of an attempt whose handler has settled the event in its transaction.
+    fn settled_by_handler(&self, outcome: &Result<Outcome, Cut>) -> Outcome {
+        if let Ok(outcome) = outcome {
+            tracing::error!(
+                %outcome,
+                "the event is settled as handled, as the transaction of a handler was committed: the outcome of the \
+                 service around it has no effect"
+            );
+        }
+        Outcome::Handled
     }
 
     /// Decides how an attempt is settled. `None` if its lease was lost.
@@ -221,8 +249,8 @@ impl<Q: Queue> Pool<Q> {
             }
             Outcome::LeaseLost => {
                 tracing::error!(
-                    "the lease on the event was lost and the handler was dropped: the queue was unavailable for longer \
-                     than the lease, or the event was discarded"
+                    "the lease on the event was lost, and the handler was dropped or its transaction rolled back: the \
+                     queue was unavailable for longer than the lease, or the event was discarded"
                 );
                 return None;
             }
@@ -323,6 +351,7 @@ impl<Q: Queue> Pool<Q> {
         held: &HeldLease<'_>,
         settlement: &Settlement,
         next: Option<&Take>,
+        may_be_settled: bool,
     ) -> Option<Attempt> {
         let limits = &self.settings.limits;
         // Longer than that of a delivery, which has a sender who waits.
@@ -349,6 +378,14 @@ impl<Q: Queue> Pool<Q> {
                         asked,
                         probe: None,
                     });
+                }
+                Ok(Ok(Settled::Lost)) if may_be_settled => {
+                    tracing::info!(
+                        "the transaction of the attempt was committed after all, or its lease had been lost: the event is \
+                         tried again only if it is not settled"
+                    );
+                    self.ask_now();
+                    return None;
                 }
                 Ok(Ok(Settled::Lost)) => {
                     // The first try may have ended the attempt, without an answer.

@@ -1,5 +1,6 @@
 //! The Postgres store, on sqlx.
 
+pub(crate) mod lease;
 mod schema;
 mod statements;
 pub(crate) mod transaction;
@@ -21,7 +22,7 @@ use super::{Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Sto
 use crate::config::ConfigError;
 use crate::error::Chain;
 use crate::storage::Error;
-use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt, micros};
+use crate::storage::postgres::{Tables, Uuid, Value, column, corrupt, micros};
 
 /// Remembers keys in PostgreSQL, on your application's own pool of connections: for several machines
 /// that share their keys, or where you already run PostgreSQL.
@@ -108,12 +109,11 @@ use crate::storage::postgres::{self, Pool, Schema, Uuid, Value, column, corrupt,
 /// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresStore {
-    pool: Pool,
+    tables: Arc<Tables>,
     shared: Arc<Shared>,
 }
 
 struct Shared {
-    schema: Schema,
     statements: Statements,
     /// How many keys were claimed here.
     claims: AtomicU64,
@@ -127,7 +127,7 @@ impl PostgresStore {
     /// Call [`migrate`](Self::migrate) before the first delivery.
     #[must_use]
     pub fn new(pool: PgPool) -> Self {
-        Self::in_schema(Pool::new(pool), Schema::default())
+        Self::on(Tables::new(pool))
     }
 
     /// Keeps the keys in another schema, of any name that PostgreSQL allows: it is quoted, so upper
@@ -148,18 +148,17 @@ impl PostgresStore {
     /// [`ConfigError::SchemaName`] when the name is empty, longer than 63 bytes, contains a NUL, or
     /// begins with `pg_`, which PostgreSQL reserves.
     pub fn with_schema(self, name: impl Into<String>) -> Result<Self, ConfigError> {
-        Ok(Self::in_schema(self.pool, Schema::new(name.into())?))
+        Ok(Self::on(self.tables.with_schema(name.into())?))
     }
 
-    fn in_schema(pool: Pool, schema: Schema) -> Self {
+    fn on(tables: Tables) -> Self {
         Self {
-            pool,
             shared: Arc::new(Shared {
-                statements: Statements::new(&schema),
-                schema,
+                statements: Statements::new(&tables.schema),
                 claims: AtomicU64::new(0),
                 page: Mutex::new(ANYWHERE),
             }),
+            tables: Arc::new(tables),
         }
     }
 
@@ -179,10 +178,7 @@ impl PostgresStore {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        let (pool, schema) = (self.pool.connections(), &self.shared.schema);
-        postgres::migrate(pool, schema, &MIGRATIONS).await?;
-        self.pool.warn_if_commits_can_be_lost().await;
-        Ok(())
+        Ok(self.tables.migrate(&MIGRATIONS).await?)
     }
 
     /// Deletes all expired rows, in small steps, and returns their number.
@@ -217,7 +213,7 @@ impl PostgresStore {
     /// ended.
     async fn purge_step(&self, page: i64) -> Result<Purged, StoreError> {
         let values = [
-            Value::Text(self.shared.schema.table("keys")),
+            Value::Text(self.tables.schema.table("keys")),
             Value::Number(page),
             Value::Number(PAGES_PER_STEP),
         ];
@@ -258,7 +254,7 @@ impl PostgresStore {
     }
 
     async fn fetch(&self, sql: &Arc<str>, values: &[Value]) -> Result<Option<PgRow>, StoreError> {
-        let row = self.pool.fetch(sql, values).await;
+        let row = self.tables.pool.fetch(sql, values).await;
         row.map_err(|error| self.error(error))
     }
 
@@ -279,14 +275,14 @@ impl PostgresStore {
     }
 
     fn error(&self, error: sqlx::Error) -> StoreError {
-        postgres::error(error, &self.shared.schema).into()
+        self.tables.error(error).into()
     }
 }
 
 impl fmt::Debug for PostgresStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("PostgresStore")
-            .field("schema", &self.shared.schema.name())
+            .field("schema", &self.tables.schema.name())
             .finish_non_exhaustive()
     }
 }

@@ -14,6 +14,7 @@ pub(super) struct Statements {
     pub(super) insert: Arc<str>,
     pub(super) number: Arc<str>,
     pub(super) same_body: Arc<str>,
+    pub(super) end_attempt: Arc<str>,
     pub(super) purge: Arc<str>,
 }
 
@@ -130,6 +131,24 @@ impl Statements {
             same_body: sql(
                 "SELECT old_body IS TRUE OR body = $2 FROM {schema}.keys WHERE key = $1",
             ),
+            // `settle` is called in a transaction that is the one of this number, and not elsewhere.
+            end_attempt: sql(&"
+                SELECT
+                    pg_current_xact_id()::text = $1,
+                    CASE WHEN pg_current_xact_id()::text = $1
+                        AND current_setting('transaction_isolation') = 'read committed'
+                    THEN (
+                        SELECT s.o_is_held
+                        FROM {schema}.settle(
+                            $2, $3, $4, 3, 0, NULL, NULL, false, false, false, NULL, NULL, NULL
+                        ) AS s
+                    ) END,
+                    {limit}
+            "
+            .replace(
+                "{limit}",
+                &Self::limit("idle_in_transaction_session_timeout", "$5"),
+            )),
             // The rows are found by where they lie, which takes no index. Those that another transaction has
             // locked are left alone. The page after the last one is the first.
             purge: sql("
@@ -164,20 +183,22 @@ impl Statements {
     /// remains, and zero is no limit.
     fn limits(milliseconds: &str) -> String {
         ["statement_timeout", "idle_in_transaction_session_timeout"]
-            .map(|setting| {
-                format!(
-                    "set_config(
-                        '{setting}',
-                        CASE
-                            WHEN nullif(current_setting('{setting}'), '0')::interval
-                                < ({milliseconds}::text || 'ms')::interval
-                                THEN current_setting('{setting}')
-                            ELSE {milliseconds}::text
-                        END,
-                        true
-                    )"
-                )
-            })
+            .map(|setting| Self::limit(setting, milliseconds))
             .join(", ")
+    }
+
+    fn limit(setting: &str, milliseconds: &str) -> String {
+        format!(
+            "set_config(
+                '{setting}',
+                CASE
+                    WHEN nullif(current_setting('{setting}'), '0')::interval
+                        < ({milliseconds}::text || 'ms')::interval
+                        THEN current_setting('{setting}')
+                    ELSE {milliseconds}::text
+                END,
+                true
+            )"
+        )
     }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_scalar};
 
 use super::PostgresStore;
+use super::lease::TransactionalLease;
 use crate::storage::postgres::{Busy, Uuid, code, column, micros};
 use crate::store::{EventKey, StoreError};
 
@@ -26,7 +27,7 @@ pub(crate) enum Inserted {
 impl PostgresStore {
     /// A connection of the pool's.
     pub(crate) async fn acquire(&self) -> Result<HeldConnection, StoreError> {
-        let connection = self.pool.acquire().await;
+        let connection = self.tables.pool.acquire().await;
         Ok(HeldConnection(Busy::new(
             connection.map_err(|error| self.error(error))?,
         )))
@@ -97,27 +98,32 @@ impl PostgresStore {
             same_body: same_body.unwrap_or(true),
         })
     }
-}
 
-/// Commits a transaction, unless it is not the one that was begun, or one of its statements failed: the
-/// server rolls back instead of committing then, and reports a success.
-///
-/// Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
-/// transaction.
-pub(crate) async fn commit(
-    mut transaction: PgTransaction<'_>,
-    begun: &TxId,
-) -> Result<(), CommitError> {
-    if !transaction.is_in_transaction() {
-        return Err(CommitError::EndedBefore);
+    /// Commits a transaction, unless it is not the one that was begun, or one of its statements failed: the
+    /// server rolls back instead of committing then, and reports a success. With a lease on an event of a queue in the
+    /// same tables, the transaction ends the attempt, and is not committed if the lease was lost.
+    ///
+    /// Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
+    /// transaction.
+    pub(crate) async fn commit(
+        &self,
+        mut transaction: PgTransaction<'_>,
+        begun: &TxId,
+        lease: Option<&TransactionalLease>,
+    ) -> Result<(), CommitError> {
+        if !transaction.is_in_transaction() {
+            return Err(CommitError::EndedBefore);
+        }
+        match lease {
+            Some(lease) => self.end_attempt(&mut transaction, begun, lease).await?,
+            None => match number(&mut transaction).await {
+                Ok(number) if number == *begun => {}
+                Ok(_) => return Err(CommitError::EndedBefore),
+                Err(error) => return Err(CommitError::of_check(error)),
+            },
+        }
+        transaction.commit().await.map_err(CommitError::of_commit)
     }
-    match number(&mut transaction).await {
-        Ok(number) if number == *begun => {}
-        Ok(_) => return Err(CommitError::EndedBefore),
-        Err(error) if code(&error).as_deref() == Some("25P02") => return Err(CommitError::Aborted),
-        Err(error) => return Err(CommitError::Unknown(error)),
-    }
-    transaction.commit().await.map_err(CommitError::Unknown)
 }
 
 /// The reason why a transaction was not committed, or may not have been.
@@ -127,8 +133,36 @@ pub(crate) enum CommitError {
     Aborted,
     /// It had been committed or rolled back by another statement, or a savepoint was left open in it.
     EndedBefore,
+    /// The lease on the event that it handles was lost.
+    LeaseLost,
+    /// The server refused it, and rolled back.
+    Refused(sqlx::Error),
     /// The server did not confirm the commit.
     Unknown(sqlx::Error),
+}
+
+impl CommitError {
+    /// The failure of the statement before the commit.
+    pub(super) fn of_check(error: sqlx::Error) -> Self {
+        match code(&error).as_deref() {
+            Some("25P02") => Self::Aborted,
+            _ => Self::Unknown(error),
+        }
+    }
+
+    /// The failure of the commit itself.
+    fn of_commit(error: sqlx::Error) -> Self {
+        // A constraint or a trigger that is deferred, or a serialization failure.
+        let is_refused = |code: &str| {
+            ["22", "23", "40", "P0"]
+                .iter()
+                .any(|class| code.starts_with(class))
+        };
+        match code(&error).as_deref().is_some_and(is_refused) {
+            true => Self::Refused(error),
+            false => Self::Unknown(error),
+        }
+    }
 }
 
 impl fmt::Display for CommitError {
@@ -142,6 +176,8 @@ impl fmt::Display for CommitError {
                 "the handler ended the transaction that it was given, or dropped a `begin` midway, \
                  or left a savepoint open: the transaction is its caller's to end"
             }
+            Self::LeaseLost => "the lease on the event was lost",
+            Self::Refused(_) => "the server refused the commit, and rolled back",
             Self::Unknown(_) => "the server did not confirm the commit",
         })
     }
@@ -150,15 +186,15 @@ impl fmt::Display for CommitError {
 impl std::error::Error for CommitError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Unknown(error) => Some(error),
-            Self::Aborted | Self::EndedBefore => None,
+            Self::Refused(error) | Self::Unknown(error) => Some(error),
+            Self::Aborted | Self::EndedBefore | Self::LeaseLost => None,
         }
     }
 }
 
 /// The number that the server gave to a transaction.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TxId(String);
+pub(crate) struct TxId(pub(super) String);
 
 /// The number of the current transaction. Fails when one of its statements has failed.
 async fn number(connection: &mut PgConnection) -> sqlx::Result<TxId> {
