@@ -81,6 +81,16 @@ impl HeldLeases {
         }
     }
 
+    /// The time until the first of the leases expires.
+    fn shortest(&self) -> Duration {
+        let now = Instant::now();
+        let all = lock(&self.all);
+        let states = all.values().map(|held| lock(&held.state));
+        let lasting = states.filter(|state| state.end.is_none());
+        let left = lasting.map(|state| state.valid_until.saturating_duration_since(now));
+        left.min().unwrap_or(Duration::MAX)
+    }
+
     /// Interrupts all attempts.
     pub(super) fn interrupt_all(&self) {
         self.is_interrupted.store(true, Ordering::Relaxed);
@@ -157,7 +167,10 @@ pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
         if lock(&pool.leases.all).is_empty() {
             pool.leases.any.notified().await;
         }
-        let pause = if has_failed { lease / 10 } else { lease / 3 };
+        let pause = match has_failed {
+            true => (lease / 10).min(pool.leases.shortest()),
+            false => lease / 3,
+        };
         sleep(pause).await;
         has_failed = extend_all(&pool, lease, has_failed).await;
     }
@@ -178,7 +191,12 @@ async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool)
         return false;
     }
     let leases: Vec<_> = due.iter().map(|held| held.lease).collect();
-    let limit = pool.settings.limits.store_timeout;
+    // An attempt must have ended when another process may take its event.
+    let limit = match had_failed {
+        true => pool.leases.shortest(),
+        false => lease / 3,
+    };
+    let limit = limit.min(pool.settings.limits.store_timeout);
     let extended = match timeout(limit, pool.shared.queue.extend(&leases, lease)).await {
         Ok(extended) => extended,
         Err(_) => Err(StoreError::timed_out()),
