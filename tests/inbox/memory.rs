@@ -3,7 +3,7 @@
 use tower_webhook::inbox::MemoryQueue;
 use tower_webhook::inbox::conformance::{self, Harness};
 
-struct Memory(MemoryQueue);
+pub(crate) struct Memory(pub(crate) MemoryQueue);
 
 impl Harness for Memory {
     type Queue = MemoryQueue;

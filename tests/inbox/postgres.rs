@@ -25,7 +25,7 @@ use crate::support::postgres::PostgresServer;
 
 /// An empty database of a test's own, on a server that the tests of this process share.
 pub(crate) struct Database {
-    url: String,
+    pub(crate) url: String,
 }
 
 static SERVER: LazyLock<PostgresServer> = LazyLock::new(PostgresServer::start);
@@ -97,7 +97,7 @@ async fn connect(url: &str, connections: u32) -> PgPool {
         .unwrap()
 }
 
-async fn execute(pool: &PgPool, sql: &str) {
+pub(crate) async fn execute(pool: &PgPool, sql: &str) {
     sqlx::raw_sql(AssertSqlSafe(sql))
         .execute(pool)
         .await
@@ -255,7 +255,7 @@ async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
 }
 
 /// The schema of version 2, with a key that is done.
-const VERSION_2: &str = "
+pub(crate) const VERSION_2: &str = "
     CREATE SCHEMA tower_webhook;
     CREATE TABLE tower_webhook.migrations (
         version integer PRIMARY KEY,

@@ -24,18 +24,18 @@ use crate::support::program::{Peer, say};
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
 
 /// A file in a directory of its own.
-struct Scratch {
+pub(crate) struct Scratch {
     directory: TempDir,
 }
 
 impl Scratch {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self {
             directory: tempfile::tempdir().unwrap(),
         }
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.directory.path().join("webhooks.db")
     }
 

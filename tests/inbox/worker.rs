@@ -25,36 +25,36 @@ use tower_webhook::{
 use crate::support::delivery::{RequestExt, delivery, secret, send};
 use crate::support::lock;
 
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const MINUTE: Duration = Duration::from_secs(60);
+pub(crate) const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
-fn inbox() -> Inbox<MemoryQueue> {
+pub(crate) fn inbox() -> Inbox<MemoryQueue> {
     Inbox::new(MemoryQueue::new())
 }
 
-fn webhooks(inbox: &Inbox<MemoryQueue>) -> Signature<Accept<MemoryQueue>> {
+pub(crate) fn webhooks<Q: Queue>(inbox: &Inbox<Q>) -> Signature<Accept<Q>> {
     SignatureLayer::new(secret()).layer(inbox.accept())
 }
 
 /// The event `n` of a chat.
-fn event(chat: &str, n: usize) -> Request<Full<Bytes>> {
+pub(crate) fn event(chat: &str, n: usize) -> Request<Full<Bytes>> {
     delivery(format!(r#"{{"id":"{chat}","rating":{n}}}"#)).key(&format!("{chat}-{n}"))
 }
 
 /// A handler that notes what it handles, and fails or waits on request.
 #[derive(Clone, Default)]
-struct Crm {
-    log: Arc<Mutex<Vec<(String, usize)>>>,
+pub(crate) struct Crm {
+    pub(crate) log: Arc<Mutex<Vec<(String, usize)>>>,
     attempts: Arc<AtomicUsize>,
-    most_at_once: Arc<AtomicUsize>,
-    running: Arc<AtomicUsize>,
-    down: Arc<AtomicBool>,
-    takes: Arc<Mutex<Duration>>,
+    pub(crate) most_at_once: Arc<AtomicUsize>,
+    pub(crate) running: Arc<AtomicUsize>,
+    pub(crate) down: Arc<AtomicBool>,
+    pub(crate) takes: Arc<Mutex<Duration>>,
 }
 
 impl Crm {
-    fn router(&self) -> EventRouter {
+    pub(crate) fn router(&self) -> EventRouter {
         let crm = self.clone();
         EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
             let crm = crm.clone();
@@ -80,15 +80,15 @@ impl Crm {
         Ok(())
     }
 
-    fn handled(&self) -> usize {
+    pub(crate) fn handled(&self) -> usize {
         lock(&self.log).len()
     }
 
-    fn attempts(&self) -> usize {
+    pub(crate) fn attempts(&self) -> usize {
         self.attempts.load(Ordering::SeqCst)
     }
 
-    fn order(&self) -> HashMap<String, Vec<usize>> {
+    pub(crate) fn order(&self) -> HashMap<String, Vec<usize>> {
         let mut order: HashMap<_, Vec<_>> = HashMap::new();
         for (chat, n) in &*lock(&self.log) {
             order.entry(chat.clone()).or_default().push(*n);
@@ -106,7 +106,7 @@ impl Drop for Running {
 }
 
 /// Waits until `is_so`, for a month at most: by seconds at first, then by minutes.
-async fn until(is_so: impl Fn() -> bool) {
+pub(crate) async fn until(is_so: impl Fn() -> bool) {
     let seconds = (0..600).map(|_| SECOND);
     for pause in seconds.chain((0..30 * 24 * 60).map(|_| MINUTE)) {
         if is_so() {
@@ -117,7 +117,7 @@ async fn until(is_so: impl Fn() -> bool) {
     panic!("it never became so");
 }
 
-async fn states(inbox: &Inbox<MemoryQueue>) -> Vec<EventState> {
+pub(crate) async fn states(inbox: &Inbox<MemoryQueue>) -> Vec<EventState> {
     let page = Page {
         after: None,
         limit: 1000,

@@ -1,11 +1,16 @@
 //! Lanes: one event at a time, in the order of acceptance.
 
+use std::time::Duration;
+
 use tokio::time::{Instant, sleep};
 
 use super::make::{dead, kind, lane, outage, retry, skip, snooze};
 use super::steps::{Trial, lasted, ok};
 use super::{HELD, Harness, SHORT};
 use crate::inbox::{Change, EventId, EventState, Kinds, Lane, Queue, Settled, Settlement};
+
+/// A delay within which a rule makes several calls, on a busy machine.
+const DELAY: Duration = Duration::from_secs(2);
 
 /// Accepts this many events of a lane.
 pub(super) async fn line<Q: Queue>(trial: &Trial<Q>, lane: Lane, count: usize) -> Vec<EventId> {
@@ -135,7 +140,7 @@ pub async fn skipped_events_return<H: Harness>(harness: &H) {
     // The lane goes on, with `next` and without.
     let first = trial.claims(ids[0], HELD, "the first event").await;
     let began = Instant::now();
-    let second = trial.hands_over(&first, &skip(SHORT), ids[1]).await;
+    let second = trial.hands_over(&first, &skip(DELAY), ids[1]).await;
     trial
         .is(ids[0], EventState::Retrying, "an event that was skipped")
         .await;
@@ -144,7 +149,7 @@ pub async fn skipped_events_return<H: Harness>(harness: &H) {
     let third = other.claims(ids[2], HELD, "the third event").await;
 
     // The first one is due, and waits for the third. Then it comes before the fourth.
-    sleep(2 * SHORT).await;
+    sleep(DELAY + SHORT).await;
     other
         .nothing("the lane is busy, and the event that returns waits for it")
         .await;
@@ -163,7 +168,7 @@ pub async fn skipped_events_return<H: Harness>(harness: &H) {
 
     // Behind it, nobody overtakes: not while it is retried, nor when somebody meddles with the line.
     trial
-        .hands_nothing_over(&first, &retry(SHORT), "the lane waits")
+        .hands_nothing_over(&first, &retry(DELAY), "the lane waits")
         .await;
     trial.nothing("the lane waits").await;
     let first = trial.claims(ids[0], HELD, "the event that returned").await;
@@ -208,9 +213,9 @@ pub async fn skipped_events_return<H: Harness>(harness: &H) {
             "an event that returned to an empty lane",
         )
         .await;
-    other.settle(&joins, &skip(SHORT)).await;
+    other.settle(&joins, &skip(DELAY)).await;
     let taken = trial.taken(trial.in_lane(lane), HELD).await;
-    sleep(2 * SHORT).await;
+    sleep(DELAY + SHORT).await;
     other.nothing("the lane is busy").await;
     trial.settle(&taken, &retry(HELD)).await;
     let joins = other
