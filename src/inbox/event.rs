@@ -318,7 +318,7 @@ pub struct EventRecord {
     /// The body as it was received. `None` after it was deleted.
     pub body: Option<Bytes>,
     /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
-    /// keep only the latest ones.
+    /// keep only the latest ones: those of this crate keep 100.
     pub failures: Vec<PastFailure>,
 }
 

@@ -264,8 +264,8 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Sets a function that returns the id of an event's chat, for kinds that this crate does not know. Without such a
-    /// function, or if it returns `None`, the event has a lane of its own. The function is called before the event is
-    /// stored, so it should be fast.
+    /// function, or if it returns `None` or panics, the event has a lane of its own. The function is called before the
+    /// event is stored, so it should be fast.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -351,8 +351,9 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
-    /// [discarded](Self::discard). The texts of their failures are deleted, too. The keys, kinds and times of the events, and the id of
-    /// the chat, stay for the retention. See [personal data](crate::docs::inbox#personal-data).
+    /// [discarded](Self::discard). The texts of their failures are deleted, too. The keys, kinds and times of the
+    /// events, and the id of the chat, are kept for the retention. Events whose chat is unknown are not found. See
+    /// [personal data](crate::docs::inbox#personal-data).
     ///
     /// # Errors
     ///

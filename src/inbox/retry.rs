@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Decides when an event is tried again after a failure, and when it becomes a dead letter.
 ///
 /// By default, the delay doubles with each failure from 5 seconds to 1 hour, and the event becomes a dead letter when
-/// it fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random. Attempts
-/// that [do not count](crate::docs::inbox#when-an-attempt-fails) neither lengthen the delay nor end the retries.
+/// it fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random. Failures
+/// that [do not count](crate::docs::inbox#when-an-attempt-fails) do not make it a dead letter.
 ///
 /// ```
 /// use std::time::Duration;

@@ -216,7 +216,8 @@ pub async fn size_grows<H: Harness>(harness: &H) {
     }
 }
 
-/// Forgetting a chat also deletes the failures of events whose bodies were purged before, as their texts may quote them.
+/// Forgetting a chat also deletes the failures of events whose bodies were purged before, as their texts may quote
+/// them.
 ///
 /// # Panics
 ///
