@@ -124,11 +124,11 @@
 //!
 //! # In an inbox
 //!
-//! A worker of an [inbox](crate::docs::inbox#transactional-handlers) runs transactional handlers like any others. If its
-//! queue is a `PostgresQueue` on the same tables, that is, in the same database and schema, the transaction also settles
-//! the event: it is handled exactly if the writes are committed. The server refuses that to a run whose lease was lost,
-//! and everything is rolled back. A redriven event runs again, although its key is known. With another queue, the worker
-//! settles the event after the commit, and the key keeps the writes from happening twice.
+//! A worker of an [inbox](crate::docs::inbox#transactional-handlers) runs transactional handlers like any others. If
+//! its queue is a `PostgresQueue` on the same tables, that is, in the same database and schema, the transaction also
+//! settles the event: it is handled if and only if the writes are committed. If the lease of a run was lost, the server
+//! refuses the settlement, and everything is rolled back. A redriven event runs again, although its key is known. With
+//! another queue, the worker settles the event after the commit, and the key keeps the writes from happening twice.
 //!
 //! # Writing handlers
 //!
@@ -146,11 +146,11 @@
 //!
 //! # Costs
 //!
-//! - **One connection per running handler**, from before its first statement until after the commit. Size the
-//!   pool for the number of handlers that are to run at once, and for the
+//! - **One connection per running handler**, from before its first statement until after the commit. Size the pool for
+//!   the number of handlers that are to run at once, and for the
 //!   [queue of an inbox](crate::docs::inbox#transactional-handlers) if it shares the pool: a delivery that gets no
-//!   connection within 10 s is answered with 503. So do slow work that needs no database elsewhere, and never take a second
-//!   connection from the same pool in a handler. Duplicates of a running event wait in memory, and take one
+//!   connection within 10 s is answered with 503. So do slow work that needs no database elsewhere, and never take a
+//!   second connection from the same pool in a handler. Duplicates of a running event wait in memory, and take one
 //!   connection per process and event.
 //! - **Four round trips** besides the handler's own statements: begin, key, a check that the transaction is
 //!   still intact, commit. sqlx adds one to test each connection before use, which

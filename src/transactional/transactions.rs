@@ -24,8 +24,8 @@ impl Transactions {
     /// Keeps the keys in the table of `store`, and takes connections from its pool: one for each
     /// event that is being handled.
     ///
-    /// In a worker of an [inbox](crate::docs::inbox#transactional-handlers), these are at most its `concurrency`. If the
-    /// queue shares the pool, it needs five more.
+    /// In a worker of an [inbox](crate::docs::inbox#transactional-handlers), these are at most its `concurrency`. If
+    /// the queue shares the pool, it needs five more.
     pub fn new(store: PostgresStore) -> Self {
         Self {
             store,

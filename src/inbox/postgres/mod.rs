@@ -70,21 +70,23 @@ use crate::store::{OpenError, StoreError};
 /// describes the costs of `synchronous_commit = off`, failovers and standbys. With `off`, an event that was answered
 /// with 200 can be lost, so leave it `on` for the user of this queue.
 ///
-/// **Connections.** Each operation needs one for its moment, and none is held between them: at most five per
-/// process, to accept, claim, settle, extend and purge, and three are enough. Handlers that hold connections of the same
-/// pool for long delay deliveries: add one for each of them, thus the worker's `concurrency`, or use separate pools; see
-/// the [page](crate::docs::inbox#transactional-handlers). What the page of the
-/// store says on time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode
-/// `transaction` works, as there is no state in a session, no `LISTEN`, and no advisory lock but the one of the
-/// migration's transaction. So events that other processes accepted are found by asking for them.
+/// **Connections.** Each operation needs a connection while it runs, and none is held between operations: a process
+/// needs at most five, to accept, claim, settle, extend and purge, and three are enough. Handlers that hold connections
+/// of the same pool for long delay deliveries: add one connection for each of them, up to the worker's `concurrency`,
+/// or use separate pools; see [the page on the inbox](crate::docs::inbox#transactional-handlers). The notes of
+/// [`PostgresStore`](crate::store::PostgresStore) on time limits, `client_connection_check_interval`, TLS and
+/// **PgBouncer** apply here, too: the mode `transaction` works, because there is no state in a session, no `LISTEN`,
+/// and no advisory lock except in the migration's transaction. So a worker polls for events that other processes
+/// accepted.
 ///
-/// **Transactional handlers.** The transaction of a [`TransactionalHandler`](crate::transactional::TransactionalHandler)
-/// whose [`PostgresStore`](crate::store::PostgresStore) is in the same schema of the same database settles its event: both
-/// are one commit. While its commit is under way, other deliveries of the same lane wait for it; the server ends it if the
-/// commit does not follow within 2 s.
+/// **Transactional handlers.** The transaction of a
+/// [`TransactionalHandler`](crate::transactional::TransactionalHandler) whose
+/// [`PostgresStore`](crate::store::PostgresStore) is in the same schema of the same database settles its event: both
+/// are one commit. Between the settlement and the commit, other deliveries of the same lane wait; the server ends the
+/// transaction if the commit does not follow within 2 s.
 ///
-/// **Isolation.** The functions need `read committed`. Where transactions have another level by default, each
-/// operation begins one of its own, which takes two more round trips.
+/// **Isolation.** The functions need `read committed`. If transactions have another level by default, each operation
+/// begins a transaction of its own, which takes two more round trips.
 ///
 /// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 25, a waiting event takes 1.1 KB on disk, and a
 /// handled event whose body was deleted takes 425 bytes, key and all indexes included (measured with 20,000 events).

@@ -52,8 +52,8 @@ impl Tables {
         error(cause, &self.schema)
     }
 
-    /// Whether these are the same tables of the same database, and a transaction of either pool may call the functions of
-    /// the inbox. It is looked up once, with a connection for the moment.
+    /// Whether these are the same tables of the same database, and a transaction of either pool may call the functions
+    /// of the inbox. It is looked up once, with a connection for the moment.
     #[cfg(feature = "inbox")]
     pub(crate) async fn are_those_of(&self, other: &Self) -> Result<bool, Error> {
         let (one, other) = (self.identity().await?, other.identity().await?);
