@@ -734,3 +734,34 @@ async fn event_whose_caller_gave_up_is_released() {
     let taken = claimed.await.expect("it is due before its lease ends");
     assert_eq!(taken.crashes, 0);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_a_claim_whose_caller_gave_up_are_released() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    for lane in 0..3 {
+        queue.accept(event(None, Some(lane)), None).await.unwrap();
+    }
+    let mut busy = pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
+        .execute(&mut *busy)
+        .await
+        .unwrap();
+    let take = take();
+    let claim = queue.claim(&take, 3, 0);
+    timeout(Duration::from_millis(500), claim)
+        .await
+        .unwrap_err();
+    busy.rollback().await.unwrap();
+
+    let mut taken = Vec::new();
+    let claimed = timeout(LEASE / 2, async {
+        while taken.len() < 3 {
+            taken.extend(queue.claim(&take, 3, 0).await.unwrap().events);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    claimed.await.expect("they are due before their leases end");
+    assert!(taken.iter().all(|taken| taken.crashes == 0));
+}

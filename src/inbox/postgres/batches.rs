@@ -21,7 +21,7 @@ use crate::store::{StoreError, StoreErrorKind};
 const LARGEST: usize = 64;
 
 /// How long a statement may take whose callers have all given up. Its connection is closed then.
-const GRACE: Duration = Duration::from_secs(5);
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// A statement that is executed for several calls, with a result for each.
 pub(super) type Execution<R> = Pin<Box<dyn Future<Output = Vec<Result<R, StoreError>>> + Send>>;

@@ -57,21 +57,20 @@ impl PostgresQueue {
         F: Future<Output = Vec<Result<C::Return, StoreError>>> + Send + 'static,
     {
         let queue = self.clone();
-        let release = move |leases: Vec<EventLease>| {
-            let queue = queue.clone();
-            let released = leases.into_iter().map(|lease| End {
-                lease,
-                settlement: Settlement::Released,
-                next: None,
-            });
-            let released = released.collect();
-            async move {
-                // One that cannot be released is taken again when its lease expires.
-                let _ = timeout(RELEASE_TIMEOUT, queue.settle_all(released)).await;
-            }
-        };
+        let release = move |leases| queue.clone().release(leases);
         let execute = |calls| -> Execution<C::Return> { Box::pin(execute(self.clone(), calls)) };
         batches(&self.shared).run(execute, release).await;
+    }
+
+    /// Gives up events that nobody waits for.
+    pub(super) async fn release(self, leases: Vec<EventLease>) {
+        let released = leases.into_iter().map(|lease| End {
+            lease,
+            settlement: Settlement::Released,
+            next: None,
+        });
+        // One that cannot be released is taken again when its lease expires.
+        let _ = timeout(RELEASE_TIMEOUT, self.settle_all(released.collect())).await;
     }
 
     /// Accepts events by one statement.

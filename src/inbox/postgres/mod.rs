@@ -2,6 +2,7 @@
 
 mod batches;
 mod calls;
+mod claiming;
 mod parameters;
 mod rows;
 mod statements;
@@ -12,9 +13,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow};
+use tokio::sync::Semaphore;
 
 use self::batches::Batches;
 use self::calls::{Acceptance, End};
+use self::claiming::Claiming;
 use self::statements::Statements;
 use super::event::{
     EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
@@ -124,6 +127,7 @@ struct Shared {
     begins: AtomicBool,
     acceptances: Batches<Acceptance>,
     ends: Batches<End>,
+    abandoned_claims: Arc<Semaphore>,
 }
 
 impl PostgresQueue {
@@ -163,6 +167,7 @@ impl PostgresQueue {
                 begins: AtomicBool::new(false),
                 acceptances: Batches::new(),
                 ends: Batches::new(),
+                abandoned_claims: Arc::new(Semaphore::new(1)),
             }),
             tables: Arc::new(tables),
         }
@@ -204,6 +209,21 @@ impl PostgresQueue {
 
     async fn call_one(&self, sql: &Arc<str>, values: &[Value]) -> Result<PgRow, StoreError> {
         one(self.call(sql, values).await?)
+    }
+
+    /// The events of a claim. Its last row has none.
+    fn claims(&self, mut rows: Vec<PgRow>) -> Result<Claims, StoreError> {
+        let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
+        let events = rows.iter().map(|row| {
+            let taken = rows::taken(row, 0)?;
+            let mut taken = taken.ok_or_else(|| corrupt("an event without a number"))?;
+            self.lend(&mut taken);
+            Ok(taken)
+        });
+        Ok(Claims {
+            events: events.collect::<Result<_, Error>>()?,
+            next_due: rows::duration(&last, 11)?,
+        })
     }
 
     /// Lets a transactional handler end the attempt itself.
@@ -280,18 +300,12 @@ impl Queue for PostgresQueue {
             parameters::number(limit),
             parameters::number(suspects),
         ];
-        let mut rows = self.call(&self.shared.statements.claim, &values).await?;
-        let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
-        let events = rows.iter().map(|row| {
-            let mut taken =
-                rows::taken(row, 0)?.ok_or_else(|| corrupt("an event without a number"))?;
-            self.lend(&mut taken);
-            Ok(taken)
-        });
-        Ok(Claims {
-            events: events.collect::<Result<_, Error>>()?,
-            next_due: rows::duration(&last, 11)?,
-        })
+        let queue = self.clone();
+        let execution = async move {
+            let rows = queue.call(&queue.shared.statements.claim, &values).await?;
+            queue.claims(rows)
+        };
+        Claiming::new(self, Box::pin(execution)).await
     }
 
     async fn extend(
