@@ -14,6 +14,8 @@ mod postgres;
 mod postgres_model;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod published;
+#[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
+mod rolling;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
 mod worker;

@@ -619,3 +619,56 @@ async fn a_tower_layer_can_stand_around_the_handlers() {
     assert_eq!(crm.most_at_once.load(Ordering::SeqCst), 2);
     worker.drain(SECOND).await.unwrap();
 }
+
+/// Latencies from acceptance to the end of the handler, sorted, of 10,000 chats at three quarters of the capacity.
+async fn latencies(with_poison: bool) -> Vec<Duration> {
+    const CHATS: usize = 10_000;
+
+    let inbox = inbox();
+    let accepted = Arc::new(Mutex::new(HashMap::new()));
+    let latencies = Arc::new(Mutex::new(Vec::new()));
+    let (known, measured) = (Arc::clone(&accepted), Arc::clone(&latencies));
+    let router = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
+        let (known, measured) = (Arc::clone(&known), Arc::clone(&measured));
+        async move {
+            let chat = delivery.payload.id.clone().unwrap();
+            let takes = delivery.payload.rating.unwrap_or_default();
+            sleep(Duration::from_secs_f64(takes / 1000.0)).await;
+            if chat == "poison" {
+                return Err("always".into());
+            }
+            let accepted: Instant = lock(&known)[&chat];
+            lock(&measured).push(accepted.elapsed());
+            Ok(())
+        }
+    });
+    let worker = inbox.worker(router).concurrency(32).spawn();
+    let webhooks = webhooks(&inbox);
+    let mut random = fastrand::Rng::with_seed(4);
+    for n in 0..CHATS {
+        if with_poison && n % 100 == 0 {
+            let body = r#"{"id":"poison","rating":200}"#;
+            let event = delivery(body).key(&format!("poison-{n}"));
+            send(&webhooks, event).await.assert_ok();
+        }
+        let chat = format!("chat-{n}");
+        lock(&accepted).insert(chat.clone(), Instant::now());
+        send(&webhooks, event(&chat, random.usize(50..500)))
+            .await
+            .assert_ok();
+        sleep(Duration::from_millis(random.u64(0..23))).await;
+    }
+    until(|| lock(&latencies).len() == CHATS).await;
+    drop(worker);
+    let mut latencies = lock(&latencies).clone();
+    latencies.sort_unstable();
+    latencies
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_poisoned_chat_among_10_000_delays_no_other() {
+    let (without, with) = (latencies(false).await, latencies(true).await);
+    let p99 = |sorted: &[Duration]| sorted[sorted.len() * 99 / 100];
+    let (without, with) = (p99(&without), p99(&with));
+    assert!(with < without.mul_f64(1.05), "{without:?}, {with:?}");
+}

@@ -1,23 +1,24 @@
-//! Receivers with an inbox are killed, stopped and terminated under load, again and again: every event that was
-//! acknowledged is handled, none is handled again after its settlement was committed, the events of a chat start in the
-//! order of acceptance, and none waits for much longer than a lease.
+//! Receivers with an inbox are killed, stopped and terminated under load, again and again, and so is what they depend on:
+//! the server restarts, connections break, the disk is full. Every event that was acknowledged is handled, none is
+//! handled again after its settlement was committed, the events of a chat start in the order of acceptance, and none
+//! waits for much longer than a lease.
 //!
-//! `KILLS=500` sets the number of kills for each test, which defaults to 12.
+//! `KILLS=500` sets the number of faults for each test, which defaults to 25.
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use sqlx::postgres::PgPoolOptions;
+use sqlx::postgres::{PgPool, PgPoolOptions};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::Secret;
@@ -26,14 +27,16 @@ use tower_webhook::inbox::{
 };
 
 use crate::support::delivery::SECRET;
-use crate::support::postgres::PostgresServer;
-use crate::support::program::{PATIENCE, example, until};
+use crate::support::postgres::{PostgresServer, Stop};
+use crate::support::program::{PATIENCE, example, installed, until};
 
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.
 const SLACK: Duration = Duration::from_secs(10);
 const SENDERS: usize = 8;
 const CHATS: usize = 20;
+/// With more unsettled events, the senders wait.
+const BACKLOG: usize = 30;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_killed_receiver_keeps_its_inbox_with_sqlite() {
@@ -49,7 +52,8 @@ async fn survives_with_sqlite(receivers: usize) {
     let dir = TempDir::new().unwrap();
     let path = dir.path().join("webhooks.db");
     let inbox = Inbox::new(SqliteQueue::open(&path).unwrap());
-    survives(receivers, &format!("sqlite:{}", path.display()), &inbox).await;
+    let url = format!("sqlite:{}", path.display());
+    survives(receivers, &url, &inbox, Storage::File(path)).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,13 +69,83 @@ async fn three_killed_receivers_share_an_inbox_with_postgres() {
 async fn survives_with_postgres(receivers: usize) {
     let server = PostgresServer::start();
     let pool = PgPoolOptions::new().connect_lazy(&server.url()).unwrap();
-    let queue = PostgresQueue::new(pool);
+    let queue = PostgresQueue::new(pool.clone());
     queue.migrate().await.unwrap();
-    survives(receivers, &server.url(), &Inbox::new(queue)).await;
+    let url = server.url();
+    survives(
+        receivers,
+        &url,
+        &Inbox::new(queue),
+        Storage::Server(server, pool),
+    )
+    .await;
 }
 
-async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
-    let kills: usize = std::env::var("KILLS").map_or(12, |kills| kills.parse().unwrap());
+/// What the inbox is stored in, and what happens to it.
+enum Storage {
+    File(PathBuf),
+    Server(PostgresServer, PgPool),
+}
+
+impl Storage {
+    /// Fails, and works again. Meanwhile, deliveries are refused.
+    async fn fail(&mut self, receivers: &[Receiver], sender: &Sender, random: &mut fastrand::Rng) {
+        match self {
+            Self::File(path) => {
+                // No process can write beyond the end of the log, as if the disk were full.
+                let log = path.with_extension("db-wal");
+                let size = fs::metadata(log).unwrap().len();
+                let limit = |limit: &str| {
+                    for receiver in receivers {
+                        let mut prlimit = Command::new("prlimit");
+                        prlimit.args(["--pid", &receiver.child.id().to_string()]);
+                        prlimit.arg(format!("--fsize={limit}"));
+                        let ended = installed(prlimit.status(), "prlimit", "util-linux");
+                        assert!(ended.success());
+                    }
+                };
+                limit(&format!("{size}:unlimited"));
+                sender.is_refused(receivers);
+                sleep(Duration::from_millis(random.u64(100..1500))).await;
+                sender.is_refused(receivers);
+                limit("unlimited:unlimited");
+            }
+            Self::Server(server, pool) => match random.bool() {
+                true => {
+                    server.stop(Stop::Immediate);
+                    sender.is_refused(receivers);
+                    sleep(Duration::from_millis(random.u64(100..1500))).await;
+                    sender.is_refused(receivers);
+                    server.restart();
+                }
+                false => {
+                    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
+                        WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
+                    for _ in 0..3 {
+                        until_ok(async || sqlx::query(cut).execute(&*pool).await).await;
+                        sleep(Duration::from_millis(random.u64(10..200))).await;
+                    }
+                }
+            },
+        }
+        sender.is_accepted(receivers);
+    }
+}
+
+/// Asks again while the connection is broken.
+async fn until_ok<T, E: std::fmt::Debug>(ask: impl AsyncFn() -> Result<T, E>) -> T {
+    let began = Instant::now();
+    loop {
+        match ask().await {
+            Ok(answer) => return answer,
+            Err(error) => assert!(began.elapsed() < PATIENCE, "{error:?}"),
+        }
+        sleep(Duration::from_millis(20)).await;
+    }
+}
+
+async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut storage: Storage) {
+    let kills: usize = std::env::var("KILLS").map_or(25, |kills| kills.parse().unwrap());
     let dir = TempDir::new().unwrap();
     let mut random = fastrand::Rng::new();
     let mut receivers: Vec<_> = (0..count)
@@ -79,6 +153,16 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
         .collect();
     let sender = Arc::new(Sender::default());
     sender.reach(&receivers);
+    let watched = Arc::clone(&sender);
+    let watch = async || {
+        loop {
+            if let Ok(stats) = inbox.stats().await {
+                let unsettled = usize::try_from(stats.unsettled()).unwrap();
+                watched.backlog.store(unsettled, Ordering::SeqCst);
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
     let senders: Vec<_> = (0..SENDERS)
         .map(|number| {
             let sender = Arc::clone(&sender);
@@ -87,66 +171,83 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
         .collect();
 
     let mut violations = Vec::new();
-    let mut deaths: Vec<(u128, u128)> = Vec::new();
+    let mut deaths: Vec<(Duration, Duration)> = Vec::new();
+    // By key, the number of marks when its settlement was known to be committed.
+    let mut settled: HashMap<String, usize> = HashMap::new();
+    let mut storage_failed = 0;
     for number in 0..kills {
-        sleep(Duration::from_millis(random.u64(200..900))).await;
+        let pause = Duration::from_millis(random.u64(200..900));
+        let _ = timeout(pause, watch()).await;
+        for event in all(inbox).await {
+            if event.state == EventState::Handled {
+                settled
+                    .entry(event.key.unwrap().to_string())
+                    .or_insert(usize::MAX);
+            }
+        }
+        let known = marks(&dir).len();
+        for place in settled.values_mut().filter(|place| **place == usize::MAX) {
+            *place = known;
+        }
         let victim = random.usize(..count);
-        match number % 4 {
+        let died = now();
+        match number % 8 {
             0 => {
                 // Longer than a lease: another process takes over, or this one when it goes on.
-                let stopped = now();
                 receivers[victim].signal(Signal::SIGSTOP);
                 sleep(LEASE * 3 / 2).await;
                 receivers[victim].signal(Signal::SIGCONT);
-                deaths.push((stopped, now()));
-                continue;
             }
-            1 => {
+            3 | 6 => {
+                storage.fail(&receivers, &sender, &mut random).await;
+                storage_failed += 1;
+            }
+            1 | 4 => {
                 receivers[victim].signal(Signal::SIGTERM);
-                receivers[victim].wait();
+                receivers[victim].restart(url, &dir);
             }
             _ => {
                 receivers[victim].signal(Signal::SIGKILL);
-                receivers[victim].wait();
+                receivers[victim].restart(url, &dir);
             }
         }
-        let died = now();
-        // Commands outlive their receiver by a moment.
-        sleep(Duration::from_millis(300)).await;
-        let settled: HashSet<String> = all(inbox)
-            .await
-            .into_iter()
-            .filter(|event| event.state == EventState::Handled)
-            .map(|event| event.key.unwrap().to_string())
-            .collect();
-        let marks_before = marks(&dir).len();
-        receivers[victim] = Receiver::start(url, dir.path().into());
         sender.reach(&receivers);
         deaths.push((died, now()));
-        sleep(Duration::from_millis(500)).await;
-        for mark in &marks(&dir)[marks_before..] {
-            if mark.is_start && settled.contains(&mark.key) {
-                violations.push(format!(
-                    "{} was handled again after its settlement",
-                    mark.key
-                ));
-            }
-        }
     }
 
     sender.stop.store(true, Ordering::SeqCst);
     for thread in senders {
         thread.join().unwrap();
     }
-    let finished = timeout(PATIENCE, inbox.finish()).await;
-    let stats = match finished {
-        Ok(stats) => stats.unwrap(),
-        Err(_) => panic!(
-            "events are stuck: {}\n{}",
-            inbox.stats().await.unwrap(),
-            receivers[0].log()
-        ),
+    let finished = async || {
+        let began = Instant::now();
+        loop {
+            let stats = until_ok(async || inbox.stats().await).await;
+            if stats.unsettled() == 0 {
+                return stats;
+            }
+            let log = || receivers[0].log();
+            assert!(
+                began.elapsed() < PATIENCE,
+                "events are stuck: {stats}\n{}",
+                log()
+            );
+            sleep(Duration::from_millis(100)).await;
+        }
     };
+    finished().await;
+    // An event that was in progress at three deaths in a row looks like their cause. A person knows better.
+    let events = all(inbox).await;
+    let is_dead = |event: &&EventSummary| event.state == EventState::Dead;
+    let mut redriven = HashSet::new();
+    for event in events.iter().filter(is_dead) {
+        let record = inbox.get(event.id).await.unwrap().unwrap();
+        let last = record.failures.last().unwrap();
+        assert_eq!(last.failure.outcome, "crashed", "{record:?}");
+        inbox.redrive(event.id).await.unwrap();
+        redriven.insert(event.key.clone().unwrap().to_string());
+    }
+    let stats = finished().await;
     assert!(stats.is_all_handled(), "{stats}");
 
     let marks = marks(&dir);
@@ -155,6 +256,15 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
         .filter(|mark| !mark.is_start)
         .map(|mark| &mark.key)
         .collect();
+    for (place, mark) in marks.iter().enumerate().filter(|(_, mark)| mark.is_start) {
+        if settled.get(&mark.key).is_some_and(|known| *known <= place) {
+            violations.push(format!(
+                "{} was handled again after its settlement",
+                mark.key
+            ));
+        }
+    }
+    violations.append(&mut sender.unexpected.lock().unwrap());
     let acknowledged = sender.acknowledged.lock().unwrap().clone();
     for key in &acknowledged {
         if !ended.contains(key) {
@@ -179,7 +289,8 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
             false => starts.last().map(|(place, _)| *place),
         }
     };
-    for keys in chats.values() {
+    for keys in chats.values_mut() {
+        keys.retain(|key| !redriven.contains(key));
         for pair in keys.windows(2) {
             if place(&pair[0], false) > place(&pair[1], true) {
                 violations.push(format!("{} started before {}", pair[1], pair[0]));
@@ -210,7 +321,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
             {
                 continue;
             }
-            let waited = Duration::from_nanos(later.at.saturating_sub(from) as u64);
+            let waited = later.at.saturating_sub(from);
             longest = longest.max(waited);
             if waited > LEASE + SLACK {
                 violations.push(format!("{key} waited for {waited:?}"));
@@ -218,9 +329,11 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
         }
     }
     println!(
-        "{count} receivers, {kills} kills: {} acknowledged, {} attempts, longest wait {longest:.1?}",
+        "{count} receivers, {kills} faults, {storage_failed} of the storage: {} acknowledged, {} attempts, longest wait \
+         {longest:.1?}, {} dead letters",
         acknowledged.len(),
-        marks.iter().filter(|mark| mark.is_start).count()
+        marks.iter().filter(|mark| mark.is_start).count(),
+        redriven.len()
     );
     assert!(
         acknowledged.len() > 5 * kills,
@@ -234,11 +347,14 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>) {
     );
 }
 
-fn now() -> u128 {
-    SystemTime::now()
-        .duration_since(UNIX_EPOCH)
-        .unwrap()
-        .as_nanos()
+/// The time since the machine started, which a shell can read without another process.
+fn now() -> Duration {
+    let uptime = fs::read_to_string("/proc/uptime").unwrap();
+    time(uptime.split(' ').next().unwrap())
+}
+
+fn time(seconds: &str) -> Duration {
+    Duration::from_secs_f64(seconds.parse().unwrap())
 }
 
 async fn all<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
@@ -247,13 +363,13 @@ async fn all<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
         limit: 1_000_000,
         newest_first: false,
     };
-    inbox.list(&Filter::default(), page).await.unwrap()
+    until_ok(async || inbox.list(&Filter::default(), page).await).await
 }
 
 /// A mark that a handler left.
 #[derive(Debug)]
 struct Mark {
-    at: u128,
+    at: Duration,
     is_start: bool,
     key: String,
 }
@@ -270,7 +386,7 @@ fn marks(dir: &TempDir) -> Vec<Mark> {
             let (at, step, event) = (words.next(), words.next(), words.next());
             let event: serde_json::Value = serde_json::from_str(event.unwrap()).unwrap();
             Mark {
-                at: at.unwrap().parse().unwrap(),
+                at: time(at.unwrap()),
                 is_start: step == Some("start"),
                 key: event["key"].as_str().unwrap().to_owned(),
             }
@@ -300,13 +416,29 @@ impl Receiver {
         // Each mark is one write to the end of the file.
         let marks = marks.display();
         let handler = format!(
-            r#"IFS= read -r line || exit 1
-            printf '%s start %s\n' "$(date +%s%N)" "$line" >> '{marks}'
+            r#"ulimit -S -f unlimited
+            IFS= read -r line || exit 1
+            read -r up _ < /proc/uptime
+            printf '%s start %s\n' "$up" "$line" >> '{marks}'
             sleep 0.02
-            printf '%s end %s\n' "$(date +%s%N)" "$line" >> '{marks}'"#
+            read -r up _ < /proc/uptime
+            printf '%s end %s\n' "$up" "$line" >> '{marks}'"#
         );
         let log = dir.join(format!("log-{number}"));
-        let child = example("receiver")
+        // A write that finds no room is an error, not a signal.
+        let receiver = example("receiver");
+        let mut command = Command::new("sh");
+        command
+            .args(["-c", r#"trap '' XFSZ; exec "$0" "$@""#])
+            .arg(receiver.get_program())
+            .stdin(Stdio::null());
+        for (name, value) in receiver.get_envs() {
+            match value {
+                Some(value) => command.env(name, value),
+                None => command.env_remove(name),
+            };
+        }
+        let child = command
             .args([
                 "--listen",
                 "127.0.0.1:0",
@@ -344,8 +476,10 @@ impl Receiver {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 
-    fn wait(&mut self) {
+    /// Starts another one when this one has ended.
+    fn restart(&mut self, inbox: &str, dir: &TempDir) {
         self.child.wait().unwrap();
+        *self = Self::start(inbox, dir.path().into());
     }
 
     fn log(&self) -> String {
@@ -365,7 +499,11 @@ impl Drop for Receiver {
 struct Sender {
     addresses: Mutex<Vec<SocketAddr>>,
     stop: AtomicBool,
+    /// The number of unsettled events that was last seen.
+    backlog: AtomicUsize,
     acknowledged: Mutex<Vec<String>>,
+    /// Answers that are neither 200 nor 503 with `Retry-After`.
+    unexpected: Mutex<Vec<String>>,
 }
 
 impl Sender {
@@ -375,50 +513,89 @@ impl Sender {
     }
 
     fn work(&self, sender: usize) {
-        let secret = Secret::new(SECRET).unwrap();
         for number in 0.. {
             let key = format!("event-{sender}-{number}");
-            let chat = fastrand::usize(..CHATS);
-            let body = format!(r#"{{"id":"chat-{chat}"}}"#);
-            let head = format!(
-                "POST /webhooks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-service-event: chat-closed\r\n\
-                 idempotency-key: {key}\r\nx-service-hmac-sha256: {}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
-                secret.sign(body.as_bytes()),
-                body.len()
-            );
+            let request = request(&key, fastrand::usize(..CHATS));
             loop {
                 if self.stop.load(Ordering::SeqCst) {
                     return;
                 }
-                if self
-                    .send(&head, &body)
-                    .is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
-                {
-                    self.acknowledged.lock().unwrap().push(key);
-                    break;
+                let address = *fastrand::choice(self.addresses.lock().unwrap().iter()).unwrap();
+                match self.send(address, &request) {
+                    Some(true) => {
+                        self.acknowledged.lock().unwrap().push(key);
+                        break;
+                    }
+                    _ => thread::sleep(Duration::from_millis(50)),
                 }
-                thread::sleep(Duration::from_millis(50));
             }
             // Each event starts a command. With a backlog, those that were interrupted would wait for their turn.
-            thread::sleep(Duration::from_millis(250));
+            thread::sleep(Duration::from_millis(200));
+            while self.backlog.load(Ordering::SeqCst) > BACKLOG && !self.stop.load(Ordering::SeqCst)
+            {
+                thread::sleep(Duration::from_millis(50));
+            }
         }
     }
 
-    fn send(&self, head: &str, body: &str) -> Option<String> {
-        let address = *fastrand::choice(self.addresses.lock().unwrap().iter())?;
-        let limit = Duration::from_secs(1);
+    /// Waits until deliveries are refused.
+    fn is_refused(&self, receivers: &[Receiver]) {
+        self.are_answered(receivers, "503", false);
+    }
+
+    /// Waits until deliveries are accepted again.
+    fn is_accepted(&self, receivers: &[Receiver]) {
+        self.are_answered(receivers, "200", true);
+    }
+
+    fn are_answered(&self, receivers: &[Receiver], status: &str, with: bool) {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        for receiver in receivers {
+            until(&format!("the answer {status}"), || {
+                let key = format!("probe-{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+                let accepted = self.send(receiver.address, &request(&key, CHATS))?;
+                if accepted {
+                    self.acknowledged.lock().unwrap().push(key);
+                }
+                (accepted == with).then_some(())
+            });
+        }
+    }
+
+    /// Whether the delivery was accepted, or refused with 503. `None` without an answer.
+    fn send(&self, address: SocketAddr, request: &str) -> Option<bool> {
+        let limit = Duration::from_secs(3);
         let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
         stream.set_read_timeout(Some(limit)).ok()?;
-        stream.write_all(format!("{head}{body}").as_bytes()).ok()?;
+        stream.write_all(request.as_bytes()).ok()?;
         let mut answer = String::new();
         let began = Instant::now();
-        while !answer.contains("\r\n") && began.elapsed() < limit {
-            let mut chunk = [0; 256];
+        while !answer.contains("\r\n\r\n") && began.elapsed() < limit {
+            let mut chunk = [0; 512];
             match stream.read(&mut chunk).ok()? {
                 0 => break,
                 length => answer.push_str(&String::from_utf8_lossy(&chunk[..length])),
             }
         }
-        Some(answer)
+        let (head, _) = answer.split_once("\r\n\r\n")?;
+        let is_refusal = head.starts_with("HTTP/1.1 503") && head.contains("retry-after: ");
+        match head.starts_with("HTTP/1.1 200") {
+            true => Some(true),
+            false if is_refusal => Some(false),
+            false => {
+                self.unexpected.lock().unwrap().push(answer);
+                None
+            }
+        }
     }
+}
+
+fn request(key: &str, chat: usize) -> String {
+    let body = format!(r#"{{"id":"chat-{chat}"}}"#);
+    format!(
+        "POST /webhooks HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-service-event: chat-closed\r\n\
+         idempotency-key: {key}\r\nx-service-hmac-sha256: {}\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        Secret::new(SECRET).unwrap().sign(body.as_bytes()),
+        body.len()
+    )
 }

@@ -1,0 +1,173 @@
+//! Two versions of a program that know different kinds of events, on one queue.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{sleep, timeout};
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::conformance::Harness;
+use tower_webhook::inbox::{Change, EventState, Filter, Inbox, MemoryQueue, Page, Queue, Stats};
+use tower_webhook::{EventRouter, RawDelivery};
+
+use crate::memory::Memory;
+use crate::postgres::Database;
+use crate::sqlite::Scratch;
+use crate::support::delivery::{RequestExt, delivery, send};
+use crate::support::program::PATIENCE;
+use crate::support::{eventually, lock};
+use crate::worker::{SECOND, webhooks};
+
+const KNOWN: [EventKind; 2] = [EventKind::CHAT_RATED, EventKind::CHAT_ASSIGNED];
+const CHATS: usize = 5;
+
+/// What was handled: the version, the kind, the chat and the number in it.
+#[derive(Clone, Default)]
+struct Log(Arc<Mutex<Vec<(&'static str, EventKind, String, u64)>>>);
+
+impl Log {
+    /// Handlers for everything.
+    fn router(&self, version: &'static str) -> EventRouter {
+        let log = self.clone();
+        EventRouter::new().fallback(move |delivery: RawDelivery| {
+            let body: serde_json::Value = delivery.decode().unwrap();
+            let (chat, number) = (body["id"].as_str().unwrap(), body["number"].as_u64());
+            let kind = delivery.kind().clone();
+            lock(&log.0).push((version, kind, chat.to_owned(), number.unwrap()));
+            async { Ok(()) }
+        })
+    }
+
+    fn len(&self) -> usize {
+        lock(&self.0).len()
+    }
+}
+
+async fn accept<Q: Queue>(inbox: &Inbox<Q>, kind: &EventKind, chat: usize, number: u64) {
+    let body = format!(r#"{{"id":"chat-{chat}","number":{number}}}"#);
+    let key = format!("{chat}-{number}");
+    let event = delivery(body).kind(kind.as_str()).key(&key);
+    send(&webhooks(inbox), event).await.assert_ok();
+}
+
+async fn finished<Q: Queue>(inbox: &Inbox<Q>) -> Stats {
+    timeout(PATIENCE, inbox.finish()).await.unwrap().unwrap()
+}
+
+async fn states<Q: Queue>(inbox: &Inbox<Q>) -> BTreeMap<EventState, usize> {
+    let page = Page {
+        after: None,
+        limit: 10_000,
+        newest_first: false,
+    };
+    let mut states = BTreeMap::new();
+    for event in inbox.list(&Filter::default(), page).await.unwrap() {
+        *states.entry(event.state).or_default() += 1;
+    }
+    states
+}
+
+/// In each chat, kinds that only the newer version handles are between those that both handle.
+async fn deploy<Q: Queue>([older, newer]: [Inbox<Q>; 2]) {
+    let kinds = [KNOWN[0].clone(), EventKind::CHAT_CLOSED, KNOWN[1].clone()];
+    let log = Log::default();
+    let soon = Duration::from_millis(20);
+    let old_worker = older.worker(log.router("old")).only(KNOWN);
+    let old_worker = old_worker.poll_every(soon).spawn();
+    let mut number = 0;
+    accept_all(&older, &kinds, &mut number).await;
+    eventually("the older version works", || log.len() >= CHATS).await;
+    sleep(10 * soon).await;
+    // The other kind waits, and so does what is behind it.
+    assert_eq!(log.len(), CHATS);
+    let waiting = states(&older).await;
+    assert_eq!(waiting[&EventState::Waiting], 2 * CHATS, "{waiting:?}");
+
+    // A third version leaves the new kind alone, and has no handler for it.
+    let third = older.worker(EventRouter::new().reject_unhandled());
+    let third = third.except(KNOWN).except([EventKind::CHAT_CLOSED]).spawn();
+    let new_worker = newer.worker(log.router("new")).poll_every(soon).spawn();
+    for inbox in [&older, &newer, &older, &newer] {
+        accept_all(inbox, &kinds, &mut number).await;
+    }
+    old_worker.drain(10 * SECOND).await.unwrap();
+    accept_all(&older, &kinds, &mut number).await;
+    third.drain(SECOND).await.unwrap();
+    assert!(finished(&newer).await.is_all_handled());
+    new_worker.drain(SECOND).await.unwrap();
+
+    let total = CHATS * usize::try_from(number).unwrap();
+    assert_eq!(
+        states(&newer).await,
+        BTreeMap::from([(EventState::Handled, total)])
+    );
+    let mut chats: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+    for (version, kind, chat, number) in &*lock(&log.0) {
+        assert!(
+            *version == "new" || KNOWN.contains(kind),
+            "{version} {kind}"
+        );
+        chats.entry(chat.clone()).or_default().push(*number);
+    }
+    let in_order: Vec<_> = (0..number).collect();
+    assert!(chats.values().all(|chat| *chat == in_order), "{chats:?}");
+}
+
+/// An event of each kind for each chat, with its number in the chat.
+async fn accept_all<Q: Queue>(inbox: &Inbox<Q>, kinds: &[EventKind], number: &mut u64) {
+    for kind in kinds {
+        for chat in 0..CHATS {
+            accept(inbox, kind, chat, *number).await;
+        }
+        *number += 1;
+    }
+}
+
+async fn processes<H: Harness>(harness: &H) -> [Inbox<H::Queue>; 2] {
+    [harness.open().await, harness.open().await].map(Inbox::new)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_versions_lose_and_ignore_nothing() {
+    let inbox = Inbox::new(MemoryQueue::new());
+    deploy([inbox.clone(), inbox]).await;
+    deploy(processes(&Scratch::new()).await).await;
+    deploy(processes(&Database::create().await).await).await;
+}
+
+/// A version without `only` ignores what it does not know, and the newer one can redrive it.
+async fn ignored<H: Harness>(harness: &H) {
+    let log = Log::default();
+    let inbox = Inbox::new(harness.open().await);
+    let older = inbox.worker(EventRouter::new()).spawn();
+    accept(&inbox, &EventKind::CHAT_CLOSED, 0, 0).await;
+    finished(&inbox).await;
+    older.drain(SECOND).await.unwrap();
+    assert_eq!(
+        states(&inbox).await,
+        BTreeMap::from([(EventState::Ignored, 1)])
+    );
+
+    let newer = inbox.worker(log.router("new")).spawn();
+    let page = Page {
+        after: None,
+        limit: 1,
+        newest_first: false,
+    };
+    let event = &inbox.list(&Filter::default(), page).await.unwrap()[0];
+    assert_eq!(inbox.redrive(event.id).await.unwrap(), Change::Made);
+    finished(&inbox).await;
+    assert_eq!(log.len(), 1);
+    assert_eq!(
+        states(&inbox).await,
+        BTreeMap::from([(EventState::Handled, 1)])
+    );
+    newer.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ignored_events_are_not_lost() {
+    ignored(&Memory(MemoryQueue::new())).await;
+    ignored(&Scratch::new()).await;
+    ignored(&Database::create().await).await;
+}
