@@ -765,3 +765,30 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
     claimed.await.expect("they are due before their leases end");
     assert!(taken.iter().all(|taken| taken.crashes == 0));
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_hangs_does_not_stop_the_others() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    accept(&queue, event(None, Some(1))).await;
+    let other = database.pool(1).await;
+    let mut transaction = other.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+
+    let hanging = tokio::spawn({
+        let queue = queue.clone();
+        async move { accept(&queue, event(None, Some(1))).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let next = accept(&queue, event(None, Some(2)));
+    let limit = Duration::from_secs(4); // Without a second statement, it would wait until the other one ends.
+    timeout(limit, next).await.expect("it waits for the other");
+    assert!(!hanging.is_finished());
+
+    transaction.rollback().await.unwrap();
+    let (id, _) = hanging.await.unwrap();
+    assert!(queue.get(id).await.unwrap().is_some());
+}

@@ -12,14 +12,14 @@ use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use tower::Layer;
-use tower_webhook::event::{ChatRated, EventKind};
+use tower_webhook::event::{ChatClosed, ChatRated, EventKind};
 use tower_webhook::inbox::{
     Accept, Accepted, Change, EventId, EventState, Filter, Inbox, Kinds, Lane, MemoryQueue,
     NewEvent, OnFailure, Page, Queue, Settled, Settlement, Take, WorkerHandle,
 };
 use tower_webhook::signature::Signature;
 use tower_webhook::{
-    Delivery, EventRouter, HandlerError, HandlerResult, RawDelivery, SignatureLayer,
+    Delivery, EventRouter, HandlerError, HandlerResult, Outcome, RawDelivery, SignatureLayer,
 };
 
 use crate::support::delivery::{RequestExt, delivery, secret, send};
@@ -671,4 +671,199 @@ async fn one_poisoned_chat_among_10_000_delays_no_other() {
     let p99 = |sorted: &[Duration]| sorted[sorted.len() * 99 / 100];
     let (without, with) = (p99(&without), p99(&with));
     assert!(with < without.mul_f64(1.05), "{without:?}, {with:?}");
+}
+
+/// An event that was taken once and never ended, so that it is a suspect now.
+async fn crashed(inbox: &Inbox<MemoryQueue>, kind: EventKind, lane: i64, crashes: u32) -> EventId {
+    let take = Take {
+        lease: SECOND,
+        kinds: Kinds::only([kind.clone()]),
+    };
+    let event = NewEvent {
+        delivery: RawDelivery::new(kind, format!(r#"{{"id":"{lane}","rating":1}}"#)),
+        key: None,
+        guard: None,
+        chat: None,
+        lane: Some(Lane(lane)),
+        retain: DAY,
+        dead: None,
+    };
+    let queue = inbox.queue();
+    let Accepted::New { id, taken } = queue.accept(event, Some(&take)).await.unwrap() else {
+        panic!("a new event");
+    };
+    assert!(taken.is_some());
+    for _ in 1..crashes {
+        sleep(SECOND).await;
+        let claims = queue.claim(&take, 1, 1).await.unwrap();
+        assert_eq!(claims.events[0].lease.id, id);
+    }
+    sleep(SECOND).await;
+    id
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_endless_snooze_delays_no_suspect() {
+    let inbox = inbox();
+    let first = crashed(&inbox, EventKind::CHAT_RATED, 1, 1).await;
+    let second = crashed(&inbox, EventKind::CHAT_RATED, 2, 1).await;
+    let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
+        match delivery.payload.id.as_deref() {
+            Some("1") => Err(HandlerError::snooze(Duration::MAX)),
+            _ => Ok(()),
+        }
+    });
+    let worker = inbox.worker(events).spawn();
+    sleep(MINUTE).await;
+    let state = async |id| inbox.get(id).await.unwrap().unwrap().summary.state;
+    assert!(state(first).await.is_unsettled());
+    assert_eq!(state(second).await, EventState::Handled);
+    drop(worker);
+}
+
+/// An error that cannot be displayed.
+#[derive(Debug)]
+struct Unspeakable;
+
+impl std::fmt::Display for Unspeakable {
+    fn fmt(&self, _: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        panic!("it cannot be displayed");
+    }
+}
+
+impl std::error::Error for Unspeakable {}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_that_panics_when_displayed_is_a_failure() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    let events =
+        EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Err(Unspeakable.into()));
+    let worker = inbox.worker(events).spawn();
+    sleep(SECOND).await;
+    let record = inbox.get(EventId(1)).await.unwrap().unwrap();
+    assert_eq!(record.summary.state, EventState::Retrying);
+    assert_eq!(record.summary.failures, 1);
+    assert_eq!(record.failures.len(), 1);
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_probe_of_an_event_that_crashed_too_often_ends() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    let webhooks = webhooks(&inbox);
+    crm.down.store(true, Ordering::SeqCst);
+    let worker = inbox.worker(crm.router()).trip_after(2).spawn();
+    for chat in ["a", "b", "c"] {
+        send(&webhooks, event(chat, 1)).await.assert_ok();
+    }
+    sleep(Duration::from_millis(500)).await;
+    // The kind is tripped, and what crashes comes first.
+    let dead = crashed(&inbox, EventKind::CHAT_RATED, 9, 3).await;
+    until(|| crm.attempts() > 4).await;
+    sleep(10 * MINUTE).await;
+    let record = inbox.get(dead).await.unwrap().unwrap();
+    assert_eq!(record.summary.state, EventState::Dead);
+
+    crm.down.store(false, Ordering::SeqCst);
+    until(|| crm.handled() == 3).await;
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_that_do_not_count_come_back_ever_less_often() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    let attempts = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&attempts);
+    let busy = tower::service_fn(move |_: RawDelivery| {
+        count.fetch_add(1, Ordering::SeqCst);
+        async {
+            Ok::<_, std::convert::Infallible>(Outcome::InFlight {
+                remaining: Duration::ZERO,
+            })
+        }
+    });
+    let worker = inbox.worker(busy).spawn();
+    sleep(7 * DAY).await;
+    let attempts = attempts.load(Ordering::SeqCst);
+    assert!(
+        (150..400).contains(&attempts),
+        "{attempts} attempts in a week"
+    );
+    let record = inbox.get(EventId(1)).await.unwrap().unwrap();
+    assert_eq!(record.summary.state, EventState::Retrying);
+    assert_eq!(record.summary.failures, 0);
+    assert_eq!(
+        record.failures.len(),
+        100,
+        "of all failures, the last ones are kept"
+    );
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_function_that_finds_no_chat_but_panics_costs_no_event() {
+    let inbox = inbox().chat_by(|_| panic!("no chat"));
+    let webhooks = webhooks(&inbox);
+    let ticket = delivery(r#"{"ticket":1}"#).kind("ticket-created").key("1");
+    send(&webhooks, ticket).await.assert_ok();
+    let record = inbox.get(EventId(1)).await.unwrap().unwrap();
+    assert_eq!(record.summary.chat, None);
+    assert_eq!(record.summary.state, EventState::Waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_of_other_kinds_are_woken_within_a_chat() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    let webhooks = webhooks(&inbox);
+    let closed = EventRouter::new().on::<ChatClosed>(async |_: Delivery<ChatClosed>| Ok(()));
+    let one = inbox.worker(closed).only([EventKind::CHAT_CLOSED]).spawn();
+    let other = inbox
+        .worker(crm.router())
+        .only([EventKind::CHAT_RATED])
+        .spawn();
+    let first = delivery(r#"{"id":"a"}"#).kind("chat-closed").key("closed");
+    for request in [first, event("a", 1)] {
+        send(&webhooks, request).await.assert_ok();
+    }
+    until(|| crm.handled() == 1).await;
+    drop((one, other));
+}
+
+#[tokio::test(start_paused = true)]
+async fn forgetting_a_chat_ends_its_attempts() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    let webhooks = webhooks(&inbox);
+    *lock(&crm.takes) = 10 * MINUTE;
+    let worker = inbox.worker(crm.router());
+    let worker = worker.handler_timeout(20 * MINUTE).unwrap().spawn();
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    sleep(SECOND).await;
+    assert_eq!(crm.running.load(Ordering::SeqCst), 1);
+    assert_eq!(inbox.forget("a").await.unwrap(), 1);
+    sleep(Duration::from_millis(10)).await;
+    assert_eq!(crm.running.load(Ordering::SeqCst), 0);
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_drain_waits_for_attempts_whatever_the_concurrency() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    let webhooks = webhooks(&inbox);
+    *lock(&crm.takes) = 10 * MINUTE;
+    let worker = inbox.worker(crm.router());
+    let worker = worker
+        .handler_timeout(20 * MINUTE)
+        .unwrap()
+        .concurrency(usize::MAX);
+    let worker = worker.spawn();
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    sleep(SECOND).await;
+    let began = Instant::now();
+    let drained = worker.drain(MINUTE / 2).await;
+    assert!(drained.is_err(), "the attempt was still in progress");
+    assert!(began.elapsed() >= MINUTE / 2);
 }

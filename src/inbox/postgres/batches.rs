@@ -1,4 +1,5 @@
-//! One statement at a time for many callers: while it is executed, later calls collect for the next one.
+//! One statement at a time for many callers: while it is executed, later calls collect for the next one. Beside one that
+//! hangs, others are executed.
 
 use std::collections::VecDeque;
 use std::error::Error;
@@ -20,7 +21,11 @@ use crate::store::{StoreError, StoreErrorKind};
 /// How many calls a statement serves at most.
 const LARGEST: usize = 64;
 
-/// How long a statement may take whose callers have all given up. Its connection is closed then.
+/// How long a statement may take before others are executed beside it, and how many there may be of those.
+const SLOW: Duration = Duration::from_millis(500);
+const MOST_SLOW: usize = 2;
+
+/// How much longer such a statement may take, and one whose callers have all given up. Its connection is closed then.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// A statement that is executed for several calls, with a result for each.
@@ -64,6 +69,8 @@ pub(super) struct Batches<C: Call> {
     state: Mutex<State<C>>,
     /// Statements whose callers have all given up: one at a time is waited for.
     abandoned: Arc<Semaphore>,
+    /// Statements that take long, beside which others are executed.
+    slow: Arc<Semaphore>,
 }
 
 struct State<C: Call> {
@@ -85,6 +92,7 @@ impl<C: Call> Batches<C> {
                 is_running: false,
             }),
             abandoned: Arc::new(Semaphore::new(1)),
+            slow: Arc::new(Semaphore::new(MOST_SLOW)),
         }
     }
 
@@ -112,7 +120,8 @@ impl<C: Call> Batches<C> {
             tokio::spawn(run());
         }
         result.await.unwrap_or_else(|_| {
-            let ended = "the runtime that executed the statement was shut down";
+            let ended =
+                "the statement took too long, or the runtime that executed it was shut down";
             Err(StoreError::new(StoreErrorKind::Unavailable, ended))
         })
     }
@@ -123,68 +132,34 @@ impl<C: Call> Batches<C> {
         execute: impl Fn(Vec<C>) -> Execution<C::Return>,
         release: impl Fn(Vec<EventLease>) -> F + Clone + Send + 'static,
     ) where
-        F: Future<Output = ()> + Send,
+        F: Future<Output = ()> + Send + 'static,
     {
         let mut running = Running {
             batches: self,
             has_ended: false,
         };
         loop {
-            let mut jobs = self.next();
+            let jobs = self.next();
             if jobs.is_empty() {
                 running.has_ended = true;
                 return;
             }
             let calls = jobs.iter().map(|job| job.call.clone()).collect();
-            let results = {
-                let given_up = pin!(async {
-                    for job in &mut jobs {
-                        job.caller.closed().await;
-                    }
-                });
-                match select(execute(calls), given_up).await {
-                    Either::Left((results, _)) => Ok(results),
-                    Either::Right(((), execution)) => Err(execution),
-                }
-            };
-            match results {
-                Ok(results) => {
-                    let unwanted: Vec<_> = jobs
-                        .into_iter()
-                        .zip(results)
-                        .filter_map(|(job, result)| job.caller.send(result).err()?.ok()?.lease())
-                        .collect();
-                    if !unwanted.is_empty() {
-                        let release = release.clone();
-                        tokio::spawn(async move { release(unwanted).await });
-                    }
-                }
-                Err(execution) => self.abandon(execution, release.clone()),
+            let abandoned = Arc::clone(&self.abandoned);
+            let mut answered = Box::pin(answer(jobs, execute(calls), release.clone(), abandoned));
+            if timeout(SLOW, &mut answered).await.is_ok() {
+                continue;
+            }
+            // It may wait for a lock, or on a dead connection. The next calls get another connection.
+            let answered = timeout(GRACE, answered);
+            match Arc::clone(&self.slow).try_acquire_owned() {
+                Ok(place) => drop(tokio::spawn(async move {
+                    let _ = answered.await;
+                    drop(place);
+                })),
+                Err(_) => drop(answered.await),
             }
         }
-    }
-
-    /// Waits a little for a statement that nobody waits for any more: what it takes would be taken until its lease
-    /// expires, and would count as crashed.
-    fn abandon<F>(
-        &self,
-        execution: Execution<C::Return>,
-        release: impl Fn(Vec<EventLease>) -> F + Send + 'static,
-    ) where
-        F: Future<Output = ()> + Send,
-    {
-        let Ok(place) = Arc::clone(&self.abandoned).try_acquire_owned() else {
-            return;
-        };
-        tokio::spawn(async move {
-            let results = timeout(GRACE, execution).await.unwrap_or_default();
-            drop(place);
-            let taken = results.iter().flatten().filter_map(Return::lease);
-            let taken: Vec<_> = taken.collect();
-            if !taken.is_empty() {
-                release(taken).await;
-            }
-        });
     }
 
     /// The calls of the next statement, or none: then the task has to end.
@@ -212,6 +187,55 @@ impl<C: Call> Batches<C> {
         }
         state.is_running = !jobs.is_empty();
         jobs
+    }
+}
+
+/// Waits for a statement, and gives its results to the callers. `release` gives up events that nobody waits for any
+/// more.
+async fn answer<C: Call, F>(
+    mut jobs: Vec<Job<C>>,
+    execution: Execution<C::Return>,
+    release: impl Fn(Vec<EventLease>) -> F + Send + 'static,
+    abandoned: Arc<Semaphore>,
+) where
+    F: Future<Output = ()> + Send + 'static,
+{
+    let ended = {
+        let given_up = pin!(async {
+            for job in &mut jobs {
+                job.caller.closed().await;
+            }
+        });
+        match select(execution, given_up).await {
+            Either::Left((results, _)) => Ok(results),
+            Either::Right(((), execution)) => Err(execution),
+        }
+    };
+    let results = match ended {
+        Ok(results) => results,
+        Err(execution) => {
+            // Waited for a little: what it takes would be taken until its lease expires, and would count as crashed.
+            if let Ok(place) = abandoned.try_acquire_owned() {
+                tokio::spawn(async move {
+                    let results = timeout(GRACE, execution).await.unwrap_or_default();
+                    drop(place);
+                    let taken: Vec<_> =
+                        results.iter().flatten().filter_map(Return::lease).collect();
+                    if !taken.is_empty() {
+                        release(taken).await;
+                    }
+                });
+            }
+            return;
+        }
+    };
+    let unwanted: Vec<_> = jobs
+        .into_iter()
+        .zip(results)
+        .filter_map(|(job, result)| job.caller.send(result).err()?.ok()?.lease())
+        .collect();
+    if !unwanted.is_empty() {
+        tokio::spawn(release(unwanted));
     }
 }
 

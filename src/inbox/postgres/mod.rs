@@ -74,7 +74,8 @@ use crate::store::{OpenError, StoreError};
 /// with 200 can be lost, so leave it `on` for the user of this queue.
 ///
 /// **Connections.** Each operation needs a connection while it runs, and none is held between operations: a process
-/// needs at most five, to accept, claim, settle, extend and purge, and three are enough. Handlers that hold connections
+/// needs at most five, to accept, claim, settle, extend and purge, and three are enough. Beside statements that hang,
+/// as on a dead connection, it executes others, on up to four connections more, for six seconds at most. Handlers that hold connections
 /// of the same pool for long delay deliveries: add one connection for each of them, up to the worker's `concurrency`,
 /// or use separate pools; see [the page on the inbox](crate::docs::inbox#transactional-handlers). The notes of
 /// [`PostgresStore`](crate::store::PostgresStore) on time limits, `client_connection_check_interval`, TLS and
