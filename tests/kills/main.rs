@@ -4,6 +4,8 @@
 mod support;
 
 #[cfg(all(feature = "inbox", feature = "sqlite"))]
+mod backlog;
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
 mod inbox;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod receiver;

@@ -1,0 +1,102 @@
+//! The memory of a receiver beside a backlog, while its handlers fail and while it is handled.
+//!
+//! `BACKLOG=1000000` sets the number of waiting events, which defaults to 10,000.
+
+use std::fs::File;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tempfile::TempDir;
+use tokio::time::sleep;
+use tower_webhook::RawDelivery;
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::{Inbox, Lane, NewEvent, Queue, SqliteQueue};
+use tower_webhook::store::EventKey;
+
+use crate::support::delivery::SECRET;
+use crate::support::program::{PATIENCE, Program, example};
+
+/// What a receiver may take, in KiB.
+const LIMIT: usize = 100_000;
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// An event of 600 bytes.
+fn event(number: usize, chats: usize) -> NewEvent {
+    let chat = number % chats;
+    let body = format!(r#"{{"id":"chat-{chat}","transcript":"{:0>560}"}}"#, number);
+    let key = format!("event-{number}");
+    NewEvent {
+        key: Some(EventKey::new("", key.as_bytes(), body.as_bytes())),
+        delivery: RawDelivery::new(EventKind::CHAT_CLOSED, body),
+        guard: None,
+        chat: Some(format!("chat-{chat}")),
+        lane: Some(Lane(chat.try_into().unwrap())),
+        retain: 8 * DAY,
+        dead: None,
+    }
+}
+
+fn receiver(inbox: &str, args: &[&str]) -> Program {
+    let mut command = example("receiver");
+    command
+        .args(["--listen", "127.0.0.1:0", "--inbox", inbox])
+        .args(args)
+        .env("WEBHOOK_SECRET", SECRET)
+        .stdout(File::create("/dev/null").unwrap());
+    let mut program = Program::spawn(&mut command, TempDir::new().unwrap());
+    program.url();
+    program
+}
+
+/// The most memory that the process had so far, in KiB.
+fn peak(program: &Program) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", program.child.id())).unwrap();
+    let (_, peak) = status.split_once("VmHWM:").unwrap();
+    peak.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn terminate(mut program: Program) {
+    let pid = Pid::from_raw(program.child.id().cast_signed());
+    kill(pid, Signal::SIGTERM).unwrap();
+    program.child.wait().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn receiver_stays_small_beside_a_backlog() {
+    let backlog: usize = std::env::var("BACKLOG").map_or(10_000, |count| count.parse().unwrap());
+    let dir = TempDir::new().unwrap();
+    let path = dir.path().join("webhooks.db");
+    let url = format!("sqlite:{}", path.display());
+    let inbox = Inbox::new(SqliteQueue::open(&path).unwrap());
+    for first in (0..backlog).step_by(500) {
+        let events = (first..backlog.min(first + 500)).map(|number| event(number, backlog / 10));
+        for accepted in join_all(events.map(|event| inbox.queue().accept(event, None))).await {
+            accepted.unwrap();
+        }
+    }
+
+    let failing = receiver(&url, &["--exec", "false"]);
+    sleep(Duration::from_secs(10)).await;
+    let while_failing = peak(&failing);
+    terminate(failing);
+    println!("{backlog} events: {while_failing} KiB while they fail");
+    let stats = inbox.stats().await.unwrap();
+    assert_eq!(stats.unsettled(), backlog as u64);
+
+    let working = receiver(&url, &[]);
+    let began = Instant::now();
+    while inbox.stats().await.unwrap().unsettled() > 0 {
+        let most = PATIENCE + Duration::from_millis(backlog as u64 / 2);
+        assert!(began.elapsed() < most, "{}", inbox.stats().await.unwrap());
+        sleep(Duration::from_millis(500)).await;
+    }
+    let took = began.elapsed();
+    let while_working = peak(&working);
+    terminate(working);
+    println!("{backlog} events: {while_working} KiB while they are handled, in {took:.1?}");
+    assert!(while_failing < LIMIT, "{while_failing} KiB");
+    assert!(while_working < LIMIT, "{while_working} KiB");
+    assert!(inbox.stats().await.unwrap().is_all_handled());
+}
