@@ -104,11 +104,11 @@ pub(crate) struct Args {
     pub(crate) inbox: Option<String>,
 
     /// How long an event that fails is retried before it is a dead letter; only with --inbox
-    #[arg(long, value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, requires = "inbox", value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) retry_for: u64,
 
     /// Whether the later events of a chat wait when one fails; only with --inbox
-    #[arg(long, value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
+    #[arg(long, requires = "inbox", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
     /// How long a key stays claimed after its receiver has crashed; at most 599

@@ -139,9 +139,25 @@ fn postgres_at(_: &str) -> Result<Place, String> {
 
 #[cfg(not(all(feature = "sqlite", feature = "redis", feature = "postgres")))]
 fn not_built_in(feature: &str) -> String {
+    rebuilt("that store", feature)
+}
+
+/// Says how to run this program with other features.
+#[cfg(any(
+    feature = "redis",
+    feature = "postgres",
+    not(all(feature = "sqlite", feature = "redis", feature = "postgres"))
+))]
+fn rebuilt(without: &str, features: &str) -> String {
+    let inbox = if cfg!(feature = "inbox") {
+        "inbox,"
+    } else {
+        ""
+    };
     format!(
-        "this receiver was built without that store: run it with \
-         `cargo run --features {feature} --example receiver -- …`"
+        "this program was built without {without}: run it with \
+         `cargo run --features {inbox}{features} --example {} -- …`",
+        env!("CARGO_BIN_NAME"),
     )
 }
 
@@ -228,8 +244,5 @@ async fn open_postgres<T>(
 
 #[cfg(any(feature = "redis", feature = "postgres"))]
 fn without_tls(features: &str) -> String {
-    format!(
-        "this receiver was built without TLS to a store: run it with \
-         `cargo run --features {features} --example receiver -- …`"
-    )
+    rebuilt("TLS to a store", features)
 }
