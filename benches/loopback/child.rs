@@ -2,8 +2,8 @@
 
 use std::env;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::net::{Ipv4Addr, SocketAddr};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -18,6 +18,7 @@ use crate::machine::{Cores, cpu_time};
 pub(crate) struct Receiver {
     process: Child,
     address: SocketAddr,
+    has_inbox: bool,
 }
 
 impl Receiver {
@@ -34,6 +35,7 @@ impl Receiver {
         let mut receiver = Self {
             process,
             address: (Ipv4Addr::LOCALHOST, 0).into(),
+            has_inbox: what.starts_with("handle:"),
         };
         BufReader::new(output).read_line(&mut line)?;
         let port = line.trim().parse();
@@ -59,6 +61,25 @@ impl Receiver {
             .find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB"))
             .context("no VmRSS")?;
         Ok(kilobytes.parse::<u64>()? * 1024)
+    }
+
+    /// Waits until a receiver with an inbox has settled all events. Returns how long that took, and how many it has
+    /// handled.
+    pub(crate) fn settle(&self) -> Result<(Duration, u64)> {
+        if !self.has_inbox {
+            return Ok((Duration::ZERO, 0));
+        }
+        let began = Instant::now();
+        let mut stream = TcpStream::connect(self.address)?;
+        stream
+            .write_all(b"GET /settled HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n")?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer)?;
+        let handled = match answer.split_once("\r\n\r\n") {
+            Some((head, handled)) if head.starts_with("HTTP/1.1 200 ") => handled.parse()?,
+            _ => bail!("the receiver has not settled its events: {answer}"),
+        };
+        Ok((began.elapsed(), handled))
     }
 
     /// Asks the receiver to exit, and waits for it.

@@ -40,8 +40,10 @@ impl Effort {
     ) -> Result<Measured> {
         let mut load = self.connect(receiver, connections)?;
         load.run(deliveries, Pace::ClosedFor(self.time / 5))?;
+        receiver.settle()?;
         let before = receiver.cpu()?;
-        let sample = load.run(deliveries, pace)?;
+        let mut sample = load.run(deliveries, pace)?;
+        sample.time += receiver.settle()?.0;
         let cpu = receiver.cpu()? - before;
         Ok(Measured::new(&sample, cpu, self))
     }
@@ -170,6 +172,13 @@ impl<'a> Contest<'a> {
     ) -> Spread {
         let both = self.measured(name).iter().zip(self.measured(control));
         Spread::of(both.map(|(measured, control)| what(measured) / what(control)))
+    }
+
+    /// Returns how many deliveries were sent to a contestant.
+    #[allow(dead_code)] // The benchmark `inbox` uses it.
+    pub(crate) fn sent(&self, name: &str) -> u64 {
+        let contestant = self.contestants.iter().find(|of| of.name == name);
+        contestant.map_or(0, |of| of.deliveries.sent())
     }
 
     /// Returns the measurements of a contestant, round by round.

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,7 +24,15 @@ use crate::machine::{Cores, cpu_time};
 pub(crate) struct Deliveries {
     request: Vec<u8>,
     keys: Keys,
+    chats: Option<Arc<Chats>>,
     expected: Verdict,
+}
+
+/// Chats by their numbers, which stand at the end of their ids, and the signatures of their bodies.
+struct Chats {
+    digits_at: usize,
+    signature_at: usize,
+    signatures: Vec<String>,
 }
 
 struct Keys {
@@ -47,6 +56,45 @@ impl Deliveries {
         Self::new(chat_closed(), Keys::new(Keys::SPACE))
     }
 
+    /// Returns `chat-closed` deliveries with new keys, of `count` chats in turn.
+    #[allow(dead_code)] // The benchmark `inbox` uses it.
+    pub(crate) fn of_chats(count: usize) -> Self {
+        let mut deliveries = Self::unique();
+        let request = String::from_utf8_lossy(&deliveries.request);
+        let signature = "x-service-hmac-sha256: ";
+        let at = |text: &str| request.find(text).map(|at| at + text.len());
+        let (Some(signature_at), Some(start), Some(id)) =
+            (at(signature), at("\r\n\r\n"), at("\"id\":\""))
+        else {
+            unreachable!("a request has a signature, and its body a chat");
+        };
+        let length = request[id..].find('"').unwrap_or_default();
+        let digits_at = id + length - CHAT_DIGITS;
+        let secret = Secret::new(SECRET).expect("it is not empty");
+        let signatures = (0..count)
+            .map(|chat| {
+                let mut body = deliveries.request[start..].to_vec();
+                let digits = digits_at - start;
+                write_hex(&mut body[digits..digits + CHAT_DIGITS], chat as u64);
+                secret.sign(&body)
+            })
+            .collect();
+        deliveries.chats = Some(Arc::new(Chats {
+            digits_at,
+            signature_at,
+            signatures,
+        }));
+        deliveries
+    }
+
+    /// Returns the next request.
+    #[allow(dead_code)] // The benchmark `inbox` uses it.
+    pub(crate) fn request(&self) -> Vec<u8> {
+        let mut request = self.request.clone();
+        self.address(&mut request);
+        request
+    }
+
     /// Returns `chat-closed` deliveries with `count` new keys in turn.
     pub(crate) fn cycling(count: u64) -> Self {
         Self::new(chat_closed(), Keys::new(count))
@@ -61,6 +109,7 @@ impl Deliveries {
                 count: self.keys.count.min(self.sent()),
                 taken: AtomicU64::new(0),
             },
+            chats: self.chats.clone(),
             expected: Verdict {
                 replayed: true,
                 ..self.expected
@@ -116,6 +165,7 @@ impl Deliveries {
         Self {
             request: request.into_bytes(),
             keys,
+            chats: None,
             expected: Verdict {
                 status: *b"200",
                 replayed: false,
@@ -123,17 +173,30 @@ impl Deliveries {
         }
     }
 
-    /// Writes the next key into a request.
+    /// Writes the next key into a request, and its chat.
     fn address(&self, request: &mut [u8]) {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
         let end = KEY_AT + KEY_DIGITS;
-        let mut key = self.keys.next();
-        for digit in request[end - 16..end].iter_mut().rev() {
-            *digit = DIGITS[(key % 16) as usize];
-            key /= 16;
+        let key = self.keys.next();
+        write_hex(&mut request[end - 16..end], key);
+        if let Some(chats) = &self.chats {
+            let chat = (key % chats.signatures.len() as u64) as usize;
+            let signature = chats.signatures[chat].as_bytes();
+            request[chats.signature_at..][..signature.len()].copy_from_slice(signature);
+            write_hex(&mut request[chats.digits_at..][..CHAT_DIGITS], chat as u64);
         }
     }
 }
+
+fn write_hex(digits: &mut [u8], mut number: u64) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for digit in digits.iter_mut().rev() {
+        *digit = DIGITS[(number % 16) as usize];
+        number /= 16;
+    }
+}
+
+/// How many digits of a chat's id are its number.
+const CHAT_DIGITS: usize = 8;
 
 /// The offset of the key's digits: after the request line, the header's name and `evt-`.
 const KEY_AT: usize = "POST /webhooks HTTP/1.1\r\nidempotency-key: evt-".len();
