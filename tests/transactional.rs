@@ -304,6 +304,20 @@ async fn altered_transaction_is_not_committed() {
 }
 
 #[tokio::test]
+async fn refused_commit_is_a_failure() {
+    let database = Database::start().await;
+    let unique = "ALTER TABLE effects ADD UNIQUE (chat) DEFERRABLE INITIALLY DEFERRED";
+    database.pool.execute(unique).await.unwrap();
+    let crm = Crm::default();
+    let service = service(&database.transactions(), &crm);
+    send(&service, event("a")).await.assert_ok();
+    let refused = send(&service, event("b")).await;
+    refused.assert_problem(500, "failed");
+    database.assert(1, 1).await;
+    assert_eq!(crm.runs(), 2);
+}
+
+#[tokio::test]
 async fn disconnect_cancels_the_run() {
     let database = Database::start().await;
     let go = Arc::new(Semaphore::new(0));

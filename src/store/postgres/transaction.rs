@@ -122,7 +122,12 @@ impl PostgresStore {
                 Err(error) => return Err(CommitError::of_check(error)),
             },
         }
-        transaction.commit().await.map_err(CommitError::of_commit)
+        let committed = transaction.commit().await;
+        let committed = committed.map_err(CommitError::of_commit);
+        if let (Some(lease), Err(CommitError::Refused(_))) = (lease, &committed) {
+            lease.rolled_back();
+        }
+        committed
     }
 }
 
@@ -146,23 +151,25 @@ impl CommitError {
     pub(super) fn of_check(error: sqlx::Error) -> Self {
         match code(&error).as_deref() {
             Some("25P02") => Self::Aborted,
-            _ => Self::Unknown(error),
+            _ => Self::of_commit(error),
         }
     }
 
     /// The failure of the commit itself.
     fn of_commit(error: sqlx::Error) -> Self {
-        // A constraint or a trigger that is deferred, or a serialization failure.
-        let is_refused = |code: &str| {
-            ["22", "23", "40", "P0"]
-                .iter()
-                .any(|class| code.starts_with(class))
-        };
-        match code(&error).as_deref().is_some_and(is_refused) {
+        match code(&error).is_some_and(|code| is_of_the_statement(&code)) {
             true => Self::Refused(error),
             false => Self::Unknown(error),
         }
     }
+}
+
+/// Whether a code is that of an error in what a transaction did, and not of a server that cannot go on: a constraint or
+/// a trigger that is deferred, a serialization failure, a missing right.
+fn is_of_the_statement(code: &str) -> bool {
+    ["22", "23", "40", "42", "P0"]
+        .iter()
+        .any(|class| code.starts_with(class))
 }
 
 impl fmt::Display for CommitError {
