@@ -157,7 +157,7 @@ fn rebuilt(without: &str, features: &str) -> String {
     format!(
         "this program was built without {without}: run it with \
          `cargo run --features {inbox}{features} --example {} -- …`",
-        env!("CARGO_BIN_NAME"),
+        option_env!("CARGO_BIN_NAME").unwrap_or("receiver"),
     )
 }
 
