@@ -149,15 +149,11 @@ fn not_built_in(feature: &str) -> String {
     not(all(feature = "sqlite", feature = "redis", feature = "postgres"))
 ))]
 fn rebuilt(without: &str, features: &str) -> String {
-    let inbox = if cfg!(feature = "inbox") {
-        "inbox,"
-    } else {
-        ""
-    };
+    let program = option_env!("CARGO_BIN_NAME").unwrap_or("receiver");
+    let inbox = if program == "inbox" { "inbox," } else { "" };
     format!(
         "this program was built without {without}: run it with \
-         `cargo run --features {inbox}{features} --example {} -- …`",
-        option_env!("CARGO_BIN_NAME").unwrap_or("receiver"),
+         `cargo run --features {inbox}{features} --example {program} -- …`"
     )
 }
 
