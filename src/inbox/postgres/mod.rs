@@ -76,8 +76,8 @@ use crate::store::{OpenError, StoreError};
 /// pool for long delay deliveries: add one for each of them, thus the worker's `concurrency`, or use separate pools; see
 /// the [page](crate::docs::inbox#transactional-handlers). What the page of the
 /// store says on time limits, `client_connection_check_interval`, TLS and **PgBouncer** holds here, too: the mode
-/// `transaction` works, as there is no state in a session, no `LISTEN`, and no advisory lock but the one of the
-/// migration's transaction. So events that other processes accepted are found by asking for them.
+/// `transaction` works (tried with 1.23), as there is no state in a session, no `LISTEN`, and no advisory lock but the
+/// one of the migration's transaction. So events that other processes accepted are found by asking for them.
 ///
 /// **Transactional handlers.** The transaction of a [`TransactionalHandler`](crate::transactional::TransactionalHandler)
 /// whose [`PostgresStore`](crate::store::PostgresStore) is in the same schema of the same database settles its event: both
