@@ -75,13 +75,14 @@ use crate::store::{OpenError, StoreError};
 ///
 /// **Connections.** Each operation needs a connection while it runs, and none is held between operations: a process
 /// needs at most five, to accept, claim, settle, extend and purge, and three are enough. Beside statements that hang,
-/// as on a dead connection, it executes others, on up to four connections more, for six seconds at most. Handlers that hold connections
-/// of the same pool for long delay deliveries: add one connection for each of them, up to the worker's `concurrency`,
-/// or use separate pools; see [the page on the inbox](crate::docs::inbox#transactional-handlers). The notes of
+/// as on a dead connection, it executes others, on up to four connections more, for six seconds at most. Handlers that
+/// hold connections of the same pool for long delay deliveries: add one connection for each of them, up to the
+/// worker's `concurrency`, or use separate pools; see
+/// [the page on the inbox](crate::docs::inbox#transactional-handlers). The notes of
 /// [`PostgresStore`](crate::store::PostgresStore) on time limits, `client_connection_check_interval`, TLS and
-/// **PgBouncer** apply here, too: the mode `transaction` works, because there is no state in a session, no `LISTEN`,
-/// and no advisory lock except in the migration's transaction. So a worker polls for events that other processes
-/// accepted.
+/// **PgBouncer** apply here, too: the mode `transaction` works (tried with 1.23), because there is no state in a
+/// session, no `LISTEN`, and no advisory lock except in the migration's transaction. So a worker polls for events that
+/// other processes accepted.
 ///
 /// **Transactional handlers.** The transaction of a
 /// [`TransactionalHandler`](crate::transactional::TransactionalHandler) whose
