@@ -22,8 +22,10 @@ const KNOWN: [EventKind; 2] = [EventKind::CHAT_RATED, EventKind::CHAT_ASSIGNED];
 const CHATS: usize = 5;
 
 /// What was handled: the version, the kind, the chat and the number in it.
+type Entry = (&'static str, EventKind, String, u64);
+
 #[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<(&'static str, EventKind, String, u64)>>>);
+struct Log(Arc<Mutex<Vec<Entry>>>);
 
 impl Log {
     /// Handlers for everything.

@@ -25,7 +25,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// An event of 600 bytes.
 fn event(number: usize, chats: usize) -> NewEvent {
     let chat = number % chats;
-    let body = format!(r#"{{"id":"chat-{chat}","transcript":"{:0>560}"}}"#, number);
+    let body = format!(r#"{{"id":"chat-{chat}","transcript":"{number:0>560}"}}"#);
     let key = format!("event-{number}");
     NewEvent {
         key: Some(EventKey::new("", key.as_bytes(), body.as_bytes())),
