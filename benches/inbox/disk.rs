@@ -15,7 +15,7 @@ use tower_webhook::inbox::{Queue, Settlement, SqliteQueue};
 use crate::backlog::fill;
 use crate::contest::Effort;
 use crate::events::{Events, take};
-use crate::postgres::{connect, queue};
+use crate::postgres::{self, connect};
 use crate::report::Target::AtMost;
 use crate::report::{Spread, Table, Verdicts};
 use crate::server::PostgresServer;
@@ -29,7 +29,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let count = (effort.keys / 50).max(LEAST);
     let events = Arc::new(Events::of_chats(count));
     let runtime = Builder::new_multi_thread().enable_all().build()?;
-    let (sqlite, postgres) = runtime.block_on(async {
+    let (in_sqlite, in_postgres) = runtime.block_on(async {
         let queue = SqliteQueue::open(&file)?;
         fill(&queue, &events, count).await?;
         drop(queue);
@@ -40,7 +40,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         let handled = sqlite_size(&file, "VACUUM")?;
 
         let server = PostgresServer::start();
-        let queue = queue(&server.url()).await?;
+        let queue = postgres::queue(&server.url()).await?;
         let pool = connect(&server.url(), 1).await?;
         let empty = postgres_size(&pool).await?;
         let events = Arc::new(Events::of_chats(count));
@@ -53,14 +53,13 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         let of = |size: u64| size.saturating_sub(empty);
         anyhow::Ok(([waiting, handled], [of(full), of(after)]))
     })?;
-    let events = events.count();
     let mut table = Table::new([
         "bytes for each event",
         "waiting, 607 of body",
         "handled, without body",
     ]);
-    for (name, sizes) in [("sqlite", sqlite), ("postgres", postgres)] {
-        let [waiting, handled] = sizes.map(|size| Spread::of([size as f64 / events as f64]));
+    for (name, sizes) in [("sqlite", in_sqlite), ("postgres", in_postgres)] {
+        let [waiting, handled] = sizes.map(|size| Spread::of([size as f64 / count as f64]));
         table.row([name.to_owned(), waiting.show(0), handled.show(0)]);
         let what = format!("{name}, bytes on the disk of a waiting event of 607 bytes");
         verdicts.add(what, AtMost(1200.0), waiting, 0);
@@ -68,7 +67,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         verdicts.add(what, AtMost(200.0), handled, 0);
     }
     println!(
-        "\n## On the disk, {events} events with keys of 36 bytes and chats of 29\n\n{table}\n\n\
+        "\n## On the disk, {count} events with keys of 36 bytes and chats of 29\n\n{table}\n\n\
          The room that deleted bodies leave is used again, and not counted."
     );
     Ok(())
@@ -78,12 +77,11 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 async fn handle<Q: Queue>(queue: &Q, count: u64) -> Result<()> {
     let mut handled = 0;
     while handled < count {
-        for event in queue.claim(&take(), 64, 1).await?.events {
-            queue
-                .settle(&event.lease, &Settlement::Handled, None)
-                .await?;
-            handled += 1;
-        }
+        let events = queue.claim(&take(), 64, 1).await?.events;
+        let settling = events
+            .iter()
+            .map(|event| queue.settle(&event.lease, &Settlement::Handled, None));
+        handled += try_join_all(settling).await?.len() as u64;
     }
     // A body is deleted when the clock of the queue has moved on.
     tokio::time::sleep(Duration::from_millis(50)).await;
