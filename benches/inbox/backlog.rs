@@ -90,8 +90,8 @@ pub(crate) async fn fill<Q: Queue + Clone>(
     for _ in 0..CALLERS {
         let (queue, events) = (queue.clone(), Arc::clone(events));
         callers.spawn(async move {
-            while events.count() < count {
-                queue.accept(events.next(), None).await?;
+            while let Some(event) = events.next_of(count) {
+                queue.accept(event, None).await?;
             }
             anyhow::Ok(())
         });

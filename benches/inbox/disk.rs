@@ -53,14 +53,13 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         let of = |size: u64| size.saturating_sub(empty);
         anyhow::Ok(([waiting, handled], [of(full), of(after)]))
     })?;
-    let events = events.count();
     let mut table = Table::new([
         "bytes for each event",
         "waiting, 607 of body",
         "handled, without body",
     ]);
     for (name, sizes) in [("sqlite", in_sqlite), ("postgres", in_postgres)] {
-        let [waiting, handled] = sizes.map(|size| Spread::of([size as f64 / events as f64]));
+        let [waiting, handled] = sizes.map(|size| Spread::of([size as f64 / count as f64]));
         table.row([name.to_owned(), waiting.show(0), handled.show(0)]);
         let what = format!("{name}, bytes on the disk of a waiting event of 607 bytes");
         verdicts.add(what, AtMost(1200.0), waiting, 0);
@@ -68,7 +67,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         verdicts.add(what, AtMost(200.0), handled, 0);
     }
     println!(
-        "\n## On the disk, {events} events with keys of 36 bytes and chats of 29\n\n{table}\n\n\
+        "\n## On the disk, {count} events with keys of 36 bytes and chats of 29\n\n{table}\n\n\
          The room that deleted bodies leave is used again, and not counted."
     );
     Ok(())

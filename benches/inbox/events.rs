@@ -32,12 +32,20 @@ impl Events {
         }
     }
 
-    pub(crate) fn count(&self) -> u64 {
-        self.count.load(Ordering::Relaxed)
+    pub(crate) fn next(&self) -> NewEvent {
+        self.event(self.count.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub(crate) fn next(&self) -> NewEvent {
-        let number = self.count.fetch_add(1, Ordering::Relaxed);
+    /// Returns the next event, unless there were that many.
+    pub(crate) fn next_of(&self, count: u64) -> Option<NewEvent> {
+        let next = |number| (number < count).then_some(number + 1);
+        let number = self
+            .count
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, next);
+        Some(self.event(number.ok()?))
+    }
+
+    fn event(&self, number: u64) -> NewEvent {
         let body = sample(&EventKind::CHAT_CLOSED).expect("a kind of the platform");
         let key = format!("evt-{:016x}{number:016x}", self.space);
         let chat = format!("c-{:027}", number % self.chats);

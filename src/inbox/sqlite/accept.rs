@@ -3,7 +3,7 @@
 use rusqlite::params;
 
 use super::row::{self, Work, place, state};
-use super::{kinds, lanes};
+use super::{kinds, lanes, memo};
 use crate::delivery::IdempotencyKey;
 use crate::inbox::event::{EventId, NewEvent, Take};
 use crate::inbox::queue::Accepted;
@@ -38,7 +38,7 @@ pub(super) fn accept(
     }
     let delivery = &event.delivery;
     let kind = kinds::find(tx, delivery.kind())?;
-    let seq = kind.last + 1;
+    let seq = memo::last(tx)? + 1;
     let keep_until = row::after(tx.now, event.retain);
     for digests in [event.key, guard].into_iter().flatten() {
         if let Some(taken) = keys::record(tx, digests, seq, keep_until)? {
@@ -46,7 +46,7 @@ pub(super) fn accept(
         }
     }
 
-    tx.db.prepare_cached(INSERT)?.execute(params![
+    tx.prepare(INSERT)?.execute(params![
         seq,
         kind.id,
         match event.dead {
@@ -58,9 +58,9 @@ pub(super) fn accept(
         tx.now,
         keep_until,
     ])?;
-    tx.db
-        .prepare_cached(INSERT_BODY)?
+    tx.prepare(INSERT_BODY)?
         .execute(params![seq, &delivery.body()[..]])?;
+    memo::set_last(tx, seq);
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
         row::fail(tx, seq, failure)?;

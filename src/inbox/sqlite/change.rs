@@ -40,7 +40,7 @@ struct Event {
 }
 
 fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
-    let mut event = tx.db.prepare_cached(EVENT)?;
+    let mut event = tx.prepare(EVENT)?;
     let event = event.query_row([seq], |row| {
         Ok(Event {
             kind: row.get(0)?,
@@ -54,7 +54,7 @@ fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
 }
 
 fn work(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Work>> {
-    let mut work = tx.db.prepare_cached(row::BY_SEQ)?;
+    let mut work = tx.prepare(row::BY_SEQ)?;
     work.query_row([seq], Work::read).optional()
 }
 
@@ -62,11 +62,11 @@ pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Ch
     let Some(event) = event(tx, seq)? else {
         return Ok(Change::NotFound);
     };
-    if !tx.db.prepare_cached(HAS_BODY)?.exists([seq])? {
+    if !tx.prepare(HAS_BODY)?.exists([seq])? {
         return Ok(Change::WithoutBody);
     }
     let Some(mut work) = work(tx, seq)? else {
-        tx.db.prepare_cached(REDRIVE)?.execute([seq])?;
+        tx.prepare(REDRIVE)?.execute([seq])?;
         let work = Work {
             seq,
             kind: event.kind,
@@ -76,7 +76,7 @@ pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Ch
             failures: 0,
             crashes: 0,
             first_failed: None,
-            tried: tx.db.prepare_cached(HAS_FAILED)?.exists([seq])?,
+            tried: tx.prepare(HAS_FAILED)?.exists([seq])?,
         };
         work.insert(tx, None)?;
         return Ok(Change::Made);
@@ -91,7 +91,7 @@ pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Ch
     match work.place {
         place::ASIDE => lanes::join(tx, &mut work)?,
         place::HOLDING => {
-            tx.db.prepare_cached(REDRIVE)?.execute([seq])?;
+            tx.prepare(REDRIVE)?.execute([seq])?;
             work.failures = 0;
             work.first_failed = None;
             lanes::stand(tx, &mut work)?;
@@ -134,7 +134,7 @@ pub(super) fn of_chat(
     let Some(window) = list::window(tx, seen)? else {
         return Ok((Vec::new(), None));
     };
-    let mut of_chat = tx.db.prepare_cached(OF_CHAT)?;
+    let mut of_chat = tx.prepare(OF_CHAT)?;
     let events = of_chat.query_map(params![window.start() - 1, window.end(), chat], |row| {
         row.get(0)
     })?;
@@ -152,7 +152,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
             give_up(tx, *seq, &event)?;
         }
         // Their texts may quote the body.
-        tx.db.prepare_cached(DELETE_FAILURES)?.execute([seq])?;
+        tx.prepare(DELETE_FAILURES)?.execute([seq])?;
         bodies += u64::from(delete_body(tx, *seq)?);
     }
     Ok(bodies)
@@ -160,7 +160,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
 
 /// Deletes the body of an event that is settled, and returns whether it had one.
 pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<bool> {
-    let deleted = tx.db.prepare_cached(DELETE_BODY)?.execute([seq])?;
-    tx.db.prepare_cached(WITHOUT_BODY)?.execute([seq])?;
+    let deleted = tx.prepare(DELETE_BODY)?.execute([seq])?;
+    tx.prepare(WITHOUT_BODY)?.execute([seq])?;
     Ok(deleted == 1)
 }

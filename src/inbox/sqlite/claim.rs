@@ -51,14 +51,14 @@ impl Head {
     }
 
     fn first(tx: &Tx<'_>, place: i64, kind: i64) -> rusqlite::Result<Option<Self>> {
-        let mut first = tx.db.prepare_cached(FIRST)?;
+        let mut first = tx.prepare(FIRST)?;
         first.query_row([place, kind], Self::read(place)).optional()
     }
 
     /// One for each kind.
     fn all(tx: &Tx<'_>, place: i64) -> rusqlite::Result<Vec<Self>> {
         let mut heads: Vec<Self> = Vec::new();
-        let mut next = tx.db.prepare_cached(NEXT_KIND)?;
+        let mut next = tx.prepare(NEXT_KIND)?;
         loop {
             let before = heads.last().map_or(0, |head| head.kind);
             let head = next.query_row([place, before], Self::read(place));
@@ -118,7 +118,7 @@ pub(super) fn claim(
             next.add(head.due);
             break;
         }
-        let mut by_seq = tx.db.prepare_cached(row::BY_SEQ)?;
+        let mut by_seq = tx.prepare(row::BY_SEQ)?;
         let work = by_seq.query_row([head.seq], Work::read)?;
         drop(by_seq);
         let kind = names.name(tx, work.kind)?;
@@ -152,7 +152,7 @@ fn return_to_lines(
                 && returns > 0
             {
                 returns -= 1;
-                let mut by_seq = tx.db.prepare_cached(row::BY_SEQ)?;
+                let mut by_seq = tx.prepare(row::BY_SEQ)?;
                 let mut work = by_seq.query_row([due.seq], Work::read)?;
                 match place {
                     place::TAKEN => lanes::expire(tx, &mut work)?,
@@ -176,7 +176,7 @@ pub(super) fn extend(
     lease: Duration,
 ) -> rusqlite::Result<Vec<bool>> {
     let until = row::lease_end(tx.now, lease);
-    let mut extend = tx.db.prepare_cached(EXTEND)?;
+    let mut extend = tx.prepare(EXTEND)?;
     leases
         .iter()
         .map(|held| {

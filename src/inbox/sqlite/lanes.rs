@@ -52,7 +52,7 @@ pub(super) const STATEMENTS: [&str; 8] = [
 
 /// Whether an event stands in the line now.
 pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
-    let mut place = tx.db.prepare_cached(FIRST_PLACE)?;
+    let mut place = tx.prepare(FIRST_PLACE)?;
     let mut place = || place.query_row([lane], |row| row.get(0)).optional();
     let first: Option<i64> = place()?;
     // As a rule, no other event of the lane is unsettled.
@@ -64,13 +64,13 @@ pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
 }
 
 fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
-    tx.db.prepare_cached(MOVE)?.execute([seq, place])?;
+    tx.prepare(MOVE)?.execute([seq, place])?;
     Ok(())
 }
 
 /// Lets the events of a lane return to their line that were put aside until now.
 pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
-    let mut returned = tx.db.prepare_cached(RETURNED)?;
+    let mut returned = tx.prepare(RETURNED)?;
     while let Some(mut work) = returned.query_row([lane, tx.now], Work::read).optional()? {
         join(tx, &mut work)?;
     }
@@ -79,7 +79,7 @@ pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
 
 /// The event that others of its lane wait for, or the first one that waits.
 fn first(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<Option<Work>> {
-    let mut first = tx.db.prepare_cached(FIRST)?;
+    let mut first = tx.prepare(FIRST)?;
     first.query_row([lane], Work::read).optional()
 }
 
@@ -128,7 +128,7 @@ fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
     let Some(lane) = work.lane else {
         return Ok(None);
     };
-    let mut behind = tx.db.prepare_cached(FIRST_BEHIND)?;
+    let mut behind = tx.prepare(FIRST_BEHIND)?;
     let behind = behind.query_row([lane], Work::read).optional()?;
     Ok(behind.filter(|behind| behind.seq < work.seq))
 }
@@ -138,8 +138,7 @@ fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
 pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
     work.crashes = work.crashes.saturating_add(1);
     work.place = place_in_line(tx, work)?;
-    tx.db
-        .prepare_cached(EXPIRE)?
+    tx.prepare(EXPIRE)?
         .execute(params![work.seq, work.place, work.crashes])?;
     Ok(())
 }
@@ -190,12 +189,12 @@ pub(super) fn take(
     take: &Take,
 ) -> rusqlite::Result<Option<TakenEvent>> {
     let fence = tx.token();
-    tx.db.prepare_cached(TAKE)?.execute(params![
+    tx.prepare(TAKE)?.execute(params![
         work.seq,
         row::lease_end(tx.now, take.lease),
         fence.to_be_bytes()
     ])?;
-    let mut content = tx.db.prepare_cached(CONTENT)?;
+    let mut content = tx.prepare(CONTENT)?;
     let content = content.query_row([work.seq], |row| {
         let body = Bytes::copy_from_slice(row.get_ref(3)?.as_blob()?);
         let delivery = RawDelivery::received(kind, row::read_key(row, 0)?, body);

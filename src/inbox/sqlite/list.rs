@@ -72,9 +72,12 @@ pub(super) const STATEMENTS: [&str; 11] = [
 const WINDOW: i64 = 10_000;
 const CANDIDATES: usize = 1000;
 
+/// How many events a step counts, which takes less time than a commit.
+const COUNTED: usize = 1000;
+
 /// The next numbers that a step looks at.
 pub(super) fn window(tx: &Tx<'_>, seen: i64) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
-    let mut first = tx.db.prepare_cached(FIRST)?;
+    let mut first = tx.prepare(FIRST)?;
     let first: Option<i64> = first
         .query_row([seen.saturating_add(1)], |row| row.get(0))
         .optional()?;
@@ -126,9 +129,9 @@ fn range(
     filter: &Filter,
     page: Page,
 ) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
-    let mut first = tx.db.prepare_cached(FIRST)?;
+    let mut first = tx.prepare(FIRST)?;
     let first: Option<i64> = first.query_row([i64::MIN], |row| row.get(0)).optional()?;
-    let mut last = tx.db.prepare_cached(LAST)?;
+    let mut last = tx.prepare(LAST)?;
     let last: Option<i64> = last.query_row([i64::MAX], |row| row.get(0)).optional()?;
     let (Some(mut first), Some(mut last)) = (first, last) else {
         return Ok(None);
@@ -156,7 +159,7 @@ fn range(
 
 /// The first event that was accepted at a time or later, or a number beyond the last one.
 fn accepted_at(tx: &Tx<'_>, first: i64, last: i64, time: i64) -> rusqlite::Result<i64> {
-    let mut at_least = tx.db.prepare_cached(FIRST)?;
+    let mut at_least = tx.prepare(FIRST)?;
     let (mut low, mut high) = (first, last.saturating_add(1));
     while low < high {
         let middle = low + (high - low) / 2;
@@ -182,7 +185,7 @@ fn kept(
     range: &RangeInclusive<i64>,
     page: Page,
 ) -> rusqlite::Result<(Vec<i64>, Option<i64>)> {
-    let mut kept = tx.db.prepare_cached(match page.newest_first {
+    let mut kept = tx.prepare(match page.newest_first {
         true => KEPT_NEWEST_FIRST,
         false => KEPT_OLDEST_FIRST,
     })?;
@@ -207,7 +210,7 @@ fn within_window(
         }
         false => {
             // Where many events were deleted, their numbers are passed over.
-            let mut next = tx.db.prepare_cached(FIRST)?;
+            let mut next = tx.prepare(FIRST)?;
             let next = next.query_row([first], |row| row.get(0)).optional()?;
             let from: i64 = next.unwrap_or(last);
             (
@@ -217,7 +220,7 @@ fn within_window(
             )
         }
     };
-    let mut events = tx.db.prepare_cached(sql)?;
+    let mut events = tx.prepare(sql)?;
     let key = filter.key.as_ref().map(IdempotencyKey::as_bytes);
     let rows = events.query_map(params![from, to, filter.chat, key], |row| row.get(0))?;
     let events: Vec<i64> = rows.take(CANDIDATES).collect::<Result<_, _>>()?;
@@ -243,7 +246,7 @@ fn matches(filter: &Filter, event: &EventSummary) -> bool {
 }
 
 fn summary(tx: &Tx<'_>, id: EventId, names: &mut Names) -> rusqlite::Result<Option<EventSummary>> {
-    let mut summary = tx.db.prepare_cached(SUMMARY)?;
+    let mut summary = tx.prepare(SUMMARY)?;
     let found = summary.query_row([id.0], |row| {
         let stored: i64 = row.get(1)?;
         if stored == state::DELETED {
@@ -308,9 +311,9 @@ pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventReco
     let Some(summary) = summary(tx, id, &mut Names::default())? else {
         return Ok(None);
     };
-    let mut body = tx.db.prepare_cached(BODY)?;
+    let mut body = tx.prepare(BODY)?;
     let body = body.query_row([id.0], |row| row.get(0)).optional()?;
-    let mut failures = tx.db.prepare_cached(FAILURES)?;
+    let mut failures = tx.prepare(FAILURES)?;
     let failures = failures.query_map([id.0], |row| {
         Ok(PastFailure {
             at: row::time(row.get(0)?),
@@ -362,9 +365,9 @@ impl Counts {
     }
 
     fn count_work(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        let mut work = tx.db.prepare_cached(WORK)?;
+        let mut work = tx.prepare(WORK)?;
         let mut rows = work.query([self.seen[0].unwrap_or(i64::MIN)])?;
-        for _ in 0..WINDOW {
+        for _ in 0..COUNTED {
             let Some(row) = rows.next()? else {
                 self.done[0] = true;
                 return Ok(());
@@ -379,7 +382,7 @@ impl Counts {
                 _ => count.waiting += 1,
             }
             if count.oldest.is_none() {
-                let mut first = tx.db.prepare_cached(FIRST)?;
+                let mut first = tx.prepare(FIRST)?;
                 count.oldest = Some(first.query_row([seq], |row| row.get(1))?);
             }
         }
@@ -387,9 +390,9 @@ impl Counts {
     }
 
     fn count_dead(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        let mut dead = tx.db.prepare_cached(DEAD)?;
+        let mut dead = tx.prepare(DEAD)?;
         let mut rows = dead.query([self.seen[1].unwrap_or(i64::MIN)])?;
-        for _ in 0..WINDOW {
+        for _ in 0..COUNTED {
             let Some(row) = rows.next()? else {
                 self.done[1] = true;
                 return Ok(());
@@ -426,7 +429,7 @@ impl Counts {
 /// The bytes of the file that are in use.
 pub(super) fn size(tx: &Tx<'_>) -> rusqlite::Result<u64> {
     let number = |sql| -> rusqlite::Result<u64> {
-        let mut pragma = tx.db.prepare_cached(sql)?;
+        let mut pragma = tx.prepare(sql)?;
         pragma.query_row([], |row| Ok(row.get::<_, u32>(0)?.into()))
     };
     let used = number(PAGES)?.saturating_sub(number(FREE_PAGES)?);

@@ -6,6 +6,7 @@ mod claim;
 mod kinds;
 mod lanes;
 mod list;
+mod memo;
 mod purge;
 mod row;
 mod settle;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rusqlite::Statement;
 
 use super::change::delete_body;
+use super::memo;
 use crate::storage::sqlite::{Tx, clock};
 
 // Without a LIMIT: the few rows that are needed are read one by one. The states 3 and 4 have a body, which is deleted
@@ -15,7 +16,6 @@ const BODIES: &str = "
 const EXPIRED: &str = "
     SELECT seq FROM events INDEXED BY events_expiry
     WHERE state BETWEEN 3 AND 8 AND state > 4 AND keep_until < ?1 ORDER BY keep_until";
-const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 const DELETE: &str = "DELETE FROM events WHERE seq = ?1";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
 pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
@@ -23,10 +23,9 @@ const KEEP_NUMBER: &str = "
     UPDATE events SET state = 8, key = NULL, chat = NULL WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
+pub(super) const STATEMENTS: [&str; 6] = [
     BODIES,
     EXPIRED,
-    LAST,
     DELETE,
     DELETE_BODY,
     DELETE_FAILURES,
@@ -36,24 +35,23 @@ pub(super) const STATEMENTS: [&str; 7] = [
 /// How many rows of each sort a step deletes.
 const STEP: usize = 256;
 
-pub(super) fn purge(tx: &Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<bool> {
+pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<bool> {
     let settled_before = tx.now.saturating_sub(clock::after(0, keep_bodies));
-    let bodies = some(&mut *tx.db.prepare_cached(BODIES)?, settled_before)?;
+    let bodies = some(&mut *tx.prepare(BODIES)?, settled_before)?;
     for seq in &bodies {
         delete_body(tx, *seq)?;
     }
-    let expired = some(&mut *tx.db.prepare_cached(EXPIRED)?, tx.now)?;
+    let expired = some(&mut *tx.prepare(EXPIRED)?, tx.now)?;
     if !expired.is_empty() {
-        let mut last = tx.db.prepare_cached(LAST)?;
-        let last: i64 = last.query_row([], |row| row.get(0))?;
+        let last = memo::last(tx)?;
         for seq in &expired {
-            tx.db.prepare_cached(DELETE_BODY)?.execute([seq])?;
-            tx.db.prepare_cached(DELETE_FAILURES)?.execute([seq])?;
+            tx.prepare(DELETE_BODY)?.execute([seq])?;
+            tx.prepare(DELETE_FAILURES)?.execute([seq])?;
             let delete = match *seq == last {
                 true => KEEP_NUMBER,
                 false => DELETE,
             };
-            tx.db.prepare_cached(delete)?.execute([seq])?;
+            tx.prepare(delete)?.execute([seq])?;
         }
     }
     Ok(bodies.len() == STEP || expired.len() == STEP)

@@ -103,7 +103,7 @@ impl Work {
     /// Inserts the row, with a fence if the event is taken.
     pub(super) fn insert(&self, tx: &Tx<'_>, fence: Option<u128>) -> rusqlite::Result<()> {
         let fence = fence.map(u128::to_be_bytes);
-        tx.db.prepare_cached(INSERT)?.execute(params![
+        tx.prepare(INSERT)?.execute(params![
             self.seq,
             self.kind,
             self.lane,
@@ -120,7 +120,7 @@ impl Work {
 
     /// Writes the row of an event that is not taken.
     pub(super) fn update(&self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        tx.db.prepare_cached(UPDATE)?.execute(params![
+        tx.prepare(UPDATE)?.execute(params![
             self.seq,
             self.place,
             self.due,
@@ -133,7 +133,7 @@ impl Work {
     }
 
     pub(super) fn remove(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
-        tx.db.prepare_cached(REMOVE)?.execute([seq])?;
+        tx.prepare(REMOVE)?.execute([seq])?;
         Ok(())
     }
 
@@ -155,7 +155,7 @@ const REASON: usize = 1024;
 
 /// Records an attempt that did not succeed.
 pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result<()> {
-    let number: i64 = tx.db.prepare_cached(FAIL)?.query_row(
+    let number: i64 = tx.prepare(FAIL)?.query_row(
         params![
             seq,
             tx.now,
@@ -166,9 +166,7 @@ pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result
     )?;
     if number > FAILURES {
         let last = number - FAILURES;
-        tx.db
-            .prepare_cached(FAILED_LONG_AGO)?
-            .execute([seq, last])?;
+        tx.prepare(FAILED_LONG_AGO)?.execute([seq, last])?;
     }
     Ok(())
 }

@@ -27,7 +27,7 @@ pub(super) fn settle(
     next: Option<&Take>,
 ) -> rusqlite::Result<Settled> {
     let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
-    let mut held = tx.db.prepare_cached(HELD)?;
+    let mut held = tx.prepare(HELD)?;
     let held = held.query_row(params![seq, fence], Work::read);
     let Some(work) = held.optional()? else {
         return Ok(Settled::Lost);
@@ -52,8 +52,7 @@ pub(super) fn settle(
 
 /// Records that an event is settled, or a dead letter.
 pub(super) fn end(tx: &Tx<'_>, seq: i64, state: i64, failures: u32) -> rusqlite::Result<()> {
-    tx.db
-        .prepare_cached(END)?
+    tx.prepare(END)?
         .execute(params![seq, state, tx.now, failures])?;
     Ok(())
 }

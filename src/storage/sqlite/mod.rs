@@ -5,6 +5,7 @@ pub(crate) mod clock;
 mod error;
 mod file;
 mod migrate;
+mod transaction;
 mod writer;
 
 use std::path::{self, Path};
@@ -20,7 +21,8 @@ pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
 pub(crate) use self::clock::Machine;
 #[cfg(feature = "inbox")]
 pub(crate) use self::error::is_damage;
-pub(crate) use self::writer::{Need, Tx};
+pub(crate) use self::transaction::Tx;
+pub(crate) use self::writer::Need;
 
 /// What a file holds, as the owner of its tables knows it.
 pub(crate) struct Format {

@@ -5,6 +5,7 @@
 
 use std::io;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
@@ -17,6 +18,7 @@ use super::checkpoint::{self, Checkpoints};
 use super::clock::{AGREEMENT, Clock};
 use super::error::{FileError, Reason, is_damage};
 use super::file::FileId;
+use super::transaction::Tx;
 use super::{Format, Upkeep};
 use crate::error::Chain;
 use crate::storage::Error;
@@ -44,21 +46,6 @@ pub(crate) enum Need {
     Write,
     /// Its changes survive the machine, and it is done even when its caller has given up.
     Durable,
-}
-
-/// The transaction, as a piece of work sees it.
-pub(crate) struct Tx<'a> {
-    pub(crate) db: &'a Connection,
-    pub(crate) now: i64,
-    tokens: &'a mut u128,
-}
-
-impl Tx<'_> {
-    /// A number that was never used before, not even in another process.
-    pub(crate) fn token(&mut self) -> u128 {
-        *self.tokens = self.tokens.wrapping_add(1);
-        *self.tokens
-    }
 }
 
 /// A handle on the thread. Dropped, it waits until the thread has closed the file.
@@ -295,6 +282,7 @@ fn execute_apart(job: &mut dyn Job, tx: &mut Tx<'_>, path: &Arc<Path>) -> rusqli
         Ok(()) => {}
         Err(error) if is_damage(&error) && !tx.db.is_autocommit() => {
             tx.db.execute_batch("ROLLBACK TO job")?;
+            tx.memo = None;
             job.fail(FileError::new(path, error));
         }
         Err(error) => return Err(error),
@@ -371,6 +359,8 @@ impl Batches {
             db: &self.db,
             now: self.clock.now(highest),
             tokens: &mut self.tokens,
+            statements: Rc::default(),
+            memo: None,
         };
         for job in &mut *jobs {
             match apart {

@@ -31,12 +31,15 @@ const RENEW: &str = "
 const COMPLETE: &str = "
     UPDATE keys SET done = 1, keep_until = ?4
     WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
-// Without a LIMIT: the few rows that are needed are read one by one.
+// Without a LIMIT: the few rows that are needed are read one by one. By `iif`, because SQLite evaluates both sides of an
+// AND, and few rows have expired.
 const NEXT: &str = "
-    SELECT id, max(keep_until, iif(done, keep_until, lease_until)) < ?1 AND NOT (
-        lease_until < 0 AND EXISTS (
+    SELECT id, iif(
+        max(keep_until, iif(done, keep_until, lease_until)) < ?1,
+        lease_until >= 0 OR NOT EXISTS (
             SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
-        )
+        ),
+        0
     )
     FROM keys WHERE id > ?2 ORDER BY id";
 const DROP: &str = "DELETE FROM keys WHERE id = ?1";
@@ -144,18 +147,14 @@ pub(super) fn claim(
     let fence = Fence(tx.token());
     let lease_until = clock::lease_end(tx.now, lease);
     let keep_until = after(tx.now, retain);
-    let new = tx.db.prepare_cached(NEW)?.execute(params![
-        key,
-        body,
-        stored(fence),
-        lease_until,
-        keep_until
-    ])?;
+    let new =
+        tx.prepare(NEW)?
+            .execute(params![key, body, stored(fence), lease_until, keep_until])?;
     if new == 1 {
         return Ok(Claim::Acquired(Lease::new(id, fence, NonZeroU32::MIN)));
     }
 
-    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
+    let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key.query_row([key], Known::read)?;
     let same_body = known.body.is_none_or(|known| known == body);
     match known.state(tx.now) {
@@ -169,7 +168,7 @@ pub(super) fn claim(
         KeyState::Free => {}
     }
     let attempt = known.next_attempt(tx.now);
-    tx.db.prepare_cached(AGAIN)?.execute(params![
+    tx.prepare(AGAIN)?.execute(params![
         known.id,
         body,
         stored(fence),
@@ -181,7 +180,7 @@ pub(super) fn claim(
 }
 
 pub(super) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeyState> {
-    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
+    let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key
         .query_row([key.to_be_bytes()], Known::read)
         .optional()?;
@@ -199,7 +198,7 @@ pub(crate) struct Taken {
 /// Returns whether the key is done or in flight.
 #[cfg(feature = "inbox")]
 pub(crate) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>> {
-    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
+    let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key
         .query_row([id.key().to_be_bytes()], Known::read)
         .optional()?;
@@ -216,18 +215,16 @@ pub(crate) fn record(
 ) -> rusqlite::Result<Option<Taken>> {
     let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
     let new = tx
-        .db
-        .prepare_cached(NEW_OF_EVENT)?
+        .prepare(NEW_OF_EVENT)?
         .execute(params![key, body, event, keep_until])?;
     if new == 1 {
         return Ok(None);
     }
-    let mut by_key = tx.db.prepare_cached(BY_KEY)?;
+    let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key.query_row([key], Known::read)?;
     let taken = known.taken(tx.now, id);
     if taken.is_none() {
-        tx.db
-            .prepare_cached(AGAIN_OF_EVENT)?
+        tx.prepare(AGAIN_OF_EVENT)?
             .execute(params![known.id, body, event, keep_until])?;
     }
     Ok(taken)
@@ -248,12 +245,9 @@ pub(super) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settle) -> rusql
         Settle::Complete(retain) => (COMPLETE, after(tx.now, retain)),
         Settle::Release => (RENEW, clock::past(tx.now)),
     };
-    let settled = tx.db.prepare_cached(statement)?.execute(params![
-        key.to_be_bytes(),
-        stored(fence),
-        tx.now,
-        until
-    ])?;
+    let settled =
+        tx.prepare(statement)?
+            .execute(params![key.to_be_bytes(), stored(fence), tx.now, until])?;
     Ok(settled == 1)
 }
 
@@ -287,7 +281,7 @@ impl Upkeep for Purge {
         };
         let mut expired = Vec::new();
         let (mut last, mut left) = (from, rows);
-        let mut next = tx.db.prepare_cached(NEXT)?;
+        let mut next = tx.prepare(NEXT)?;
         let mut next = next.query(params![tx.now, from])?;
         while left > 0
             && let Some(row) = next.next()?
@@ -302,7 +296,7 @@ impl Upkeep for Purge {
         self.skip = 0;
         self.seen = if left == 0 { last } else { 0 };
         for id in expired {
-            tx.db.prepare_cached(DROP)?.execute([id])?;
+            tx.prepare(DROP)?.execute([id])?;
         }
         Ok(())
     }

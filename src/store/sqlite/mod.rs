@@ -570,14 +570,14 @@ mod tests {
         const LIMITED: &str = "SELECT id FROM keys WHERE id > ?1 ORDER BY id LIMIT ?2";
         for limit in 1..10 {
             let first = store.engine.run(Need::Read, move |tx| {
-                let mut limited = tx.db.prepare_cached(LIMITED)?;
+                let mut limited = tx.prepare(LIMITED)?;
                 limited.query_row([0, limit], |row| row.get::<_, i64>(0))
             });
             first.await.unwrap();
         }
         for sql in keys::STATEMENTS.into_iter().chain([LIMITED]) {
             let counts = store.engine.run(Need::Read, move |tx| {
-                let statement = tx.db.prepare_cached(sql)?;
+                let statement = tx.prepare(sql)?;
                 let count = |status| statement.get_status(status);
                 Ok([StatementStatus::Run, StatementStatus::RePrepare].map(count))
             });

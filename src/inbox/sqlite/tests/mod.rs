@@ -297,6 +297,34 @@ async fn everything_outlives_reopening() {
 }
 
 #[tokio::test]
+async fn calls_of_one_transaction_see_each_other() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let calls = queue.run(Need::Durable, |tx| {
+        let kind = keyed(1, 1).delivery.kind().clone();
+        let mut events = Vec::new();
+        for (key, paused) in [(1, false), (2, true), (2, true), (3, false)] {
+            kinds::pause(tx, Some(&kind), paused)?;
+            let accepted = accept::accept(tx, &keyed(key, key as u64), Some(&take()))?;
+            events.push(match accepted {
+                Accepted::New { id, taken } => Some((id.0, taken.is_some())),
+                _ => None,
+            });
+        }
+        Ok(events)
+    });
+    let duplicate = None;
+    let expected = [
+        Some((1, true)),
+        Some((2, false)),
+        duplicate,
+        Some((3, true)),
+    ];
+    assert_eq!(calls.await.unwrap(), expected);
+    assert_eq!(queue.add(keyed(4, 4)).await, 4);
+}
+
+#[tokio::test]
 async fn numbers_are_not_used_twice() {
     let desk = Desk::new();
     let queue = desk.open();

@@ -10,6 +10,7 @@ fn statements() -> impl Iterator<Item = &'static str> {
         &kinds::STATEMENTS,
         &lanes::STATEMENTS,
         &list::STATEMENTS,
+        &memo::STATEMENTS,
         &purge::STATEMENTS,
         &row::STATEMENTS,
         &settle::STATEMENTS,
