@@ -106,7 +106,7 @@ impl HeldLeases {
         let all = lock(&self.all);
         let going = all.values().filter_map(|held| {
             let state = lock(&held.state);
-            (state.end != Some(End::Lost)).then_some(state.valid_until)
+            state.end.is_none().then_some(state.valid_until)
         });
         going.min()
     }
