@@ -15,6 +15,7 @@ mod tests;
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use self::list::Counts;
@@ -142,6 +143,22 @@ impl SqliteQueue {
     ) -> Result<T, StoreError> {
         Ok(self.engine.run(need, work).await?)
     }
+
+    /// Runs durable work that may take an event for the caller. The work is told whether the caller still waits: an event
+    /// that is taken for nobody waits for the end of its lease, and counts as crashed.
+    async fn run_for<T: Send + 'static>(
+        &self,
+        mut work: impl FnMut(&mut Tx<'_>, bool) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let caller = Arc::new(());
+        let awaited = Arc::downgrade(&caller);
+        let result = self.run(Need::Durable, move |tx| {
+            work(tx, awaited.strong_count() > 0)
+        });
+        let result = result.await;
+        drop(caller);
+        result
+    }
 }
 
 impl fmt::Debug for SqliteQueue {
@@ -157,8 +174,9 @@ impl Queue for SqliteQueue {
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let take = take.cloned();
-        self.run(Need::Durable, move |tx| {
-            accept::accept(tx, &event, take.as_ref())
+        self.run_for(move |tx, is_awaited| {
+            let take = take.as_ref().filter(|_| is_awaited);
+            accept::accept(tx, &event, take)
         })
         .await
     }
@@ -193,8 +211,9 @@ impl Queue for SqliteQueue {
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
         let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
-        self.run(Need::Durable, move |tx| {
-            settle::settle(tx, &lease, &settlement, next.as_ref())
+        self.run_for(move |tx, is_awaited| {
+            let next = next.as_ref().filter(|_| is_awaited);
+            settle::settle(tx, &lease, &settlement, next)
         })
         .await
     }

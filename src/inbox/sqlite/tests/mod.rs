@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
+use futures_util::FutureExt;
 use futures_util::future::join_all;
 use rusqlite::{Connection, StatementStatus, params};
 use tempfile::TempDir;
@@ -322,6 +323,38 @@ async fn calls_of_one_transaction_see_each_other() {
     ];
     assert_eq!(calls.await.unwrap(), expected);
     assert_eq!(queue.add(keyed(4, 4)).await, 4);
+}
+
+#[tokio::test]
+async fn nothing_is_taken_for_a_caller_who_gave_up() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let taken = queue.add_and_take(event(1)).await;
+    assert_eq!(queue.add(event(1)).await, 2);
+
+    // Both calls wait behind another one when they are given up.
+    let (start, started) = std::sync::mpsc::channel::<()>();
+    let busy = tokio::spawn({
+        let queue = queue.clone();
+        async move {
+            let wait = queue.run(Need::Durable, move |_| {
+                let _ = started.recv();
+                Ok(())
+            });
+            wait.await
+        }
+    });
+    tokio::task::yield_now().await;
+    let take = take();
+    let accept = queue.accept(event(3), Some(&take));
+    assert!(accept.now_or_never().is_none());
+    let settle = queue.settle(&taken.lease, &Settlement::Handled, Some(&take));
+    assert!(settle.now_or_never().is_none());
+    start.send(()).unwrap();
+    busy.await.unwrap().unwrap();
+    let claimed = queue.take_some(10).await;
+    assert_eq!(ids(&claimed), [2, 3]);
+    assert!(claimed.iter().all(|taken| taken.crashes == 0));
 }
 
 #[tokio::test]
