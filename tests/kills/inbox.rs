@@ -266,7 +266,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
     }
     violations.append(&mut sender.unexpected.lock().unwrap());
     let acknowledged = sender.acknowledged.lock().unwrap().clone();
-    for key in &acknowledged {
+    for key in acknowledged.keys() {
         if !ended.contains(key) {
             violations.push(format!("{key} was acknowledged, and never handled"));
         }
@@ -278,22 +278,21 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             .or_default()
             .push(event.key.unwrap().to_string());
     }
-    let place = |key: &str, first: bool| {
-        let starts: Vec<_> = marks
-            .iter()
-            .enumerate()
-            .filter(|(_, mark)| mark.is_start && mark.key == key)
-            .collect();
-        match first {
-            true => starts.first().map(|(place, _)| *place),
-            false => starts.last().map(|(place, _)| *place),
-        }
-    };
+    let mut starts: HashMap<&str, (usize, usize)> = HashMap::new();
+    for (place, mark) in marks.iter().enumerate().filter(|(_, mark)| mark.is_start) {
+        starts.entry(&mark.key).or_insert((place, place)).1 = place;
+    }
+    let sent = sender.sent.lock().unwrap().clone();
     for keys in chats.values_mut() {
         keys.retain(|key| !redriven.contains(key));
-        for pair in keys.windows(2) {
-            if place(&pair[0], false) > place(&pair[1], true) {
-                violations.push(format!("{} started before {}", pair[1], pair[0]));
+        for (first, second) in keys
+            .iter()
+            .flat_map(|first| keys.iter().map(move |it| (first, it)))
+        {
+            // Two that were sent at the same time may be accepted in either order.
+            let is_before = acknowledged.get(first).is_some_and(|at| *at < sent[second]);
+            if is_before && starts[&**first].1 > starts[&**second].0 {
+                violations.push(format!("{second} started before {first}"));
             }
         }
     }
@@ -501,7 +500,9 @@ struct Sender {
     stop: AtomicBool,
     /// The number of unsettled events that was last seen.
     backlog: AtomicUsize,
-    acknowledged: Mutex<Vec<String>>,
+    /// When each event was sent first.
+    sent: Mutex<HashMap<String, Instant>>,
+    acknowledged: Mutex<HashMap<String, Instant>>,
     /// Answers that are neither 200 nor 503 with `Retry-After`.
     unexpected: Mutex<Vec<String>>,
 }
@@ -516,6 +517,10 @@ impl Sender {
         for number in 0.. {
             let key = format!("event-{sender}-{number}");
             let request = request(&key, fastrand::usize(..CHATS));
+            self.sent
+                .lock()
+                .unwrap()
+                .insert(key.clone(), Instant::now());
             loop {
                 if self.stop.load(Ordering::SeqCst) {
                     return;
@@ -523,7 +528,7 @@ impl Sender {
                 let address = *fastrand::choice(self.addresses.lock().unwrap().iter()).unwrap();
                 match self.send(address, &request) {
                     Some(true) => {
-                        self.acknowledged.lock().unwrap().push(key);
+                        self.acknowledged(key);
                         break;
                     }
                     _ => thread::sleep(Duration::from_millis(50)),
@@ -536,6 +541,13 @@ impl Sender {
                 thread::sleep(Duration::from_millis(50));
             }
         }
+    }
+
+    fn acknowledged(&self, key: String) {
+        self.acknowledged
+            .lock()
+            .unwrap()
+            .insert(key, Instant::now());
     }
 
     /// Waits until deliveries are refused.
@@ -553,9 +565,13 @@ impl Sender {
         for receiver in receivers {
             until(&format!("the answer {status}"), || {
                 let key = format!("probe-{}", NUMBER.fetch_add(1, Ordering::SeqCst));
+                self.sent
+                    .lock()
+                    .unwrap()
+                    .insert(key.clone(), Instant::now());
                 let accepted = self.send(receiver.address, &request(&key, CHATS))?;
                 if accepted {
-                    self.acknowledged.lock().unwrap().push(key);
+                    self.acknowledged(key);
                 }
                 (accepted == with).then_some(())
             });
