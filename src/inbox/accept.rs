@@ -300,22 +300,12 @@ impl<Q: Queue> Shared<Q> {
     /// Refuses a delivery if the queue has reached its limit.
     async fn check_backlog(self: &Arc<Self>, settings: &Settings) -> Result<(), Refusal> {
         let limit = settings.backlog_limit;
-        let asking = {
-            let (shared, time) = (Arc::clone(self), settings.limits.store_timeout);
-            async move {
-                // An error is reported by other calls.
-                let size = timeout(time, shared.queue.size()).await;
-                shared.backlog.lock().is_asking = false;
-                if let Ok(Ok(bytes)) = size {
-                    shared.backlog.see(bytes, limit);
-                }
-            }
-        };
+        let time = settings.limits.store_timeout;
         match self.backlog.is_due() {
             Due::No => {}
-            Due::First => asking.await,
+            Due::First => Asking(Arc::clone(self)).ask(limit, time).await,
             // No delivery waits for it.
-            Due::Again => drop(tokio::spawn(asking)),
+            Due::Again => drop(tokio::spawn(Asking(Arc::clone(self)).ask(limit, time))),
         }
         if self.backlog.lock().bytes < limit {
             return Ok(());
@@ -324,6 +314,25 @@ impl<Q: Queue> Shared<Q> {
             limit,
             retry_after: settings.limits.policy.retry_every,
         })
+    }
+}
+
+/// The one call that asks for the queue's size. Dropping it lets the next one ask, so a runtime that ends or a queue
+/// that panics does not stop the asking for ever.
+struct Asking<Q>(Arc<Shared<Q>>);
+
+impl<Q: Queue> Asking<Q> {
+    async fn ask(self, limit: u64, time: Duration) {
+        // An error is reported by other calls.
+        if let Ok(Ok(bytes)) = timeout(time, self.0.queue.size()).await {
+            self.0.backlog.see(bytes, limit);
+        }
+    }
+}
+
+impl<Q> Drop for Asking<Q> {
+    fn drop(&mut self) {
+        self.0.backlog.lock().is_asking = false;
     }
 }
 
