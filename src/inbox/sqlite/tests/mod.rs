@@ -3,6 +3,8 @@
 #![cfg(test)]
 
 mod model;
+mod person;
+mod shared_keys;
 mod statements;
 
 use std::collections::{BTreeSet, HashSet};
@@ -18,8 +20,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::inbox::event::{EventState, Failure, Kinds, Lane, TakenEvent};
-use crate::store::sqlite::keys;
-use crate::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
+use crate::store::{EventKey, StoreErrorKind};
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -149,97 +150,6 @@ impl SqliteQueue {
 
 fn ids(events: &[TakenEvent]) -> Vec<i64> {
     events.iter().map(|event| event.lease.id.0).collect()
-}
-
-#[tokio::test]
-async fn keys_are_shared_with_a_store_both_ways() {
-    let desk = Desk::new();
-    let store = SqliteStore::open(desk.path()).unwrap();
-    let queue = SqliteQueue::with_store(&store);
-    let claim = async |key| store.claim(&id(key), 30 * SECOND, DAY).await.unwrap();
-    let Claim::Acquired(done) = claim(1).await else {
-        panic!("a new key is not free")
-    };
-    store.complete(&done, DAY).await.unwrap();
-    let Claim::Acquired(in_flight) = claim(2).await else {
-        panic!("a new key is not free")
-    };
-    let Claim::Acquired(released) = claim(3).await else {
-        panic!("a new key is not free")
-    };
-    store.release(&released).await.unwrap();
-
-    let duplicate = queue.accept(keyed(1, 1), None).await.unwrap();
-    assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
-    let other_body = NewEvent {
-        key: Some(EventKey::new("", &1_u64.to_be_bytes(), b"{ }")),
-        ..keyed(1, 1)
-    };
-    let duplicate = queue.accept(other_body, None).await.unwrap();
-    assert!(matches!(
-        duplicate,
-        Accepted::Duplicate { same_body: false }
-    ));
-    let held = queue.accept(keyed(1, 2), None).await.unwrap();
-    assert!(matches!(held, Accepted::InFlight { remaining } if remaining > 29 * SECOND));
-    store.release(&in_flight).await.unwrap();
-    for key in [2, 3, 4] {
-        queue.add(keyed(1, key)).await;
-        assert_eq!(store.peek(&id(key)).await.unwrap(), KeyState::Done);
-        assert!(matches!(claim(key).await, Claim::Done { same_body: true }));
-        let duplicate = queue.accept(keyed(1, key), None).await.unwrap();
-        assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
-    }
-    // The late finisher of a key that the inbox has taken over.
-    assert!(store.complete(&in_flight, DAY).await.is_err());
-}
-
-#[tokio::test]
-async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
-    let desk = Desk::new();
-    let queue = desk.open();
-    let guard = |of: u64| EventKey::new("body", &of.to_be_bytes(), &of.to_be_bytes());
-    let guarded = |key| NewEvent {
-        guard: Some(guard(key)),
-        ..keyed(key as i64, key)
-    };
-    for key in 1..=3 {
-        queue.add_and_take(guarded(key)).await;
-    }
-    let [done, dead, waits] = &queue_all(&desk, &queue, 3).await[..] else {
-        panic!("three were accepted")
-    };
-    queue.end(done, Settlement::Handled).await;
-    let failed = Settlement::Dead {
-        failure: failure(),
-        hold_lane: false,
-    };
-    queue.end(dead, failed).await;
-
-    desk.wait(20 * DAY);
-    for _ in 0..10 {
-        queue.claim(&take(), 0, 0).await.unwrap();
-    }
-    queue.purge_all(DAY).await;
-    assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 4);
-    for key in [2, 3] {
-        let duplicate = queue.accept(guarded(key), None).await.unwrap();
-        assert!(matches!(duplicate, Accepted::Duplicate { same_body: true }));
-        let replayed = NewEvent {
-            key: Some(id(100 + key)),
-            guard: Some(EventKey::new("body", &key.to_be_bytes(), b"another key")),
-            ..event(1)
-        };
-        let replayed = queue.accept(replayed, None).await.unwrap();
-        assert!(matches!(replayed, Accepted::BodyReplayed), "{replayed:?}");
-    }
-    queue.add(guarded(1)).await;
-    queue.discard(dead.lease.id).await.unwrap();
-    queue.discard(waits.lease.id).await.unwrap();
-    for _ in 0..10 {
-        queue.claim(&take(), 0, 0).await.unwrap();
-    }
-    assert_eq!(queue.sql("SELECT count(*) FROM keys").await, 2);
 }
 
 /// Takes events whose leases have expired.
@@ -392,140 +302,6 @@ async fn numbers_are_not_used_twice() {
         ("SELECT count(*) FROM bodies", 1),
     ] {
         assert_eq!(queue.sql(rows).await, count, "{rows}");
-    }
-}
-
-#[tokio::test]
-async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
-    let desk = Desk::new();
-    let queue = desk.open();
-    let dead = NewEvent {
-        dead: Some(failure()),
-        ..keyed(1, 0)
-    };
-    queue.add(dead).await;
-    let taken = join_all((1..=600).map(|key| queue.add_and_take(keyed(key as i64, key)))).await;
-    let waits = queue.add(keyed(600, 601)).await;
-    for (at, event) in taken.iter().enumerate() {
-        let end = match at % 3 {
-            0 => Settlement::Handled,
-            1 => Settlement::Ignored,
-            _ => Settlement::Discarded(failure()),
-        };
-        queue.settle(&event.lease, &end, None).await.unwrap();
-    }
-    assert!(!queue.purge(DAY).await.unwrap());
-    desk.wait(DAY);
-    let bodies = "SELECT count(*) FROM bodies";
-    assert_eq!(queue.sql(bodies).await, 602);
-    assert!(queue.purge(DAY).await.unwrap());
-    assert_eq!(queue.sql(bodies).await, 602 - 256);
-    queue.purge_all(DAY).await;
-    assert_eq!(queue.sql(bodies).await, 202);
-    let handled = taken[0].lease.id;
-    assert_eq!(queue.state(handled.0).await, EventState::Handled);
-    let redriven = queue.redrive(handled).await.unwrap();
-    assert_eq!(redriven, Change::WithoutBody);
-
-    desk.wait(8 * DAY);
-    queue.purge_all(DAY).await;
-    assert_eq!(queue.sql("SELECT count(*) FROM events").await, 2);
-    assert_eq!(queue.sql("SELECT count(*) FROM failures").await, 1);
-    assert_eq!(queue.sql(bodies).await, 2);
-    assert_eq!(queue.state(waits).await, EventState::Waiting);
-}
-
-#[tokio::test]
-async fn forget_finds_all_events_of_a_chat() {
-    let desk = Desk::new();
-    let queue = desk.open();
-    join_all((0..300).map(|at| queue.add(event(at % 3)))).await;
-    assert_eq!(queue.forget("chat-1").await.unwrap(), 100);
-    assert_eq!(queue.forget("chat-1").await.unwrap(), 0);
-    assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 200);
-    let lanes: BTreeSet<_> = queue.take_some(10).await.iter().map(|e| e.lane).collect();
-    assert_eq!(lanes, BTreeSet::from([Some(Lane(0)), Some(Lane(2))]));
-}
-
-#[tokio::test]
-async fn lists_are_complete_in_both_directions() {
-    let desk = Desk::new();
-    let queue = desk.open();
-    let began = desk.clocks.lock().unwrap().0;
-    for lane in 0..30 {
-        desk.wait(SECOND);
-        let taken = queue.add_and_take(keyed(lane, lane as u64)).await;
-        match lane % 3 {
-            0 => drop(queue.end(&taken, Settlement::Handled).await),
-            1 => drop(queue.end(&taken, retry(DAY, true)).await),
-            _ => {
-                let hold_lane = lane % 2 == 0;
-                let failure = failure();
-                let dead = Settlement::Dead { failure, hold_lane };
-                queue.end(&taken, dead).await;
-            }
-        }
-    }
-    let list = async |filter: &Filter, newest_first| {
-        let mut page = Page {
-            after: None,
-            limit: 4,
-            newest_first,
-        };
-        let mut all = Vec::new();
-        loop {
-            let events = queue.list(filter, page).await.unwrap();
-            page.after = events.last().map(|event| event.id);
-            all.extend(events.iter().map(|event| event.id.0));
-            if events.len() < page.limit {
-                break;
-            }
-        }
-        if newest_first {
-            all.reverse();
-        }
-        all
-    };
-    for newest_first in [false, true] {
-        let every_third = |first| (first..=30).step_by(3).collect::<Vec<i64>>();
-        let of = |states: &[EventState]| Filter {
-            states: states.to_vec(),
-            ..Filter::default()
-        };
-        for (filter, expected) in [
-            (Filter::default(), (1..=30).collect()),
-            (of(&[EventState::Handled]), every_third(1)),
-            (of(&[EventState::Retrying]), every_third(2)),
-            (of(&[EventState::Dead]), every_third(3)),
-            (
-                of(&[EventState::Dead, EventState::Retrying]),
-                (1..=30).filter(|id| id % 3 != 1).collect(),
-            ),
-            (
-                Filter {
-                    chat: Some("chat-7".to_owned()),
-                    ..Filter::default()
-                },
-                vec![8],
-            ),
-            (
-                Filter {
-                    accepted_from: Some(began + 5 * SECOND),
-                    accepted_until: Some(began + 8 * SECOND),
-                    ..Filter::default()
-                },
-                vec![5, 6, 7],
-            ),
-            (
-                Filter {
-                    kinds: vec![EventKind::CHAT_CLOSED],
-                    ..Filter::default()
-                },
-                vec![],
-            ),
-        ] {
-            assert_eq!(list(&filter, newest_first).await, expected, "{filter:?}");
-        }
     }
 }
 

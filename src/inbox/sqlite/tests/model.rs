@@ -1,5 +1,7 @@
 //! The queue returns what the one in memory returns.
 
+#![cfg(test)]
+
 use super::*;
 use crate::inbox::memory::MemoryQueue;
 

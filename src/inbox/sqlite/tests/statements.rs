@@ -1,6 +1,9 @@
 //! The statements: compiled once, and each with its index.
 
+#![cfg(test)]
+
 use super::*;
+use crate::store::sqlite::keys;
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
