@@ -164,6 +164,11 @@
 //! No secret and no payload is logged. A layer of your own around these layers can read the outcome, or the
 //! refusal, in the response's extensions: see [`Decision`].
 //!
+//! # Telemetry
+//!
+//! An observer sees every delivery, attempt and call of the store. This crate has observers that warn before the
+//! platform disables a webhook, notice a webhook that delivers nothing any more, and record metrics: see [`telemetry`].
+//!
 //! # Features
 //!
 //! | feature | adds | default |
@@ -173,6 +178,7 @@
 //! | `redis` | `store::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `store::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `inbox` | `inbox`: events are acknowledged when they are stored, and handled later. `MemoryQueue`; with `sqlite`, `SqliteQueue`; with `postgres`, `PostgresQueue` | no |
+//! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass; with `inbox`, `inbox::conformance` for every `Queue` | no |
@@ -220,7 +226,7 @@ mod execution;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod storage;
 pub mod store;
-mod telemetry;
+pub mod telemetry;
 
 // The layers, and how they answer.
 mod answer;

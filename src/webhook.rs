@@ -1,5 +1,6 @@
 //! Both layers behind one builder.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tower_layer::Layer;
@@ -11,6 +12,7 @@ use crate::signature::{HeaderNames, Secrets, Signature, SignatureLayer};
 #[cfg(feature = "moka")]
 use crate::store::MokaStore;
 use crate::store::Store;
+use crate::telemetry::Observer;
 
 /// Verifies and deduplicates deliveries: a [`SignatureLayer`] around an [`IdempotencyLayer`].
 ///
@@ -94,6 +96,39 @@ impl<St: Store> WebhookLayer<St> {
         self.signature = self.signature.sender_policy(policy);
         self.idempotency = self.idempotency.sender_policy(policy)?;
         Ok(self)
+    }
+
+    /// Reports each delivery, each attempt, and each call of the store to an observer: see
+    /// [`telemetry`](crate::telemetry).
+    ///
+    /// ```
+    /// # use tower_webhook::telemetry::FailureBudget;
+    /// # use tower_webhook::{Secret, WebhookLayer};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let budget = FailureBudget::default();
+    /// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer(budget.clone());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        let observer = Arc::new(observer);
+        self.signature = self.signature.observer(Arc::clone(&observer));
+        self.idempotency = self.idempotency.observer(observer);
+        self
+    }
+
+    /// See [`SignatureLayer::buffered`].
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.signature.buffered()
+    }
+
+    /// Records the memory of the bodies that are being received, and the number of detached runs: see the
+    /// [table of metrics](crate::docs::metrics).
+    #[cfg(feature = "metrics")]
+    pub fn record_metrics(&self) {
+        self.signature.record_metrics();
+        self.idempotency.record_metrics();
     }
 
     /// See [`IdempotencyLayer::runs`].

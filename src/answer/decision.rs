@@ -93,6 +93,14 @@ impl Decision {
         }
     }
 
+    /// Returns the error that led to the answer: that of the outcome, or the refusal.
+    pub(crate) fn reason(&self) -> Option<&(dyn Error + 'static)> {
+        match self.refusal() {
+            Some(refusal) => Some(refusal),
+            None => self.outcome()?.reason(),
+        }
+    }
+
     /// Returns the value of the event header, if the request has exactly one and it is valid.
     #[must_use]
     pub fn kind(&self) -> Option<&EventKind> {

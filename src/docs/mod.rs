@@ -8,6 +8,7 @@
 //! - [`tower_http`]: the order of tower-http's layers and those of this crate
 //! - [`testing`]: tests of your handlers, and the platform on your own machine
 //! - [`operations`]: running a receiver, and solving problems with it
+//! - [`metrics`]: metrics for dashboards and alarms
 //!
 //! To rely on it:
 //!
@@ -82,6 +83,7 @@ macro_rules! page {
             doc = "[`Retry::give_up_after`]: crate::inbox::Retry::give_up_after"
         )]
         #[cfg_attr(feature = "inbox", doc = "[`concurrency`]: crate::inbox::Worker::concurrency")]
+        #[cfg_attr(feature = "metrics", doc = "[`Metrics`]: crate::telemetry::Metrics")]
         #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::store::MokaStore")]
         #[cfg_attr(
             feature = "moka",
@@ -108,6 +110,7 @@ page!(architecture, "architecture.md");
 page!(getting_started, "getting_started.md");
 page!(guarantees, "guarantees.md");
 page!(inbox, "inbox.md", tested_with = "inbox");
+page!(metrics, "metrics.md", tested_with = "metrics");
 page!(operations, "operations.md");
 page!(platform, "platform.md");
 page!(stores, "stores.md");

@@ -19,6 +19,7 @@ use crate::deadline::Deadline;
 use crate::error::Chain;
 use crate::outcome::Outcome;
 use crate::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
+use crate::telemetry::{CallError, CallTarget, Observers};
 
 /// A store, and how leases on its keys are held.
 #[derive(Clone, Debug)]
@@ -26,6 +27,7 @@ pub(crate) struct Leases<St> {
     pub(crate) store: St,
     pub(crate) limits: Limits,
     pub(crate) runs: Runs,
+    pub(crate) observers: Observers,
     pub(super) renewals: Renewals<St>,
     pub(super) secrets: NotedSecrets,
 }
@@ -48,6 +50,7 @@ impl<St: Store> Leases<St> {
             store,
             limits,
             runs: Runs::new(1024),
+            observers: Observers::default(),
             renewals: Renewals::default(),
             secrets: NotedSecrets::default(),
         }
@@ -59,7 +62,7 @@ impl<St: Store> Leases<St> {
         let claim = self
             .store
             .claim(&key, self.claimed(), self.limits.retention);
-        let lease = match self.within_limit(claim).await? {
+        let lease = match self.call("claim", claim).await? {
             Claim::Acquired(lease) => lease,
             Claim::InFlight {
                 remaining,
@@ -92,18 +95,23 @@ impl<St: Store> Leases<St> {
 
     /// Returns what the store knows of the key.
     pub(crate) async fn peek(&self, key: &EventKey) -> Result<KeyState, StoreError> {
-        self.within_limit(self.store.peek(key)).await
+        self.call("peek", self.store.peek(key)).await
     }
 
-    pub(super) async fn within_limit<T, E: From<StoreError>>(
+    /// Calls the store, within its time limit.
+    pub(super) async fn call<T, E: CallError>(
         &self,
-        operation: impl Future<Output = Result<T, E>>,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, E>>,
     ) -> Result<T, E> {
-        tokio::select! {
+        let observed = self.observers.begin(CallTarget::Store, operation);
+        let result = tokio::select! {
             biased;
-            result = operation => result,
+            result = call => result,
             () = Deadline::new(self.limits.store_timeout) => Err(StoreError::timed_out().into()),
-        }
+        };
+        observed.end(&result);
+        result
     }
 
     /// How long a key is claimed at a time.
@@ -150,7 +158,7 @@ impl<St: Store> HeldLease<St> {
         loop {
             let leases = &self.leases;
             let completion = leases.store.complete(&self.lease, leases.limits.retention);
-            let error = match leases.within_limit(completion).await {
+            let error = match leases.call("complete", completion).await {
                 Ok(()) => {
                     self.settled = true;
                     return Ok(());
@@ -238,7 +246,7 @@ async fn release_later<St: Store>(leases: Arc<Leases<St>>, lease: Lease) {
 
 /// Returns whether the lease has ended.
 async fn release<St: Store>(leases: &Leases<St>, lease: &Lease) -> bool {
-    match leases.within_limit(leases.store.release(lease)).await {
+    match leases.call("release", leases.store.release(lease)).await {
         Ok(()) => true,
         Err(SettleError::LeaseExpired) => {
             tracing::debug!("the lease had expired before its release");

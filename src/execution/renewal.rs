@@ -316,7 +316,7 @@ impl<St: Store> LostAtEnd<St> {
         let mut valid_until = lock(state).valid_until;
         loop {
             let asked = Instant::now();
-            let renewal = leases.within_limit(leases.store.renew(lease, duration));
+            let renewal = leases.call("renew", leases.store.renew(lease, duration));
             let next = match timeout_at(valid_until, renewal).await {
                 Ok(Ok(())) => {
                     valid_until = asked + duration;

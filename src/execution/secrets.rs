@@ -64,7 +64,7 @@ impl<St: Store> Leases<St> {
             return;
         }
         // Boxed, since it would make every run larger.
-        let noted = Box::pin(self.within_limit(self.others_than(secret)));
+        let noted = Box::pin(self.call("secrets", self.others_than(secret)));
         if let Err(error) = noted.await {
             self.secrets.forget();
             tracing::debug!(reason = %Chain(&error), "the secret could not be noted");
@@ -74,7 +74,7 @@ impl<St: Store> Leases<St> {
     /// Whether other secrets than `secret` verified deliveries of the namespace lately. `false` when that is unknown.
     pub(crate) async fn has_other_secrets(&self, secret: Option<NonZeroU16>) -> bool {
         let Some(secret) = secret else { return false };
-        let others = self.within_limit(self.others_than(secret)).await;
+        let others = self.call("secrets", self.others_than(secret)).await;
         others.unwrap_or_else(|error: StoreError| {
             tracing::debug!(reason = %Chain(&error), "the secrets of the namespace are unknown");
             false

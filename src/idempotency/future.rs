@@ -13,7 +13,7 @@ use crate::answer::{Decision, ResponseBody};
 use crate::execution::Leases;
 use crate::outcome::Outcome;
 use crate::store::Store;
-use crate::telemetry::DeliverySpan;
+use crate::telemetry::{DeliverySpan, Observation};
 
 /// The response future of [`Idempotency`](super::Idempotency). If it is dropped while the event is
 /// handled, the run continues as a task.
@@ -89,6 +89,7 @@ impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
             let span = self.span.take().unwrap_or_else(DeliverySpan::current);
             let _entered = span.enter();
             let span = span.clone();
+            self.leases.observers.observe(&Observation::Detached);
             self.leases.runs.adopt(async move {
                 if let Ended::Answered(result) = run.await {
                     span.finish(result.as_ref().map_or(Decision::FAILED, Decision::name_of));

@@ -8,6 +8,7 @@ use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 use crate::execution::{Leases, Limits, Runs};
 use crate::store::Store;
+use crate::telemetry::{Observer, Observers};
 
 /// Deduplicates deliveries: claims the key of an event in a [`Store`] before the inner service runs, and
 /// settles the claim by the [`Outcome`](crate::Outcome) or the status of its response.
@@ -53,6 +54,20 @@ impl<St: Store> IdempotencyLayer<St> {
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         self.leases.limits.namespace = namespace.into();
         self
+    }
+
+    /// Reports each attempt, and each call of the store, to an observer: see [`telemetry`](crate::telemetry).
+    ///
+    /// Without it, [`SignatureLayer::observer`](crate::SignatureLayer::observer) still reports the deliveries.
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.leases.observers = Observers::new(observer);
+        self
+    }
+
+    /// Records the number of detached runs: see the [table of metrics](crate::docs::metrics).
+    #[cfg(feature = "metrics")]
+    pub fn record_metrics(&self) {
+        metrics::gauge!(crate::telemetry::DETACHED_NOW).set(self.leases.runs.detached() as f64);
     }
 
     /// Derives retention, lease and `Retry-After` from the limits of another sender.

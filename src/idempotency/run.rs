@@ -2,7 +2,6 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::{Request, Response};
 use tower_service::Service;
@@ -15,6 +14,7 @@ use crate::answer::{Answer, Decision, ResponseBody};
 use crate::execution::{Leases, attempt};
 use crate::outcome::Outcome;
 use crate::store::Store;
+use crate::telemetry::{AttemptEnd, AttemptWatch};
 use crate::verified::Verified;
 
 /// How a run ended.
@@ -40,7 +40,7 @@ where
 {
     let claims = Claims::take(&leases, rules, request.body()).await;
     Ended::Answered(match claims {
-        Ok(claims) => call(claims, inner, request, leases.limits.handler_timeout).await,
+        Ok(claims) => call(claims, inner, request, &leases).await,
         Err(NotClaimed::InFlight(other)) => {
             return Ended::InFlight(other.inside_another(request.body().is_claimed()));
         }
@@ -63,7 +63,7 @@ async fn call<St, S, B>(
     mut claims: Claims<St>,
     mut inner: S,
     mut request: Box<Request<Verified>>,
-    limit: Duration,
+    leases: &Leases<St>,
 ) -> Result<Response<ResponseBody<B>>, S::Error>
 where
     St: Store,
@@ -76,23 +76,51 @@ where
         Verified::set_claimed(&mut request, claims.attempt());
     }
 
+    let watch = AttemptWatch::new(
+        &leases.observers,
+        request.body().delivery(),
+        claims.attempt(),
+    );
     let work = async move {
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(*request).await
     };
-    let mut attempted = attempt(work, limit, claims.lost()).await;
-    let settled = match settlement(&mut attempted) {
-        Settlement::Complete => claims.complete().await,
+    let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
+    let (settled, end) = match settlement(&mut attempted) {
+        Settlement::Complete => match claims.complete().await {
+            Ok(()) => (Ok(()), AttemptEnd::Settled),
+            Err(outcome) => (Err(outcome), AttemptEnd::Retry { after: None }),
+        },
         Settlement::Release => {
             claims.release().await;
-            Ok(())
+            (Ok(()), AttemptEnd::Retry { after: None })
         }
         // Dropping the claims releases the other one, if there are two.
-        Settlement::Lost => Ok(()),
+        Settlement::Lost => (Ok(()), AttemptEnd::Lost),
     };
-    match settled.and(attempted) {
+    let ended = settled.and(attempted);
+    if watch.is_observed() {
+        report(watch, end, &ended);
+    }
+    match ended {
         Ok(result) => result.map(|response| response.map(ResponseBody::service)),
         Err(outcome) => Ok(ResponseBody::answer(outcome)),
+    }
+}
+
+/// Reports an attempt to the observer.
+fn report<B, E>(
+    watch: AttemptWatch,
+    end: AttemptEnd,
+    ended: &Result<Result<Response<B>, E>, Outcome>,
+) {
+    match ended {
+        Ok(Ok(response)) => {
+            let reason = Decision::of(response).and_then(Decision::reason);
+            watch.ended(Decision::name_of(response), end, reason);
+        }
+        Ok(Err(_)) => watch.ended(Decision::FAILED, end, None),
+        Err(outcome) => watch.ended(outcome.name(), end, outcome.reason()),
     }
 }
 

@@ -200,10 +200,8 @@ async fn accept<Q: Queue>(
     let asked = Instant::now();
     let accepting = shared.queue.accept(event, room.as_ref().map(Room::take));
     // Longer than the client waits: what takes effect late is handled here, too.
-    let result = match timeout(settings.limits.lease(), accepting).await {
-        Ok(result) => result,
-        Err(_) => Err(StoreError::timed_out()),
-    };
+    let limit = settings.limits.lease();
+    let result = settings.call_within(limit, "accept", accepting).await;
     let retry_after = settings.limits.policy.retry_every;
     let (answered, taken) = match result {
         Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),

@@ -52,6 +52,8 @@ pub mod conformance;
 mod event;
 mod lane;
 mod memory;
+#[cfg(feature = "metrics")]
+mod metrics;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod queue;
@@ -62,10 +64,11 @@ mod trip;
 mod worker;
 
 use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 
 use self::accept::Backlog;
 pub use self::accept::{Accept, AcceptFuture, Refusal};
@@ -88,6 +91,7 @@ use crate::delivery::RawDelivery;
 use crate::event::{EventKind, SenderPolicy};
 use crate::execution::Limits;
 use crate::store::StoreError;
+use crate::telemetry::{CallTarget, Observer, Observers};
 
 /// Accepts events into a [`Queue`], and lists and changes them.
 ///
@@ -105,6 +109,8 @@ struct Shared<Q> {
     queue: Q,
     workers: Workers,
     backlog: Backlog,
+    #[cfg(feature = "metrics")]
+    gauges: crate::telemetry::Gauges,
 }
 
 #[derive(Clone)]
@@ -115,6 +121,35 @@ struct Settings {
     reject_changed_bodies: bool,
     replay_guard: bool,
     lane_of: LaneOf,
+    observers: Observers,
+}
+
+impl Settings {
+    /// Calls the queue.
+    async fn call<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let observed = self.observers.begin(CallTarget::Queue, operation);
+        let result = call.await;
+        observed.end(&result);
+        result
+    }
+
+    /// Calls the queue within a time limit.
+    async fn call_within<T>(
+        &self,
+        limit: Duration,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        self.call(operation, async {
+            let result = timeout(limit, call).await;
+            result.unwrap_or_else(|_| Err(StoreError::timed_out()))
+        })
+        .await
+    }
 }
 
 impl<Q: Queue> Inbox<Q> {
@@ -128,6 +163,8 @@ impl<Q: Queue> Inbox<Q> {
                 queue,
                 workers: Workers::default(),
                 backlog: Backlog::default(),
+                #[cfg(feature = "metrics")]
+                gauges: crate::telemetry::Gauges::default(),
             }),
             settings: Settings {
                 limits,
@@ -136,6 +173,7 @@ impl<Q: Queue> Inbox<Q> {
                 reject_changed_bodies: false,
                 replay_guard: false,
                 lane_of: LaneOf::default(),
+                observers: Observers::default(),
             },
         }
     }
@@ -287,6 +325,29 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
+    /// Reports each attempt of the workers, and each call of the queue, to an observer: see
+    /// [`telemetry`](crate::telemetry). The deliveries are reported by
+    /// [`SignatureLayer::observer`](crate::SignatureLayer::observer), which should have the same observer.
+    ///
+    /// ```
+    /// # use tower::Layer;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::telemetry::FailureBudget;
+    /// # use tower_webhook::{Secret, SignatureLayer};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let budget = FailureBudget::default();
+    /// let inbox = Inbox::new(MemoryQueue::new()).observer(budget.clone());
+    /// let webhooks = SignatureLayer::new(Secret::new("8c1f…")?)
+    ///     .observer(budget.clone())
+    ///     .layer(inbox.accept());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.settings.observers = Observers::new(observer);
+        self
+    }
+
     /// Returns the service that accepts verified deliveries. It is the inner service of a
     /// [`SignatureLayer`](crate::SignatureLayer).
     pub fn accept(&self) -> Accept<Q> {
@@ -305,7 +366,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
-        self.shared.queue.list(filter, page).await
+        let list = self.shared.queue.list(filter, page);
+        self.settings.call("list", list).await
     }
 
     /// Returns an event with its body and its failures, if there is such an event.
@@ -314,7 +376,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.shared.queue.get(id).await
+        self.settings.call("get", self.shared.queue.get(id)).await
     }
 
     /// Tries a dead or settled event again. It does not wait for its lane, and its handler can recognise it by
@@ -328,7 +390,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        let change = self.shared.queue.redrive(id).await?;
+        let redrive = self.shared.queue.redrive(id);
+        let change = self.settings.call("redrive", redrive).await?;
         self.shared.workers.wake();
         Ok(change)
     }
@@ -342,7 +405,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        let change = self.shared.queue.discard(id).await?;
+        let discard = self.shared.queue.discard(id);
+        let change = self.settings.call("discard", discard).await?;
         if change == Change::Made {
             self.shared.workers.revoke(id);
         }
@@ -359,7 +423,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        let deleted = self.shared.queue.forget(chat).await?;
+        let forget = self.shared.queue.forget(chat);
+        let deleted = self.settings.call("forget", forget).await?;
         self.shared.workers.check();
         self.shared.workers.wake();
         Ok(deleted)
@@ -373,7 +438,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn pause(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        self.shared.queue.pause(kind, true).await
+        let pause = self.shared.queue.pause(kind, true);
+        self.settings.call("pause", pause).await
     }
 
     /// Ends the [`pause`](Self::pause) of a kind, or with `None` the pause of all events. A kind that was paused on its
@@ -383,7 +449,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        self.shared.queue.pause(kind, false).await?;
+        let resume = self.shared.queue.pause(kind, false);
+        self.settings.call("pause", resume).await?;
         self.shared.workers.wake();
         Ok(())
     }
@@ -394,7 +461,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn stats(&self) -> Result<Stats, StoreError> {
-        self.shared.queue.stats().await
+        self.settings.call("stats", self.shared.queue.stats()).await
     }
 
     /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.

@@ -48,6 +48,10 @@ impl Budget {
             retry_after,
         }
     }
+
+    pub(super) fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
 }
 
 /// One body's part of the budget, returned on drop.

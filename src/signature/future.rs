@@ -20,7 +20,7 @@ use crate::answer::{Answer, Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
-use crate::telemetry::DeliverySpan;
+use crate::telemetry::{DeliverySpan, DeliveryWatch, Ending};
 use crate::verified::Verified;
 
 pin_project! {
@@ -32,6 +32,7 @@ pin_project! {
         S: Service<Request<Verified>>,
     {
         span: DeliverySpan,
+        watch: DeliveryWatch,
         #[pin]
         state: State<S, B>,
     }
@@ -72,6 +73,7 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
     pub(super) fn refuse(refusal: Refusal, headers: HeaderMap, config: Arc<Config>) -> Self {
         Self {
             span: DeliverySpan::new(&headers),
+            watch: DeliveryWatch::new(&config.observers),
             state: State::Refused {
                 refused: Some((refusal, headers)),
                 config,
@@ -87,9 +89,11 @@ impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
         config: Arc<Config>,
     ) -> Self {
         let span = DeliverySpan::new(&parts.headers);
+        let watch = DeliveryWatch::new(&config.observers);
         let rest = Some((parts, inner));
         Self {
             span,
+            watch,
             state: State::Receiving {
                 receive,
                 rest,
@@ -108,7 +112,7 @@ where
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
-        let span = &*this.span;
+        let (span, watch) = (&*this.span, this.watch);
         let _entered = span.enter();
         loop {
             match this.state.as_mut().project() {
@@ -126,11 +130,13 @@ where
                     });
                     match verified {
                         Ok(verified) => {
+                            watch.verified(verified.delivery());
                             let request = Some(verified.into_request(parts));
                             this.state.set(State::Verified { inner, request });
                         }
                         Err(refusal) => {
                             let response = refuse(refusal, parts.headers, config, span);
+                            answered(watch, &response);
                             return Poll::Ready(Ok(response));
                         }
                     }
@@ -138,6 +144,7 @@ where
                 StateProj::Verified { inner, request } => {
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
                         span.finish(Decision::FAILED);
+                        failed(watch);
                         return Poll::Ready(Err(error));
                     }
                     let Some(request) = request.take() else {
@@ -153,13 +160,19 @@ where
                         (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
                         _ => Decision::FAILED,
                     });
+                    match &result {
+                        Ok(response) => answered(watch, response),
+                        Err(_) => failed(watch),
+                    }
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
                 StateProj::Refused { refused, config } => {
                     let Some((refusal, headers)) = refused.take() else {
                         return Poll::Pending;
                     };
-                    return Poll::Ready(Ok(refuse(refusal, headers, config, span)));
+                    let response = refuse(refusal, headers, config, span);
+                    answered(watch, &response);
+                    return Poll::Ready(Ok(response));
                 }
             }
         }
@@ -190,6 +203,33 @@ fn refuse<B>(
     span.finish(row.name);
     headers.clear();
     ResponseBody::refuse_request(refusal, kind, is_verified, headers)
+}
+
+/// Reports an answer to the observer.
+#[inline]
+fn answered<B>(watch: &mut DeliveryWatch, response: &Response<B>) {
+    if !watch.is_observed() {
+        return;
+    }
+    let decision = Decision::of(response);
+    watch.ended(&Ending {
+        outcome: decision.map_or(Decision::FAILED, Decision::name),
+        status: Some(response.status()),
+        kind: decision.and_then(Decision::kind),
+        is_verified: decision.is_some_and(Decision::is_verified),
+        reason: decision.and_then(Decision::reason),
+    });
+}
+
+/// Reports to the observer that the inner service failed, so that there is no answer.
+fn failed(watch: &mut DeliveryWatch) {
+    watch.ended(&Ending {
+        outcome: Decision::FAILED,
+        status: None,
+        kind: None,
+        is_verified: true,
+        reason: None,
+    });
 }
 
 /// The longest kind in bytes that is recorded of a refused request, since anybody can send one.

@@ -10,7 +10,7 @@ use super::service::Signature;
 use super::verify::Authentication;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
-use crate::telemetry::Throttle;
+use crate::telemetry::{Observer, Observers, Throttle};
 
 /// Verifies deliveries, and passes them on as `Request<`[`Verified`](crate::Verified)`>`. Refuses all other requests.
 ///
@@ -28,6 +28,7 @@ pub(super) struct Config {
     pub(super) bounds: Bounds,
     pub(super) require_key: bool,
     pub(super) throttle: Arc<Throttle>,
+    pub(super) observers: Observers,
 }
 
 impl SignatureLayer {
@@ -55,6 +56,7 @@ impl SignatureLayer {
                 },
                 require_key: false,
                 throttle: Arc::default(),
+                observers: Observers::default(),
             },
         }
     }
@@ -141,6 +143,34 @@ impl SignatureLayer {
     pub fn require_key(mut self) -> Self {
         self.config.require_key = true;
         self
+    }
+
+    /// Reports each delivery, and each request that is refused, to an observer: see [`telemetry`](crate::telemetry).
+    ///
+    /// ```
+    /// # use tower_webhook::telemetry::FailureBudget;
+    /// # use tower_webhook::{Secret, SignatureLayer};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let layer = SignatureLayer::new(Secret::new("8c1f…")?).observer(FailureBudget::default());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.config.observers = Observers::new(observer);
+        self
+    }
+
+    /// Returns the memory, in bytes, that bodies take now which are being received. The first 64 KiB of each do not count,
+    /// as for [`max_buffered`](Self::max_buffered).
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.config.bounds.budget.used()
+    }
+
+    /// Records the memory of the bodies that are being received: see the [table of metrics](crate::docs::metrics).
+    #[cfg(feature = "metrics")]
+    pub fn record_metrics(&self) {
+        metrics::gauge!(crate::telemetry::BUFFERED).set(self.buffered() as f64);
     }
 
     /// Derives `Retry-After` from the limits of another sender: its

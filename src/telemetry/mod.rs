@@ -1,9 +1,64 @@
-//! The telemetry of a delivery.
+//! What happens to deliveries, for operators: observations, the failure budget, silence, and metrics.
+//!
+//! An [`Observer`] sees each delivery, attempt and call of a store when it has ended. This module has these:
+//!
+//! - [`FailureBudget`] counts failed deliveries against the limit above which the platform disables a webhook, and logs
+//!   warnings before that.
+//! - [`Silence`] notices that a webhook delivers nothing any more.
+#![cfg_attr(
+    feature = "metrics",
+    doc = "- [`Metrics`] records metrics through the [`metrics`](https://docs.rs/metrics) facade."
+)]
+#![cfg_attr(
+    not(feature = "metrics"),
+    doc = "- `Metrics` records metrics through the [`metrics`](https://docs.rs/metrics) facade (feature `metrics`)."
+)]
+//!
+//! Without an observer, none of this costs anything.
+//!
+//! ```
+//! use tower_webhook::telemetry::{FailureBudget, Silence};
+//! use tower_webhook::{Secret, WebhookLayer};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_webhook::ConfigError> {
+//! let budget = FailureBudget::default();
+//! let silence = Silence::new().learn();
+//! tokio::spawn(silence.clone().watch());
+//!
+//! let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer((budget.clone(), silence));
+//! # Ok(())
+//! # }
+//! ```
 
+mod budget;
+mod calls;
+mod labels;
+#[cfg(feature = "metrics")]
+mod metrics;
+mod observer;
 mod short;
+mod silence;
 mod span;
 mod throttle;
+mod watch;
 
+pub use self::budget::{FailureBudget, Spent};
+pub(crate) use self::calls::CallError;
+#[cfg(feature = "metrics")]
+pub use self::metrics::Metrics;
+#[cfg(feature = "metrics")]
+pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};
+#[cfg(all(feature = "metrics", feature = "inbox"))]
+pub(crate) use self::metrics::{
+    BYTES, DEAD, Gauges, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
+};
+pub(crate) use self::observer::Observers;
+pub use self::observer::{
+    AttemptEnd, AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,
+};
 pub(crate) use self::short::Short;
+pub use self::silence::{Silence, Silent};
 pub(crate) use self::span::DeliverySpan;
 pub(crate) use self::throttle::Throttle;
+pub(crate) use self::watch::{AttemptWatch, DeliveryWatch, Ending};

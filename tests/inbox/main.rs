@@ -8,6 +8,8 @@ mod exactly_once;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;
+#[cfg(all(feature = "metrics", feature = "moka"))]
+mod metrics;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres;
 #[cfg(feature = "postgres")]
@@ -18,4 +20,5 @@ mod published;
 mod rolling;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
+mod telemetry;
 mod worker;

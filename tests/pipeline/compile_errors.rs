@@ -161,6 +161,7 @@ fn features() -> String {
         ("conformance", cfg!(feature = "conformance")),
         ("default", cfg!(feature = "default")),
         ("inbox", cfg!(feature = "inbox")),
+        ("metrics", cfg!(feature = "metrics")),
         ("moka", cfg!(feature = "moka")),
         ("postgres", cfg!(feature = "postgres")),
         ("redis", cfg!(feature = "redis")),

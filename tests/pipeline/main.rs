@@ -14,5 +14,6 @@ mod runs;
 mod secrets;
 mod signatures;
 mod sockets;
+mod telemetry;
 mod tower_http;
 mod tracing;

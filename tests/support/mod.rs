@@ -6,6 +6,7 @@
 pub(crate) mod delivery;
 pub(crate) mod log;
 pub(crate) mod net;
+pub(crate) mod observer;
 pub(crate) mod postgres;
 pub(crate) mod program;
 pub(crate) mod redis;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::yield_now;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tower_service::Service;
 use tracing::Instrument;
 
@@ -19,10 +19,10 @@ use super::leases::{End, HeldLease};
 use super::{OnFailure, Pool, lock};
 use crate::delivery::RawDelivery;
 use crate::error::{BoxError, Chain};
+use crate::event::EventKind;
 use crate::execution::attempt;
 use crate::outcome::Outcome;
-use crate::store::StoreError;
-use crate::telemetry::DeliverySpan;
+use crate::telemetry::{AttemptEnd, AttemptWatch, DeliverySpan, Observation};
 
 /// An event to be handled.
 pub(super) struct Attempt {
@@ -129,6 +129,8 @@ impl<Q: Queue> Pool<Q> {
             yield_now().await;
         }
         let lease = event.delivery.lease();
+        let delivery = &event.delivery;
+        let watch = AttemptWatch::new(&self.settings.observers, delivery, delivery.attempt());
         let outcome = match event.crashes >= self.rules.max_crashes {
             true => Err(Cut::Crashed),
             false => {
@@ -155,11 +157,17 @@ impl<Q: Queue> Pool<Q> {
             _ => outcome,
         };
         let settlement = self.settlement(&event, &outcome, is_probe);
-        span.finish(match &outcome {
-            Ok(outcome) => outcome.name(),
-            Err(Cut::Crashed) => CRASHED,
-            Err(Cut::Interrupted) => "interrupted",
-        });
+        let (name, reason) = match &outcome {
+            Ok(outcome) => (outcome.name(), outcome.reason()),
+            Err(Cut::Crashed) => (CRASHED, None),
+            Err(Cut::Interrupted) => ("interrupted", None),
+        };
+        span.finish(name);
+        watch.ended(
+            name,
+            settlement.as_ref().map_or(AttemptEnd::Lost, end),
+            reason,
+        );
         match settlement {
             Some(settlement) if !is_settled => {
                 let take = takes_next.then(|| self.take());
@@ -284,6 +292,7 @@ impl<Q: Queue> Pool<Q> {
                  not count"
             );
             self.apply_trips();
+            self.tripped(kind, true);
         }
         let counts = counts && !is_probe;
         let retry = &self.rules.retry;
@@ -341,7 +350,13 @@ impl<Q: Queue> Pool<Q> {
         if changed == Changed::Resumed {
             tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
             self.apply_trips();
+            self.tripped(kind, false);
         }
+    }
+
+    fn tripped(&self, kind: &EventKind, is_tripped: bool) {
+        let observers = &self.settings.observers;
+        observers.observe(&Observation::Tripped { kind, is_tripped });
     }
 
     /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it
@@ -362,8 +377,9 @@ impl<Q: Queue> Pool<Q> {
         loop {
             let asked = Instant::now();
             let settling = self.shared.queue.settle(held.lease(), settlement, next);
-            let error = match timeout(limit, settling).await {
-                Ok(Ok(Settled::Ended(next))) => {
+            let settled = self.settings.call_within(limit, "settle", settling);
+            let error = match settled.await {
+                Ok(Settled::Ended(next)) => {
                     if let Settlement::Retry { after, .. } = settlement
                         && let Some(at) = Instant::now().checked_add(*after)
                     {
@@ -379,7 +395,7 @@ impl<Q: Queue> Pool<Q> {
                         probe: None,
                     });
                 }
-                Ok(Ok(Settled::Lost)) if may_be_settled => {
+                Ok(Settled::Lost) if may_be_settled => {
                     tracing::info!(
                         "the transaction of the attempt was committed after all, or its lease had been lost: the event is \
                          tried again only if it is not settled"
@@ -387,7 +403,7 @@ impl<Q: Queue> Pool<Q> {
                     self.ask_now();
                     return None;
                 }
-                Ok(Ok(Settled::Lost)) => {
+                Ok(Settled::Lost) => {
                     // The first try may have ended the attempt, without an answer.
                     if is_first {
                         tracing::warn!(
@@ -397,8 +413,7 @@ impl<Q: Queue> Pool<Q> {
                     }
                     return None;
                 }
-                Ok(Err(error)) => error,
-                Err(_) => StoreError::timed_out(),
+                Err(error) => error,
             };
             if Instant::now() + pause >= held.valid_until() {
                 tracing::error!(
@@ -420,6 +435,18 @@ impl<Q: Queue> Pool<Q> {
             sleep(pause).await;
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
+    }
+}
+
+/// What becomes of an event, for an observer.
+fn end(settlement: &Settlement) -> AttemptEnd {
+    match settlement {
+        Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_) => AttemptEnd::Settled,
+        Settlement::Dead { .. } => AttemptEnd::Dead,
+        Settlement::Retry { after, .. } => AttemptEnd::Retry {
+            after: Some(*after),
+        },
+        Settlement::Released => AttemptEnd::Released,
     }
 }
 

@@ -8,13 +8,13 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until, timeout_at};
+use tokio::time::{Instant, sleep_until};
 
 use super::super::event::{EventId, EventLease};
 use super::super::queue::Queue;
 use super::{Pool, lock};
 use crate::error::Chain;
-use crate::store::{Fence, StoreError};
+use crate::store::Fence;
 
 /// The leases that are held now.
 #[derive(Default)]
@@ -231,11 +231,9 @@ async fn extend_all<Q: Queue>(
     if let Some(expiry) = pool.leases.first_expiry() {
         limit = limit.min(expiry);
     }
-    let extended = match timeout_at(limit, pool.shared.queue.extend(&leases, lease)).await {
-        Ok(extended) => extended,
-        Err(_) => Err(StoreError::timed_out()),
-    };
-    match extended {
+    let limit = limit.saturating_duration_since(Instant::now());
+    let extend = pool.shared.queue.extend(&leases, lease);
+    match pool.settings.call_within(limit, "extend", extend).await {
         Ok(extended) => {
             for (held, is_held) in due.iter().zip(extended) {
                 match is_held {

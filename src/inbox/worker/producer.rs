@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until};
 use tower_service::Service;
 
 use super::super::event::{Kinds, Take};
@@ -200,10 +200,8 @@ impl<Q: Queue> Pool<Q> {
         // One suspect at a time. The count is read before the claim, since the next event of a lane may be one, too.
         let suspects = usize::from(*lock(&self.suspects) == 0);
         let claim = self.shared.queue.claim(take, limit, suspects);
-        let claims = match timeout(take.lease, claim).await {
-            Ok(claims) => claims?,
-            Err(_) => return Err(StoreError::timed_out()),
-        };
+        let claims = self.settings.call_within(take.lease, "claim", claim);
+        let claims = claims.await?;
         let suspects = claims.events.iter().filter(|event| event.crashes > 0);
         *lock(&self.suspects) += suspects.count();
         Ok(claims)
@@ -223,9 +221,9 @@ pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
     loop {
         sleep(PURGE_EVERY.mul_f64(0.75 + fastrand::f64() / 2.0)).await;
         loop {
-            let purging = pool.shared.queue.purge(keep_bodies);
-            let purged = timeout(PURGE_LIMIT, purging).await;
-            match purged.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+            let purge = pool.shared.queue.purge(keep_bodies);
+            let purged = pool.settings.call_within(PURGE_LIMIT, "purge", purge);
+            match purged.await {
                 Ok(has_more) => {
                     has_failed = false;
                     if !has_more {

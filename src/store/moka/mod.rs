@@ -137,6 +137,12 @@ impl MokaStore {
         self.shared.evictions.count.load(Ordering::Relaxed)
     }
 
+    /// Records the [`evictions`](Self::evictions): see the [table of metrics](crate::docs::metrics).
+    #[cfg(feature = "metrics")]
+    pub fn record_metrics(&self) {
+        metrics::counter!("webhook_evictions_total").absolute(self.evictions());
+    }
+
     fn part(&self, key: u128) -> &Part {
         let parts = &self.shared.parts;
         &parts[self.shared.hasher.hash_one(key) as usize % parts.len()]

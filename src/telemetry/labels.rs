@@ -1,0 +1,71 @@
+//! A bounded set of kinds, for whatever is kept for each of them.
+
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
+use crate::event::EventKind;
+
+/// The kinds that have been seen: the platform's own, and a limited number of others. The header that names a kind is
+/// not signed, so a sender who captured one authentic body could name any number of kinds.
+#[derive(Debug, Default)]
+pub(super) struct Kinds {
+    others: Mutex<BTreeSet<EventKind>>,
+}
+
+/// The number of kinds beside those of the platform.
+const MOST: usize = 32;
+
+/// Stands for all kinds beyond that number.
+pub(super) const OTHER: EventKind = EventKind::from_static("other");
+
+impl Kinds {
+    /// Returns the kind itself, or [`OTHER`] if there are too many already.
+    pub(super) fn bounded(&self, kind: &EventKind) -> EventKind {
+        static KNOWN: [EventKind; 7] = EventKind::ALL;
+        if let Some(known) = KNOWN.iter().find(|known| *known == kind) {
+            return known.clone();
+        }
+        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        if others.contains(kind) {
+            return kind.clone();
+        }
+        let has_room = others.len() < MOST && kind.as_str().len() <= LONGEST;
+        let kind = if has_room { kind.clone() } else { OTHER };
+        others.insert(kind.clone());
+        kind
+    }
+}
+
+#[cfg(feature = "metrics")]
+impl Kinds {
+    /// Returns the platform's kinds, and the others that were seen.
+    pub(super) fn all(&self) -> Vec<EventKind> {
+        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = EventKind::ALL.into_iter();
+        known.chain(others.iter().cloned()).collect()
+    }
+}
+
+/// The longest kind that is kept, in bytes.
+const LONGEST: usize = 64;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forged_kinds_do_not_displace_the_platforms() {
+        let kinds = Kinds::default();
+        for number in 0..MOST {
+            let kind: EventKind = format!("forged-{number}").parse().unwrap();
+            assert_eq!(kinds.bounded(&kind), kind);
+        }
+        let one_more: EventKind = "forged".parse().unwrap();
+        assert_eq!(kinds.bounded(&one_more), OTHER);
+        for known in EventKind::ALL {
+            assert_eq!(kinds.bounded(&known), known);
+        }
+        let long: EventKind = "x".repeat(LONGEST + 1).parse().unwrap();
+        assert_eq!(Kinds::default().bounded(&long), OTHER);
+    }
+}

@@ -1,0 +1,288 @@
+//! Metrics through the `metrics` facade.
+
+use std::collections::BTreeMap;
+
+use metrics::{
+    SharedString, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
+};
+
+use super::labels::Kinds;
+use super::observer::{AttemptEnded, CallEnded, DeliveryEnded, Observation, Observer};
+use super::{AttemptEnd, FailureBudget, Silence};
+use crate::event::EventKind;
+
+/// Records metrics through the [`metrics`] facade, for any exporter that the application installs. The
+/// [table of metrics](crate::docs::metrics) lists them.
+///
+/// It is an [`Observer`]. Gauges that no observation changes, such as the failures of the last hour, are recorded by
+/// methods called `record_metrics`, which the application calls before each scrape or every few seconds:
+///
+/// ```
+/// use tower_webhook::telemetry::{FailureBudget, Metrics};
+/// use tower_webhook::{Secret, WebhookLayer};
+///
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// let budget = FailureBudget::default();
+/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer((Metrics::new(), budget.clone()));
+///
+/// // Before each scrape:
+/// budget.record_metrics();
+/// layer.record_metrics();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// The number of time series is bounded, whatever senders write: the kinds of requests that were not verified are not
+/// used, and beyond 32 kinds that the platform does not document, all others are `other`.
+#[derive(Debug)]
+pub struct Metrics {
+    kinds: Kinds,
+}
+
+const DELIVERIES: &str = "webhook_deliveries_total";
+const DELIVERY_DURATION: &str = "webhook_delivery_duration_seconds";
+const ATTEMPTS: &str = "webhook_attempts_total";
+const ATTEMPT_DURATION: &str = "webhook_attempt_duration_seconds";
+const START_DELAY: &str = "webhook_start_delay_seconds";
+const DEAD_LETTERS: &str = "webhook_dead_letters_total";
+const LEASES_LOST: &str = "webhook_leases_lost_total";
+const DETACHED: &str = "webhook_detached_total";
+const CALL_DURATION: &str = "webhook_call_duration_seconds";
+const CALL_ERRORS: &str = "webhook_call_errors_total";
+const TRIPPED: &str = "webhook_inbox_tripped";
+const BUDGET_SPENT: &str = "webhook_failure_budget_spent";
+const BUDGET_LIMIT: &str = "webhook_failure_budget_limit";
+const UNVERIFIED: &str = "webhook_unverified_failures";
+const SILENT: &str = "webhook_silent";
+pub(crate) const BUFFERED: &str = "webhook_buffered_bytes";
+pub(crate) const DETACHED_NOW: &str = "webhook_detached_runs";
+#[cfg(feature = "moka")]
+const EVICTIONS: &str = "webhook_evictions_total";
+#[cfg(feature = "inbox")]
+pub(crate) const WAITING: &str = "webhook_inbox_waiting";
+#[cfg(feature = "inbox")]
+pub(crate) const IN_PROGRESS: &str = "webhook_inbox_in_progress";
+#[cfg(feature = "inbox")]
+pub(crate) const RETRYING: &str = "webhook_inbox_retrying";
+#[cfg(feature = "inbox")]
+pub(crate) const DEAD: &str = "webhook_inbox_dead_letters";
+#[cfg(feature = "inbox")]
+pub(crate) const OLDEST: &str = "webhook_inbox_oldest_seconds";
+#[cfg(feature = "inbox")]
+pub(crate) const PAUSED: &str = "webhook_inbox_paused";
+#[cfg(feature = "inbox")]
+pub(crate) const BYTES: &str = "webhook_inbox_bytes";
+
+impl Metrics {
+    /// Describes the metrics to the recorder that is installed, and records all that is observed.
+    #[must_use]
+    pub fn new() -> Self {
+        describe();
+        Self {
+            kinds: Kinds::default(),
+        }
+    }
+
+    fn delivery(&self, ended: &DeliveryEnded<'_>) {
+        let kind = match ended.kind {
+            Some(kind) if ended.is_verified => label(&self.kinds.bounded(kind)),
+            _ => SharedString::const_str("unverified"),
+        };
+        counter!(DELIVERIES, "outcome" => ended.outcome, "kind" => kind.clone()).increment(1);
+        histogram!(DELIVERY_DURATION, "kind" => kind).record(ended.duration);
+    }
+
+    fn attempt(&self, ended: &AttemptEnded<'_>) {
+        let kind = label(&self.kinds.bounded(ended.kind));
+        counter!(ATTEMPTS, "outcome" => ended.outcome, "kind" => kind.clone()).increment(1);
+        histogram!(ATTEMPT_DURATION, "kind" => kind.clone()).record(ended.duration);
+        if let Some(delay) = ended.since_accepted {
+            histogram!(START_DELAY, "kind" => kind.clone()).record(delay);
+        }
+        match ended.end {
+            AttemptEnd::Dead => counter!(DEAD_LETTERS, "kind" => kind).increment(1),
+            AttemptEnd::Lost => counter!(LEASES_LOST, "kind" => kind).increment(1),
+            AttemptEnd::Settled | AttemptEnd::Retry { .. } | AttemptEnd::Released => {}
+        }
+    }
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Observer for Metrics {
+    fn observe(&self, observation: &Observation<'_>) {
+        match observation {
+            Observation::Delivery(ended) => self.delivery(ended),
+            Observation::Attempt(ended) => self.attempt(ended),
+            Observation::Call(ended) => call(ended),
+            Observation::Detached => counter!(DETACHED).increment(1),
+            Observation::Tripped { kind, is_tripped } => {
+                let kind = label(&self.kinds.bounded(kind));
+                gauge!(TRIPPED, "kind" => kind).set(f64::from(u8::from(*is_tripped)));
+            }
+        }
+    }
+}
+
+fn call(ended: &CallEnded<'_>) {
+    let target = ended.target.name();
+    histogram!(CALL_DURATION, "target" => target, "operation" => ended.operation)
+        .record(ended.duration);
+    if ended.error.is_some() {
+        counter!(CALL_ERRORS, "target" => target, "operation" => ended.operation).increment(1);
+    }
+}
+
+fn label(kind: &EventKind) -> SharedString {
+    static KNOWN: [EventKind; 7] = EventKind::ALL;
+    match KNOWN.iter().find(|known| *known == kind) {
+        Some(known) => SharedString::const_str(known.as_str()),
+        None => SharedString::from_owned(kind.as_str().to_owned()),
+    }
+}
+
+/// Sets gauges by kind. A kind that is missing later is set to zero then.
+#[derive(Debug, Default)]
+pub(crate) struct Gauges {
+    kinds: Kinds,
+}
+
+impl Gauges {
+    pub(crate) fn set<'a>(
+        &self,
+        name: &'static str,
+        values: impl IntoIterator<Item = (&'a EventKind, f64)>,
+    ) {
+        let mut sums = BTreeMap::<EventKind, f64>::new();
+        for (kind, value) in values {
+            *sums.entry(self.kinds.bounded(kind)).or_default() += value;
+        }
+        for kind in self.kinds.all() {
+            let value = sums.get(&kind).copied().unwrap_or_default();
+            gauge!(name, "kind" => label(&kind)).set(value);
+        }
+    }
+}
+
+impl FailureBudget {
+    /// Records the failures of the last hour, by kind, and the limit: see the
+    /// [table of metrics](crate::docs::metrics#failure-budget).
+    pub fn record_metrics(&self) {
+        let spent = self.spent();
+        let verified = spent.iter().filter_map(|it| Some((it.kind.as_ref()?, it)));
+        self.gauges().set(
+            BUDGET_SPENT,
+            verified.map(|(kind, spent)| (kind, f64::from(spent.failures))),
+        );
+        gauge!(BUDGET_LIMIT).set(f64::from(self.limit()));
+        gauge!(UNVERIFIED).set(f64::from(self.unverified().failures));
+    }
+}
+
+impl Silence {
+    /// Records which kinds are silent: see the [table of metrics](crate::docs::metrics#failure-budget).
+    pub fn record_metrics(&self) {
+        let silent = self.silent();
+        let silent = silent.iter().map(|silent| (&silent.kind, 1.0));
+        self.gauges().set(SILENT, silent);
+    }
+}
+
+fn describe() {
+    use metrics::Unit::{Bytes, Count, Seconds};
+
+    describe_counter!(
+        DELIVERIES,
+        Count,
+        "Deliveries, and requests that were refused."
+    );
+    describe_histogram!(
+        DELIVERY_DURATION,
+        Seconds,
+        "Time from the headers of a request to its answer."
+    );
+    describe_counter!(ATTEMPTS, Count, "Attempts to handle an event.");
+    describe_histogram!(ATTEMPT_DURATION, Seconds, "Duration of an attempt.");
+    describe_histogram!(
+        START_DELAY,
+        Seconds,
+        "Time from the acceptance of an event by an inbox to the start of an attempt."
+    );
+    describe_counter!(
+        DEAD_LETTERS,
+        Count,
+        "Attempts after which the event was a dead letter."
+    );
+    describe_counter!(LEASES_LOST, Count, "Attempts whose lease was lost.");
+    describe_counter!(
+        DETACHED,
+        Count,
+        "Attempts that continued after their client disconnected."
+    );
+    describe_histogram!(
+        CALL_DURATION,
+        Seconds,
+        "Duration of a call of the store or the queue."
+    );
+    describe_counter!(
+        CALL_ERRORS,
+        Count,
+        "Calls of the store or the queue that failed."
+    );
+    describe_gauge!(TRIPPED, Count, "1 while a kind is tripped in this process.");
+    describe_gauge!(BUDGET_SPENT, Count, "Failed deliveries in the last hour.");
+    describe_gauge!(
+        BUDGET_LIMIT,
+        Count,
+        "Failed deliveries in an hour above which the platform disables a webhook."
+    );
+    describe_gauge!(
+        UNVERIFIED,
+        Count,
+        "Requests in the last hour that were refused before verification."
+    );
+    describe_gauge!(
+        SILENT,
+        Count,
+        "1 while fewer deliveries arrive than expected."
+    );
+    describe_gauge!(
+        BUFFERED,
+        Bytes,
+        "Memory of the bodies that are being received."
+    );
+    describe_gauge!(
+        DETACHED_NOW,
+        Count,
+        "Attempts in progress whose client disconnected."
+    );
+    #[cfg(feature = "moka")]
+    describe_counter!(
+        EVICTIONS,
+        Count,
+        "Keys that the memory store forgot before the end of their retention."
+    );
+    #[cfg(feature = "inbox")]
+    describe_inbox();
+}
+
+#[cfg(feature = "inbox")]
+fn describe_inbox() {
+    use metrics::Unit::{Bytes, Count, Seconds};
+
+    describe_gauge!(WAITING, Count, "Events that wait for their first attempt.");
+    describe_gauge!(IN_PROGRESS, Count, "Events with an attempt in progress.");
+    describe_gauge!(RETRYING, Count, "Events that wait for another attempt.");
+    describe_gauge!(DEAD, Count, "Dead letters.");
+    describe_gauge!(
+        OLDEST,
+        Seconds,
+        "Age of the oldest event that is not settled."
+    );
+    describe_gauge!(PAUSED, Count, "1 while a kind is paused.");
+    describe_gauge!(BYTES, Bytes, "Size of the queue.");
+}

@@ -1,0 +1,251 @@
+//! The observer, and its observations.
+
+use std::error::Error;
+use std::fmt;
+use std::num::NonZeroU32;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::StatusCode;
+
+use crate::delivery::RawDelivery;
+use crate::event::EventKind;
+
+/// Sees each delivery, attempt, and call of a store or queue when it has ended.
+///
+/// Pass it to [`WebhookLayer::observer`](crate::WebhookLayer::observer), or to the setters of the same name of the
+/// single layers and of an inbox. Tuples combine several observers, and an [`Arc`] shares one:
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU64, Ordering};
+/// use tower_webhook::telemetry::{FailureBudget, Observation, Observer};
+/// use tower_webhook::{Secret, WebhookLayer};
+///
+/// /// Counts the deliveries that the platform counts as failed.
+/// #[derive(Default)]
+/// struct Failures(AtomicU64);
+///
+/// impl Observer for Failures {
+///     fn observe(&self, observation: &Observation<'_>) {
+///         if let Observation::Delivery(delivery) = observation
+///             && delivery.is_failure()
+///         {
+///             self.0.fetch_add(1, Ordering::Relaxed);
+///         }
+///     }
+/// }
+///
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// let failures = Arc::new(Failures::default());
+/// let budget = FailureBudget::default();
+/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer((failures.clone(), budget.clone()));
+/// # Ok(())
+/// # }
+/// ```
+pub trait Observer: Send + Sync + 'static {
+    /// Takes note of an observation.
+    ///
+    /// It is called in the task of the delivery or the attempt, which waits for it, so it should return within
+    /// microseconds. A panic is logged and has no other effect.
+    fn observe(&self, observation: &Observation<'_>);
+}
+
+impl<O: Observer + ?Sized> Observer for Arc<O> {
+    fn observe(&self, observation: &Observation<'_>) {
+        (**self).observe(observation);
+    }
+}
+
+impl<O: Observer> Observer for Option<O> {
+    fn observe(&self, observation: &Observation<'_>) {
+        if let Some(observer) = self {
+            observer.observe(observation);
+        }
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident)*))*) => {$(
+        impl<$($name: Observer),*> Observer for ($($name,)*) {
+            fn observe(&self, observation: &Observation<'_>) {
+                #[allow(non_snake_case, reason = "named like their types")]
+                let ($($name,)*) = self;
+                $($name.observe(observation);)*
+            }
+        }
+    )*};
+}
+
+tuples! {
+    (A B)
+    (A B C)
+    (A B C D)
+    (A B C D E)
+    (A B C D E F)
+}
+
+/// Something that has ended. Matches need an arm for other observations, which later versions may add.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Observation<'a> {
+    /// A delivery, or a request that was refused.
+    Delivery(DeliveryEnded<'a>),
+    /// An attempt to handle an event, by an [`IdempotencyLayer`](crate::IdempotencyLayer) or a worker of an inbox.
+    Attempt(AttemptEnded<'a>),
+    /// A call of a store or a queue.
+    Call(CallEnded<'a>),
+    /// A client disconnected, and the attempt continues without it.
+    Detached,
+    /// Events of a kind failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-kinds).
+    Tripped {
+        /// The kind.
+        kind: &'a EventKind,
+        /// False when the first success has ended it.
+        is_tripped: bool,
+    },
+}
+
+/// A delivery that has ended, or a request that was refused.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct DeliveryEnded<'a> {
+    /// The name of the answer in the [table of answers](crate::docs::answers), such as `handled`, or `disconnected` if
+    /// the client gave up before the answer.
+    pub outcome: &'static str,
+    /// The status of the answer. `None` if there was none, because the client gave up or the inner service failed.
+    pub status: Option<StatusCode>,
+    /// The value of the event header, if there is exactly one, it is valid, and it is short.
+    pub kind: Option<&'a EventKind>,
+    /// Whether the body was verified. If it was not, anybody may have sent the request and chosen its
+    /// [`kind`](Self::kind).
+    pub is_verified: bool,
+    /// The delivery, if it was verified and has a valid kind and key.
+    pub delivery: Option<&'a RawDelivery>,
+    /// The time from the request's headers to the answer.
+    pub duration: Duration,
+    /// The error that led to the outcome.
+    pub reason: Option<&'a (dyn Error + 'static)>,
+}
+
+impl DeliveryEnded<'_> {
+    /// Whether the platform counts the delivery as a failed attempt
+    /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)): the answer's status is not 2xx, or there was none.
+    #[must_use]
+    pub fn is_failure(&self) -> bool {
+        self.status.is_none_or(|status| !status.is_success())
+    }
+}
+
+/// An attempt to handle an event that has ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct AttemptEnded<'a> {
+    /// The event's kind.
+    pub kind: &'a EventKind,
+    /// The [name](crate::Outcome::name) of the outcome, or in an inbox also `crashed` or `interrupted`.
+    pub outcome: &'static str,
+    /// What becomes of the event.
+    pub end: AttemptEnd,
+    /// The duration of the attempt, without that of its settlement.
+    pub duration: Duration,
+    /// The number of the attempt, counted from 1, if it is known.
+    pub number: Option<NonZeroU32>,
+    /// In an inbox, the time from the acceptance of the event to the start of this attempt.
+    pub since_accepted: Option<Duration>,
+    /// The error that led to the outcome.
+    pub reason: Option<&'a (dyn Error + 'static)>,
+}
+
+impl AttemptEnded<'_> {
+    /// Whether a worker of an inbox made the attempt.
+    #[must_use]
+    pub fn is_from_inbox(&self) -> bool {
+        self.since_accepted.is_some()
+    }
+}
+
+/// What becomes of an event after an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum AttemptEnd {
+    /// It is settled: no other attempt follows.
+    Settled,
+    /// The event is handled again: in an inbox after this delay, otherwise on the platform's next retry.
+    Retry {
+        /// The delay.
+        after: Option<Duration>,
+    },
+    /// It is a dead letter.
+    Dead,
+    /// The attempt was interrupted, and does not count.
+    Released,
+    /// The lease was lost. Another attempt may be in progress.
+    Lost,
+}
+
+/// A call of a store or a queue that has ended.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct CallEnded<'a> {
+    /// The component that was called.
+    pub target: CallTarget,
+    /// The name of the method, such as `claim`.
+    pub operation: &'static str,
+    /// The duration of the call.
+    pub duration: Duration,
+    /// The error, if the call failed. A lease that has expired is not one.
+    pub error: Option<&'a (dyn Error + 'static)>,
+}
+
+/// The component that a call went to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum CallTarget {
+    /// A [`Store`](crate::store::Store).
+    Store,
+    /// The queue of an inbox.
+    Queue,
+}
+
+impl CallTarget {
+    /// Returns `store` or `queue`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Store => "store",
+            Self::Queue => "queue",
+        }
+    }
+}
+
+/// The observer of a layer, if it has one.
+#[derive(Clone, Default)]
+pub(crate) struct Observers(Option<Arc<dyn Observer>>);
+
+impl Observers {
+    pub(crate) fn new(observer: impl Observer) -> Self {
+        Self(Some(Arc::new(observer)))
+    }
+
+    /// Whether anybody observes. Nothing should be prepared for nobody.
+    #[inline]
+    pub(crate) fn any(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub(crate) fn observe(&self, observation: &Observation<'_>) {
+        let Some(observer) = &self.0 else { return };
+        let observed = catch_unwind(AssertUnwindSafe(|| observer.observe(observation)));
+        if observed.is_err() {
+            tracing::error!("an observer panicked");
+        }
+    }
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.any() { "Some(..)" } else { "None" })
+    }
+}

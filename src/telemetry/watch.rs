@@ -1,0 +1,161 @@
+//! Observes how a delivery ends, even if its client gives up, and how an attempt ends.
+
+use std::error::Error;
+use std::mem;
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use http::StatusCode;
+use tokio::time::Instant;
+
+use super::observer::{AttemptEnd, AttemptEnded, DeliveryEnded, Observation, Observers};
+use crate::delivery::RawDelivery;
+use crate::event::EventKind;
+
+/// Reports the end of one delivery to an observer. Dropped before that, it reports that the client disconnected.
+pub(crate) struct DeliveryWatch(Option<Box<Watched>>);
+
+struct Watched {
+    observers: Observers,
+    started: Instant,
+    delivery: Option<RawDelivery>,
+}
+
+/// How a delivery ended, beside what its watch knows.
+pub(crate) struct Ending<'a> {
+    pub(crate) outcome: &'static str,
+    pub(crate) status: Option<StatusCode>,
+    pub(crate) kind: Option<&'a EventKind>,
+    pub(crate) is_verified: bool,
+    pub(crate) reason: Option<&'a (dyn Error + 'static)>,
+}
+
+/// The outcome of a delivery whose client gave up before its answer.
+const DISCONNECTED: &str = "disconnected";
+
+impl DeliveryWatch {
+    #[inline]
+    pub(crate) fn new(observers: &Observers) -> Self {
+        if !observers.any() {
+            return Self(None);
+        }
+        Self(Some(Box::new(Watched {
+            observers: observers.clone(),
+            started: Instant::now(),
+            delivery: None,
+        })))
+    }
+
+    #[inline]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Notes that the delivery was verified.
+    #[inline]
+    pub(crate) fn verified(&mut self, delivery: &RawDelivery) {
+        if let Some(watched) = &mut self.0 {
+            watched.delivery = Some(delivery.clone());
+        }
+    }
+
+    pub(crate) fn ended(&mut self, ending: &Ending<'_>) {
+        if let Some(watched) = mem::take(&mut self.0) {
+            watched.report(ending);
+        }
+    }
+}
+
+impl Watched {
+    fn report(&self, ending: &Ending<'_>) {
+        let Ending {
+            outcome,
+            status,
+            kind,
+            is_verified,
+            reason,
+        } = *ending;
+        let delivery = self.delivery.as_ref();
+        let ended = DeliveryEnded {
+            outcome,
+            status,
+            kind: kind.or(delivery.map(RawDelivery::kind)),
+            is_verified: is_verified || delivery.is_some(),
+            delivery,
+            duration: self.started.elapsed(),
+            reason,
+        };
+        self.observers.observe(&Observation::Delivery(ended));
+    }
+}
+
+impl Drop for DeliveryWatch {
+    #[inline]
+    fn drop(&mut self) {
+        if self.is_observed() {
+            self.ended(&Ending {
+                outcome: DISCONNECTED,
+                status: None,
+                kind: None,
+                is_verified: false,
+                reason: None,
+            });
+        }
+    }
+}
+
+/// Reports the end of one attempt to an observer.
+pub(crate) struct AttemptWatch(Option<Box<Attempt>>);
+
+struct Attempt {
+    observers: Observers,
+    kind: EventKind,
+    number: Option<NonZeroU32>,
+    since_accepted: Option<Duration>,
+    started: Instant,
+}
+
+impl AttemptWatch {
+    #[inline]
+    pub(crate) fn new(
+        observers: &Observers,
+        delivery: &RawDelivery,
+        number: Option<NonZeroU32>,
+    ) -> Self {
+        if !observers.any() {
+            return Self(None);
+        }
+        let accepted = delivery.accepted_at();
+        Self(Some(Box::new(Attempt {
+            observers: observers.clone(),
+            kind: delivery.kind().clone(),
+            number,
+            since_accepted: accepted.map(|at| at.elapsed().unwrap_or_default()),
+            started: Instant::now(),
+        })))
+    }
+
+    #[inline]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.0.is_some()
+    }
+
+    pub(crate) fn ended(
+        self,
+        outcome: &'static str,
+        end: AttemptEnd,
+        reason: Option<&(dyn Error + 'static)>,
+    ) {
+        let Some(attempt) = self.0 else { return };
+        let ended = AttemptEnded {
+            kind: &attempt.kind,
+            outcome,
+            end,
+            duration: attempt.started.elapsed(),
+            number: attempt.number,
+            since_accepted: attempt.since_accepted,
+            reason,
+        };
+        attempt.observers.observe(&Observation::Attempt(ended));
+    }
+}

@@ -1,0 +1,238 @@
+//! The metrics that are recorded, compared with the table in the documentation.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::task::{Context, Waker};
+
+use metrics_util::MetricKind;
+use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tokio::time::sleep;
+use tower::{Layer, Service};
+use tower_webhook::event::{ChatRated, EventKind};
+use tower_webhook::inbox::{Inbox, MemoryQueue};
+use tower_webhook::store::MokaStore;
+use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
+use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, WebhookLayer};
+
+use super::worker::{DAY, MINUTE, SECOND, event};
+use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use crate::support::store::{Operation, TestStore};
+
+/// A metric's type and the names of its labels.
+type Shape = (String, BTreeSet<String>);
+
+/// The metrics in the tables of the documentation.
+fn documented() -> BTreeMap<String, Shape> {
+    let page = include_str!("../../src/docs/metrics.md");
+    let mut metrics = BTreeMap::new();
+    for line in page.lines().filter(|line| line.starts_with("| `webhook_")) {
+        let cells: Vec<_> = line.split('|').map(str::trim).collect();
+        let labels = cells[3].split(", ").filter(|label| !label.is_empty());
+        let labels = labels.map(|label| label.trim_matches('`').to_owned());
+        let name = cells[1].trim_matches('`').to_owned();
+        let before = metrics.insert(name, (cells[2].to_owned(), labels.collect()));
+        assert_eq!(before, None, "twice: {line}");
+    }
+    metrics
+}
+
+struct Recorded {
+    metrics: BTreeMap<String, Shape>,
+    values: BTreeMap<String, f64>,
+    described: BTreeSet<String>,
+}
+
+fn recorded(snapshotter: &Snapshotter) -> Recorded {
+    let mut recorded = Recorded {
+        metrics: BTreeMap::new(),
+        values: BTreeMap::new(),
+        described: BTreeSet::new(),
+    };
+    for (key, unit, description, value) in snapshotter.snapshot().into_vec() {
+        let (kind, key) = key.into_parts();
+        let kind = match kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram => "histogram",
+        };
+        let name = key.name().to_owned();
+        let labels = key.labels().map(|label| label.key().to_owned()).collect();
+        let shape = (kind.to_owned(), labels);
+        let before = recorded.metrics.insert(name.clone(), shape.clone());
+        assert!(
+            before.is_none_or(|before| before == shape),
+            "{name}: other labels"
+        );
+        if unit.is_some() && description.is_some() {
+            recorded.described.insert(name.clone());
+        }
+        let labels = key
+            .labels()
+            .map(|label| format!("{}={}", label.key(), label.value()));
+        let labels = labels.collect::<Vec<_>>().join(",");
+        let value = match value {
+            DebugValue::Counter(count) => count as f64,
+            DebugValue::Gauge(value) => value.into_inner(),
+            DebugValue::Histogram(values) => values.len() as f64,
+        };
+        recorded.values.insert(format!("{name}{{{labels}}}"), value);
+    }
+    recorded
+}
+
+#[tokio::test(start_paused = true)]
+async fn recorded_metrics_are_those_of_the_table() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+
+    let budget = FailureBudget::default();
+    let silence = Silence::new().expect(EventKind::CHAT_CLOSED, DAY);
+    let observer = std::sync::Arc::new((Metrics::new(), budget.clone(), silence.clone()));
+
+    // An inbox: handled, failed, dead, and a lease that is lost.
+    let inbox = Inbox::new(MemoryQueue::new()).observer(observer.clone());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(observer.clone())
+        .layer(inbox.accept());
+    let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
+        match delivery.payload.id.as_deref() {
+            Some("fails") => Err(HandlerError::retry("down")),
+            Some("dead") => Err(HandlerError::dead_letter("no such customer")),
+            Some("slow") => {
+                sleep(MINUTE / 3).await;
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    });
+    let worker = inbox.worker(events.clone()).trip_after(1).spawn();
+    for chat in ["fine", "slow", "dead", "fails"] {
+        send(&webhooks, event(chat, 1)).await.assert_ok();
+    }
+    sleep(SECOND).await;
+    inbox.forget("slow").await.unwrap();
+    sleep(MINUTE).await;
+    inbox.record_metrics().await.unwrap();
+
+    // Inline: handled, a forged request, and a client that disconnects. The store forgets keys.
+    let store = MokaStore::with_capacity(1);
+    let layer = WebhookLayer::with_store(secret(), store.clone()).observer(observer);
+    let mut service = layer.layer(events);
+    for number in 0..2_000 {
+        send(&service, event("fine", number)).await.assert_ok();
+    }
+    for number in 0..200 {
+        let forged = delivery("{}").kind(&format!("forged-{number}"));
+        send(&service, forged.with(SIGNATURE, "0".repeat(64))).await;
+    }
+    let mut slow = Box::pin(service.call(event("slow", 1)));
+    assert!(
+        slow.as_mut()
+            .poll(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
+    );
+    drop(slow);
+    sleep(2 * DAY).await;
+
+    let down = TestStore::<true>::default();
+    down.fail([Operation::Claim]);
+    let down = WebhookLayer::with_store(secret(), down)
+        .observer(Metrics::new())
+        .layer(EventRouter::new());
+    send(&down, event("fine", 1))
+        .await
+        .assert_problem(503, "store-unavailable");
+    layer.record_metrics();
+    store.record_metrics();
+    budget.record_metrics();
+    silence.record_metrics();
+    drop(worker);
+
+    let recorded = recorded(&snapshotter);
+    assert_eq!(recorded.metrics, documented());
+    let missing: Vec<_> = recorded
+        .metrics
+        .keys()
+        .filter(|name| !recorded.described.contains(*name))
+        .collect();
+    assert!(
+        missing.is_empty(),
+        "without a description or unit: {missing:?}"
+    );
+    for (metric, expected) in [
+        (
+            "webhook_deliveries_total{outcome=handled,kind=chat-rated}",
+            2_000.0,
+        ),
+        (
+            "webhook_deliveries_total{outcome=accepted,kind=chat-rated}",
+            4.0,
+        ),
+        (
+            "webhook_deliveries_total{outcome=disconnected,kind=chat-rated}",
+            1.0,
+        ),
+        (
+            "webhook_deliveries_total{outcome=invalid-signature,kind=unverified}",
+            200.0,
+        ),
+        (
+            "webhook_call_errors_total{target=store,operation=claim}",
+            1.0,
+        ),
+        ("webhook_dead_letters_total{kind=chat-rated}", 1.0),
+        ("webhook_leases_lost_total{kind=chat-rated}", 1.0),
+        ("webhook_detached_total{}", 1.0),
+        ("webhook_inbox_tripped{kind=chat-rated}", 1.0),
+        ("webhook_inbox_retrying{kind=chat-rated}", 1.0),
+        ("webhook_inbox_dead_letters{kind=chat-rated}", 1.0),
+        ("webhook_inbox_dead_letters{kind=chat-closed}", 0.0),
+        ("webhook_silent{kind=chat-closed}", 1.0),
+        ("webhook_silent{kind=chat-rated}", 0.0),
+        ("webhook_failure_budget_limit{}", 500.0),
+    ] {
+        assert_eq!(recorded.values.get(metric), Some(&expected), "{metric}");
+    }
+    let oldest = recorded.values["webhook_inbox_oldest_seconds{kind=chat-rated}"];
+    assert!(oldest >= 0.0, "{oldest}");
+    let evictions = recorded.values["webhook_evictions_total{}"];
+    assert!(evictions > 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn gauges_return_to_zero_and_kinds_are_bounded() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+
+    let inbox = Inbox::new(MemoryQueue::new());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(Metrics::new())
+        .layer(inbox.accept());
+    for number in 0..100 {
+        let forged = delivery("{}").kind(&format!("forged-{number}"));
+        send(&webhooks, forged).await.assert_ok();
+    }
+    inbox.record_metrics().await.unwrap();
+    let before = recorded(&snapshotter).values;
+    let waiting = |values: &BTreeMap<String, f64>| {
+        let waiting = values
+            .iter()
+            .filter(|(name, _)| name.starts_with("webhook_inbox_waiting"));
+        (
+            waiting.clone().count(),
+            waiting.map(|(_, value)| value).sum::<f64>(),
+        )
+    };
+    assert_eq!(waiting(&before), (40, 100.0));
+    let kinds = before
+        .keys()
+        .filter(|name| name.starts_with("webhook_deliveries_total"));
+    assert_eq!(kinds.count(), 33, "32 kinds and `other`");
+
+    let worker = inbox.worker(EventRouter::new()).spawn();
+    inbox.finish().await.unwrap();
+    inbox.record_metrics().await.unwrap();
+    assert_eq!(waiting(&recorded(&snapshotter).values), (40, 0.0));
+    drop(worker);
+}

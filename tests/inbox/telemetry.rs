@@ -1,0 +1,127 @@
+//! An inbox and its workers, as an observer sees them.
+
+use std::time::Duration;
+
+use tokio::time::sleep;
+use tower::Layer;
+use tower_webhook::event::ChatRated;
+use tower_webhook::inbox::{Inbox, MemoryQueue, Retry};
+use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer};
+
+use super::worker::{Crm, MINUTE, SECOND, event, until};
+use crate::support::delivery::{delivery, secret, send};
+use crate::support::observer::Notes;
+
+#[tokio::test(start_paused = true)]
+async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
+    let notes = Notes::default();
+    let inbox = Inbox::new(MemoryQueue::new()).observer(notes.clone());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(notes.clone())
+        .layer(inbox.accept());
+    let events = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
+        sleep(SECOND).await;
+        match delivery.payload.id.as_deref() {
+            Some("fails") => Err(HandlerError::retry_after(MINUTE, "the CRM is down")),
+            Some("snoozes") => Err(HandlerError::snooze(MINUTE)),
+            Some("dead") => Err(HandlerError::dead_letter("no such customer")),
+            Some("discarded") => Err(HandlerError::discard("too old")),
+            _ => Ok(()),
+        }
+    });
+    let worker = inbox
+        .worker(events)
+        .retry(Retry::default().max_attempts(2))
+        .spawn();
+    for (chat, expected) in [
+        ("fine", &["attempt 1 handled inbox 1000 ms, settled: -"][..]),
+        (
+            "fails",
+            &[
+                "attempt 1 failed inbox 1000 ms, retry in 60 s: the CRM is down",
+                "attempt 2 failed inbox 1000 ms, dead: the CRM is down",
+            ],
+        ),
+        (
+            "snoozes",
+            &["attempt 1 snoozed inbox 1000 ms, retry in 60 s: -"],
+        ),
+        (
+            "dead",
+            &["attempt 1 dead-letter inbox 1000 ms, dead: no such customer"],
+        ),
+        (
+            "discarded",
+            &["attempt 1 discarded inbox 1000 ms, settled: too old"],
+        ),
+    ] {
+        send(&webhooks, event(chat, 1)).await.assert_ok();
+        sleep(100 * SECOND).await;
+        let mut seen = notes.take_ends();
+        assert!(
+            seen[0].starts_with("delivery accepted 200 chat-rated"),
+            "{seen:?}"
+        );
+        seen.remove(0);
+        assert_eq!(&seen[..expected.len()], expected, "{chat}");
+        if chat == "snoozes" {
+            inbox.forget(chat).await.unwrap();
+        }
+    }
+
+    send(&webhooks, delivery("[]")).await.assert_ok();
+    let seen = notes.take_ends();
+    assert_eq!(
+        seen.len(),
+        1,
+        "it is a dead letter from the start: {seen:?}"
+    );
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
+    let notes = Notes::default();
+    let (inbox, crm) = (
+        Inbox::new(MemoryQueue::new()).observer(notes.clone()),
+        Crm::default(),
+    );
+    let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
+    crm.down.store(true, std::sync::atomic::Ordering::SeqCst);
+    let worker = inbox.worker(crm.router()).trip_after(3).spawn();
+    for chat in ["a", "b", "c"] {
+        send(&webhooks, event(chat, 1)).await.assert_ok();
+    }
+    sleep(SECOND).await;
+    let seen = notes.take();
+    assert!(
+        seen.contains(&"tripped chat-rated true".to_owned()),
+        "{seen:?}"
+    );
+    for call in ["accept", "settle", "claim"] {
+        assert!(
+            seen.contains(&format!("call queue {call}: ok")),
+            "{call}: {seen:?}"
+        );
+    }
+
+    crm.down.store(false, std::sync::atomic::Ordering::SeqCst);
+    until(|| crm.handled() == 3).await;
+    let seen = notes.take();
+    assert!(
+        seen.contains(&"tripped chat-rated false".to_owned()),
+        "{seen:?}"
+    );
+
+    *crate::support::lock(&crm.takes) = Duration::from_secs(20);
+    send(&webhooks, event("d", 1)).await.assert_ok();
+    until(|| crm.handled() == 4).await;
+    let seen = notes.take();
+    assert!(
+        seen.contains(&"call queue extend: ok".to_owned()),
+        "{seen:?}"
+    );
+    inbox.stats().await.unwrap();
+    assert_eq!(notes.take(), ["call queue stats: ok"]);
+    drop(worker);
+}

@@ -1,0 +1,502 @@
+//! Observers, the failure budget, and the silence watch.
+
+#![cfg(feature = "moka")]
+
+use std::pin::pin;
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tokio::time::{advance, sleep};
+use tower::{Layer, Service};
+use tower_webhook::event::{ChatRated, EventKind};
+use tower_webhook::store::MokaStore;
+use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Silence};
+use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, WebhookLayer};
+use tracing::Level;
+
+use crate::support::delivery::{
+    BODY, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SIGNATURE, Step, delivery, secret, send,
+};
+use crate::support::log::Log;
+use crate::support::observer::Notes;
+use crate::support::store::{Operation, TestStore};
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(60 * 60);
+const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+fn router(steps: impl IntoIterator<Item = Step>) -> EventRouter {
+    EventRouter::new().on::<ChatRated>(Crm::new(steps))
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_delivery_and_its_attempt_are_observed() {
+    let notes = Notes::default();
+    let steps = [
+        Step::SucceedAfter(SECOND),
+        Step::Fail,
+        Step::Hang,
+        Step::Panic,
+    ];
+    let service = WebhookLayer::new(secret())
+        .observer(notes.clone())
+        .layer(router(steps).reject_unhandled());
+    let keyed = |key| delivery(BODY).key(key);
+    for (request, expected) in [
+        (
+            keyed("a"),
+            vec![
+                "attempt 1 handled inline 1000 ms, settled: -".to_owned(),
+                "delivery handled 200 chat-rated a verified 1000 ms: -".into(),
+            ],
+        ),
+        (
+            keyed("a"),
+            vec!["delivery replayed 200 chat-rated a verified 0 ms: -".into()],
+        ),
+        (
+            keyed("b"),
+            vec![
+                format!("attempt 1 failed inline 0 ms, retry: {HANDLER_ERROR}"),
+                format!("delivery failed 500 chat-rated b verified 0 ms: {HANDLER_ERROR}"),
+            ],
+        ),
+        (
+            keyed("b"),
+            vec![
+                "attempt 2 handler-timeout inline 30000 ms, retry: -".into(),
+                "delivery handler-timeout 503 chat-rated b verified 30000 ms: -".into(),
+            ],
+        ),
+        (
+            keyed("c"),
+            vec![
+                "attempt 1 panicked inline 0 ms, retry: -".into(),
+                "delivery panicked 500 chat-rated c verified 0 ms: -".into(),
+            ],
+        ),
+        (
+            keyed("d").kind("chat-archived"),
+            vec![
+                "attempt 1 unhandled inline 0 ms, retry: -".into(),
+                "delivery unhandled 404 chat-archived d verified 0 ms: -".into(),
+            ],
+        ),
+    ] {
+        send(&service, request).await;
+        assert_eq!(notes.take_ends(), expected);
+    }
+}
+
+#[tokio::test]
+async fn refusals_are_observed_also_before_verification() {
+    let notes = Notes::default();
+    let service = WebhookLayer::new(secret())
+        .require_key()
+        .observer(notes.clone())
+        .layer(router([]));
+    let ok = || delivery(BODY).key("a");
+    let get = Request::get("/").body(Full::<Bytes>::default()).unwrap();
+    for (request, expected) in [
+        (get, "method-not-allowed 405 - - unverified"),
+        (
+            ok().without(SIGNATURE),
+            "invalid-signature 401 chat-rated - unverified",
+        ),
+        (
+            ok().with(SIGNATURE, "0".repeat(64)),
+            "invalid-signature 401 chat-rated - unverified",
+        ),
+        (
+            ok().kind("forged").with(SIGNATURE, "0"),
+            "invalid-signature 401 forged - unverified",
+        ),
+        (
+            ok().with("content-length", "9000000"),
+            "body-too-large 413 chat-rated - unverified",
+        ),
+        (
+            ok().with("content-type", "text/plain"),
+            "unsupported-media-type 415 chat-rated - verified",
+        ),
+        (ok().without(EVENT), "invalid-event-header 400 - - verified"),
+        (
+            ok().and(KEY, "b"),
+            "conflicting-keys 400 chat-rated - verified",
+        ),
+        (ok().without(KEY), "missing-key 400 chat-rated - verified"),
+    ] {
+        send(&service, request).await;
+        let seen = notes.take();
+        assert_eq!(seen.len(), 1, "{seen:?}");
+        assert!(
+            seen[0].starts_with(&format!("delivery {expected} ")),
+            "{seen:?}"
+        );
+        assert!(
+            !seen[0].ends_with(": -"),
+            "every refusal has a reason: {seen:?}"
+        );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_gives_up_is_observed_and_its_attempt_too() {
+    let notes = Notes::default();
+    let layer = WebhookLayer::new(secret()).observer(notes.clone());
+    let mut service = layer.layer(router([Step::SucceedAfter(SECOND)]));
+    {
+        let mut answer = pin!(service.call(delivery(BODY).key("a")));
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(matches!(answer.as_mut().poll(&mut cx), Poll::Pending));
+    }
+    sleep(2 * SECOND).await;
+    let mut seen = notes.take_ends();
+    seen.sort();
+    assert_eq!(
+        seen,
+        [
+            "attempt 1 handled inline 1000 ms, settled: -",
+            "delivery disconnected - chat-rated a verified 0 ms: -",
+            "detached",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_the_store_are_observed_with_their_errors() {
+    let notes = Notes::default();
+    let store = TestStore::<true>::default();
+    let service = WebhookLayer::with_store(secret(), store.clone())
+        .observer(notes.clone())
+        .layer(router([
+            Step::Succeed,
+            Step::SucceedAfter(25 * SECOND),
+            Step::Fail,
+        ]));
+    let calls = |notes: &Notes| {
+        let mut calls = notes.take();
+        calls.retain(|line| line.starts_with("call") && !line.contains("secrets"));
+        calls
+    };
+    send(&service, delivery(BODY).key("a")).await.assert_ok();
+    assert_eq!(
+        calls(&notes),
+        ["call store claim: ok", "call store complete: ok"]
+    );
+
+    send(&service, delivery(BODY).key("b")).await.assert_ok();
+    let renewed = calls(&notes);
+    assert!(
+        renewed.contains(&"call store renew: ok".to_owned()),
+        "{renewed:?}"
+    );
+
+    store.fail([Operation::Release]);
+    send(&service, delivery(BODY).key("c")).await;
+    let released = calls(&notes);
+    assert_eq!(released[0], "call store claim: ok");
+    assert!(
+        released[1].starts_with("call store release: "),
+        "{released:?}"
+    );
+    assert!(!released[1].ends_with("ok"), "{released:?}");
+
+    store.fail([Operation::Claim]);
+    send(&service, delivery(BODY).key("d"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    let failed = calls(&notes);
+    assert!(
+        failed
+            .iter()
+            .any(|call| call.starts_with("call store claim: ") && !call.ends_with("ok")),
+        "{failed:?}"
+    );
+}
+
+#[tokio::test]
+async fn an_observer_that_panics_disturbs_nothing() {
+    struct Panics;
+    impl Observer for Panics {
+        fn observe(&self, _: &Observation<'_>) {
+            panic!("observed");
+        }
+    }
+    let log = Log::capture(Level::ERROR);
+    let service = WebhookLayer::new(secret())
+        .observer(Panics)
+        .layer(router([]));
+    send(&service, delivery(BODY).key("a")).await.assert_ok();
+    send(&service, delivery(BODY).key("a"))
+        .await
+        .assert_replayed();
+    assert!(log.count(Level::ERROR, "an observer panicked") >= 3);
+}
+
+/// A receiver whose handlers all fail, and its budget.
+fn failing(
+    budget: &FailureBudget,
+) -> impl Service<
+    Request<Full<Bytes>>,
+    Response = http::Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>,
+    Error = std::convert::Infallible,
+    Future: Send,
+> + Clone {
+    let fails = std::iter::repeat_n(Step::Fail, 10_000);
+    SignatureLayer::new(secret())
+        .observer(budget.clone())
+        .layer(router(fails))
+}
+
+async fn fail<S, B>(service: &S, times: usize)
+where
+    S: Service<Request<Full<Bytes>>, Response = http::Response<B>, Error: std::fmt::Debug> + Clone,
+    B: http_body::Body<Data = Bytes, Error: std::fmt::Debug>,
+{
+    for _ in 0..times {
+        send(service, delivery(BODY)).await;
+    }
+}
+
+const KIND: EventKind = EventKind::CHAT_RATED;
+
+#[tokio::test(start_paused = true)]
+async fn the_budget_is_logged_at_a_fifth_a_half_four_fifths_and_above_the_limit() {
+    let budget = FailureBudget::default();
+    let service = failing(&budget);
+    let log = Log::capture(Level::WARN);
+    let lines = || {
+        let lines = |level, text| log.count(level, text);
+        (
+            lines(Level::WARN, "20 % of the failure budget"),
+            lines(Level::ERROR, "50 % of the failure budget"),
+            lines(Level::ERROR, "80 % of the failure budget"),
+            lines(Level::ERROR, "the failure budget is exceeded"),
+        )
+    };
+    for (until, expected) in [
+        (99, (0, 0, 0, 0)),
+        (100, (1, 0, 0, 0)),
+        (249, (1, 0, 0, 0)),
+        (250, (1, 1, 0, 0)),
+        (399, (1, 1, 0, 0)),
+        (400, (1, 1, 1, 0)),
+        (500, (1, 1, 1, 0)),
+        (501, (1, 1, 1, 1)),
+        (600, (1, 1, 1, 1)),
+    ] {
+        let spent = budget.spent_by(&KIND).failures as usize;
+        fail(&service, until - spent).await;
+        assert_eq!(budget.spent_by(&KIND).failures as usize, until);
+        assert_eq!(budget.spent_by(&KIND).is_exceeded(), until > 500);
+        assert_eq!(lines(), expected, "at {until}");
+    }
+    let warning = log
+        .events()
+        .into_iter()
+        .find(|event| event["level"] == "WARN" && event.contains_key("reasons"));
+    let warning = warning.expect("the first threshold");
+    assert_eq!(warning["kind"], "chat-rated");
+    assert_eq!(warning["failures"], "100");
+    assert_eq!(warning["limit"], "500");
+    assert!(warning["reasons"].contains("100 failed"), "{warning:?}");
+    assert_eq!(
+        budget.spent_by(&KIND).to_string(),
+        "chat-rated: 600 of 500 failures in the last hour (120 %)"
+    );
+    assert_eq!(budget.spent_by(&EventKind::CHAT_CLOSED).failures, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_count_for_an_hour() {
+    let budget = FailureBudget::default();
+    let service = failing(&budget);
+    let log = Log::capture(Level::WARN);
+    let warnings = || log.count(Level::WARN, "20 % of the failure budget");
+    fail(&service, 90).await;
+    advance(30 * MINUTE).await;
+    fail(&service, 60).await;
+    assert_eq!((budget.spent_by(&KIND).failures, warnings()), (150, 1));
+    advance(30 * MINUTE - SECOND).await;
+    assert_eq!(budget.spent_by(&KIND).failures, 150, "just within the hour");
+    advance(11 * SECOND).await;
+    assert_eq!(budget.spent_by(&KIND).failures, 60);
+    fail(&service, 60).await;
+    assert_eq!(
+        (budget.spent_by(&KIND).failures, warnings()),
+        (120, 2),
+        "it had fallen below 75"
+    );
+    advance(2 * HOUR).await;
+    assert_eq!(budget.spent_by(&KIND).failures, 0);
+    assert!(budget.spent().is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
+    let budget = FailureBudget::new(SenderPolicy {
+        disable_after: 60,
+        ..SenderPolicy::default()
+    });
+    let service = failing(&budget);
+    assert_eq!(budget.spent_by(&KIND).disabled_in, None);
+    // One in ten seconds, as long as it takes.
+    for _ in 0..31 {
+        fail(&service, 1).await;
+        advance(10 * SECOND).await;
+    }
+    let spent = budget.spent_by(&KIND);
+    let left = spent.disabled_in.unwrap();
+    assert!(left > 250 * SECOND && left < 330 * SECOND, "{left:?}");
+
+    // At a rate that stays below the limit, it never is.
+    advance(2 * HOUR).await;
+    for _ in 0..5 {
+        fail(&service, 1).await;
+        advance(80 * SECOND).await;
+    }
+    assert_eq!(budget.spent_by(&KIND).disabled_in, None);
+    fail(&service, 61).await;
+    assert_eq!(budget.spent_by(&KIND).disabled_in, Some(Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_without_proof_are_counted_apart() {
+    let budget = FailureBudget::default();
+    let service = failing(&budget);
+    let log = Log::capture(Level::WARN);
+    for number in 0..120 {
+        let forged = delivery(BODY).kind(&format!("forged-{number}"));
+        send(&service, forged.with(SIGNATURE, "0".repeat(64))).await;
+    }
+    assert_eq!(budget.unverified().failures, 120);
+    assert_eq!(budget.unverified().reasons, [("invalid-signature", 120)]);
+    assert_eq!(budget.spent().len(), 1);
+    assert_eq!(log.count(Level::WARN, "the secret is wrong"), 1);
+    assert_eq!(
+        budget.unverified().to_string(),
+        "unverified: 120 of 500 failures in the last hour (24 %)"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn forged_kinds_of_one_authentic_body_are_bounded() {
+    let budget = FailureBudget::default();
+    let service = SignatureLayer::new(secret())
+        .observer(budget.clone())
+        .layer(router([Step::Fail]).reject_unhandled());
+    for number in 0..100 {
+        send(&service, delivery(BODY).kind(&format!("forged-{number}"))).await;
+    }
+    send(&service, delivery(BODY)).await;
+    let spent = budget.spent();
+    assert_eq!(
+        spent.len(),
+        34,
+        "32 others, `other`, and the platform's own"
+    );
+    let other = spent
+        .iter()
+        .find(|spent| spent.kind.as_ref().unwrap().as_str() == "other");
+    assert_eq!(other.unwrap().failures, 68);
+    assert_eq!(budget.spent_by(&KIND).failures, 1);
+}
+
+fn listening(
+    silence: &Silence,
+) -> impl Service<
+    Request<Full<Bytes>>,
+    Response = http::Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>,
+    Error = std::convert::Infallible,
+> + Clone {
+    WebhookLayer::with_store(secret(), MokaStore::new())
+        .observer(silence.clone())
+        .layer(EventRouter::new())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_that_is_expected_is_silent_when_it_does_not_come() {
+    let silence = Silence::new().expect(KIND, 4 * HOUR);
+    let service = listening(&silence);
+    let log = Log::capture(Level::INFO);
+    let watch = tokio::spawn(silence.clone().watch());
+    let lines = || {
+        (
+            log.count(Level::ERROR, "no event of this kind was delivered"),
+            log.count(Level::INFO, "are delivered again"),
+        )
+    };
+    sleep(4 * HOUR).await;
+    assert!(silence.silent().is_empty());
+    sleep(2 * MINUTE).await;
+    let silent = silence.silent();
+    assert_eq!(silent[0].kind, KIND);
+    assert!(silent[0].quiet_for >= 4 * HOUR && silent[0].expected_within == 4 * HOUR);
+    assert_eq!(lines(), (1, 0));
+    sleep(DAY).await;
+    assert_eq!(lines(), (1, 0), "once");
+
+    // A forged request is no sign of life.
+    send(&service, delivery(BODY).with(SIGNATURE, "0".repeat(64))).await;
+    assert_eq!(silence.silent().len(), 1);
+    send(&service, delivery(BODY)).await;
+    assert!(silence.silent().is_empty());
+    sleep(2 * MINUTE).await;
+    assert_eq!(lines(), (1, 1));
+    sleep(5 * HOUR).await;
+    assert_eq!(lines(), (2, 1));
+    watch.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_rhythm_of_a_kind_is_learned_in_a_week() {
+    let silence = Silence::new().learn();
+    let service = listening(&silence);
+    // By day only, every two hours.
+    for _ in 0..8 {
+        for _ in 0..6 {
+            send(&service, delivery(BODY)).await;
+            assert!(silence.silent().is_empty());
+            advance(2 * HOUR).await;
+        }
+        advance(12 * HOUR).await;
+        assert!(silence.silent().is_empty(), "a night is no silence");
+    }
+    send(&service, delivery(BODY)).await;
+    advance(27 * HOUR).await;
+    assert!(silence.silent().is_empty());
+    advance(2 * HOUR).await;
+    assert_eq!(silence.silent()[0].kind, KIND);
+    assert_eq!(silence.silent()[0].expected_within, 28 * HOUR);
+}
+
+#[tokio::test(start_paused = true)]
+async fn chats_that_are_closed_and_never_rated_are_noticed() {
+    let silence = Silence::new().rated_within(3 * DAY);
+    let service = listening(&silence);
+    let about = |kind: &str, chat: usize| delivery(format!(r#"{{"id":"chat-{chat}"}}"#)).kind(kind);
+    send(&service, about("chat-rated", 0)).await;
+    for chat in 1..=12 {
+        let kind = if chat % 2 == 0 {
+            "chat-closed"
+        } else {
+            "chat-transferred"
+        };
+        send(&service, about(kind, chat)).await;
+    }
+    send(&service, about("chat-reopened", 1)).await;
+    send(&service, about("chat-rated", 2)).await;
+    advance(3 * DAY).await;
+    assert!(silence.silent().is_empty());
+    advance(SECOND).await;
+    let silent = silence.silent();
+    assert_eq!((silent[0].kind.clone(), silent[0].unrated), (KIND, 10));
+
+    send(&service, about("chat-rated", 3)).await;
+    assert!(silence.silent().is_empty(), "ratings arrive again");
+}

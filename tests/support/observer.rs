@@ -1,0 +1,78 @@
+//! An observer that notes what it sees, in words.
+
+use std::sync::{Arc, Mutex};
+
+use tower_webhook::telemetry::{AttemptEnd, Observation, Observer};
+
+use super::lock;
+
+/// Notes a line for each observation.
+#[derive(Clone, Default)]
+pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
+
+impl Notes {
+    /// Returns the lines since the last call.
+    pub(crate) fn take(&self) -> Vec<String> {
+        std::mem::take(&mut lock(&self.0))
+    }
+
+    /// The same, but without calls.
+    pub(crate) fn take_ends(&self) -> Vec<String> {
+        let mut lines = self.take();
+        lines.retain(|line| !line.starts_with("call"));
+        lines
+    }
+}
+
+impl Observer for Notes {
+    fn observe(&self, observation: &Observation<'_>) {
+        lock(&self.0).push(describe(observation));
+    }
+}
+
+fn describe(observation: &Observation<'_>) -> String {
+    match observation {
+        Observation::Delivery(ended) => {
+            let status = ended.status.map_or("-".into(), |status| status.to_string());
+            let kind = ended.kind.map_or("-", |kind| kind.as_str());
+            let key = ended.delivery.and_then(|delivery| delivery.key());
+            let key = key.map_or("-".into(), |key| {
+                format!("{}", key.as_bytes().escape_ascii())
+            });
+            let proof = if ended.is_verified {
+                "verified"
+            } else {
+                "unverified"
+            };
+            let reason = ended.reason.map_or("-".into(), ToString::to_string);
+            let (outcome, millis) = (ended.outcome, ended.duration.as_millis());
+            let status = status.split(' ').next().unwrap_or_default().to_owned();
+            format!("delivery {outcome} {status} {kind} {key} {proof} {millis} ms: {reason}")
+        }
+        Observation::Attempt(ended) => {
+            let number = ended.number.map_or("-".into(), |number| number.to_string());
+            let end = match ended.end {
+                AttemptEnd::Retry { after } => match after {
+                    Some(after) => format!("retry in {} s", after.as_secs()),
+                    None => "retry".into(),
+                },
+                end => format!("{end:?}").to_lowercase(),
+            };
+            let reason = ended.reason.map_or("-".into(), ToString::to_string);
+            let (outcome, millis) = (ended.outcome, ended.duration.as_millis());
+            let place = if ended.is_from_inbox() {
+                "inbox"
+            } else {
+                "inline"
+            };
+            format!("attempt {number} {outcome} {place} {millis} ms, {end}: {reason}")
+        }
+        Observation::Call(ended) => {
+            let error = ended.error.map_or("ok".into(), ToString::to_string);
+            format!("call {} {}: {error}", ended.target.name(), ended.operation)
+        }
+        Observation::Detached => "detached".into(),
+        Observation::Tripped { kind, is_tripped } => format!("tripped {kind} {is_tripped}"),
+        other => format!("{other:?}"),
+    }
+}
