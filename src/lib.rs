@@ -161,6 +161,10 @@
 //! tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).init();
 //! ```
 //!
+//! The spans also have the attributes that OpenTelemetry defines for messages: `messaging.system` (`webhook`),
+//! `messaging.operation.name` (`receive` or `process`), `messaging.message.id` (the key),
+//! `messaging.message.conversation_id` (the chat), and `error.type` (the outcome, if it is a failure).
+//!
 //! No secret and no payload is logged. A layer of your own around these layers can read the outcome, or the
 //! refusal, in the response's extensions: see [`Decision`].
 //!

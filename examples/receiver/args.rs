@@ -12,9 +12,10 @@ use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum, value_parser};
 use tower_webhook::Secret;
+use tower_webhook::event::EventKind;
 
 use crate::event::Limits;
-use crate::{connections, forward};
+use crate::{connections, forward, telemetry};
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
 ///
@@ -196,6 +197,20 @@ pub(crate) struct Args {
     /// How long a connection is kept for its next request: longer than a proxy in front of it keeps it
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
     idle_timeout: u32,
+
+    /// Serve metrics for Prometheus at this address, under /metrics
+    ///
+    /// Anybody who reaches it can read them, so choose an address of the operator's network. The receiver needs the
+    /// feature `metrics`, as in `cargo run --features metrics --example receiver`.
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    /// Log an error when no event of a kind is delivered for so many hours, because its webhook may have been disabled
+    ///
+    /// Repeat it for several kinds. Choose a time that nights and weekends do not exceed. For all other kinds, the
+    /// receiver learns for a week how often they come.
+    #[arg(long, value_name = "KIND=HOURS", value_parser = telemetry::expected)]
+    pub(crate) expect: Vec<(EventKind, Duration)>,
 
     /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
     #[arg(long, value_name = "BRAND")]

@@ -18,14 +18,16 @@ mod forward;
 mod handling;
 #[path = "../shared/json.rs"]
 mod json;
+mod log;
 mod output;
 mod refusals;
 #[path = "../shared/store.rs"]
 mod store;
+mod telemetry;
 
 use std::env::{self, VarError};
 use std::future::ready;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::pin;
@@ -50,9 +52,6 @@ use tower_webhook::{
     ConfigError, EventRouter, HeaderNames, IdempotencyLayer, Secret, Secrets, SignatureLayer,
     WebhookLayer,
 };
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::FmtSpan;
 
 use self::args::{Args, misused};
 use self::connections::{Connections, chain};
@@ -62,25 +61,14 @@ use self::forward::Forward;
 use self::handling::Handling;
 use self::output::Output;
 use self::store::Place;
+use self::telemetry::Telemetry;
 
 /// Pipes, and the process itself.
 const FILES_OF_A_COMMAND: usize = 8;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    tracing_subscriber::fmt()
-        .with_env_filter(
-            EnvFilter::builder()
-                .with_default_directive(LevelFilter::INFO.into())
-                .from_env_lossy(),
-        )
-        // Each delivery is a span, and the line at its end has all its fields.
-        .with_span_events(FmtSpan::CLOSE)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        // These would be written to standard error, with a panic if it is closed.
-        .log_internal_errors(false)
-        .init();
+    log::init();
 
     let result = Runtime::new()
         .context("the runtime cannot be started")
@@ -105,14 +93,22 @@ async fn run(args: Args) -> anyhow::Result<()> {
     let (place, is_inbox) = place(&args);
     let place_name = place.to_string();
     let is_memory = matches!(place, Place::Memory);
+    #[cfg(not(feature = "metrics"))]
+    telemetry::refuse_metrics(&args);
+    let setup = Setup {
+        args: &args,
+        secrets: secrets.as_ref(),
+        events: &events,
+        telemetry: Telemetry::start(&args).await?,
+    };
     let (app, handling) = match is_inbox {
-        true => inbox(&args, secrets.as_ref(), place, &events).await?,
-        false => inline(&args, secrets.as_ref(), place, &events).await?,
+        true => inbox(&setup, place).await?,
+        false => inline(&setup, place).await?,
     };
 
     let stop = Stop::new()?;
     reread_on_hangup(secrets, args.secret_file.clone())?;
-    let listener = bind(args.listen).await?;
+    let listener = bind(args.listen, "--listen 127.0.0.1:3001").await?;
     let url = format!("http://{}{}", listener.local_addr()?, args.path);
     eprintln!("listening on {url}");
     let limits = connection_limits(&args)?;
@@ -154,6 +150,14 @@ async fn run(args: Args) -> anyhow::Result<()> {
     )
     .await;
     Ok(())
+}
+
+/// What a receiver is made of.
+struct Setup<'a> {
+    args: &'a Args,
+    secrets: Option<&'a Secrets>,
+    events: &'a Arc<Events>,
+    telemetry: Telemetry,
 }
 
 /// Logs the settings that decide what happens to an event.
@@ -219,64 +223,63 @@ fn place(args: &Args) -> (Place, bool) {
 }
 
 /// Returns the application that answers an event when it is handled.
-async fn inline(
-    args: &Args,
-    secrets: Option<&Secrets>,
-    place: Place,
-    events: &Arc<Events>,
-) -> anyhow::Result<(Router, Handling)> {
+async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<(Router, Handling)> {
     match place {
-        Place::Memory => with_store(args, secrets, MokaStore::new(), events),
-        #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => with_store(args, secrets, store::sqlite(path)?, events),
-        #[cfg(feature = "redis")]
-        Place::Redis(server) => with_store(args, secrets, store::redis(server).await?, events),
-        #[cfg(feature = "postgres")]
-        Place::Postgres(server) => {
-            with_store(args, secrets, store::postgres(server).await?, events)
+        Place::Memory => {
+            let store = MokaStore::new();
+            #[cfg(feature = "metrics")]
+            {
+                let store = store.clone();
+                setup.telemetry.before_scrapes(move || {
+                    store.record_metrics();
+                    ready(())
+                });
+            }
+            with_store(setup, store)
         }
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) => with_store(setup, store::sqlite(path)?),
+        #[cfg(feature = "redis")]
+        Place::Redis(server) => with_store(setup, store::redis(server).await?),
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) => with_store(setup, store::postgres(server).await?),
     }
 }
 
-fn with_store<St>(
-    args: &Args,
-    secrets: Option<&Secrets>,
-    store: St,
-    events: &Arc<Events>,
-) -> anyhow::Result<(Router, Handling)>
+fn with_store<St>(setup: &Setup<'_>, store: St) -> anyhow::Result<(Router, Handling)>
 where
     St: Store + Clone,
 {
+    let args = setup.args;
     let lease = Duration::from_secs(args.lease);
-    let layer = WebhookLayer::from_layers(signature(args, secrets)?, IdempotencyLayer::new(store))
+    let deduplication = IdempotencyLayer::new(store).observer(setup.telemetry.observer());
+    let layer = WebhookLayer::from_layers(signature(setup)?, deduplication)
         .namespace(args.namespace.clone().unwrap_or_default())
         .handler_timeout(Duration::from_secs(args.handler_timeout))?
         .in_flight_wait(Duration::from_secs(5).min(lease / 2))?
         .lease(lease)?;
     let runs = layer.runs();
-    let app = mount().route_service(&args.path, layer.layer(router(events)));
+    let app = mount().route_service(&args.path, layer.layer(router(setup.events)));
+    #[cfg(feature = "metrics")]
+    setup.telemetry.before_scrapes(move || {
+        layer.record_metrics();
+        ready(())
+    });
     Ok((app, Handling::Inline(runs)))
 }
 
 /// Returns the application that answers an event when it is stored.
 #[cfg(feature = "inbox")]
 #[allow(clippy::unused_async, reason = "only Postgres is connected to")]
-async fn inbox(
-    args: &Args,
-    secrets: Option<&Secrets>,
-    place: Place,
-    events: &Arc<Events>,
-) -> anyhow::Result<(Router, Handling)> {
+async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<(Router, Handling)> {
     match place {
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => with_queue(args, secrets, store::sqlite_queue(path)?, events),
+        Place::Sqlite(path) => with_queue(setup, store::sqlite_queue(path)?),
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => {
-            with_queue(args, secrets, store::postgres_queue(server).await?, events)
-        }
+        Place::Postgres(server) => with_queue(setup, store::postgres_queue(server).await?),
         // `Place::parse_inbox` makes no others.
         other => {
-            let _ = (args, secrets, events);
+            let _ = setup;
             anyhow::bail!("{other} cannot be an inbox")
         }
     }
@@ -287,12 +290,7 @@ async fn inbox(
     clippy::unused_async,
     reason = "so that it is called like the other one"
 )]
-async fn inbox(
-    _: &Args,
-    _: Option<&Secrets>,
-    _: Place,
-    _: &Arc<Events>,
-) -> anyhow::Result<(Router, Handling)> {
+async fn inbox(_: &Setup<'_>, _: Place) -> anyhow::Result<(Router, Handling)> {
     misused(
         "this receiver was built without the inbox: run it with \
          `cargo run --features inbox,sqlite --example receiver -- …`",
@@ -300,40 +298,50 @@ async fn inbox(
 }
 
 #[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
-fn with_queue<Q: Queue>(
-    args: &Args,
-    secrets: Option<&Secrets>,
-    queue: Q,
-    events: &Arc<Events>,
-) -> anyhow::Result<(Router, Handling)> {
-    let inbox = Inbox::new(queue).namespace(args.namespace.clone().unwrap_or_default());
+fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<(Router, Handling)> {
+    let args = setup.args;
+    let inbox = Inbox::new(queue)
+        .namespace(args.namespace.clone().unwrap_or_default())
+        .observer(setup.telemetry.observer());
     let on_failure = match args.on_failure {
         args::OnFailure::Block => OnFailure::Block,
         args::OnFailure::Skip => OnFailure::Skip,
     };
     let worker = inbox
-        .worker(router(events))
+        .worker(router(setup.events))
         .concurrency(args.limits().concurrency)
         .retry(Retry::default().give_up_after(Duration::from_secs(args.retry_for)))
         .on_failure(on_failure)
         .handler_timeout(Duration::from_secs(args.handler_timeout))?
         .lease(Duration::from_secs(args.lease))?
         .spawn();
-    let webhooks = signature(args, secrets)?.layer(inbox.accept());
-    let app = mount().route_service(&args.path, webhooks);
+    let layer = signature(setup)?;
+    let app = mount().route_service(&args.path, layer.layer(inbox.accept()));
+    #[cfg(feature = "metrics")]
+    setup.telemetry.before_scrapes(move || {
+        let inbox = inbox.clone();
+        layer.record_metrics();
+        async move {
+            if let Err(error) = inbox.record_metrics().await {
+                tracing::warn!(reason = %chain(&error), "the metrics of the inbox could not be recorded");
+            }
+        }
+    });
     Ok((app, Handling::Inbox(worker)))
 }
 
-fn signature(args: &Args, secrets: Option<&Secrets>) -> anyhow::Result<SignatureLayer> {
+fn signature(setup: &Setup<'_>) -> anyhow::Result<SignatureLayer> {
+    let args = setup.args;
     let names = match &args.header_prefix {
         Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
         None => HeaderNames::default(),
     };
-    let layer = match secrets {
+    let layer = match setup.secrets {
         Some(secrets) => SignatureLayer::new(secrets.clone()),
         None => SignatureLayer::dangerously_unsigned(),
     };
     Ok(layer
+        .observer(setup.telemetry.observer())
         .header_names(names)?
         .max_body(args.max_body as usize)
         .max_buffered(args.max_buffered.max(args.max_body) as usize))
@@ -403,11 +411,14 @@ fn reread_on_hangup(secrets: Option<Secrets>, file: Option<PathBuf>) -> io::Resu
     Ok(())
 }
 
-async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+/// Listens on an address. `other` is a flag with another one, in case that it is in use.
+async fn bind(address: SocketAddr, other: &str) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address).await.map_err(|error| {
         let hint = match error.kind() {
-            io::ErrorKind::AddrInUse => "; if another receiver is running, choose another port, such as --listen 127.0.0.1:3001",
-            _ => "",
+            io::ErrorKind::AddrInUse => {
+                format!("; if another receiver is running, choose another port, such as {other}")
+            }
+            _ => String::new(),
         };
         anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
     })

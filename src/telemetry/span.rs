@@ -18,6 +18,12 @@ pub(crate) struct DeliverySpan {
     started: Option<Instant>,
 }
 
+/// The value of `messaging.system`.
+const SYSTEM: &str = "webhook";
+
+/// The outcomes that are no errors.
+const SUCCESSES: [&str; 4] = ["handled", "accepted", "replayed", "ignored"];
+
 /// Set by a proxy or by another layer. It is not signed.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -37,6 +43,12 @@ impl DeliverySpan {
             request_id = Empty,
             outcome = Empty,
             duration_ms = Empty,
+            otel.kind = "consumer",
+            messaging.system = SYSTEM,
+            messaging.operation.name = "receive",
+            messaging.message.id = Empty,
+            messaging.message.conversation_id = Empty,
+            "error.type" = Empty,
         ));
         if !this.span.is_disabled() {
             this.request_id(headers);
@@ -56,6 +68,12 @@ impl DeliverySpan {
             attempt = Empty,
             outcome = Empty,
             duration_ms = Empty,
+            otel.kind = "consumer",
+            messaging.system = SYSTEM,
+            messaging.operation.name = "process",
+            messaging.message.id = Empty,
+            messaging.message.conversation_id = Empty,
+            "error.type" = Empty,
         ));
         this.delivery(delivery);
         if let Some(attempt) = delivery.attempt() {
@@ -118,12 +136,15 @@ impl DeliverySpan {
         let kind = Short(delivery.kind()).to_string();
         self.span.record("kind", kind.as_str());
         if let Some(chat) = chat_id(delivery.kind(), delivery.body()) {
+            let chat = Short(chat.escape_debug()).to_string();
+            self.span.record("chat", display(&chat));
             self.span
-                .record("chat", display(Short(chat.escape_debug())));
+                .record("messaging.message.conversation_id", chat.as_str());
         }
         if let Some(key) = delivery.key() {
-            let key = key.as_bytes().escape_ascii();
-            self.span.record("key", display(Short(key)));
+            let key = Short(key.as_bytes().escape_ascii()).to_string();
+            self.span.record("key", display(&key));
+            self.span.record("messaging.message.id", key.as_str());
         }
     }
 
@@ -140,5 +161,8 @@ impl DeliverySpan {
         self.span.record("outcome", outcome);
         let duration = started.elapsed().as_micros() as f64;
         self.span.record("duration_ms", duration / 1e3);
+        if !SUCCESSES.contains(&outcome) {
+            self.span.record("error.type", outcome);
+        }
     }
 }

@@ -47,6 +47,17 @@ mod forwards;
 mod inbox;
 #[cfg(all(
     feature = "axum",
+    feature = "inbox",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod metrics;
+#[cfg(all(
+    feature = "axum",
     feature = "moka",
     feature = "postgres",
     feature = "redis",

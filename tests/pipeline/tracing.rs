@@ -280,6 +280,13 @@ async fn span_records_the_delivery_and_its_outcome() {
         assert_eq!(span["key"], r#"key \xc3\xa9\""#);
         assert_eq!(span["secret"], "2026");
         assert_eq!(field(&span, "attempt"), attempt);
+        assert_eq!(span["messaging.system"], "webhook");
+        assert_eq!(span["messaging.operation.name"], "receive");
+        assert_eq!(span["messaging.message.id"], span["key"]);
+        assert_eq!(span["messaging.message.conversation_id"], "chat-1");
+        assert_eq!(span["otel.kind"], "consumer");
+        let error = (outcome == "failed").then_some("failed");
+        assert_eq!(span.get("error.type").map(String::as_str), error);
         assert_eq!(span["outcome"], outcome);
         let duration: f64 = span["duration_ms"].parse().unwrap();
         assert!(

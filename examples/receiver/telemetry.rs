@@ -1,0 +1,199 @@
+//! The failure budget, the silence watch, and metrics for Prometheus.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tower_webhook::event::EventKind;
+use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
+
+use super::args::Args;
+#[cfg(not(feature = "metrics"))]
+use super::args::misused;
+
+/// Sees every delivery and attempt.
+pub(crate) struct Telemetry {
+    observer: Arc<dyn Observer>,
+    #[cfg(feature = "metrics")]
+    server: Option<metrics::Server>,
+}
+
+impl Telemetry {
+    /// Starts to watch for silence, and to serve metrics if that is asked for.
+    pub(crate) async fn start(args: &Args) -> anyhow::Result<Self> {
+        let silence = args
+            .expect
+            .iter()
+            .cloned()
+            .fold(Silence::new().learn(), |silence, (kind, within)| {
+                silence.expect(kind, within)
+            });
+        tokio::spawn(silence.clone().watch());
+        let budget = FailureBudget::default();
+        #[cfg(feature = "metrics")]
+        let server = match args.metrics {
+            Some(address) => Some(metrics::Server::start(address, &budget, &silence).await?),
+            None => None,
+        };
+        #[cfg(feature = "metrics")]
+        let observer = {
+            let metrics = server
+                .is_some()
+                .then(tower_webhook::telemetry::Metrics::new);
+            Arc::new((budget, silence, metrics))
+        };
+        #[cfg(not(feature = "metrics"))]
+        let observer = Arc::new((budget, silence));
+        Ok(Self {
+            observer,
+            #[cfg(feature = "metrics")]
+            server,
+        })
+    }
+
+    pub(crate) fn observer(&self) -> Arc<dyn Observer> {
+        Arc::clone(&self.observer)
+    }
+
+    /// Calls `record` before each scrape.
+    #[cfg(feature = "metrics")]
+    pub(crate) fn before_scrapes<F>(&self, record: impl Fn() -> F + Send + Sync + 'static)
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        if let Some(server) = &self.server {
+            server.before_scrapes(record);
+        }
+    }
+}
+
+/// Parses `KIND=HOURS`.
+pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
+    let expected = || {
+        let (kind, hours) = text.split_once('=')?;
+        let hours: u32 = hours
+            .parse()
+            .ok()
+            .filter(|hours| (1..=8_760).contains(hours))?;
+        let within = Duration::from_secs(u64::from(hours) * 60 * 60);
+        Some((kind.parse().ok()?, within))
+    };
+    expected().ok_or_else(|| {
+        "use a kind and a number of hours up to 8760, such as message-created=4".to_owned()
+    })
+}
+
+/// Refuses a flag that this build does not know.
+#[cfg(not(feature = "metrics"))]
+pub(crate) fn refuse_metrics(args: &Args) {
+    if args.metrics.is_some() {
+        misused(
+            "this receiver was built without metrics: run it with \
+             `cargo run --features metrics --example receiver -- …`",
+        );
+    }
+}
+
+#[cfg(feature = "metrics")]
+mod metrics {
+    use std::future::Future;
+    use std::net::SocketAddr;
+    use std::pin::Pin;
+    use std::sync::{Arc, Mutex, PoisonError};
+    use std::time::Duration;
+
+    use anyhow::Context;
+    use axum::Router;
+    use axum::http::header::CONTENT_TYPE;
+    use axum::routing::get;
+    use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
+    use tokio::time::{sleep, timeout};
+    use tower_webhook::telemetry::{FailureBudget, Silence};
+
+    use crate::bind;
+
+    /// The server of `/metrics`.
+    pub(crate) struct Server {
+        sources: Arc<Mutex<Vec<Source>>>,
+    }
+
+    type Source = Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+
+    /// The buckets of durations, in seconds.
+    const SECONDS: [f64; 14] = [
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 30.0,
+    ];
+
+    /// Those of delays, which grow to days while a handler is down.
+    const DELAYS: [f64; 12] = [
+        0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0,
+    ];
+
+    /// The time limit of what is recorded before a scrape, each.
+    const LIMIT: Duration = Duration::from_secs(5);
+
+    impl Server {
+        pub(crate) async fn start(
+            address: SocketAddr,
+            budget: &FailureBudget,
+            silence: &Silence,
+        ) -> anyhow::Result<Self> {
+            let delays = Matcher::Full("webhook_start_delay_seconds".to_owned());
+            let prometheus = PrometheusBuilder::new()
+                .set_buckets(&SECONDS)?
+                .set_buckets_for_metric(delays, &DELAYS)?
+                .install_recorder()
+                .context("metrics cannot be recorded")?;
+            let listener = bind(address, "--metrics 127.0.0.1:9101").await?;
+            eprintln!("metrics on http://{}/metrics", listener.local_addr()?);
+
+            let this = Self {
+                sources: Arc::default(),
+            };
+            let (budget, silence) = (budget.clone(), silence.clone());
+            this.before_scrapes(move || {
+                budget.record_metrics();
+                silence.record_metrics();
+                std::future::ready(())
+            });
+            tokio::spawn(upkeep(prometheus.clone()));
+            let sources = Arc::clone(&this.sources);
+            let scrape = move || scrape(Arc::clone(&sources), prometheus.clone());
+            let app = Router::new().route("/metrics", get(scrape));
+            tokio::spawn(async move { axum::serve(listener, app).await });
+            Ok(this)
+        }
+
+        pub(crate) fn before_scrapes<F>(&self, record: impl Fn() -> F + Send + Sync + 'static)
+        where
+            F: Future<Output = ()> + Send + 'static,
+        {
+            lock(&self.sources).push(Box::new(move || Box::pin(record())));
+        }
+    }
+
+    async fn scrape(
+        sources: Arc<Mutex<Vec<Source>>>,
+        prometheus: PrometheusHandle,
+    ) -> ([(axum::http::HeaderName, &'static str); 1], String) {
+        let recording: Vec<_> = lock(&sources).iter().map(|record| record()).collect();
+        for record in recording {
+            if timeout(LIMIT, record).await.is_err() {
+                tracing::warn!("some metrics were not recorded within {LIMIT:?}");
+            }
+        }
+        let text = "text/plain; version=0.0.4; charset=utf-8";
+        ([(CONTENT_TYPE, text)], prometheus.render())
+    }
+
+    /// Keeps memory bounded while nothing scrapes.
+    async fn upkeep(prometheus: PrometheusHandle) {
+        loop {
+            sleep(Duration::from_secs(5)).await;
+            prometheus.run_upkeep();
+        }
+    }
+
+    fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

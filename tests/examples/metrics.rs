@@ -1,0 +1,126 @@
+//! The receiver's metrics, as Prometheus reads them.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+
+use tempfile::TempDir;
+
+use super::receivers::{Receiver, run};
+use crate::support::program::until;
+
+/// The body of the answer to GET.
+fn get(url: &str) -> String {
+    let (address, path) = url
+        .strip_prefix("http://")
+        .unwrap()
+        .split_once('/')
+        .unwrap();
+    let mut stream = TcpStream::connect(address).unwrap();
+    write!(
+        stream,
+        "GET /{path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
+    )
+    .unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert!(head.starts_with("HTTP/1.1 200"), "{head}");
+    assert!(
+        head.contains("content-type: text/plain; version=0.0.4"),
+        "{head}"
+    );
+    body.to_owned()
+}
+
+fn url(receiver: &Receiver) -> String {
+    until("the address of the metrics", || {
+        let err = receiver.err();
+        let (_, url) = err.split_once("metrics on ")?;
+        url.split_once('\n').map(|(url, _)| url.to_owned())
+    })
+}
+
+#[test]
+fn metrics_are_served_for_prometheus() {
+    let receiver = Receiver::start(&["--secret", "s", "--metrics", "127.0.0.1:0"]);
+    let url = url(&receiver);
+    let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let forged = receiver.send("wrong", &["--event", "chat-rated", "--key", "b"]);
+    assert_eq!(forged.code, 1, "{forged:?}");
+
+    let metrics = get(&url);
+    for line in [
+        r#"webhook_deliveries_total{outcome="handled",kind="chat-rated"} 1"#,
+        r#"webhook_deliveries_total{outcome="invalid-signature",kind="unverified"} 1"#,
+        r#"webhook_failure_budget_spent{kind="chat-rated"} 0"#,
+        "webhook_failure_budget_limit 500",
+        "webhook_unverified_failures 1",
+        "webhook_evictions_total 0",
+        "webhook_buffered_bytes 0",
+        r#"webhook_attempt_duration_seconds_count{kind="chat-rated"} 1"#,
+        "# TYPE webhook_deliveries_total counter",
+        "# HELP webhook_unverified_failures ",
+    ] {
+        assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+}
+
+#[test]
+fn metrics_of_an_inbox_show_its_backlog() {
+    let dir = TempDir::new().unwrap();
+    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let receiver = Receiver::start(&[
+        "--secret",
+        "s",
+        "--inbox",
+        &inbox,
+        "--exec",
+        "false",
+        "--metrics",
+        "127.0.0.1:0",
+    ]);
+    let url = url(&receiver);
+    for key in ["a", "b"] {
+        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+    }
+    until("the failed attempt", || {
+        let metrics = get(&url);
+        let lines = [
+            r#"webhook_inbox_retrying{kind="chat-rated"} 1"#,
+            r#"webhook_inbox_waiting{kind="chat-rated"} 1"#,
+            r#"webhook_attempts_total{outcome="failed",kind="chat-rated"} 1"#,
+        ];
+        let is_shown = lines.iter().all(|line| metrics.contains(line));
+        is_shown.then_some(())
+    });
+}
+
+#[test]
+fn an_address_in_use_and_a_wrong_expectation_are_clear_errors() {
+    let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = other.local_addr().unwrap().to_string();
+    let taken = run(
+        "receiver",
+        &["--demo", "--listen", "127.0.0.1:0", "--metrics", &address],
+    );
+    assert_eq!(taken.code, 1, "{taken:?}");
+    assert!(
+        taken.err.contains(&format!("cannot listen on {address}")),
+        "{taken:?}"
+    );
+    assert!(taken.err.contains("--metrics 127.0.0.1:9101"), "{taken:?}");
+
+    for expectation in [
+        "chat-rated",
+        "chat-rated=",
+        "chat-rated=0",
+        "chat rated=4",
+        "=4",
+    ] {
+        let wrong = run("receiver", &["--demo", "--expect", expectation]);
+        assert_eq!(wrong.code, 2, "{wrong:?}");
+        assert!(wrong.err.contains("message-created=4"), "{wrong:?}");
+    }
+}
