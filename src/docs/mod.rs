@@ -9,6 +9,7 @@
 //! - [`testing`]: tests of your handlers, and the platform on your own machine
 //! - [`operations`]: running a receiver, and solving problems with it
 //! - [`metrics`]: metrics for dashboards and alarms
+//! - [`alarms`]: what to do about each alarm
 //!
 //! To rely on it:
 //!
@@ -105,6 +106,7 @@ macro_rules! page {
     };
 }
 
+page!(alarms, "alarms.md");
 page!(answers, "answers.md");
 page!(architecture, "architecture.md");
 page!(getting_started, "getting_started.md");

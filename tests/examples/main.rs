@@ -67,6 +67,17 @@ mod metrics;
 mod openssl;
 #[cfg(all(
     feature = "axum",
+    feature = "inbox",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod operations;
+#[cfg(all(
+    feature = "axum",
     feature = "moka",
     feature = "postgres",
     feature = "redis",
