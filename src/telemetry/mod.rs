@@ -5,6 +5,7 @@
 //! - [`FailureBudget`] counts failed deliveries against the limit above which the platform disables a webhook, and logs
 //!   warnings before that.
 //! - [`Silence`] notices that a webhook delivers nothing any more.
+//! - [`Recent`] keeps the last problems, and counts the events of each minute.
 #![cfg_attr(
     feature = "metrics",
     doc = "- [`Metrics`] records metrics through the [`metrics`](https://docs.rs/metrics) facade."
@@ -37,6 +38,7 @@ mod labels;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod observer;
+mod recent;
 mod short;
 mod silence;
 mod span;
@@ -57,6 +59,7 @@ pub(crate) use self::observer::Observers;
 pub use self::observer::{
     AttemptEnd, AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,
 };
+pub use self::recent::{Minute, Problem, Recent};
 pub(crate) use self::short::Short;
 pub use self::silence::{Silence, Silent};
 pub(crate) use self::span::DeliverySpan;

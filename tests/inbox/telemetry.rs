@@ -6,6 +6,7 @@ use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::inbox::{Inbox, MemoryQueue, Retry};
+use tower_webhook::telemetry::Recent;
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer};
 
 use super::worker::{Crm, MINUTE, SECOND, event, until};
@@ -14,8 +15,8 @@ use crate::support::observer::Notes;
 
 #[tokio::test(start_paused = true)]
 async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
-    let notes = Notes::default();
-    let inbox = Inbox::new(MemoryQueue::new()).observer(notes.clone());
+    let (notes, recent) = (Notes::default(), Recent::new());
+    let inbox = Inbox::new(MemoryQueue::new()).observer((notes.clone(), recent.clone()));
     let webhooks = SignatureLayer::new(secret())
         .observer(notes.clone())
         .layer(inbox.accept());
@@ -75,6 +76,20 @@ async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
         seen.len(),
         1,
         "it is a dead letter from the start: {seen:?}"
+    );
+    let problems = recent.problems();
+    let mut problems: Vec<_> = problems
+        .iter()
+        .map(|it| (it.outcome, it.count, it.reason.as_str()))
+        .collect();
+    problems.sort_unstable();
+    assert_eq!(
+        problems,
+        [
+            ("dead-letter", 1, "no such customer"),
+            ("discarded", 1, "too old"),
+            ("failed", 2, "the CRM is down"),
+        ]
     );
     drop(worker);
 }

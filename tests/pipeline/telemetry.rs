@@ -13,7 +13,7 @@ use tokio::time::{advance, sleep};
 use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::store::MokaStore;
-use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Silence};
+use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Silence};
 use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, WebhookLayer};
 use tracing::Level;
 
@@ -499,4 +499,83 @@ async fn chats_that_are_closed_and_never_rated_are_noticed() {
 
     send(&service, about("chat-rated", 3)).await;
     assert!(silence.silent().is_empty(), "ratings arrive again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn recent_problems_are_kept_once_each_and_bounded() {
+    let recent = Recent::new();
+    let steps = [Step::Fail, Step::Fail, Step::Discard, Step::Hang];
+    let service = WebhookLayer::new(secret())
+        .observer(recent.clone())
+        .layer(router(steps).reject_unhandled());
+    for key in ["a", "b", "c", "d", "e"] {
+        send(&service, delivery(BODY).key(key)).await;
+    }
+    let problems = recent.problems();
+    let seen: Vec<_> = problems
+        .iter()
+        .map(|it| (it.count, it.outcome, it.reason.as_str(), it.key.as_deref()))
+        .collect();
+    assert_eq!(
+        seen,
+        [
+            (1, "handler-timeout", "", Some("d")),
+            (1, "discarded", HANDLER_ERROR, Some("c")),
+            (2, "failed", HANDLER_ERROR, Some("b")),
+        ]
+    );
+
+    // Forged requests replace no others, and neither do forged kinds without end.
+    for number in 0..500 {
+        let kind = format!("forged-{number}");
+        let forged = delivery(BODY).kind(&kind).with(SIGNATURE, "0".repeat(64));
+        send(&service, forged).await;
+        send(&service, delivery(BODY).kind(&kind)).await;
+    }
+    let problems = recent.problems();
+    let count = |outcome| problems.iter().filter(|it| it.outcome == outcome).count();
+    assert_eq!((count("invalid-signature"), count("unhandled")), (1, 33));
+    assert_eq!((count("failed"), count("discarded")), (1, 1));
+    assert!(
+        problems
+            .iter()
+            .all(|it| it.kind.is_some() == (it.outcome != "invalid-signature"))
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_counted_by_the_minute() {
+    let recent = Recent::new();
+    let steps = [Step::Succeed, Step::Fail, Step::Succeed, Step::Succeed];
+    let service = WebhookLayer::new(secret())
+        .observer(recent.clone())
+        .layer(router(steps));
+    for (key, pause) in [
+        ("a", SECOND),
+        ("b", MINUTE),
+        ("c", 30 * MINUTE),
+        ("d", SECOND),
+    ] {
+        send(&service, delivery(BODY).key(key)).await;
+        advance(pause).await;
+    }
+    let minutes = recent.minutes()[&KIND];
+    let seen = |ago: usize| {
+        (
+            minutes[59 - ago].handled,
+            minutes[59 - ago].failed_deliveries,
+        )
+    };
+    assert_eq!(
+        [seen(31), seen(30), seen(0), seen(1)],
+        [(1, 1), (1, 0), (1, 0), (0, 0)]
+    );
+    advance(29 * MINUTE).await;
+    assert_eq!(recent.minutes()[&KIND][59 - 29].handled, 1);
+    advance(60 * MINUTE).await;
+    assert!(
+        recent.minutes()[&KIND]
+            .iter()
+            .all(|minute| minute.handled == 0)
+    );
 }
