@@ -183,6 +183,7 @@
 //! | `postgres` | `store::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `inbox` | `inbox`: events are acknowledged when they are stored, and handled later. `MemoryQueue`; with `sqlite`, `SqliteQueue`; with `postgres`, `PostgresQueue` | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
+//! | `console` | `console`, pages for operators, as an axum `Router` (adds `inbox`) | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
 //! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass; with `inbox`, `inbox::conformance` for every `Queue` | no |
@@ -241,6 +242,10 @@ pub mod signature;
 #[cfg(feature = "postgres")]
 pub mod transactional;
 mod webhook;
+
+// For the operator.
+#[cfg(feature = "console")]
+pub mod console;
 
 // The platform: its API, and a simulation of it.
 #[cfg(feature = "admin")]

@@ -205,6 +205,14 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 
+    /// Serve a console for operators at this address: pages on what happens to events, and buttons to repair it
+    ///
+    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It can be
+    /// opened by its IP address and as localhost. The receiver needs the feature `console`, as in
+    /// `cargo run --features console,inbox,sqlite --example receiver`.
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(crate) console: Option<SocketAddr>,
+
     /// Log an error when no event of a kind is delivered for so many hours, because its webhook may have been disabled
     ///
     /// Repeat it for several kinds. Choose a time that nights and weekends do not exceed. For all other kinds, the

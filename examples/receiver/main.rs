@@ -10,6 +10,8 @@
 
 mod args;
 mod connections;
+#[cfg(feature = "console")]
+mod console;
 #[path = "../shared/demo.rs"]
 mod demo;
 mod event;
@@ -45,6 +47,8 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 use tower::Layer;
+#[cfg(feature = "console")]
+use tower_webhook::console::Console;
 #[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::store::{MokaStore, Store};
@@ -101,10 +105,26 @@ async fn run(args: Args) -> anyhow::Result<()> {
         events: &events,
         telemetry: Telemetry::start(&args).await?,
     };
-    let (app, handling) = match is_inbox {
+    let Built {
+        app,
+        handling,
+        #[cfg(feature = "console")]
+        console,
+    } = match is_inbox {
         true => inbox(&setup, place).await?,
         false => inline(&setup, place).await?,
     };
+    #[cfg(feature = "console")]
+    if let Some(address) = args.console {
+        console::serve(setup.telemetry.show_in(console), address).await?;
+    }
+    #[cfg(not(feature = "console"))]
+    if args.console.is_some() {
+        misused(
+            "this receiver was built without the console: run it with \
+             `cargo run --features console,inbox,sqlite --example receiver -- …`",
+        );
+    }
 
     let stop = Stop::new()?;
     reread_on_hangup(secrets, args.secret_file.clone())?;
@@ -158,6 +178,14 @@ struct Setup<'a> {
     secrets: Option<&'a Secrets>,
     events: &'a Arc<Events>,
     telemetry: Telemetry,
+}
+
+/// A receiver before it is served.
+struct Built {
+    app: Router,
+    handling: Handling,
+    #[cfg(feature = "console")]
+    console: Console,
 }
 
 /// Logs the settings that decide what happens to an event.
@@ -223,7 +251,7 @@ fn place(args: &Args) -> (Place, bool) {
 }
 
 /// Returns the application that answers an event when it is handled.
-async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<(Router, Handling)> {
+async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
     match place {
         Place::Memory => {
             let store = MokaStore::new();
@@ -246,7 +274,7 @@ async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<(Router, Hand
     }
 }
 
-fn with_store<St>(setup: &Setup<'_>, store: St) -> anyhow::Result<(Router, Handling)>
+fn with_store<St>(setup: &Setup<'_>, store: St) -> anyhow::Result<Built>
 where
     St: Store + Clone,
 {
@@ -265,13 +293,18 @@ where
         layer.record_metrics();
         ready(())
     });
-    Ok((app, Handling::Inline(runs)))
+    Ok(Built {
+        app,
+        handling: Handling::Inline(runs),
+        #[cfg(feature = "console")]
+        console: Console::new(),
+    })
 }
 
 /// Returns the application that answers an event when it is stored.
 #[cfg(feature = "inbox")]
 #[allow(clippy::unused_async, reason = "only Postgres is connected to")]
-async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<(Router, Handling)> {
+async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
     match place {
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => with_queue(setup, store::sqlite_queue(path)?),
@@ -290,7 +323,7 @@ async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<(Router, Handl
     clippy::unused_async,
     reason = "so that it is called like the other one"
 )]
-async fn inbox(_: &Setup<'_>, _: Place) -> anyhow::Result<(Router, Handling)> {
+async fn inbox(_: &Setup<'_>, _: Place) -> anyhow::Result<Built> {
     misused(
         "this receiver was built without the inbox: run it with \
          `cargo run --features inbox,sqlite --example receiver -- …`",
@@ -298,7 +331,7 @@ async fn inbox(_: &Setup<'_>, _: Place) -> anyhow::Result<(Router, Handling)> {
 }
 
 #[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
-fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<(Router, Handling)> {
+fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     let args = setup.args;
     let inbox = Inbox::new(queue)
         .namespace(args.namespace.clone().unwrap_or_default())
@@ -315,6 +348,8 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<(Router, 
         .handler_timeout(Duration::from_secs(args.handler_timeout))?
         .lease(Duration::from_secs(args.lease))?
         .spawn();
+    #[cfg(feature = "console")]
+    let console = Console::new().inbox(inbox.clone());
     let layer = signature(setup)?;
     let app = mount().route_service(&args.path, layer.layer(inbox.accept()));
     #[cfg(feature = "metrics")]
@@ -327,7 +362,12 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<(Router, 
             }
         }
     });
-    Ok((app, Handling::Inbox(worker)))
+    Ok(Built {
+        app,
+        handling: Handling::Inbox(worker),
+        #[cfg(feature = "console")]
+        console,
+    })
 }
 
 fn signature(setup: &Setup<'_>) -> anyhow::Result<SignatureLayer> {

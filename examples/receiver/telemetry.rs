@@ -3,8 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "console")]
+use tower_webhook::console::Console;
 use tower_webhook::event::EventKind;
-use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
+use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
 
 use super::args::Args;
 #[cfg(not(feature = "metrics"))]
@@ -13,6 +15,8 @@ use super::args::misused;
 /// Sees every delivery and attempt.
 pub(crate) struct Telemetry {
     observer: Arc<dyn Observer>,
+    #[cfg(feature = "console")]
+    shown: (FailureBudget, Silence, Recent),
     #[cfg(feature = "metrics")]
     server: Option<metrics::Server>,
 }
@@ -28,7 +32,9 @@ impl Telemetry {
                 silence.expect(kind, within)
             });
         tokio::spawn(silence.clone().watch());
-        let budget = FailureBudget::default();
+        let (budget, recent) = (FailureBudget::default(), Recent::new());
+        #[cfg(feature = "console")]
+        let shown = (budget.clone(), silence.clone(), recent.clone());
         #[cfg(feature = "metrics")]
         let server = match args.metrics {
             Some(address) => Some(metrics::Server::start(address, &budget, &silence).await?),
@@ -39,12 +45,14 @@ impl Telemetry {
             let metrics = server
                 .is_some()
                 .then(tower_webhook::telemetry::Metrics::new);
-            Arc::new((budget, silence, metrics))
+            Arc::new((budget, silence, recent, metrics))
         };
         #[cfg(not(feature = "metrics"))]
-        let observer = Arc::new((budget, silence));
+        let observer = Arc::new((budget, silence, recent));
         Ok(Self {
             observer,
+            #[cfg(feature = "console")]
+            shown,
             #[cfg(feature = "metrics")]
             server,
         })
@@ -52,6 +60,13 @@ impl Telemetry {
 
     pub(crate) fn observer(&self) -> Arc<dyn Observer> {
         Arc::clone(&self.observer)
+    }
+
+    /// Shows in a console what was seen.
+    #[cfg(feature = "console")]
+    pub(crate) fn show_in(&self, console: Console) -> Console {
+        let (budget, silence, recent) = self.shown.clone();
+        console.budget(budget).silence(silence).recent(recent)
     }
 
     /// Calls `record` before each scrape.

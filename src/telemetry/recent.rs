@@ -1,6 +1,6 @@
 //! What happened lately: the last problems, and the events of each minute.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -51,6 +51,7 @@ struct State {
     verified: Problems,
     unverified: Problems,
     minutes: BTreeMap<EventKind, Minutes>,
+    tripped: BTreeSet<EventKind>,
 }
 
 /// A problem of deliveries or attempts.
@@ -112,6 +113,12 @@ impl Recent {
         minutes
             .map(|(kind, minutes)| (kind.clone(), minutes.until(now)))
             .collect()
+    }
+
+    /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-kinds) in this process.
+    #[must_use]
+    pub fn tripped(&self) -> BTreeSet<EventKind> {
+        self.state().tripped.clone()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -190,7 +197,15 @@ impl Observer for Recent {
         match observation {
             Observation::Delivery(ended) => self.delivery(ended),
             Observation::Attempt(ended) => self.attempt(ended),
-            Observation::Call(_) | Observation::Detached | Observation::Tripped { .. } => {}
+            Observation::Tripped { kind, is_tripped } => {
+                let kind = self.shared.kinds.bounded(kind);
+                let mut state = self.state();
+                match is_tripped {
+                    true => state.tripped.insert(kind),
+                    false => state.tripped.remove(&kind),
+                };
+            }
+            Observation::Call(_) | Observation::Detached => {}
         }
     }
 }

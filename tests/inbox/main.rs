@@ -3,6 +3,8 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(feature = "console")]
+mod console;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
 mod history;

@@ -159,6 +159,7 @@ fn features() -> String {
         ("admin", cfg!(feature = "admin")),
         ("axum", cfg!(feature = "axum")),
         ("conformance", cfg!(feature = "conformance")),
+        ("console", cfg!(feature = "console")),
         ("default", cfg!(feature = "default")),
         ("inbox", cfg!(feature = "inbox")),
         ("metrics", cfg!(feature = "metrics")),

@@ -1,0 +1,23 @@
+//! The operator's console, at an address of its own.
+
+use std::net::SocketAddr;
+
+use tower_webhook::console::Console;
+
+use crate::bind;
+
+pub(crate) async fn serve(console: Console, address: SocketAddr) -> anyhow::Result<()> {
+    let listener = bind(address, "--console 127.0.0.1:3002").await?;
+    let address = listener.local_addr()?;
+    eprintln!("console on http://{address}/");
+    if !address.ip().is_loopback() {
+        tracing::warn!(
+            "the console does not authenticate anybody: whoever reaches {address} can read and discard events"
+        );
+    }
+    // Otherwise another site could read it, under a name of its own that resolves to this address.
+    let hosts = ["localhost", "127.0.0.1", "::1", &address.ip().to_string()].map(str::to_owned);
+    let app = console.hosts(hosts).router();
+    tokio::spawn(async move { axum::serve(listener, app).await });
+    Ok(())
+}

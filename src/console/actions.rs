@@ -1,0 +1,226 @@
+//! The changes that operators make.
+
+use std::sync::Arc;
+
+use axum::Extension;
+use axum::body::Bytes;
+use axum::extract::rejection::{FormRejection, PathRejection};
+use axum::extract::{Form, Path, State};
+use axum::response::{IntoResponse, Redirect, Response};
+use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
+
+use super::Console;
+use super::bulk::Action;
+use super::guard::actor;
+use super::page::{Site, View};
+use super::routes::{Problem, Search, id, inbox, past};
+use crate::event::EventKind;
+use crate::inbox::{Change, EventId};
+
+pub(super) fn action(name: &str) -> Result<Action, Problem> {
+    let unknown = || Problem::bad(format!("`{name}` is no action: choose redrive or discard."));
+    Action::parse(name).ok_or_else(unknown)
+}
+
+/// Redirects to a page, or shows the problem.
+fn then(console: &Console, site: &Site, result: Result<String, Problem>) -> Response {
+    match result {
+        Ok(path) => Redirect::to(&format!("{}{path}", site.base)).into_response(),
+        Err(problem) => problem.page(&View::new(console, site)),
+    }
+}
+
+fn refused(id: EventId, change: Change) -> Problem {
+    let reason = match change {
+        Change::NotFound => return Problem::not_found(format!("There is no event {id}.")),
+        Change::WithoutBody => "its body was deleted, so it cannot be handled again",
+        _ => "its state does not allow it; perhaps another operator was faster",
+    };
+    let reason = format!("Event {id} was not changed: {reason}.");
+    Problem::new(StatusCode::CONFLICT, reason)
+}
+
+pub(super) async fn change(
+    State(console): State<Arc<Console>>,
+    Extension(site): Extension<Site>,
+    headers: HeaderMap,
+    path: Result<Path<(String, String)>, PathRejection>,
+) -> Response {
+    let changed = async {
+        let Path((number, name)) = path?;
+        let (id, action) = (id(&number)?, action(&name)?);
+        let change = action.apply(&**inbox(&console)?, id).await?;
+        let actor = actor(&console, &headers);
+        tracing::info!(
+            actor,
+            action = action.name(),
+            event = id.0,
+            ?change,
+            "the console changes an event"
+        );
+        match change {
+            Change::Made => Ok(format!("/events/{id}")),
+            change => Err(refused(id, change)),
+        }
+    };
+    let changed = changed.await;
+    then(&console, &site, changed)
+}
+
+/// Changes the events that are selected in a list. The body has a field `id` for each.
+pub(super) async fn change_selected(
+    State(console): State<Arc<Console>>,
+    Extension(site): Extension<Site>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
+    let changed = async {
+        let (mut ids, mut name, mut query) = (Vec::new(), String::new(), String::new());
+        for (field, value) in form_urlencoded::parse(&body) {
+            match &*field {
+                "id" => ids.push(id(&value)?),
+                "action" => name = value.into_owned(),
+                "query" => query = value.into_owned(),
+                _ => {}
+            }
+        }
+        let action = action(&name)?;
+        if ids.is_empty() {
+            return Err(Problem::bad("No event was selected."));
+        }
+        let inbox = inbox(&console)?;
+        let actor = actor(&console, &headers);
+        let mut unchanged = Vec::new();
+        for id in &ids {
+            let change = action.apply(&**inbox, *id).await?;
+            tracing::info!(
+                actor,
+                action = action.name(),
+                event = id.0,
+                ?change,
+                "the console changes an event"
+            );
+            if change != Change::Made {
+                unchanged.push(id.to_string());
+            }
+        }
+        if !unchanged.is_empty() {
+            let count = ids.len() - unchanged.len();
+            let reason = format!(
+                "{count} events were {}. The state of these did not allow it, or their bodies were deleted: {}.",
+                past(action),
+                unchanged.join(", ")
+            );
+            return Err(Problem::new(StatusCode::CONFLICT, reason));
+        }
+        Ok(format!("/events?{query}"))
+    };
+    let changed = changed.await;
+    then(&console, &site, changed)
+}
+
+pub(super) async fn change_all(
+    State(console): State<Arc<Console>>,
+    Extension(site): Extension<Site>,
+    headers: HeaderMap,
+    form: Result<Form<Search>, FormRejection>,
+) -> Response {
+    let started = async {
+        let Form(search) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
+        let (action, filter) = (action(&search.action)?, search.filter()?);
+        let inbox = Arc::clone(inbox(&console)?);
+        let actor = actor(&console, &headers);
+        let job = console
+            .jobs
+            .start(inbox, action, filter, search.query(), actor);
+        Ok(format!("/jobs/{}", job.await?.number))
+    };
+    let started = started.await;
+    then(&console, &site, started)
+}
+
+pub(super) async fn cancel(
+    State(console): State<Arc<Console>>,
+    Extension(site): Extension<Site>,
+    headers: HeaderMap,
+    path: Result<Path<u64>, PathRejection>,
+) -> Response {
+    let cancelled = async {
+        let Path(number) = path?;
+        let job = console.jobs.get(number);
+        let job = job.ok_or_else(|| Problem::not_found("There is no such job any more."))?;
+        tracing::info!(
+            actor = actor(&console, &headers),
+            job = number,
+            "the console cancels a job"
+        );
+        job.cancel();
+        Ok(format!("/jobs/{number}"))
+    };
+    let cancelled = cancelled.await;
+    then(&console, &site, cancelled)
+}
+
+/// The kind to pause or resume: all of them if it is empty.
+#[derive(Deserialize)]
+pub(super) struct Paused {
+    #[serde(default)]
+    kind: String,
+}
+
+impl Paused {
+    fn kind(&self) -> Result<Option<EventKind>, Problem> {
+        let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind));
+        match self.kind.as_str() {
+            "" => Ok(None),
+            kind => kind.parse().map(Some).map_err(wrong),
+        }
+    }
+}
+
+pub(super) async fn pause(
+    state: State<Arc<Console>>,
+    site: Extension<Site>,
+    headers: HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+) -> Response {
+    set_paused(state, site, &headers, form, true).await
+}
+
+pub(super) async fn resume(
+    state: State<Arc<Console>>,
+    site: Extension<Site>,
+    headers: HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+) -> Response {
+    set_paused(state, site, &headers, form, false).await
+}
+
+async fn set_paused(
+    State(console): State<Arc<Console>>,
+    Extension(site): Extension<Site>,
+    headers: &HeaderMap,
+    form: Result<Form<Paused>, FormRejection>,
+    is_paused: bool,
+) -> Response {
+    let set = async {
+        let Form(form) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
+        let kind = form.kind()?;
+        let inbox = inbox(&console)?;
+        match is_paused {
+            true => inbox.pause(kind.as_ref()).await?,
+            false => inbox.resume(kind.as_ref()).await?,
+        }
+        let kind = kind.as_ref().map(tracing::field::display);
+        tracing::info!(
+            actor = actor(&console, headers),
+            kind,
+            is_paused,
+            "the console pauses or resumes"
+        );
+        Ok("/".to_owned())
+    };
+    let set = set.await;
+    then(&console, &site, set)
+}

@@ -1,0 +1,267 @@
+//! Changes of all events that match, in the background.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use futures_util::stream::{self, StreamExt};
+
+use tokio::task::yield_now;
+
+use super::operations::Operations;
+use crate::error::Chain;
+use crate::inbox::{Change, EventId, Filter, Page};
+use crate::store::StoreError;
+
+/// A change of events.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Action {
+    Redrive,
+    Discard,
+}
+
+impl Action {
+    pub(super) fn parse(name: &str) -> Option<Self> {
+        match name {
+            "redrive" => Some(Self::Redrive),
+            "discard" => Some(Self::Discard),
+            _ => None,
+        }
+    }
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Redrive => "redrive",
+            Self::Discard => "discard",
+        }
+    }
+
+    pub(super) async fn apply(
+        self,
+        inbox: &dyn Operations,
+        id: EventId,
+    ) -> Result<Change, StoreError> {
+        match self {
+            Self::Redrive => inbox.redrive(id).await,
+            Self::Discard => inbox.discard(id).await,
+        }
+    }
+}
+
+/// The jobs since the console was created.
+#[derive(Default)]
+pub(super) struct Jobs {
+    all: Mutex<BTreeMap<u64, Arc<Job>>>,
+}
+
+/// The number of jobs that are kept.
+const MOST: usize = 50;
+
+/// A change of all events that match a filter.
+pub(super) struct Job {
+    pub(super) number: u64,
+    pub(super) action: Action,
+    /// The filter, as the query of the list.
+    pub(super) query: String,
+    /// The number of events that matched at first, and whether there were more.
+    pub(super) matched: Counted,
+    pub(super) changed: AtomicU64,
+    /// Events whose state did not allow the change.
+    pub(super) skipped: AtomicU64,
+    pub(super) is_cancelled: AtomicBool,
+    pub(super) ended: Mutex<Option<Ended>>,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum Ended {
+    Done,
+    Cancelled,
+    Failed(String),
+}
+
+/// A number of events, counted up to a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    pub(super) events: usize,
+    pub(super) is_more: bool,
+}
+
+/// The number up to which events are counted for a preview.
+const COUNT_UP_TO: usize = 10_000;
+
+/// The number of events that are read and changed at a time.
+const STEP: usize = 500;
+const AT_ONCE: usize = 32;
+
+/// Counts the events that match.
+pub(super) async fn count(
+    inbox: &dyn Operations,
+    filter: &Filter,
+    up_to: usize,
+) -> Result<Counted, StoreError> {
+    let mut page = Page {
+        after: None,
+        limit: up_to.min(STEP),
+        newest_first: false,
+    };
+    let mut events = 0;
+    loop {
+        let found = inbox.list(filter, page).await?;
+        events += found.len();
+        if found.len() < page.limit {
+            return Ok(Counted {
+                events,
+                is_more: false,
+            });
+        }
+        if events >= up_to {
+            return Ok(Counted {
+                events: up_to,
+                is_more: true,
+            });
+        }
+        page.after = found.last().map(|event| event.id);
+    }
+}
+
+pub(super) async fn preview(
+    inbox: &dyn Operations,
+    filter: &Filter,
+) -> Result<Counted, StoreError> {
+    count(inbox, filter, COUNT_UP_TO).await
+}
+
+impl Jobs {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Job>>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn get(&self, number: u64) -> Option<Arc<Job>> {
+        self.lock().get(&number).cloned()
+    }
+
+    /// Starts to change all events that match now.
+    pub(super) async fn start(
+        &self,
+        inbox: Arc<dyn Operations>,
+        action: Action,
+        filter: Filter,
+        query: String,
+        actor: Option<String>,
+    ) -> Result<Arc<Job>, StoreError> {
+        let matched = preview(&*inbox, &filter).await?;
+        let newest = Page {
+            after: None,
+            limit: 1,
+            newest_first: true,
+        };
+        let newest = inbox.list(&Filter::default(), newest).await?;
+        let newest = newest.first().map(|event| event.id);
+        let mut all = self.lock();
+        let number = all.last_key_value().map_or(1, |(number, _)| number + 1);
+        let job = Arc::new(Job {
+            number,
+            action,
+            query,
+            matched,
+            changed: AtomicU64::new(0),
+            skipped: AtomicU64::new(0),
+            is_cancelled: AtomicBool::new(false),
+            ended: Mutex::default(),
+        });
+        all.insert(number, Arc::clone(&job));
+        while all.len() > MOST {
+            all.pop_first();
+        }
+        drop(all);
+        tracing::info!(
+            actor,
+            action = action.name(),
+            filter = job.query,
+            job = number,
+            "the console changes all events that match"
+        );
+        tokio::spawn(Arc::clone(&job).run(inbox, filter, newest, actor));
+        Ok(job)
+    }
+}
+
+impl Job {
+    pub(super) fn end(&self) -> Option<Ended> {
+        let ended = self.ended.lock();
+        ended.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn cancel(&self) {
+        self.is_cancelled.store(true, Ordering::Relaxed);
+    }
+
+    async fn run(
+        self: Arc<Self>,
+        inbox: Arc<dyn Operations>,
+        filter: Filter,
+        newest: Option<EventId>,
+        actor: Option<String>,
+    ) {
+        let ended = match self.change_all(&*inbox, &filter, newest).await {
+            Ok(()) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
+            Ok(()) => Ended::Done,
+            Err(error) => Ended::Failed(Chain(&error).to_string()),
+        };
+        tracing::info!(
+            actor,
+            action = self.action.name(),
+            job = self.number,
+            changed = self.changed.load(Ordering::Relaxed),
+            skipped = self.skipped.load(Ordering::Relaxed),
+            ?ended,
+            "the console has ended a change of all events that match"
+        );
+        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+    }
+
+    /// Changes the events up to the newest one, so that events which come meanwhile are left alone.
+    async fn change_all(
+        &self,
+        inbox: &dyn Operations,
+        filter: &Filter,
+        newest: Option<EventId>,
+    ) -> Result<(), StoreError> {
+        let Some(newest) = newest else { return Ok(()) };
+        let mut page = Page {
+            after: None,
+            limit: STEP,
+            newest_first: false,
+        };
+        loop {
+            let found = inbox.list(filter, page).await?;
+            page.after = found.last().map(|event| event.id);
+            let is_last = found.len() < STEP || page.after >= Some(newest);
+            let mut ids: Vec<_> = found.into_iter().map(|event| event.id).collect();
+            ids.retain(|id| *id <= newest);
+            let mut changes = stream::iter(ids)
+                .map(|id| self.change(inbox, id))
+                .buffer_unordered(AT_ONCE);
+            while let Some(changed) = changes.next().await {
+                changed?;
+            }
+            if is_last || self.is_cancelled.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        }
+    }
+
+    async fn change(&self, inbox: &dyn Operations, id: EventId) -> Result<(), StoreError> {
+        if self.is_cancelled.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let count = match self.action.apply(inbox, id).await? {
+            Change::Made => &self.changed,
+            Change::NotFound | Change::WrongState | Change::WithoutBody => &self.skipped,
+        };
+        count.fetch_add(1, Ordering::Relaxed);
+        // A queue in memory never waits, and pages are to be answered meanwhile.
+        yield_now().await;
+        Ok(())
+    }
+}

@@ -1,0 +1,154 @@
+//! A console for operators: pages on what happens to deliveries and events, and buttons to repair it.
+//!
+//! [`Console::router`] returns an axum `Router`, to be mounted under any path of your application, behind your own
+//! authentication:
+//!
+//! ```
+//! use axum::Router;
+//! use tower_webhook::console::Console;
+//! use tower_webhook::inbox::{Inbox, MemoryQueue};
+//! use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
+//! use tower_webhook::{Secret, SignatureLayer};
+//! use tower::Layer;
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), tower_webhook::ConfigError> {
+//! let (budget, silence, recent) = (FailureBudget::default(), Silence::new().learn(), Recent::new());
+//! let observer = std::sync::Arc::new((budget.clone(), silence.clone(), recent.clone()));
+//! let inbox = Inbox::new(MemoryQueue::new()).observer(observer.clone());
+//! let webhooks = SignatureLayer::new(Secret::new("8c1f…")?)
+//!     .observer(observer)
+//!     .layer(inbox.accept());
+//!
+//! let console = Console::new()
+//!     .inbox(inbox)
+//!     .budget(budget)
+//!     .silence(silence)
+//!     .recent(recent);
+//! let app: Router = Router::new()
+//!     .route_service("/webhooks", webhooks)
+//!     .nest("/console", console.router()); // behind a layer that authenticates operators
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The pages are rendered by the server, work without JavaScript, and load nothing from other sites.
+//!
+//! # Security
+//!
+//! The console shows payloads, and whoever reaches it can discard events. It does not authenticate anybody. It refuses
+//! requests that a browser sends on behalf of another site, and with [`Console::hosts`] those under another host name.
+//! [`Console::read_only`] removes the buttons and their routes, and [`Console::hide_payloads`] the payloads. Each change
+//! is logged with the name of the operator, if a proxy sets a header that [`Console::actor_header`] names.
+
+mod actions;
+mod bulk;
+mod guard;
+mod operations;
+mod page;
+mod routes;
+
+use std::fmt;
+use std::sync::Arc;
+
+use axum::Router;
+use http::HeaderName;
+
+use self::bulk::Jobs;
+use self::operations::Operations;
+use crate::inbox::{Inbox, Queue};
+use crate::telemetry::{FailureBudget, Recent, Silence};
+
+/// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
+///
+/// See the [module](self) for an example.
+#[derive(Default)]
+#[must_use]
+pub struct Console {
+    inbox: Option<Arc<dyn Operations>>,
+    budget: Option<FailureBudget>,
+    silence: Option<Silence>,
+    recent: Option<Recent>,
+    is_read_only: bool,
+    hides_payloads: bool,
+    actor: Option<HeaderName>,
+    hosts: Option<Vec<String>>,
+    jobs: Jobs,
+}
+
+impl Console {
+    /// Creates a console that shows nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Shows the events of an inbox, and lets operators redrive, discard, pause and resume them.
+    pub fn inbox<Q: Queue>(mut self, inbox: Inbox<Q>) -> Self {
+        self.inbox = Some(Arc::new(inbox));
+        self
+    }
+
+    /// Shows the failed deliveries of the last hour, against the platform's limit.
+    pub fn budget(mut self, budget: FailureBudget) -> Self {
+        self.budget = Some(budget);
+        self
+    }
+
+    /// Shows which kinds are silent.
+    pub fn silence(mut self, silence: Silence) -> Self {
+        self.silence = Some(silence);
+        self
+    }
+
+    /// Shows the last problems, and the events of each minute.
+    pub fn recent(mut self, recent: Recent) -> Self {
+        self.recent = Some(recent);
+        self
+    }
+
+    /// Removes everything that changes something.
+    pub fn read_only(mut self) -> Self {
+        self.is_read_only = true;
+        self
+    }
+
+    /// Hides the payloads of events, and the texts of errors, which may repeat parts of them.
+    pub fn hide_payloads(mut self) -> Self {
+        self.hides_payloads = true;
+        self
+    }
+
+    /// Names the header in which a proxy passes on the name of the operator, for the log. Without such a proxy, anybody
+    /// can set it.
+    pub fn actor_header(mut self, header: HeaderName) -> Self {
+        self.actor = Some(header);
+        self
+    }
+
+    /// Accepts only requests for these host names, without ports. It prevents that another site, whose name resolves to
+    /// the address of the console, reads its pages (DNS rebinding), which an application without authentication should
+    /// prevent. By default, all host names are accepted.
+    ///
+    /// ```
+    /// # use tower_webhook::console::Console;
+    /// let console = Console::new().hosts(["localhost", "127.0.0.1"]);
+    /// ```
+    pub fn hosts<H: Into<String>>(mut self, hosts: impl IntoIterator<Item = H>) -> Self {
+        self.hosts = Some(hosts.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Returns the pages.
+    pub fn router(self) -> Router {
+        routes::router(Arc::new(self))
+    }
+}
+
+impl fmt::Debug for Console {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Console")
+            .field("is_read_only", &self.is_read_only)
+            .field("hides_payloads", &self.hides_payloads)
+            .finish_non_exhaustive()
+    }
+}

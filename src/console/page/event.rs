@@ -1,0 +1,151 @@
+//! One event, and one chat.
+
+use maud::{Markup, html};
+
+use super::View;
+use super::events::table;
+use super::parts::{ago, button, chat as chat_link, clip, full_time, state};
+use crate::inbox::{EventRecord, EventState, EventSummary};
+
+/// `lane` has the unsettled events of its chat.
+pub(in super::super) fn event(
+    view: &View<'_>,
+    record: &EventRecord,
+    lane: &[EventSummary],
+) -> Markup {
+    let event = &record.summary;
+    let content = html! {
+        div.title {
+            h1 { "Event " (event.id) }
+            span #state data-live { (state(event)) }
+            @if view.can_change() { (actions(view, record)) }
+        }
+        div.split.even {
+            div {
+                section {
+                    h2 { "Event" }
+                    dl {
+                        dt { "Kind" } dd { (event.kind) }
+                        dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
+                        dt { "Key" }
+                        dd {
+                            @match &event.key {
+                                Some(key) => code { (clip(&key.as_bytes().escape_ascii().to_string(), 200)) },
+                                None => span.quiet { "none" },
+                            }
+                        }
+                    }
+                }
+                section {
+                    h2 { "Timeline" }
+                    div #timeline data-live { (timeline(view, record)) }
+                }
+                @if !lane.is_empty() {
+                    section {
+                        h2 { "Lane" }
+                        div #lane data-live { (place(view, event, lane)) }
+                    }
+                }
+            }
+            div {
+                section {
+                    h2 { "Payload" }
+                    (payload(view, record))
+                }
+            }
+        }
+    };
+    view.page(&format!("Event {}", event.id), "/events", &content)
+}
+
+fn actions(view: &View<'_>, record: &EventRecord) -> Markup {
+    let event = &record.summary;
+    let redrive = match event.state {
+        EventState::InProgress => None,
+        _ if record.body.is_none() => None,
+        EventState::Waiting | EventState::Retrying => Some("Retry now"),
+        _ => Some("Redrive"),
+    };
+    let can_discard = event.state.is_unsettled() || event.state == EventState::Dead;
+    html! {
+        @if let Some(text) = redrive { (button(view, event, "redrive", text)) }
+        @if can_discard { (button(view, event, "discard", "Discard")) }
+    }
+}
+
+fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
+    let event = &record.summary;
+    html! {
+        ol.timeline {
+            li { (full_time(event.accepted_at)) " accepted" }
+            @for failure in &record.failures {
+                li {
+                    (full_time(failure.at)) " " b.bad { (failure.failure.outcome) }
+                    @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+                    @else { " " (clip(&failure.failure.reason, 1_000)) }
+                }
+            }
+            @if let Some(settled) = event.settled_at {
+                li { (full_time(settled)) " " b { (event.state) } }
+            }
+            @if let Some(due) = event.due_at {
+                li { (full_time(due)) " " span.quiet { "next attempt" } }
+            }
+        }
+    }
+}
+
+fn place(view: &View<'_>, event: &EventSummary, lane: &[EventSummary]) -> Markup {
+    let before = lane.iter().take_while(|it| it.id != event.id).count();
+    let behind = lane.len() - before - usize::from(before < lane.len());
+    html! {
+        @match lane.first().filter(|first| first.id != event.id) {
+            Some(first) => p {
+                "Waits behind " a href=(view.url(format_args!("/events/{}", first.id))) { "event " (first.id) }
+                " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago) and " (before.saturating_sub(1)) " others."
+            },
+            None => p { "It is the first one of its lane." },
+        }
+        @if behind > 0 { p { (behind) " unsettled events of the chat come after it." } }
+    }
+}
+
+/// The longest payload that is shown, in characters.
+const MOST: usize = 8_000;
+
+fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
+    if view.console.hides_payloads {
+        return html! { p.quiet { "Payloads are hidden." } };
+    }
+    let Some(body) = &record.body else {
+        return html! { p.quiet { "The body was deleted." } };
+    };
+    let json = serde_json::from_slice::<serde_json::Value>(body);
+    let text = match json.map(|json| serde_json::to_string_pretty(&json)) {
+        Ok(Ok(text)) => text,
+        _ => String::from_utf8_lossy(body).into_owned(),
+    };
+    html! {
+        pre tabindex="0" aria-label="Payload" { (clip(&text, MOST)) }
+        @if text.chars().nth(MOST).is_some() { p.quiet { "The first " (MOST) " characters of " (body.len()) " bytes." } }
+    }
+}
+
+pub(in super::super) fn chat(
+    view: &View<'_>,
+    chat: &str,
+    events: &[EventSummary],
+    is_more: bool,
+) -> Markup {
+    let content = html! {
+        div.title { h1 { "Chat " (clip(chat, 200)) } }
+        section {
+            p.quiet { "Its events, in the order in which they were accepted." }
+            div #rows data-live { (table(view, events, false)) }
+            @if is_more && let Some(last) = events.last() {
+                div.pages { a href={ (view.chat(chat)) "?after=" (last.id) } rel="next" { "Next page" } }
+            }
+        }
+    };
+    view.page(&format!("Chat {}", clip(chat, 60)), "/events", &content)
+}

@@ -1,0 +1,265 @@
+//! Lists of events, blocked lanes, and changes of all that match.
+
+use maud::{Markup, html};
+
+use super::super::bulk::{Action, Counted, Ended, Job};
+use super::super::routes::{Search, past};
+use super::View;
+use super::parts::{ago, chat, clip, kinds, state, time};
+use crate::inbox::{EventState, EventSummary};
+
+pub(in super::super) fn events(
+    view: &View<'_>,
+    search: &Search,
+    rows: &[EventSummary],
+    is_more: bool,
+) -> Markup {
+    let query = search.query();
+    let content = html! {
+        div.title { h1 { "Events" } }
+        div.stack {
+            section { (form(view, search)) }
+            section {
+                @if rows.is_empty() { p { "No event matches." } }
+                @else {
+                    @if view.can_change() {
+                        form #selected method="post" action=(view.url("/selected")) {
+                            input type="hidden" name="query" value=(query);
+                            div #rows { (table(view, rows, true)) }
+                            div.row.middle {
+                                span { "Selected:" }
+                                button name="action" value="redrive" { "Redrive" }
+                                button.danger name="action" value="discard" { "Discard" }
+                            }
+                        }
+                    } @else {
+                        div #rows data-live { (table(view, rows, false)) }
+                    }
+                    div.pages {
+                        @if !search.after.is_empty() { a href=(view.url(format_args!("/events?{query}"))) { "First page" } }
+                        @if is_more && let Some(last) = rows.last() {
+                            a href=(view.url(format_args!("/events?{query}&after={}", last.id))) rel="next" { "Next page" }
+                        }
+                    }
+                    @if view.can_change() {
+                        p {
+                            "All that match: "
+                            a href=(view.url(format_args!("/all?{query}&action=redrive"))) { "Redrive all…" }
+                            " "
+                            a href=(view.url(format_args!("/all?{query}&action=discard"))) { "Discard all…" }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    view.page("Events", "/events", &content)
+}
+
+fn form(view: &View<'_>, search: &Search) -> Markup {
+    let states = EventState::ALL.into_iter().map(EventState::name);
+    let option = |value: &str, chosen: &str, text: &str| {
+        html! { option value=(value) selected[value == chosen] { (text) } }
+    };
+    html! {
+        form method="get" action=(view.url("/events")) {
+            div.row {
+                div.grow.narrow {
+                    label for="state" { "State" }
+                    select #state name="state" {
+                        (option("", &search.state, "any"))
+                        (option("unsettled", &search.state, "unsettled"))
+                        @for name in states { (option(name, &search.state, name)) }
+                    }
+                }
+                div.grow {
+                    label for="kind" { "Kind" }
+                    input #kind name="kind" list="kinds" value=(search.kind);
+                    (kinds())
+                }
+                div.grow { label for="chat" { "Chat" } input #chat name="chat" value=(search.chat); }
+                div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
+                div.grow.narrow {
+                    label for="hours" { "Accepted within" }
+                    select #hours name="hours" {
+                        (option("", &search.hours, "any time"))
+                        (option("1", &search.hours, "1 hour"))
+                        (option("24", &search.hours, "24 hours"))
+                        (option("168", &search.hours, "7 days"))
+                    }
+                }
+                div.grow.narrow {
+                    label for="order" { "Order" }
+                    select #order name="order" {
+                        (option("", &search.order, "newest first"))
+                        (option("oldest", &search.order, "oldest first"))
+                    }
+                }
+                button.main { "Find" }
+            }
+        }
+    }
+}
+
+/// A table of events, with boxes to select them.
+pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) -> Markup {
+    html! {
+        table {
+            thead {
+                tr {
+                    @if can_select { th scope="col" { "Select" } }
+                    th scope="col" { "Event" }
+                    th scope="col" { "Accepted" }
+                    th scope="col" { "Kind" }
+                    th scope="col" { "Chat" }
+                    th scope="col" { "State" }
+                    th scope="col" { "Failures" }
+                }
+            }
+            tbody {
+                @for event in rows {
+                    tr {
+                        @if can_select {
+                            td { input type="checkbox" name="id" value=(event.id) aria-label={ "Select event " (event.id) }; }
+                        }
+                        td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
+                        td { (time(event.accepted_at)) }
+                        td { (clip(event.kind.as_str(), 60)) }
+                        td.wide { (chat(view, event.chat.as_deref())) }
+                        td { (state(event)) }
+                        td.number data-label="Failures" { (event.failures) }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// `counted_up_to` is the greatest number of waiting events that is counted.
+pub(in super::super) fn lanes(
+    view: &View<'_>,
+    lanes: &[(EventSummary, usize)],
+    counted_up_to: usize,
+) -> Markup {
+    let content = html! {
+        div.title { h1 { "Blocked lanes" } }
+        section {
+            p.quiet { "Chats whose first event is retried, so that later events wait for it." }
+            div #lanes data-live {
+                @if lanes.is_empty() { p { "None." } }
+                @else {
+                    table {
+                        thead {
+                            tr {
+                                th scope="col" { "Chat" }
+                                th scope="col" { "Blocked by" }
+                                th scope="col" { "Kind" }
+                                th scope="col" { "Since" }
+                                th scope="col" { "State" }
+                                th scope="col" { "Waiting behind it" }
+                            }
+                        }
+                        tbody {
+                            @for (head, waiting) in lanes {
+                                tr {
+                                    td.wide { (chat(view, head.chat.as_deref())) }
+                                    td data-label="Blocked by" { a href=(view.url(format_args!("/events/{}", head.id))) { "event " (head.id) } }
+                                    td { (head.kind) }
+                                    td data-label="Since" { (ago(head.accepted_at)) }
+                                    td { (state(head)) }
+                                    td.number data-label="Waiting" {
+                                        @if *waiting >= counted_up_to { "more than " (counted_up_to - 1) } @else { (waiting) }
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    };
+    view.page("Lanes", "/lanes", &content)
+}
+
+fn counted(counted: Counted) -> String {
+    match counted.is_more {
+        true => format!("more than {} events", counted.events),
+        false if counted.events == 1 => "1 event".to_owned(),
+        false => format!("{} events", counted.events),
+    }
+}
+
+/// Asks before all events that match are changed.
+pub(in super::super) fn confirm(
+    view: &View<'_>,
+    action: Action,
+    search: &Search,
+    matched: Counted,
+) -> Markup {
+    let name = action.name();
+    let effect = match action {
+        Action::Redrive => {
+            "Each of them is tried again now. Events whose bodies were deleted, and events in progress, are skipped."
+        }
+        Action::Discard => {
+            "Each of them is given up: it is not handled any more. Events that are settled are skipped."
+        }
+    };
+    let class = if action == Action::Discard {
+        "danger"
+    } else {
+        "main"
+    };
+    let content = html! {
+        section {
+            h1 { "Are you sure that you want to " (name) " " (counted(matched)) "?" }
+            p { (effect) }
+            form method="post" action=(view.url("/all")) {
+                input type="hidden" name="action" value=(name);
+                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours)] {
+                    input type="hidden" name=(field) value=(value);
+                }
+                div.row.middle {
+                    button class=(class) disabled[matched.events == 0] { "Yes, " (name) " " (counted(matched)) }
+                    a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
+                }
+            }
+        }
+    };
+    view.page("Confirm", "/events", &content)
+}
+
+pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u64) -> Markup {
+    let end = job.end();
+    let most = u64::try_from(job.matched.events).unwrap_or(u64::MAX);
+    let content = html! {
+        div.title { h1 { "Job " (job.number) ": " (job.action.name()) " all that match" } }
+        section {
+            div #job data-live {
+                p role="status" {
+                    @match &end {
+                        None => "In progress.",
+                        Some(Ended::Done) => "Done.",
+                        Some(Ended::Cancelled) => "Cancelled. Events that were changed before stay changed.",
+                        Some(Ended::Failed(reason)) => { "Stopped, because the queue failed: " (clip(reason, 300)) },
+                    }
+                }
+                @if !job.matched.is_more {
+                    progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {}
+                }
+                dl {
+                    dt { "Matched" } dd { (counted(job.matched)) }
+                    dt { "Changed" } dd { (changed) " " (past(job.action)) }
+                    dt { "Skipped" } dd { (skipped) }
+                }
+                @if end.is_none() {
+                    form method="post" action=(view.url(format_args!("/jobs/{}/cancel", job.number))) {
+                        button.danger #cancel { "Cancel" }
+                    }
+                }
+                p { a href=(view.url(format_args!("/events?{}", job.query))) { "Back to the list" } }
+            }
+        }
+    };
+    view.page("Job", "/events", &content)
+}

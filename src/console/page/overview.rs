@@ -1,0 +1,272 @@
+//! The first page: each kind, and the newest problems.
+
+use std::collections::BTreeSet;
+
+use maud::{Markup, html};
+
+use super::View;
+use super::parts::{ago, clip, gauge, long, time};
+use crate::event::EventKind;
+use crate::inbox::{KindStats, Stats};
+use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
+
+/// The number of problems that are shown.
+const PROBLEMS: usize = 12;
+
+/// What is known of a kind.
+struct Row<'a> {
+    kind: &'a EventKind,
+    stats: Option<&'a KindStats>,
+    spent: Option<&'a Spent>,
+    minutes: Option<&'a [Minute; 60]>,
+    is_tripped: bool,
+    is_silent: bool,
+}
+
+pub(in super::super) fn overview(
+    view: &View<'_>,
+    stats: Option<&Stats>,
+    error: Option<&str>,
+) -> Markup {
+    let console = view.console;
+    let spent = console.budget.as_ref().map(FailureBudget::spent);
+    let silent = console.silence.as_ref().map(Silence::silent);
+    let minutes = console.recent.as_ref().map(Recent::minutes);
+    let tripped = console.recent.as_ref().map(Recent::tripped);
+    let (spent, silent) = (spent.unwrap_or_default(), silent.unwrap_or_default());
+    let (minutes, tripped) = (minutes.unwrap_or_default(), tripped.unwrap_or_default());
+
+    let mut kinds = BTreeSet::new();
+    kinds.extend(
+        stats
+            .iter()
+            .flat_map(|stats| stats.kinds.iter().map(|it| &it.kind)),
+    );
+    kinds.extend(spent.iter().filter_map(|spent| spent.kind.as_ref()));
+    kinds.extend(silent.iter().map(|silent| &silent.kind));
+    kinds.extend(minutes.keys());
+    kinds.extend(&tripped);
+    let rows: Vec<_> = kinds
+        .into_iter()
+        .map(|kind| Row {
+            kind,
+            stats: stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind)),
+            spent: spent.iter().find(|it| it.kind.as_ref() == Some(kind)),
+            minutes: minutes.get(kind),
+            is_tripped: tripped.contains(kind),
+            is_silent: silent.iter().any(|it| it.kind == *kind),
+        })
+        .collect();
+    let is_paused = stats.is_some_and(|stats| stats.is_paused);
+    let content = html! {
+        div #alerts data-live {
+            @if let Some(error) = error { div.alert role="alert" { p { "The queue cannot be read: " (error) } } }
+            @for spent in spent.iter().filter(|spent| spent.share() >= 0.2) { (budget_alert(spent)) }
+            @for silent in &silent {
+                div.alert role="alert" {
+                    p {
+                        "No " b { (silent.kind) } " was delivered for " (long(silent.quiet_for)) ", and one was expected within "
+                        (long(silent.expected_within))
+                        @if silent.unrated > 0 { ": " (silent.unrated) " chats were closed and not rated" }
+                        ". Check in the partner portal that its webhook is active."
+                    }
+                }
+            }
+            @for kind in &tripped {
+                div.alert role="alert" {
+                    p { "Events of " b { (kind) } " fail in many chats. One is tried at a time until one succeeds." }
+                    a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Failed events" }
+                }
+            }
+        }
+        div.title {
+            h1 { "Overview" }
+            @if view.can_change() { (pause(view, None, is_paused)) }
+        }
+        div.stack {
+            section {
+                h2 { "Kinds" }
+                div #kinds-table data-live { (table(view, &rows, is_paused)) }
+            }
+            @if let Some(recent) = &console.recent {
+                section {
+                    h2 { "Newest problems" }
+                    div #problems data-live { (problems(view, &recent.problems())) }
+                }
+            }
+        }
+    };
+    view.page("Overview", "/", &content)
+}
+
+fn budget_alert(spent: &Spent) -> Markup {
+    html! {
+        div.alert role="alert" {
+            p {
+                @match &spent.kind {
+                    Some(kind) => { b { (kind) } ": " (spent.failures) " of " (spent.limit) " failures in an hour. " }
+                    None => {
+                        (spent.failures) " requests were refused before verification in the last hour. If the platform sent "
+                        "them, the secret is wrong. "
+                    }
+                }
+                @match spent.disabled_in {
+                    Some(time) if time.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
+                    Some(time) => { "At this rate, the platform disables the webhook in " (long(time)) "." },
+                    None => "",
+                }
+            }
+        }
+    }
+}
+
+fn table(view: &View<'_>, rows: &[Row<'_>], is_paused: bool) -> Markup {
+    let has_inbox = view.console.inbox.is_some();
+    html! {
+        @if rows.is_empty() { p.quiet { "No event yet." } }
+        @else {
+            table {
+                thead {
+                    tr {
+                        th scope="col" { "Kind" }
+                        @if has_inbox {
+                            th scope="col" { "Waiting" }
+                            th scope="col" { "In progress" }
+                            th scope="col" { "Retrying" }
+                            th scope="col" { "Dead" }
+                            th scope="col" { "Oldest" }
+                        }
+                        th scope="col" { "Handled, last hour" }
+                        th scope="col" { "Failure budget" }
+                        @if view.can_change() { th scope="col" { "Pause" } }
+                    }
+                }
+                tbody {
+                    @for row in rows { (kind(view, row, is_paused)) }
+                }
+            }
+        }
+    }
+}
+
+fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
+    let name = row.kind.as_str();
+    let count = |label: &str, state: &str, count: u64| {
+        html! {
+            td data-label=(label) {
+                @if count == 0 { span.quiet { "0" } }
+                @else { a href=(view.events(&[("state", state), ("kind", name)])) { (count) } }
+            }
+        }
+    };
+    let stats = row.stats;
+    let own_pause = stats.is_some_and(|stats| stats.is_paused);
+    html! {
+        tr {
+            th scope="row" {
+                (name)
+                @if row.is_tripped { " " span.badge.bad { "tripped" } }
+                @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
+                @if row.is_silent { " " span.badge.bad { "silent" } }
+            }
+            @if view.console.inbox.is_some() {
+                (count("Waiting", "waiting", stats.map_or(0, |it| it.waiting)))
+                (count("In progress", "in-progress", stats.map_or(0, |it| it.in_progress)))
+                (count("Retrying", "retrying", stats.map_or(0, |it| it.retrying)))
+                (count("Dead", "dead", stats.map_or(0, |it| it.dead)))
+                td data-label="Oldest" {
+                    @if let Some(oldest) = stats.and_then(|it| it.oldest) { (ago(oldest)) }
+                }
+            }
+            td data-label="Handled" { @if let Some(minutes) = row.minutes { (sparkline(minutes)) } }
+            td data-label="Failure budget" {
+                @if let Some(spent) = row.spent {
+                    (gauge(name, spent.failures, spent.limit))
+                    small { (spent.failures) " of " (spent.limit) }
+                } @else if view.console.budget.is_some() {
+                    span.quiet { "0" }
+                }
+            }
+            @if view.can_change() {
+                td { @if stats.is_some() || row.minutes.is_some() { (pause(view, Some(row.kind), own_pause)) } }
+            }
+        }
+    }
+}
+
+/// The button that pauses or resumes a kind, or all events.
+fn pause(view: &View<'_>, kind: Option<&EventKind>, is_paused: bool) -> Markup {
+    let (action, text) = match is_paused {
+        true => ("resume", "Resume"),
+        false => ("pause", "Pause"),
+    };
+    let name = kind.map_or("all", EventKind::as_str);
+    html! {
+        form method="post" action=(view.url(format_args!("/{action}"))) {
+            @if let Some(kind) = kind { input type="hidden" name="kind" value=(kind); }
+            button #{ "pause-" (name) } aria-label={ (text) " " (name) } {
+                (text)
+                @if kind.is_none() { " all" }
+            }
+        }
+    }
+}
+
+/// The events that were handled in each minute of the last hour, as bars.
+fn sparkline(minutes: &[Minute; 60]) -> Markup {
+    let most = minutes
+        .iter()
+        .map(|minute| minute.handled)
+        .max()
+        .unwrap_or(0);
+    let sum: u64 = minutes.iter().map(|minute| u64::from(minute.handled)).sum();
+    let height = |handled: u32| u64::from(handled) * 20 / u64::from(most.max(1));
+    html! {
+        span.number { (sum) }
+        " "
+        svg.spark viewBox="0 0 60 20" width="120" height="20" role="img"
+            aria-label={ (sum) " handled in the last hour, at most " (most) " in a minute" } {
+            @for (at, minute) in minutes.iter().enumerate().filter(|(_, minute)| minute.handled > 0) {
+                rect x=(at) y=(20 - height(minute.handled).max(1)) width="0.8" height=(height(minute.handled).max(1)) {}
+            }
+        }
+    }
+}
+
+fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
+    html! {
+        @if problems.is_empty() { p.quiet { "None." } }
+        @else {
+            table {
+                thead {
+                    tr {
+                        th scope="col" { "Last" }
+                        th scope="col" { "Times" }
+                        th scope="col" { "Outcome" }
+                        th scope="col" { "Kind" }
+                        th scope="col" { "Reason" }
+                    }
+                }
+                tbody {
+                    @for problem in problems.iter().take(PROBLEMS) {
+                        tr {
+                            td { (time(problem.at)) }
+                            td.number data-label="Times" { (problem.count) }
+                            td { b.bad { (problem.outcome) } }
+                            td {
+                                @match &problem.kind {
+                                    Some(kind) => (kind),
+                                    None => span.quiet { "not verified" },
+                                }
+                            }
+                            td.wide {
+                                @if view.console.hides_payloads { span.quiet { "hidden" } }
+                                @else { (clip(&problem.reason, 200)) }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}

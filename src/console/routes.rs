@@ -1,0 +1,444 @@
+//! The routes, and the pages that they answer.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, SystemTime};
+
+use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::{Path, Query, State};
+use axum::middleware::from_fn_with_state;
+use axum::response::{Html, IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Extension, Router};
+use http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
+    X_CONTENT_TYPE_OPTIONS,
+};
+use http::{HeaderValue, StatusCode};
+use serde::Deserialize;
+use tower_http::catch_panic::CatchPanicLayer;
+use tower_http::compression::CompressionLayer;
+use tower_http::csrf::CsrfLayer;
+use tower_http::set_header::SetResponseHeaderLayer;
+
+use super::bulk::{Action, preview};
+use super::guard::guard;
+use super::operations::Operations;
+use super::page::{self, Site, View};
+use super::{Console, actions};
+use crate::delivery::IdempotencyKey;
+use crate::error::Chain;
+use crate::event::EventKind;
+use crate::inbox::{EventId, EventState, Filter, Page};
+use crate::store::StoreError;
+
+pub(super) fn router(console: Arc<Console>) -> Router {
+    let mut pages = Router::new()
+        .route("/", get(overview))
+        .route("/events", get(events))
+        .route("/events/{id}", get(event))
+        .route("/chats/{id}", get(chat))
+        .route("/lanes", get(lanes))
+        .route(
+            "/style.css",
+            get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
+        )
+        .route(
+            "/live.js",
+            get(([(CONTENT_TYPE, "text/javascript")], page::SCRIPT)),
+        );
+    if !console.is_read_only {
+        pages = pages
+            .route("/all", get(confirm).post(actions::change_all))
+            .route("/selected", post(actions::change_selected))
+            .route("/events/{id}/{action}", post(actions::change))
+            .route("/pause", post(actions::pause))
+            .route("/resume", post(actions::resume))
+            .route("/jobs/{number}", get(job))
+            .route("/jobs/{number}/cancel", post(actions::cancel));
+    }
+    let header = |name: HeaderName, value| {
+        SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value))
+    };
+    pages
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
+        .with_state(Arc::clone(&console))
+        .layer(CsrfLayer::new())
+        .layer(from_fn_with_state(console, guard))
+        .layer(CatchPanicLayer::new())
+        .layer(CompressionLayer::new())
+        .layer(header(
+            CONTENT_SECURITY_POLICY,
+            "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; \
+             form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+        ))
+        .layer(header(X_CONTENT_TYPE_OPTIONS, "nosniff"))
+        .layer(header(REFERRER_POLICY, "same-origin"))
+        .layer(header(CACHE_CONTROL, "no-store"))
+}
+
+/// Why a request has no page.
+pub(super) struct Problem {
+    status: StatusCode,
+    reason: String,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, reason: impl Into<String>) -> Self {
+        Self {
+            status,
+            reason: reason.into(),
+        }
+    }
+
+    pub(super) fn bad(reason: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, reason)
+    }
+
+    pub(super) fn not_found(reason: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, reason)
+    }
+
+    pub(super) fn page(self, view: &View<'_>) -> Response {
+        let page = page::problem(view, self.status, &self.reason);
+        (self.status, Html(page.into_string())).into_response()
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let reason = format!("The queue failed: {}.", Chain(&error));
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, reason)
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::bad(rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Self {
+        Self::bad(rejection.body_text())
+    }
+}
+
+type Answer = Result<maud::Markup, Problem>;
+
+fn answer(view: &View<'_>, answer: Answer) -> Response {
+    match answer {
+        Ok(page) => Html(page.into_string()).into_response(),
+        Err(problem) => problem.page(view),
+    }
+}
+
+/// The inbox, or the reason why a page has nothing to show.
+pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
+    let reason = "This receiver has no inbox: events are handled before they are answered.";
+    console
+        .inbox
+        .as_ref()
+        .ok_or_else(|| Problem::not_found(reason))
+}
+
+pub(super) fn id(text: &str) -> Result<EventId, Problem> {
+    text.parse()
+        .map_err(|_| Problem::bad(format!("`{text}` is not the number of an event.")))
+}
+
+async fn not_found(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
+    Problem::not_found("There is no such page.").page(&View::new(&console, &site))
+}
+
+async fn wrong_method(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
+    let reason = "The page cannot be requested with this method.";
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, reason).page(&View::new(&console, &site))
+}
+
+async fn overview(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
+    let view = View::new(&console, &site);
+    let stats = match &console.inbox {
+        Some(inbox) => Some(inbox.stats().await),
+        None => None,
+    };
+    answer(
+        &view,
+        match stats.transpose() {
+            Ok(stats) => Ok(page::overview(&view, stats.as_ref(), None)),
+            // What does not come from the queue is shown all the same.
+            Err(error) => Ok(page::overview(
+                &view,
+                None,
+                Some(&Chain(&error).to_string()),
+            )),
+        },
+    )
+}
+
+/// The filter of a list, as in a URL.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Search {
+    #[serde(default)]
+    pub(super) state: String,
+    #[serde(default)]
+    pub(super) kind: String,
+    #[serde(default)]
+    pub(super) chat: String,
+    #[serde(default)]
+    pub(super) key: String,
+    /// The number of hours within which the event was accepted.
+    #[serde(default)]
+    pub(super) hours: String,
+    #[serde(default)]
+    pub(super) order: String,
+    #[serde(default)]
+    pub(super) after: String,
+    #[serde(default)]
+    pub(super) action: String,
+}
+
+impl Search {
+    pub(super) fn filter(&self) -> Result<Filter, Problem> {
+        let mut filter = Filter::default();
+        match self.state.as_str() {
+            "" => {}
+            "unsettled" => {
+                let all = EventState::ALL.into_iter();
+                filter.states = all.filter(|state| state.is_unsettled()).collect();
+            }
+            state => {
+                let unknown = |error| Problem::bad(format!("`{state}`: {error}."));
+                filter.states = vec![state.parse().map_err(unknown)?];
+            }
+        }
+        let kind = self.kind.trim();
+        if !kind.is_empty() {
+            let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
+            filter.kinds = vec![kind.parse::<EventKind>().map_err(wrong)?];
+        }
+        filter.chat = text(&self.chat);
+        if let Some(key) = text(&self.key) {
+            let value = HeaderValue::from_str(&key).ok();
+            let wrong = || Problem::bad("The key contains characters that no header can have.");
+            filter.key = Some(value.and_then(IdempotencyKey::new).ok_or_else(wrong)?);
+        }
+        if let Some(hours) = text(&self.hours) {
+            let wrong = || Problem::bad(format!("`{hours}` is not a number of hours."));
+            let hours: u32 = hours.parse().map_err(|_| wrong())?;
+            let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
+            filter.accepted_from = SystemTime::now().checked_sub(ago);
+        }
+        Ok(filter)
+    }
+
+    pub(super) fn newest_first(&self) -> bool {
+        self.order != "oldest"
+    }
+
+    fn page(&self, limit: usize) -> Result<Page, Problem> {
+        Ok(Page {
+            after: text(&self.after).map(|after| id(&after)).transpose()?,
+            limit,
+            newest_first: self.newest_first(),
+        })
+    }
+
+    /// The query of a URL with the same filter.
+    pub(super) fn query(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        for (name, value) in [
+            ("state", &self.state),
+            ("kind", &self.kind),
+            ("chat", &self.chat),
+            ("key", &self.key),
+            ("hours", &self.hours),
+            ("order", &self.order),
+        ] {
+            if !value.trim().is_empty() {
+                query.append_pair(name, value.trim());
+            }
+        }
+        query.finish()
+    }
+}
+
+fn text(value: &str) -> Option<String> {
+    Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// The number of events on a page.
+const ROWS: usize = 50;
+
+async fn events(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let list = async {
+        let Query(search) = search?;
+        let filter = search.filter()?;
+        let found = inbox(&console)?
+            .list(&filter, search.page(ROWS + 1)?)
+            .await?;
+        let (rows, is_more) = match found.get(..ROWS) {
+            Some(rows) => (rows, found.len() > ROWS),
+            None => (&found[..], false),
+        };
+        Ok(page::events(&view, &search, rows, is_more))
+    };
+    answer(&view, list.await)
+}
+
+/// The number of events of a lane that are counted and shown.
+const LANE: usize = 100;
+
+async fn event(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    path: Result<Path<String>, PathRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let event = async {
+        let Path(number) = path?;
+        let id = id(&number)?;
+        let inbox = inbox(&console)?;
+        let record = inbox.get(id).await?;
+        let gone = || {
+            Problem::not_found(format!(
+                "There is no event {id}. Perhaps its retention has expired."
+            ))
+        };
+        let record = record.ok_or_else(gone)?;
+        let lane = match &record.summary.chat {
+            Some(chat) if record.summary.state.is_unsettled() => {
+                unsettled_of(&**inbox, chat).await?
+            }
+            _ => Vec::new(),
+        };
+        Ok(page::event(&view, &record, &lane))
+    };
+    answer(&view, event.await)
+}
+
+/// The first unsettled events of a chat, in the order of their lane.
+async fn unsettled_of(
+    inbox: &dyn Operations,
+    chat: &str,
+) -> Result<Vec<crate::inbox::EventSummary>, StoreError> {
+    let all = EventState::ALL.into_iter();
+    let filter = Filter {
+        states: all.filter(|state| state.is_unsettled()).collect(),
+        chat: Some(chat.to_owned()),
+        ..Filter::default()
+    };
+    let page = Page {
+        after: None,
+        limit: LANE,
+        newest_first: false,
+    };
+    inbox.list(&filter, page).await
+}
+
+async fn chat(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    path: Result<Path<String>, PathRejection>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let chat = async {
+        let (Path(chat), Query(search)) = (path?, search?);
+        let filter = Filter {
+            chat: Some(chat.clone()),
+            ..Filter::default()
+        };
+        let page = Page {
+            newest_first: false,
+            ..search.page(LANE)?
+        };
+        let events = inbox(&console)?.list(&filter, page).await?;
+        if events.is_empty() && page.after.is_none() {
+            return Err(Problem::not_found(format!(
+                "There is no event of the chat `{chat}`."
+            )));
+        }
+        Ok(page::chat(&view, &chat, &events, events.len() == LANE))
+    };
+    answer(&view, chat.await)
+}
+
+/// The number of blocked lanes that are shown.
+const LANES: usize = 50;
+
+async fn lanes(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
+    let view = View::new(&console, &site);
+    let lanes = async {
+        let inbox = inbox(&console)?;
+        let filter = Filter {
+            states: vec![EventState::Retrying],
+            ..Filter::default()
+        };
+        let page = Page {
+            after: None,
+            limit: LANES,
+            newest_first: false,
+        };
+        let mut lanes = Vec::new();
+        for head in inbox.list(&filter, page).await? {
+            let Some(chat) = head.chat.clone() else {
+                continue;
+            };
+            let lane = unsettled_of(&**inbox, &chat).await?;
+            if lane.first().is_some_and(|first| first.id == head.id) && lane.len() > 1 {
+                lanes.push((head, lane.len() - 1));
+            }
+        }
+        lanes.sort_by_key(|(_, waiting)| std::cmp::Reverse(*waiting));
+        Ok(page::lanes(&view, &lanes, LANE - 1))
+    };
+    answer(&view, lanes.await)
+}
+
+/// Asks before all events that match are changed.
+async fn confirm(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let confirm = async {
+        let Query(search) = search?;
+        let action = actions::action(&search.action)?;
+        let matched = preview(&**inbox(&console)?, &search.filter()?).await?;
+        Ok(page::confirm(&view, action, &search, matched))
+    };
+    answer(&view, confirm.await)
+}
+
+async fn job(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    path: Result<Path<u64>, PathRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let job = async {
+        let Path(number) = path?;
+        let job = console.jobs.get(number);
+        let job = job.ok_or_else(|| Problem::not_found("There is no such job any more."))?;
+        let changed = job.changed.load(Ordering::Relaxed);
+        let skipped = job.skipped.load(Ordering::Relaxed);
+        Ok(page::job(&view, &job, changed, skipped))
+    };
+    answer(&view, job.await)
+}
+
+/// For the past tense of an action in a notice.
+pub(super) fn past(action: Action) -> &'static str {
+    match action {
+        Action::Redrive => "redriven",
+        Action::Discard => "discarded",
+    }
+}

@@ -1,0 +1,604 @@
+//! The operator's console, over a memory queue.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use http::header::{CONTENT_TYPE, HOST, HeaderName, LOCATION};
+use http::{Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use tokio::time::sleep;
+use tower::{Layer, ServiceExt};
+use tower_webhook::console::Console;
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, MemoryQueue, Page};
+use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
+use tower_webhook::{
+    EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer, WebhookLayer,
+};
+use tracing::Level;
+
+use super::worker::{Crm, SECOND, event, inbox, states, until, webhooks};
+use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use crate::support::log::Log;
+
+/// What a page is.
+#[derive(Debug)]
+struct Seen {
+    status: StatusCode,
+    location: Option<String>,
+    text: String,
+}
+
+impl Seen {
+    #[track_caller]
+    fn shows(&self, text: &str) -> &Self {
+        assert!(
+            self.text.contains(text),
+            "{text} is not in {:?}\n{}",
+            self.status,
+            self.text
+        );
+        self
+    }
+
+    #[track_caller]
+    fn hides(&self, text: &str) -> &Self {
+        assert!(
+            !self.text.contains(text),
+            "{text} is in {:?}\n{}",
+            self.status,
+            self.text
+        );
+        self
+    }
+
+    #[track_caller]
+    fn is(&self, status: u16) -> &Self {
+        assert_eq!(self.status.as_u16(), status, "{}", self.text);
+        self
+    }
+}
+
+async fn request(app: &Router, request: Request<Body>) -> Seen {
+    let answer = app.clone().oneshot(request).await.unwrap();
+    let (head, body) = answer.into_parts();
+    for (name, value) in [
+        ("x-content-type-options", "nosniff"),
+        ("referrer-policy", "same-origin"),
+        ("cache-control", "no-store"),
+    ] {
+        assert_eq!(head.headers[name], value);
+    }
+    let policy = head.headers["content-security-policy"].to_str().unwrap();
+    assert!(policy.starts_with("default-src 'none'; "), "{policy}");
+    let text = body.collect().await.unwrap().to_bytes();
+    let text = String::from_utf8(text.to_vec()).unwrap();
+    assert!(text.len() <= 50_000, "{} bytes", text.len());
+    Seen {
+        status: head.status,
+        location: head
+            .headers
+            .get(LOCATION)
+            .map(|it| it.to_str().unwrap().to_owned()),
+        text,
+    }
+}
+
+async fn get(app: &Router, path: &str) -> Seen {
+    let get = Request::get(path).header(HOST, "localhost:3001");
+    request(app, get.body(Body::empty()).unwrap()).await
+}
+
+fn form(path: &str, fields: &str) -> Request<Body> {
+    Request::post(path)
+        .header(HOST, "localhost:3001")
+        .header("sec-fetch-site", "same-origin")
+        .header(CONTENT_TYPE, "application/x-www-form-urlencoded")
+        .body(Body::from(fields.to_owned()))
+        .unwrap()
+}
+
+async fn post(app: &Router, path: &str, fields: &str) -> Seen {
+    request(app, form(path, fields)).await
+}
+
+/// An inbox with the events 1 (handled), 2 (a dead letter), and 3 (retried), 4 (waiting behind it).
+async fn four_events() -> Inbox<MemoryQueue> {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    let events =
+        EventRouter::new().fallback(
+            async |delivery: RawDelivery| match delivery.body().as_ref() {
+                body if body.starts_with(br#"{"id":"dead""#) => {
+                    Err(HandlerError::dead_letter("no such customer"))
+                }
+                body if body.starts_with(br#"{"id":"stuck""#) => {
+                    Err(HandlerError::retry("the CRM is down"))
+                }
+                _ => Ok(()),
+            },
+        );
+    for request in [
+        event("fine", 1),
+        event("dead", 1),
+        event("stuck", 1),
+        event("stuck", 2),
+    ] {
+        send(&webhooks, request).await.assert_ok();
+    }
+    let worker = inbox.worker(events).spawn();
+    sleep(SECOND).await;
+    worker.drain(SECOND).await.unwrap();
+    assert_eq!(
+        states(&inbox).await,
+        [
+            EventState::Handled,
+            EventState::Dead,
+            EventState::Retrying,
+            EventState::Waiting
+        ]
+    );
+    inbox
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_show_what_happened() {
+    let app = Console::new().inbox(four_events().await).router();
+    let overview = get(&app, "/").await;
+    overview
+        .is(200)
+        .shows("chat-rated")
+        .shows(r#"href="/events?state=dead&amp;kind=chat-rated">1</a>"#);
+
+    let list = get(&app, "/events").await;
+    list.is(200)
+        .shows(r#"href="/events/1""#)
+        .shows(r#"href="/events/4""#);
+    let dead = get(&app, "/events?state=dead").await;
+    dead.shows(r#"href="/events/2""#)
+        .hides(r#"href="/events/1""#);
+    let by_chat = get(&app, "/events?chat=stuck&order=oldest").await;
+    by_chat
+        .shows(r#"href="/events/3""#)
+        .hides(r#"href="/events/2""#);
+    get(&app, "/events?key=dead-1&kind=chat-rated&hours=24")
+        .await
+        .shows(r#"href="/events/2""#);
+    get(&app, "/events?state=unsettled&kind=chat-closed")
+        .await
+        .is(200)
+        .shows("No event matches.");
+
+    let event = get(&app, "/events/2").await;
+    event
+        .is(200)
+        .shows("dead-letter")
+        .shows("no such customer")
+        .shows("&quot;rating&quot;: 1");
+    let waiting = get(&app, "/events/4").await;
+    waiting
+        .is(200)
+        .shows("Waits behind")
+        .shows(r#"href="/events/3">event 3</a>"#);
+    let head = get(&app, "/events/3").await;
+    head.shows("the CRM is down")
+        .shows("It is the first one of its lane.")
+        .shows("1 unsettled events");
+    get(&app, "/lanes")
+        .await
+        .is(200)
+        .shows("stuck")
+        .shows("event 3");
+    get(&app, "/chats/stuck")
+        .await
+        .is(200)
+        .shows("/events/3")
+        .shows("/events/4")
+        .hides("/events/2");
+    for (path, kind) in [("/style.css", "--accent"), ("/live.js", "refresh")] {
+        get(&app, path).await.is(200).shows(kind);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
+    let inbox = four_events().await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    for (path, status, reason) in [
+        ("/events/999", 404, "There is no event 999."),
+        ("/events/x", 400, "`x` is not the number of an event."),
+        ("/events/-1", 404, "There is no event -1."),
+        ("/events/99999999999999999999999", 400, "is not the number"),
+        (
+            "/events?state=lost",
+            400,
+            "there is no such state: choose one of waiting,",
+        ),
+        ("/events?kind=no+kind", 400, "is not a kind of event"),
+        ("/events?hours=soon", 400, "is not a number of hours"),
+        ("/events?after=x", 400, "is not the number of an event"),
+        ("/events?key=%00", 400, "characters that no header can have"),
+        ("/events?state=dead&state=dead", 400, "duplicate field"),
+        ("/chats/none", 404, "There is no event of the chat"),
+        ("/nowhere", 404, "There is no such page."),
+        ("/all?action=delete", 400, "is no action"),
+        ("/jobs/7", 404, "There is no such job"),
+        ("/jobs/x", 400, ""),
+        ("/selected", 405, "cannot be requested with this method"),
+    ] {
+        get(&app, path)
+            .await
+            .is(status)
+            .shows(reason)
+            .shows("Back to the overview");
+    }
+    for (path, fields, status) in [
+        ("/events/999/redrive", "", 404),
+        ("/events/1/explode", "", 400),
+        ("/events/1/discard", "", 409),
+        ("/selected", "action=redrive", 400),
+        ("/selected", "id=1", 400),
+        ("/selected", "id=x&action=redrive", 400),
+        ("/pause", "kind=no+kind", 400),
+        ("/all", "action=redrive&state=lost", 400),
+        ("/events", "", 405),
+    ] {
+        post(&app, path, fields)
+            .await
+            .is(status)
+            .shows("Back to the overview");
+    }
+    let put = Request::builder()
+        .method(Method::PUT)
+        .uri("/")
+        .header("sec-fetch-site", "same-origin");
+    request(&app, put.body(Body::empty()).unwrap())
+        .await
+        .is(405);
+    let unchanged = [
+        EventState::Handled,
+        EventState::Dead,
+        EventState::Retrying,
+        EventState::Waiting,
+    ];
+    assert_eq!(states(&inbox).await, unchanged);
+}
+
+#[tokio::test(start_paused = true)]
+async fn changes_are_made_and_logged_with_the_operator() {
+    let inbox = four_events().await;
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .actor_header(HeaderName::from_static("x-user"))
+        .router();
+    let log = Log::capture(Level::INFO);
+    let redrive = form("/events/2/redrive", "").with("x-user", "ada");
+    let redriven = request(&app, redrive).await;
+    assert_eq!((redriven.is(303).location.as_deref()), Some("/events/2"));
+    let line = log.events().pop().unwrap();
+    assert_eq!(
+        (&*line["actor"], &*line["action"], &*line["event"]),
+        ("ada", "redrive", "2")
+    );
+    get(&app, "/events/2").await.shows("redriven");
+
+    post(&app, "/events/3/discard", "").await.is(303);
+    let again = post(&app, "/events/3/discard", "").await;
+    again.is(409).shows("perhaps another operator was faster");
+    let selected = post(
+        &app,
+        "/selected",
+        "id=1&id=4&action=redrive&query=state%3Dunsettled",
+    )
+    .await;
+    assert_eq!(
+        selected.is(303).location.as_deref(),
+        Some("/events?state=unsettled")
+    );
+    let partly = post(&app, "/selected", "id=4&id=3&action=discard").await;
+    partly.is(409).shows("1 events were discarded").shows("3.");
+
+    post(&app, "/pause", "kind=chat-rated").await.is(303);
+    assert!(inbox.stats().await.unwrap().kinds[0].is_paused);
+    get(&app, "/").await.shows("paused").shows("Resume");
+    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    post(&app, "/pause", "").await.is(303);
+    assert!(inbox.stats().await.unwrap().is_paused);
+    post(&app, "/resume", "").await.is(303);
+    assert!(!inbox.stats().await.unwrap().is_paused);
+    assert_eq!(log.count(Level::INFO, "the console pauses or resumes"), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_that_match_are_changed_after_a_preview() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    let webhooks = webhooks(&inbox);
+    for n in 0..1_200 {
+        let dead = delivery(format!("[{n}]")).key(&n.to_string());
+        send(&webhooks, dead).await.assert_ok();
+    }
+    send(&webhooks, event("fine", 1)).await.assert_ok();
+    let app = Console::new().inbox(inbox.clone()).router();
+    let preview = get(&app, "/all?action=discard&state=dead").await;
+    preview
+        .is(200)
+        .shows("Are you sure that you want to discard 1200 events?");
+    let none = get(&app, "/all?action=discard&state=handled").await;
+    none.shows("0 events").shows("disabled");
+
+    let started = post(&app, "/all", "action=discard&state=dead").await;
+    assert_eq!(started.is(303).location.as_deref(), Some("/jobs/1"));
+    // A dead letter that comes later is not touched.
+    send(&webhooks, delivery("[]")).await.assert_ok();
+    let mut job = get(&app, "/jobs/1").await;
+    for _ in 0..1_000 {
+        if job.text.contains("Done.") {
+            break;
+        }
+        sleep(Duration::from_millis(1)).await;
+        job = get(&app, "/jobs/1").await;
+    }
+    job.shows("Done.").shows("1200 discarded").hides("Cancel");
+    let stats = inbox.stats().await.unwrap();
+    assert_eq!((stats.dead(), stats.unsettled()), (1, 1));
+    drop(crm);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_job_loses_and_doubles_nothing() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    let webhooks = webhooks(&inbox);
+    crm.down.store(true, std::sync::atomic::Ordering::SeqCst);
+    const EVENTS: usize = 3_000;
+    for n in 0..EVENTS {
+        send(&webhooks, event(&format!("chat-{n}"), n))
+            .await
+            .assert_ok();
+    }
+    let give_up = EventRouter::new()
+        .fallback(async |_: RawDelivery| Err(HandlerError::dead_letter("the CRM is down")));
+    let worker = inbox.worker(give_up).spawn();
+    inbox.finish().await.unwrap();
+    worker.drain(SECOND).await.unwrap();
+
+    let app = Console::new().inbox(inbox.clone()).router();
+    post(&app, "/all", "action=redrive&state=dead")
+        .await
+        .is(303);
+    while inbox.stats().await.unwrap().dead() > 2 * EVENTS as u64 / 3 {
+        tokio::task::yield_now().await;
+    }
+    post(&app, "/jobs/1/cancel", "").await.is(303);
+    sleep(SECOND).await;
+    get(&app, "/jobs/1").await.shows("Cancelled.");
+    let stats = inbox.stats().await.unwrap();
+    let (redriven, dead) = (stats.unsettled() as usize, stats.dead() as usize);
+    assert_eq!(redriven + dead, EVENTS);
+    assert!(redriven > 0 && dead > 0, "{redriven} {dead}");
+
+    crm.down.store(false, std::sync::atomic::Ordering::SeqCst);
+    let worker = inbox.worker(crm.router()).spawn();
+    until(|| crm.handled() == redriven).await;
+    // The rest, by a second job.
+    post(&app, "/all", "action=redrive&state=dead")
+        .await
+        .is(303);
+    until(|| crm.handled() == EVENTS).await;
+    let handled: HashSet<_> = crm.log.lock().unwrap().iter().cloned().collect();
+    assert_eq!((handled.len(), crm.handled()), (EVENTS, EVENTS));
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn other_sites_are_refused() {
+    let inbox = four_events().await;
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .hosts(["localhost", "127.0.0.1", "::1"])
+        .router();
+    let cross_site = |name: &'static str, value: &'static str| {
+        let request = form("/events/2/discard", "").without("sec-fetch-site");
+        request.with(name, value)
+    };
+    for request_of_another in [
+        cross_site("sec-fetch-site", "cross-site"),
+        cross_site("sec-fetch-site", "same-site"),
+        cross_site("origin", "http://evil.example"),
+        cross_site("origin", "http://localhost:9999"),
+        cross_site("origin", "null"),
+    ] {
+        request(&app, request_of_another).await.is(403);
+    }
+    for host in [
+        "evil.example",
+        "evil.example:3001",
+        "localhost.evil.example",
+        "",
+        "127.0.0.1.evil",
+    ] {
+        let get = Request::get("/events/2").header(HOST, host);
+        request(&app, get.body(Body::empty()).unwrap())
+            .await
+            .is(421)
+            .hides("customer");
+        let discard = form("/events/2/discard", "").with("host", host);
+        request(&app, discard).await.is(421);
+    }
+    assert_eq!(states(&inbox).await[1], EventState::Dead);
+    for host in ["localhost:3001", "127.0.0.1", "[::1]:3001", "LOCALHOST"] {
+        let get = Request::get("/").header(HOST, host);
+        request(&app, get.body(Body::empty()).unwrap())
+            .await
+            .is(200);
+    }
+    let own = form("/events/2/redrive", "")
+        .without("sec-fetch-site")
+        .with("origin", "http://localhost:3001");
+    request(&app, own).await.is(303);
+}
+
+#[tokio::test(start_paused = true)]
+async fn read_only_and_hidden_payloads_leave_nothing_to_press_or_read() {
+    let inbox = four_events().await;
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .read_only()
+        .hide_payloads()
+        .router();
+    for path in ["/", "/events", "/events/2", "/lanes", "/chats/dead"] {
+        let page = get(&app, path).await;
+        page.is(200)
+            .hides("method=\"post\"")
+            .hides("no such customer")
+            .hides("rating&quot;")
+            .shows("read-only");
+    }
+    for (path, fields) in [
+        ("/events/2/redrive", ""),
+        ("/selected", "id=2&action=discard"),
+        ("/all", "action=discard"),
+        ("/pause", ""),
+    ] {
+        post(&app, path, fields).await.is(404);
+    }
+    assert_eq!(states(&inbox).await[1], EventState::Dead);
+}
+
+#[tokio::test(start_paused = true)]
+async fn links_lead_to_where_the_console_is_mounted() {
+    let console = Console::new().inbox(four_events().await).router();
+    let app = Router::new().nest("/ops/webhooks", console);
+    for path in [
+        "/ops/webhooks",
+        "/ops/webhooks/events",
+        "/ops/webhooks/events/3",
+        "/ops/webhooks/lanes",
+    ] {
+        let page = get(&app, path).await;
+        page.is(200);
+        let links = page.text.split(['"']).filter(|text| text.starts_with('/'));
+        let mut count = 0;
+        for link in links {
+            assert!(link.starts_with("/ops/webhooks/"), "{path}: {link}");
+            count += 1;
+        }
+        assert!(count > 5);
+    }
+    let redriven = post(&app, "/ops/webhooks/events/2/redrive", "").await;
+    assert_eq!(redriven.location.as_deref(), Some("/ops/webhooks/events/2"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn scripts_in_payloads_keys_and_errors_are_shown_as_text() {
+    const SCRIPT: &str = "<script>alert(1)</script>";
+    let recent = Recent::new();
+    let inbox = inbox().observer(recent.clone());
+    let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
+    let body = format!(r#"{{"id":"{SCRIPT}","x":"</pre>{SCRIPT}"}}"#);
+    send(&webhooks, delivery(body).key(SCRIPT))
+        .await
+        .assert_ok();
+    let events =
+        EventRouter::new().fallback(async |_: RawDelivery| Err(HandlerError::retry(SCRIPT)));
+    let worker = inbox.worker(events).spawn();
+    sleep(SECOND).await;
+    let app = Console::new().inbox(inbox).recent(recent).router();
+    let chat = "/chats/%3Cscript%3Ealert%281%29%3C%2Fscript%3E";
+    for path in [
+        "/",
+        "/events",
+        "/events/1",
+        "/lanes",
+        chat,
+        "/events?chat=<script>alert(1)</script>",
+        "/events/<script>alert(1)<script>",
+    ] {
+        let page = get(&app, &path.replace('<', "%3C").replace('>', "%3E")).await;
+        page.hides("<script>alert");
+    }
+    get(&app, "/events/1")
+        .await
+        .is(200)
+        .shows("&lt;script&gt;alert(1)")
+        .shows(&format!("href=\"{chat}\""));
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_inbox_budget_silence_and_problems_are_shown() {
+    let (budget, recent) = (FailureBudget::default(), Recent::new());
+    let silence = Silence::new().expect(EventKind::CHAT_CLOSED, SECOND);
+    let observer = (budget.clone(), recent.clone(), silence.clone());
+    let fails = EventRouter::new()
+        .fallback(async |_: RawDelivery| Err(HandlerError::retry("the CRM is down")));
+    let service = WebhookLayer::new(secret()).observer(observer).layer(fails);
+    for n in 0..120 {
+        send(&service, event("a", n)).await;
+        sleep(SECOND).await;
+    }
+    for _ in 0..100 {
+        send(&service, event("a", 0).with(SIGNATURE, "0".repeat(64))).await;
+    }
+    let app = Console::new()
+        .budget(budget)
+        .recent(recent)
+        .silence(silence)
+        .router();
+    get(&app, "/")
+        .await
+        .is(200)
+        .shows("120 of 500 failures in an hour")
+        .shows("the platform disables the webhook in")
+        .shows("100 requests were refused before verification")
+        .shows("the CRM is down")
+        .shows("chat-closed")
+        .hides("href=\"/events\"")
+        .hides("Waiting");
+    for path in [
+        "/events",
+        "/events/1",
+        "/lanes",
+        "/chats/a",
+        "/all?action=redrive",
+    ] {
+        get(&app, path)
+            .await
+            .is(404)
+            .shows("This receiver has no inbox");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn lists_are_paged_by_a_cursor() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    for n in 0..120 {
+        send(&webhooks, event("a", n)).await.assert_ok();
+    }
+    let app = Console::new().inbox(inbox.clone()).router();
+    let mut seen = Vec::new();
+    let mut path = "/events?chat=a".to_owned();
+    loop {
+        let page = get(&app, &path).await;
+        let ids = page.text.split("href=\"/events/").skip(1);
+        seen.extend(ids.map(|rest| rest.split('"').next().unwrap().parse::<i64>().unwrap()));
+        let Some((before, _)) = page.text.split_once("\" rel=\"next\"") else {
+            break;
+        };
+        path = before
+            .rsplit("href=\"")
+            .next()
+            .unwrap()
+            .replace("&amp;", "&");
+    }
+    let all: Vec<_> = (1..=120).rev().collect();
+    assert_eq!(seen, all);
+
+    let page = Page {
+        after: Some(EventId(119)),
+        limit: 10,
+        newest_first: false,
+    };
+    assert_eq!(inbox.list(&Filter::default(), page).await.unwrap().len(), 1);
+}
