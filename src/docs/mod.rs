@@ -8,6 +8,7 @@
 //! - [`tower_http`]: the order of tower-http's layers and those of this crate
 //! - [`testing`]: tests of your handlers, and the platform on your own machine
 //! - [`operations`]: running a receiver, and solving problems with it
+//! - [`console`]: pages for operators
 //! - [`metrics`]: metrics for dashboards and alarms
 //! - [`alarms`]: what to do about each alarm
 //!
@@ -30,6 +31,11 @@ macro_rules! page {
         #[doc = include_str!("links.md")]
         #[cfg_attr(feature = "admin", doc = "[`admin`]: crate::admin")]
         #[cfg_attr(feature = "admin", doc = "[`AdminClient`]: crate::admin::AdminClient")]
+        #[cfg_attr(feature = "console", doc = "[`Console`]: crate::console::Console")]
+        #[cfg_attr(feature = "console", doc = "[`Console::actor_header`]: crate::console::Console::actor_header")]
+        #[cfg_attr(feature = "console", doc = "[`Console::hide_payloads`]: crate::console::Console::hide_payloads")]
+        #[cfg_attr(feature = "console", doc = "[`Console::hosts`]: crate::console::Console::hosts")]
+        #[cfg_attr(feature = "console", doc = "[`Console::read_only`]: crate::console::Console::read_only")]
         #[cfg_attr(
             feature = "inbox",
             doc = "[inbox-reject-changed-bodies]: crate::inbox::Inbox::reject_changed_bodies"
@@ -109,6 +115,7 @@ macro_rules! page {
 page!(alarms, "alarms.md");
 page!(answers, "answers.md");
 page!(architecture, "architecture.md");
+page!(console, "console.md");
 page!(getting_started, "getting_started.md");
 page!(guarantees, "guarantees.md");
 page!(inbox, "inbox.md", tested_with = "inbox");

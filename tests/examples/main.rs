@@ -28,6 +28,18 @@ mod commands;
 mod connections;
 #[cfg(all(
     feature = "axum",
+    feature = "console",
+    feature = "inbox",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod console;
+#[cfg(all(
+    feature = "axum",
     feature = "moka",
     feature = "postgres",
     feature = "redis",

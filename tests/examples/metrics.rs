@@ -8,21 +8,28 @@ use tempfile::TempDir;
 use super::receivers::{Receiver, run};
 use crate::support::program::until;
 
-/// The body of the answer to GET.
-fn get(url: &str) -> String {
-    let (address, path) = url
-        .strip_prefix("http://")
-        .unwrap()
-        .split_once('/')
-        .unwrap();
+/// The answer to GET of a page below `url`, with headers beside that of the host.
+pub(super) fn answer(url: &str, page: &str, headers: &[&str]) -> String {
+    let address = url.strip_prefix("http://").unwrap();
+    let (address, path) = address.split_once('/').unwrap();
     let mut stream = TcpStream::connect(address).unwrap();
-    write!(
-        stream,
-        "GET /{path} HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n"
-    )
-    .unwrap();
+    let host = match headers.iter().any(|header| header.starts_with("host")) {
+        true => String::new(),
+        false => format!("host: {address}\r\n"),
+    };
+    let headers: String = headers
+        .iter()
+        .map(|header| format!("{header}\r\n"))
+        .collect();
+    let head = format!("GET /{path}{page} HTTP/1.1\r\n{host}{headers}connection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn get(url: &str) -> String {
+    let answer = answer(url, "", &[]);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(
@@ -32,10 +39,11 @@ fn get(url: &str) -> String {
     body.to_owned()
 }
 
-fn url(receiver: &Receiver) -> String {
-    until("the address of the metrics", || {
+/// The address of the metrics or the console, as the receiver prints it.
+pub(super) fn url_of(what: &str, receiver: &Receiver) -> String {
+    until("the address", || {
         let err = receiver.err();
-        let (_, url) = err.split_once("metrics on ")?;
+        let (_, url) = err.split_once(&format!("{what} on "))?;
         url.split_once('\n').map(|(url, _)| url.to_owned())
     })
 }
@@ -43,7 +51,7 @@ fn url(receiver: &Receiver) -> String {
 #[test]
 fn metrics_are_served_for_prometheus() {
     let receiver = Receiver::start(&["--secret", "s", "--metrics", "127.0.0.1:0"]);
-    let url = url(&receiver);
+    let url = url_of("metrics", &receiver);
     let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(sent.code, 0, "{sent:?}");
     let forged = receiver.send("wrong", &["--event", "chat-rated", "--key", "b"]);
@@ -80,7 +88,7 @@ fn metrics_of_an_inbox_show_its_backlog() {
         "--metrics",
         "127.0.0.1:0",
     ]);
-    let url = url(&receiver);
+    let url = url_of("metrics", &receiver);
     for key in ["a", "b"] {
         let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
         assert_eq!(sent.code, 0, "{sent:?}");
