@@ -3,7 +3,7 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[cfg(feature = "console")]
+#[cfg(all(feature = "console", feature = "moka"))]
 mod console;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
