@@ -118,10 +118,7 @@ impl Sandbox {
         let state = self.lock();
         let latest = state.recent.iter().rev().take(most);
         latest
-            .filter_map(|&(EventId(event), id)| {
-                let mut attempts = state.events.get(event)?.report.attempts.iter().rev();
-                attempts.find(|attempt| attempt.id == id).cloned()
-            })
+            .filter_map(|&(event, at)| state.events.get(event)?.report.attempts.get(at).cloned())
             .collect()
     }
 
@@ -191,13 +188,14 @@ impl State {
         can_be_sent
     }
 
-    /// Lists an attempt as the latest one, and forgets the response of the oldest one in the list.
-    pub(super) fn list_attempt(&mut self, attempt: &Attempt) {
-        self.recent.push_back((attempt.event, attempt.id));
+    /// Lists the attempt that an event has last as the latest one, and forgets the response of the oldest one in
+    /// the list.
+    pub(super) fn list_attempt(&mut self, event: usize) {
+        let attempts = &self.events[event].report.attempts;
+        self.recent.push_back((event, attempts.len() - 1));
         if self.recent.len() > MAX_RECENT
-            && let Some((EventId(event), id)) = self.recent.pop_front()
-            && let Some(event) = self.events.get_mut(event)
-            && let Some(old) = event.report.attempts.iter_mut().find(|old| old.id == id)
+            && let Some((event, at)) = self.recent.pop_front()
+            && let Some(old) = self.events[event].report.attempts.get_mut(at)
         {
             old.response = None;
         }

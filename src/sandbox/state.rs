@@ -37,8 +37,8 @@ pub(super) struct State {
     pub(super) queries: u64,
     /// Indexed by [`EventId`]; nothing is ever removed.
     pub(super) events: Vec<EventRecord>,
-    /// The latest attempts, whose responses are kept, oldest first.
-    pub(super) recent: VecDeque<(EventId, AttemptId)>,
+    /// The latest attempts, whose responses are kept, oldest first: event and index.
+    pub(super) recent: VecDeque<(usize, usize)>,
     policy: SenderPolicy,
     /// Sorted by time, and at the same time by [`Timer`]: a run with the same seed repeats exactly.
     timers: BTreeSet<(Duration, Timer)>,
@@ -444,9 +444,9 @@ impl State {
     pub(super) fn end_attempt(&mut self, attempt: &Attempt) {
         let EventId(id) = attempt.event;
         let now = self.clock.now();
-        self.list_attempt(attempt);
+        self.events[id].report.attempts.push(attempt.clone());
+        self.list_attempt(id);
         let event = &mut self.events[id];
-        event.report.attempts.push(attempt.clone());
         if attempt.result.is_delivered() {
             if event.report.state == EventState::Waiting {
                 event.report.state = EventState::Delivered;

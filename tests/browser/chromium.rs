@@ -18,10 +18,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use url::{ParseError, Url};
 
-use crate::support::program::{Program, installed};
-
-/// How long something that must happen may take, on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::support::program::{PATIENCE, Program, installed};
 
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);

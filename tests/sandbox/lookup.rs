@@ -237,3 +237,29 @@ async fn failed_request_is_explained_in_words() {
         assert!(!result.contains("os error"), "{url}: {result}");
     }
 }
+
+#[tokio::test]
+async fn responses_of_the_latest_thousand_attempts_are_kept() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/", listener.local_addr().unwrap());
+    tokio::spawn(async { axum::serve(listener, Router::new().fallback(|| async {})).await });
+    let sandbox = Sandbox::over_http(Settings::default());
+    sandbox.configure_all(&Webhook::new(url));
+    for _ in 0..11 {
+        (0..100).for_each(|_| _ = sandbox.chat().assign());
+        sandbox.idle().await;
+    }
+    let report = sandbox.report();
+    let kept = report
+        .attempts()
+        .iter()
+        .filter(|attempt| attempt.response.is_some())
+        .count();
+    assert_eq!((report.attempts().len(), kept), (1_100, 1_000));
+    assert!(
+        sandbox
+            .latest_attempts(2_000)
+            .iter()
+            .all(|attempt| attempt.response.is_some())
+    );
+}

@@ -37,12 +37,14 @@ pub(crate) fn chat(desk: &Desk, notice: Option<&Notice>, chat: &SimulatedChat) -
     let content = html! {
         h1.title { "Chat " (id) }
         div.split {
-            section aria-labelledby="events-title" {
-                div.head {
-                    h2 #events-title { "Events" }
-                    a.end href={ "/events?chat=" (id) } { "All " (all) " in the list of events" }
+            div {
+                section aria-labelledby="events-title" {
+                    div.head {
+                        h2 #events-title { "Events" }
+                        a.end href={ "/events?chat=" (id) } { "All in the list of events" }
+                    }
+                    div #events data-live { (table(&events, all)) }
                 }
-                div #events data-live { (table(&events, all)) }
             }
             div {
                 section aria-labelledby="about" {
@@ -133,7 +135,7 @@ fn table(events: &[EventReport], all: usize) -> Markup {
                         td.wide { (content(event)) }
                         td { (state(event)) }
                         td.wide { (last_result(event)) }
-                        td { (action(event)) }
+                        td.end { (action(event)) }
                     }
                 }
             }

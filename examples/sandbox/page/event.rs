@@ -106,7 +106,7 @@ fn event_table(events: &[EventReport], caption: &str) -> Markup {
             caption { (caption) }
             thead { tr {
                 th scope="col" { "Event" } th scope="col" { "Chat" } th scope="col" { "Created" }
-                th scope="col" { "State" } th scope="col" { "Attempts" } th scope="col" { "Last result" }
+                th scope="col" { "State" } th.number scope="col" { "Attempts" } th scope="col" { "Last result" }
                 th scope="col" { "Action" }
             } }
             tbody {
@@ -118,7 +118,7 @@ fn event_table(events: &[EventReport], caption: &str) -> Markup {
                         td { (state(event)) }
                         td.number data-label="Attempts" { (event.attempts.len()) }
                         td.wide { (last_result(event)) }
-                        td { (action(event)) }
+                        td.end { (action(event)) }
                     }
                 }
             }
@@ -229,7 +229,7 @@ fn attempts(event: &EventReport, view: &EventView, shown: Option<&Attempt>) -> M
         table {
             caption { (page.len()) " of " (event.attempts.len()) ", newest first. Times are UTC." }
             thead { tr {
-                th scope="col" { "Time" } th scope="col" { "Result" } th scope="col" { "Took" } th scope="col" { "Response" }
+                th scope="col" { "Time" } th scope="col" { "Result" } th.number scope="col" { "Took" } th scope="col" { "Response" }
             } }
             tbody {
                 @for attempt in page {

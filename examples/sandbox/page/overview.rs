@@ -79,7 +79,9 @@ fn tiles(sandbox: &Sandbox) -> Markup {
             li { a href="/events" { b { (sandbox.count(&all)) } " events" } }
             @for state in STATES {
                 @let filter = EventFilter { state: Some(state), ..all.clone() };
-                li { a href={ "/events?state=" (slug(state)) } { b { (sandbox.count(&filter)) } " " (state) } }
+                @let count = sandbox.count(&filter);
+                @let class = (state == EventState::Lost && count > 0).then_some("bad");
+                li { a href={ "/events?state=" (slug(state)) } { b class=[class] { (count) } " " (state) } }
             }
         }
     }
@@ -89,7 +91,7 @@ fn alerts(desk: &Desk, webhooks: &[WebhookStatus]) -> Markup {
     html! {
         @for status in webhooks.iter().filter(|status| status.disabled) {
             form.alert method="post" action={ "/webhooks/" (status.kind) "/enable" } {
-                p { "The webhook " strong { (status.kind) } " is " (disabled(desk, status)) "." }
+                p { "The webhook " strong { (status.kind) } " was " (disabled(desk, status)) "." }
                 button id={ "enable-" (status.kind) } aria-label={ "Enable " (status.kind) } { "Enable" }
             }
         }
@@ -115,7 +117,7 @@ fn attempts(sandbox: &Sandbox) -> Markup {
             caption { "The latest " (attempts.len()) ", newest first. Times are UTC." }
             thead { tr {
                 th scope="col" { "Time" } th scope="col" { "Event" } th scope="col" { "Chat" }
-                th scope="col" { "Result" } th scope="col" { "Took" } th scope="col" { "State" }
+                th scope="col" { "Result" } th.number scope="col" { "Took" } th scope="col" { "State" }
             } }
             tbody {
                 @for attempt in attempts {
@@ -150,7 +152,7 @@ fn waiting(sandbox: &Sandbox) -> Markup {
             caption { "The oldest " (events.len()) " of " (all) ", oldest first" }
             thead { tr {
                 th scope="col" { "Event" } th scope="col" { "Chat" } th scope="col" { "Since" }
-                th scope="col" { "Attempts" } th scope="col" { "Last result" } th scope="col" { "Next retry" }
+                th.number scope="col" { "Attempts" } th scope="col" { "Last result" } th scope="col" { "Next retry" }
                 th scope="col" { "Action" }
             } }
             tbody {
@@ -162,7 +164,7 @@ fn waiting(sandbox: &Sandbox) -> Markup {
                         td.number data-label="Attempts" { (event.attempts.len()) }
                         td.wide { (last_result(event)) }
                         td data-label="Next retry" { @if let Some(at) = event.next_retry { (time(at)) } @else { "now" } }
-                        td { (action(event)) }
+                        td.end { (action(event)) }
                     }
                 }
             }
@@ -336,7 +338,7 @@ fn webhook_state(desk: &Desk, status: &WebhookStatus) -> Markup {
     };
     html! {
         span class=(class) { (text) }
-        span.full.row.talk {
+        span.full.row.middle.talk {
             (gauge(&status.kind, failures, most))
             small.quiet { (status.recent_failures) " of " (most) }
         }
