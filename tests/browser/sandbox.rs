@@ -16,21 +16,19 @@ const NOWHERE: &str = "http://127.0.0.1:1/";
 const HOSTILE: &str = "<img src=x onerror=\"window.hacked=1\">\"'><script>window.hacked=1</script>";
 const MAX_PAGE: usize = 50_000;
 
-/// The focus order is the same at all widths, so one tour by keyboard is enough: [`accessible`] checks that the
-/// keyboard reaches every control at both.
-macro_rules! tours {
-    ($($name:ident: $width:literal, $input:ident;)*) => {$(
-        #[tokio::test]
-        async fn $name() {
-            tour(Window { input: Input::$input, ..Window::new($width) }).await;
-        }
-    )*};
+#[tokio::test]
+async fn every_control_works_by_mouse_on_a_desktop() {
+    tour(Window::new(1280)).await;
 }
 
-tours! {
-    every_control_works_by_mouse_on_a_desktop: 1280, Mouse;
-    every_control_works_by_mouse_on_a_phone: 390, Mouse;
-    every_control_works_by_keyboard_on_a_desktop: 1280, Keyboard;
+/// The focus order is the same at all widths: [`accessible`] checks that the keyboard reaches every control.
+#[tokio::test]
+async fn every_control_works_by_keyboard_on_a_phone() {
+    let window = Window {
+        input: Input::Keyboard,
+        ..Window::new(390)
+    };
+    tour(window).await;
 }
 
 async fn tour(window: Window) {
@@ -44,6 +42,7 @@ async fn tour(window: Window) {
             retries(&page, &receiver).await;
             settings(&page).await;
             generated_chats(&page, &sandbox).await;
+            first_screen(&page, &sandbox).await;
             filter(&page).await;
             page.fits().await;
             page.has_no_errors().await;
@@ -53,7 +52,7 @@ async fn tour(window: Window) {
 }
 
 #[tokio::test]
-async fn every_control_works_without_scripts() {
+async fn every_control_works_by_mouse_without_scripts_on_a_phone() {
     let (receiver, sandbox) = receiver_and_sandbox();
     let window = Window {
         scripts: false,
@@ -65,6 +64,7 @@ async fn every_control_works_without_scripts() {
             Some(json!(true))
         );
         page.until_contains("noscript", "Refresh").await;
+        api_key(&page, &sandbox).await;
         chat(&page, &receiver).await;
         // The page does not change by itself.
         page.goto(&sandbox.url).await;
@@ -341,6 +341,23 @@ async fn generated_chats(page: &Page, sandbox: &Server) {
     .await;
 }
 
+/// Attempts are on the first screen of a desktop, webhooks are folded, and no word is broken.
+async fn first_screen(page: &Page, sandbox: &Server) {
+    page.goto(&sandbox.url).await;
+    if page.window.width < 1280 {
+        return;
+    }
+    let rows = "return [...document.querySelectorAll('#attempts tbody tr')].filter(row =>
+        row.getBoundingClientRect().bottom <= innerHeight).length";
+    let rows = page.script(rows).await.unwrap().as_u64().unwrap();
+    assert!(rows >= 10, "{rows}");
+    let unfolded = "return document.querySelectorAll('details[open]').length";
+    assert_eq!(page.script(unfolded).await, Some(json!(0)));
+    let broken = "return [...document.querySelectorAll('#attempts td:not(.wide)')].filter(cell =>
+        getComputedStyle(cell).whiteSpace !== 'nowrap').length";
+    assert_eq!(page.script(broken).await, Some(json!(0)));
+}
+
 async fn filter(page: &Page) {
     page.activate(".site a:nth-child(2)").await;
     page.until_path("/events").await;
@@ -411,29 +428,6 @@ async fn disabled_webhook_says_when_and_why_and_can_be_enabled_again() {
 }
 
 #[tokio::test]
-async fn attempts_are_on_the_first_screen() {
-    let (_receiver, sandbox) = receiver_and_sandbox();
-    for _ in 0..10 {
-        post(&sandbox, "chats", "text=Hello");
-    }
-    let test = async |page: Page| {
-        page.until_contains("#attempts caption", "The latest 20")
-            .await;
-        let bottom = "return document.querySelector('#attempts tbody tr:nth-child(12)').getBoundingClientRect().bottom";
-        let bottom = page.script(bottom).await.unwrap().as_f64().unwrap();
-        assert!(bottom <= 800.0, "{bottom}");
-        let unfolded = "return document.querySelectorAll('details[open]').length";
-        assert_eq!(page.script(unfolded).await, Some(json!(0)));
-        // No word of a column but the result is broken.
-        let broken =
-            "return [...document.querySelectorAll('#attempts td:not(.wide)')].filter(cell =>
-            getComputedStyle(cell).whiteSpace !== 'nowrap').length";
-        assert_eq!(page.script(broken).await, Some(json!(0)));
-    };
-    Window::new(1280).open(&sandbox.url, test).await;
-}
-
-#[tokio::test]
 async fn pages_are_accessible_on_a_desktop() {
     accessible(1280).await;
 }
@@ -477,10 +471,12 @@ async fn accessible(width: u32) {
             page.goto(&url(path)).await;
             page.fits().await;
             page.is_accessible().await;
-            // So that no control is replaced meanwhile.
-            page.activate("#pause").await;
-            let unreachable = page.unreachable_by_keyboard().await;
-            assert!(unreachable.is_empty(), "{path}: {unreachable:#?}");
+            if ["?webhook=chat-rated", "chats/c-1"].contains(&path) {
+                // So that no control is replaced meanwhile.
+                page.activate("#pause").await;
+                let unreachable = page.unreachable_by_keyboard().await;
+                assert!(unreachable.is_empty(), "{path}: {unreachable:#?}");
+            }
         }
         page.goto(&sandbox.url).await;
         page.until_contains("#alerts", "was disabled at").await;
