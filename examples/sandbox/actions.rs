@@ -4,6 +4,7 @@ use axum::Form;
 use axum::extract::rejection::FormRejection;
 use axum::extract::{FromRequest, Path, Request, State};
 use axum::http::header::{HOST, HeaderMap, REFERER};
+use axum::http::uri::Authority;
 use axum::http::{StatusCode, Uri};
 use axum::response::{IntoResponse, Redirect, Response};
 use serde::Deserialize;
@@ -37,7 +38,7 @@ impl<T: DeserializeOwned> FromRequest<Desk> for Fields<T> {
 fn back(headers: &HeaderMap) -> Redirect {
     let text = |name| headers.get(name)?.to_str().ok();
     let page = text(REFERER).and_then(|page| page.parse::<Uri>().ok());
-    let own = page.filter(|page| page.authority().map(|at| at.as_str()) == text(HOST));
+    let own = page.filter(|page| page.authority().map(Authority::as_str) == text(HOST));
     let path = own.as_ref().and_then(Uri::path_and_query);
     // Two slashes would begin the name of another host.
     let path = path.filter(|path| !path.as_str().starts_with("//"));
@@ -109,7 +110,7 @@ pub(crate) async fn configure(
     Path(kind): Path<String>,
     Fields(form): Fields<WebhookForm>,
 ) -> Result<Redirect, Response> {
-    let kind = webhook_of(&desk, &kind)?;
+    let kind = known(&kind).ok_or_else(|| no_webhook(&desk, &kind))?;
     desk.say(match webhook(&desk, &kind, form) {
         Ok(webhook) => {
             desk.sandbox().configure(kind.clone(), webhook);
@@ -150,7 +151,7 @@ pub(crate) async fn enable(
     State(desk): State<Desk>,
     Path(kind): Path<String>,
 ) -> Result<Redirect, Response> {
-    let kind = webhook_of(&desk, &kind)?;
+    let kind = known(&kind).ok_or_else(|| no_webhook(&desk, &kind))?;
     desk.sandbox().enable(&kind);
     desk.say(Notice::Done(format!("The webhook {kind} is enabled.")));
     Ok(Redirect::to("/"))
@@ -168,7 +169,7 @@ pub(crate) async fn send_test(
     Path(kind): Path<String>,
     form: Result<Form<TestForm>, FormRejection>,
 ) -> Result<Redirect, Response> {
-    let kind = webhook_of(&desk, &kind)?;
+    let kind = known(&kind).ok_or_else(|| no_webhook(&desk, &kind))?;
     let secret = form.map_or_else(|_| String::new(), |Form(form)| form.test_secret);
     match secret.as_str() {
         "" => desk.sandbox().send_test(kind.clone()),
@@ -183,9 +184,9 @@ pub(crate) async fn send_test(
     Ok(unfolded(&kind))
 }
 
-fn webhook_of(desk: &Desk, kind: &str) -> Result<EventKind, Response> {
-    let reason = || format!("There is no webhook `{kind}`.");
-    known(kind).ok_or_else(|| refused(desk, StatusCode::NOT_FOUND, &reason()))
+fn no_webhook(desk: &Desk, kind: &str) -> Response {
+    let reason = format!("There is no webhook `{kind}`.");
+    refused(desk, StatusCode::NOT_FOUND, &reason)
 }
 
 /// Redirects to the overview with this webhook unfolded.

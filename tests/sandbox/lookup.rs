@@ -11,7 +11,8 @@ use http::{Request, Response, StatusCode};
 use tokio::net::TcpListener;
 use tower_webhook::event::EventKind;
 use tower_webhook::sandbox::{
-    AttemptResponse, AttemptResult, Body, EventFilter, EventState, Sandbox, Settings, Webhook,
+    AttemptResponse, AttemptResult, Body, EventFilter, EventState, Sandbox, Settings,
+    SimulatedChat, Webhook,
 };
 
 /// A platform that delivers into a service which answers with a status that the test sets.
@@ -124,7 +125,7 @@ async fn chats_are_found_by_their_identifier() {
     let latest: Vec<_> = sandbox
         .latest_chats(5)
         .iter()
-        .map(|chat| chat.id())
+        .map(SimulatedChat::id)
         .collect();
     assert_eq!(latest, [chats[1].id(), chats[0].id()]);
 }
