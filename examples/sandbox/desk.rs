@@ -1,13 +1,11 @@
 //! The state that the page shows and controls, besides the sandbox itself.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
-use tower_webhook::sandbox::{Attempt, Sandbox};
+use tower_webhook::sandbox::{Sandbox, Settings};
 
 /// The highest number of generated events per minute.
 pub(crate) const MAX_RATE: u32 = 60_000;
@@ -15,7 +13,6 @@ pub(crate) const MAX_RATE: u32 = 60_000;
 pub(crate) const STEP: Duration = Duration::from_secs(600);
 
 const MAX_STEPS: u32 = 30 * 144;
-const MAX_ATTEMPTS: usize = 50;
 
 #[derive(Clone)]
 pub(crate) struct Desk(Arc<Shared>);
@@ -23,8 +20,8 @@ pub(crate) struct Desk(Arc<Shared>);
 struct Shared {
     sandbox: Sandbox,
     is_strict: bool,
-    /// The latest attempts, newest first.
-    attempts: Mutex<VecDeque<Attempt>>,
+    /// How many failed attempts within an hour a webhook may have.
+    disable_after: usize,
     notice: Mutex<Option<Notice>>,
     rate: watch::Sender<u32>,
     /// How many steps the clock is still to be advanced.
@@ -34,6 +31,8 @@ struct Shared {
 /// A message that the next page shows once.
 pub(crate) enum Notice {
     Done(String),
+    /// This chat is started.
+    Chat(String),
     Refused(String),
     NewKey(String),
 }
@@ -43,12 +42,11 @@ impl Desk {
         let desk = Self(Arc::new(Shared {
             sandbox,
             is_strict,
-            attempts: Mutex::default(),
+            disable_after: Settings::default().policy.disable_after as usize,
             notice: Mutex::default(),
             rate: watch::Sender::new(rate),
             steps: watch::Sender::new(0),
         }));
-        tokio::spawn(desk.clone().watch());
         tokio::spawn(desk.clone().generate());
         tokio::spawn(desk.clone().advance());
         desk
@@ -62,8 +60,8 @@ impl Desk {
         self.0.is_strict
     }
 
-    pub(crate) fn attempts(&self) -> Vec<Attempt> {
-        lock(&self.0.attempts).iter().cloned().collect()
+    pub(crate) fn disable_after(&self) -> usize {
+        self.0.disable_after
     }
 
     pub(crate) fn say(&self, notice: Notice) {
@@ -89,21 +87,6 @@ impl Desk {
     pub(crate) fn forward(&self, by: u32) {
         let add = |steps: &mut u32| *steps = steps.saturating_add(by).min(MAX_STEPS);
         self.0.steps.send_modify(add);
-    }
-
-    async fn watch(self) {
-        let mut ended = self.sandbox().attempts();
-        loop {
-            match ended.recv().await {
-                Ok(attempt) => {
-                    let mut attempts = lock(&self.0.attempts);
-                    attempts.push_front(attempt);
-                    attempts.truncate(MAX_ATTEMPTS);
-                }
-                Err(RecvError::Lagged(_)) => {}
-                Err(RecvError::Closed) => return,
-            }
-        }
     }
 
     async fn generate(self) {

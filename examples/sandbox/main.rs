@@ -5,6 +5,7 @@
 //!
 //! It runs only on Unix, because it uses signals.
 
+mod actions;
 #[path = "../shared/demo.rs"]
 mod demo;
 mod desk;

@@ -1,48 +1,57 @@
-//! The routes of the page's links and forms.
+//! The routes, and the answers to links.
 
-use axum::extract::rejection::FormRejection;
-use axum::extract::{Path, Request, State};
+use axum::Router;
+use axum::extract::{Path, Query, Request, State};
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN,
     REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::uri::Authority;
-use axum::http::{Method, StatusCode, Uri};
+use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
-use axum::response::{Html, IntoResponse, Redirect, Response};
+use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Form, Router};
 use serde::Deserialize;
-use tower_webhook::sandbox::{EventId, Webhook};
-use tower_webhook::{EventKind, Secret};
+use tower_webhook::EventKind;
+use tower_webhook::sandbox::{AttemptId, EventFilter, EventReport};
 
+use crate::actions;
 use crate::desk::{Desk, Notice};
-use crate::page;
+use crate::page::{self, EventView, List, STATES, slug};
 
 pub(crate) fn app(desk: Desk) -> Router {
     let graphql = desk.sandbox().graphql();
     let page = Router::new()
-        .route("/", get(index))
+        .route("/", get(overview))
         .route("/live", get(live))
+        .route("/events", get(events))
         .route("/events/{id}", get(event))
-        .route("/events/{id}/retry", post(retry))
-        .route("/keys", post(create_key))
-        .route("/webhooks/{kind}", post(configure))
-        .route("/webhooks/{kind}/enable", post(enable))
-        .route("/webhooks/{kind}/test", post(send_test))
-        .route("/chats", post(start_chat))
-        .route("/rate", post(set_rate))
-        .route("/forward", post(forward))
-        .route("/availability", post(set_availability))
+        .route("/events/{id}/payload", get(payload))
+        .route("/events/{id}/retry", post(actions::retry))
+        .route("/events/{id}/resend", post(actions::resend))
+        .route("/keys", post(actions::create_key))
+        .route("/webhooks/{kind}", post(actions::configure))
+        .route("/webhooks/{kind}/enable", post(actions::enable))
+        .route("/webhooks/{kind}/test", post(actions::send_test))
+        .route("/chats", post(actions::start_chat))
+        .route("/chats/{id}", get(chat))
+        .route("/chats/{id}/message", post(actions::message))
+        .route("/chats/{id}/rate", post(actions::rate))
+        .route("/chats/{id}/{step}", post(actions::step))
+        .route("/rate", post(actions::set_rate))
+        .route("/forward", post(actions::forward))
+        .route("/availability", post(actions::set_availability))
         .route(
             "/page.css",
-            get(([(CONTENT_TYPE, "text/css")], include_str!("page.css"))),
+            get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
         )
         .route(
             "/page.js",
-            get(([(CONTENT_TYPE, "text/javascript")], include_str!("page.js"))),
+            get(([(CONTENT_TYPE, "text/javascript")], page::SCRIPT)),
         )
         .route("/favicon.ico", get(StatusCode::NO_CONTENT))
+        .fallback(not_found)
+        .method_not_allowed_fallback(wrong_method)
         .with_state(desk)
         .layer(from_fn(guard));
     // Not behind `guard`: a token protects it, and clients may use any host name.
@@ -95,187 +104,177 @@ fn is_from_another_site(headers: &HeaderMap) -> bool {
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }
 
-async fn index(State(desk): State<Desk>, headers: HeaderMap) -> Html<String> {
-    // A link from another site shows the page, but does not use up what is shown only once: nobody may be
-    // looking. A browser that does not send the header follows the redirect of the page's own form.
-    let notice = match is_from_another_site(&headers) {
-        true => None,
-        false => desk.take_notice(),
-    };
-    Html(page::index(&desk, notice.as_ref()).into_string())
+/// The answer to a request that has none: a page that says why.
+pub(crate) fn refused(desk: &Desk, status: StatusCode, reason: &str) -> Response {
+    let title = status.canonical_reason().unwrap_or("Error");
+    let page = page::problem(desk, title, reason);
+    (status, Html(page.into_string())).into_response()
 }
 
-/// The page for the script's updates, without the notice, which is shown only once.
+/// Returns the message that the last action left, unless the script asks, or another site.
+fn notice(desk: &Desk, headers: &HeaderMap) -> Option<Notice> {
+    // A link from another site shows the page, but does not use up what is shown only once: nobody may be
+    // looking. A browser that does not send the header follows the redirect of the page's own form.
+    let keeps = is_from_another_site(headers) || headers.contains_key("x-live");
+    if keeps { None } else { desk.take_notice() }
+}
+
+#[derive(Deserialize)]
+struct OverviewQuery {
+    webhook: Option<String>,
+}
+
+async fn overview(
+    State(desk): State<Desk>,
+    headers: HeaderMap,
+    Query(query): Query<OverviewQuery>,
+) -> Html<String> {
+    let notice = notice(&desk, &headers);
+    Html(page::overview(&desk, notice.as_ref(), query.webhook.as_deref()).into_string())
+}
+
+/// The overview without the notice, which is shown only once.
 async fn live(State(desk): State<Desk>) -> Html<String> {
-    Html(page::index(&desk, None).into_string())
+    Html(page::overview(&desk, None, None).into_string())
+}
+
+#[derive(Deserialize)]
+struct EventsQuery {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    chat: String,
+    #[serde(default)]
+    state: String,
+    after: Option<String>,
+}
+
+impl EventsQuery {
+    fn list(self) -> Result<List, String> {
+        let kind = match self.kind.as_str() {
+            "" => None,
+            kind => Some(known(kind).ok_or_else(|| format!("There is no kind `{kind}`."))?),
+        };
+        let state = match self.state.as_str() {
+            "" => None,
+            name => {
+                let state = STATES.into_iter().find(|state| slug(*state) == name);
+                Some(state.ok_or_else(|| format!("There is no state `{name}`."))?)
+            }
+        };
+        let after = self.after.map(|id| {
+            id.parse()
+                .map_err(|_| format!("`{id}` is not the number of an event."))
+        });
+        Ok(List {
+            filter: EventFilter {
+                kind,
+                chat: Some(self.chat.trim().to_owned()).filter(|chat| !chat.is_empty()),
+                state,
+            },
+            after: after.transpose()?,
+        })
+    }
+}
+
+async fn events(
+    State(desk): State<Desk>,
+    headers: HeaderMap,
+    Query(query): Query<EventsQuery>,
+) -> Response {
+    match query.list() {
+        Ok(list) => {
+            let notice = notice(&desk, &headers);
+            Html(page::events(&desk, notice.as_ref(), &list).into_string()).into_response()
+        }
+        Err(reason) => refused(&desk, StatusCode::BAD_REQUEST, &reason),
+    }
+}
+
+#[derive(Deserialize)]
+struct EventQuery {
+    attempt: Option<String>,
+    before: Option<String>,
 }
 
 async fn event(
     State(desk): State<Desk>,
+    headers: HeaderMap,
     Path(id): Path<String>,
-) -> Result<Html<String>, StatusCode> {
-    let id: EventId = id.parse().map_err(|_| StatusCode::NOT_FOUND)?;
-    let event = desk.sandbox().event(id).ok_or(StatusCode::NOT_FOUND)?;
-    Ok(Html(page::event(&event).into_string()))
-}
-
-async fn retry(State(desk): State<Desk>, Path(id): Path<String>) -> Result<Redirect, StatusCode> {
-    let id: EventId = id.parse().map_err(|_| StatusCode::NOT_FOUND)?;
-    desk.say(match desk.sandbox().retry_now(id) {
-        true => Notice::Done(format!("Event {id} is retried.")),
-        false => Notice::Refused(format!(
-            "Event {id} cannot be retried now: it is not waiting, or its webhook does not deliver."
-        )),
+    Query(query): Query<EventQuery>,
+) -> Response {
+    let Some(event) = find(&desk, &id) else {
+        return no_event(&desk, &id);
+    };
+    let parse = |id: Option<String>| match id {
+        None => Ok(None),
+        Some(id) => match id.parse::<AttemptId>() {
+            Ok(id) => Ok(Some(id)),
+            Err(_) => Err(format!("`{id}` is not the number of an attempt.")),
+        },
+    };
+    let view = parse(query.attempt).and_then(|attempt| {
+        let before = parse(query.before)?;
+        Ok(EventView { attempt, before })
     });
-    Ok(Redirect::to("/"))
-}
-
-#[derive(Deserialize)]
-struct NewKey {
-    description: String,
-}
-
-async fn create_key(State(desk): State<Desk>, Form(form): Form<NewKey>) -> Redirect {
-    let description = form.description.trim();
-    desk.say(match description {
-        "" => Notice::Refused("The API key needs a description.".to_owned()),
-        _ => Notice::NewKey(desk.sandbox().create_api_key(description)),
-    });
-    Redirect::to("/")
-}
-
-#[derive(Deserialize)]
-struct WebhookForm {
-    url: String,
-    secret: String,
-    remove_secret: Option<String>,
-    active: Option<String>,
-}
-
-async fn configure(
-    State(desk): State<Desk>,
-    Path(kind): Path<String>,
-    Form(form): Form<WebhookForm>,
-) -> Result<Redirect, StatusCode> {
-    let kind = known(&kind)?;
-    desk.say(match webhook(&desk, &kind, form) {
-        Ok(webhook) => {
-            desk.sandbox().configure(kind.clone(), webhook);
-            Notice::Done(format!("The webhook {kind} is saved."))
+    match view {
+        Ok(view) => {
+            let notice = notice(&desk, &headers);
+            Html(page::event(&desk, notice.as_ref(), &event, &view).into_string()).into_response()
         }
-        Err(reason) => Notice::Refused(format!("The webhook {kind} is not saved: {reason}.")),
-    });
-    Ok(Redirect::to("/"))
-}
-
-fn webhook(desk: &Desk, kind: &EventKind, form: WebhookForm) -> Result<Webhook, String> {
-    let url = form.url.trim();
-    if !url.is_empty() {
-        let _: Uri = crate::url(url)?;
+        Err(reason) => refused(&desk, StatusCode::BAD_REQUEST, &reason),
     }
-    let secret = if form.remove_secret.is_some() {
-        if !form.secret.is_empty() {
-            return Err("a new secret is entered, and the secret is to be removed".to_owned());
+}
+
+/// The payload as it is sent. The browser shows it as text, or saves it.
+async fn payload(State(desk): State<Desk>, Path(id): Path<String>) -> Response {
+    match find(&desk, &id) {
+        Some(event) => ([(CONTENT_TYPE, "text/plain; charset=utf-8")], event.body).into_response(),
+        None => no_event(&desk, &id),
+    }
+}
+
+pub(crate) fn find(desk: &Desk, id: &str) -> Option<EventReport> {
+    desk.sandbox().event(id.parse().ok()?)
+}
+
+pub(crate) fn no_event(desk: &Desk, id: &str) -> Response {
+    refused(
+        desk,
+        StatusCode::NOT_FOUND,
+        &format!("There is no event `{id}`."),
+    )
+}
+
+async fn chat(State(desk): State<Desk>, headers: HeaderMap, Path(id): Path<String>) -> Response {
+    match desk.sandbox().find_chat(&id) {
+        Some(chat) => {
+            let notice = notice(&desk, &headers);
+            Html(page::chat(&desk, notice.as_ref(), &chat).into_string()).into_response()
         }
-        None
-    } else if form.secret.is_empty() {
-        let webhooks = desk.sandbox().webhooks();
-        let before = webhooks.into_iter().find(|webhook| webhook.kind == *kind);
-        before.and_then(|before| before.webhook.secret)
-    } else {
-        Some(Secret::new(form.secret).map_err(|error| error.to_string())?)
-    };
-    let mut webhook = Webhook::new(url);
-    webhook.secret = secret;
-    webhook.active = form.active.is_some();
-    Ok(webhook)
+        None => no_chat(&desk, &id),
+    }
 }
 
-async fn enable(
-    State(desk): State<Desk>,
-    Path(kind): Path<String>,
-) -> Result<Redirect, StatusCode> {
-    let kind = known(&kind)?;
-    desk.sandbox().enable(&kind);
-    desk.say(Notice::Done(format!("The webhook {kind} is enabled.")));
-    Ok(Redirect::to("/"))
+pub(crate) fn no_chat(desk: &Desk, id: &str) -> Response {
+    refused(
+        desk,
+        StatusCode::NOT_FOUND,
+        &format!("There is no chat `{id}`."),
+    )
 }
 
-#[derive(Deserialize)]
-struct TestForm {
-    #[serde(default)]
-    test_secret: String,
-}
-
-/// A request without a form sends a test event with the webhook's secret.
-async fn send_test(
-    State(desk): State<Desk>,
-    Path(kind): Path<String>,
-    form: Result<Form<TestForm>, FormRejection>,
-) -> Result<Redirect, StatusCode> {
-    let kind = known(&kind)?;
-    let secret = form.map_or_else(|_| String::new(), |Form(form)| form.test_secret);
-    match secret.as_str() {
-        "" => desk.sandbox().send_test(kind.clone()),
-        secret => {
-            let secret = Secret::new(secret).map_err(|_| StatusCode::UNPROCESSABLE_ENTITY)?;
-            desk.sandbox().send_test_signed(kind.clone(), secret)
-        }
-    };
-    desk.say(Notice::Done(format!("A test event {kind} is being sent.")));
-    Ok(Redirect::to("/"))
-}
-
-fn known(kind: &str) -> Result<EventKind, StatusCode> {
-    let known = EventKind::ALL
+pub(crate) fn known(kind: &str) -> Option<EventKind> {
+    EventKind::ALL
         .into_iter()
-        .find(|known| known.as_str() == kind);
-    known.ok_or(StatusCode::NOT_FOUND)
+        .find(|known| known.as_str() == kind)
 }
 
-#[derive(Deserialize)]
-struct NewChat {
-    text: String,
+async fn not_found(State(desk): State<Desk>) -> Response {
+    refused(&desk, StatusCode::NOT_FOUND, "There is no such page.")
 }
 
-async fn start_chat(State(desk): State<Desk>, Form(form): Form<NewChat>) -> Redirect {
-    let chat = desk.sandbox().chat();
-    chat.assign();
-    if !form.text.is_empty() {
-        chat.message(form.text);
-    }
-    desk.say(Notice::Done(format!("Chat {} is started.", chat.id())));
-    Redirect::to("/")
-}
-
-#[derive(Deserialize)]
-struct Rate {
-    rate: u32,
-}
-
-async fn set_rate(State(desk): State<Desk>, Form(form): Form<Rate>) -> Redirect {
-    desk.set_rate(form.rate);
-    let text = format!("Chats cause {} events per minute.", desk.rate());
-    desk.say(Notice::Done(text));
-    Redirect::to("/")
-}
-
-#[derive(Deserialize)]
-struct Forward {
-    steps: u32,
-}
-
-async fn forward(State(desk): State<Desk>, Form(form): Form<Forward>) -> Redirect {
-    desk.forward(form.steps);
-    Redirect::to("/")
-}
-
-#[derive(Deserialize)]
-struct Availability {
-    available: bool,
-}
-
-async fn set_availability(State(desk): State<Desk>, Form(form): Form<Availability>) -> Redirect {
-    desk.sandbox().set_available(form.available);
-    Redirect::to("/")
+async fn wrong_method(State(desk): State<Desk>) -> Response {
+    let reason = "This address does not support the method of the request.";
+    refused(&desk, StatusCode::METHOD_NOT_ALLOWED, reason)
 }

@@ -22,7 +22,7 @@ async function refresh() {
       if (focused) [...old.querySelectorAll("a, button")].find((e) => name(e) === focused)?.focus();
     }
   } catch {
-    document.getElementById("clock").textContent = "The sandbox has stopped.";
+    document.getElementById("clock").textContent = document.body.dataset.stopped;
   } finally {
     setTimeout(refresh, 1000);
   }

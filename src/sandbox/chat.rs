@@ -89,6 +89,12 @@ impl SimulatedChat {
         self.sandbox.lock().chats[self.index].id()
     }
 
+    /// Returns the chat's data, which the payloads of its events are made from.
+    #[must_use]
+    pub fn data(&self) -> ChatLifecycle {
+        self.sandbox.lock().chats[self.index].data.chat.clone()
+    }
+
     /// Offers the chat to experts: a [`ChatAssigned`](crate::event::ChatAssigned) event.
     pub fn assign(&self) -> EventId {
         self.step(Step::Assign)

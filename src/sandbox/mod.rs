@@ -95,6 +95,7 @@ mod chat;
 mod clock;
 mod fault;
 mod graphql;
+mod lookup;
 mod portal;
 mod report;
 mod sender;
@@ -115,9 +116,10 @@ pub use self::api_fault::ApiFault;
 pub use self::chat::{Generator, Rating, SimulatedChat};
 pub use self::fault::{Fault, Faults, Injected, InvalidFaults};
 pub use self::graphql::GraphQl;
+pub use self::lookup::EventFilter;
 pub use self::portal::{ApiKey, Webhook, WebhookStatus};
 pub use self::report::{
-    Attempt, AttemptId, AttemptResult, EventId, EventReport, EventState, Report,
+    Attempt, AttemptId, AttemptResponse, AttemptResult, EventId, EventReport, EventState, Report,
 };
 pub use self::target::{Body, BodyTruncated};
 
@@ -346,9 +348,8 @@ impl Sandbox {
     /// Returns the configured webhooks and their state.
     #[must_use]
     pub fn webhooks(&self) -> Vec<WebhookStatus> {
-        let mut state = self.lock();
-        let now = state.clock.now();
-        state.portal.status(now)
+        let state = &mut *self.lock();
+        state.portal.status(&state.clock)
     }
 
     /// Creates an API key, the access token of the [Admin API](Self::graphql), which is not shown again
@@ -634,26 +635,6 @@ impl Sandbox {
     pub async fn finish(&self) -> Report {
         self.shared.until(State::is_finished).await;
         self.report()
-    }
-
-    /// Returns the report on every event so far.
-    #[must_use]
-    pub fn report(&self) -> Report {
-        Report {
-            events: self.lock().reports().collect(),
-        }
-    }
-
-    /// Returns the report on one event, or `None` if there is no event with this number.
-    #[must_use]
-    pub fn event(&self, id: EventId) -> Option<EventReport> {
-        self.lock().report_of(id)
-    }
-
-    /// Returns the reports on the latest `most` events, newest first.
-    #[must_use]
-    pub fn latest(&self, most: usize) -> Vec<EventReport> {
-        self.lock().reports().rev().take(most).collect()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

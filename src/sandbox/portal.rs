@@ -9,6 +9,8 @@ use std::time::Duration;
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use super::clock::Clock;
+use super::report::AttemptResult;
 use crate::event::SenderPolicy;
 use crate::event::{EventKind, Timestamp};
 use crate::signature::Secret;
@@ -68,8 +70,12 @@ pub struct WebhookStatus {
     /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
     /// [`Sandbox::enable`](super::Sandbox::enable) enables it again.
     pub disabled: bool,
+    /// When the platform disabled it, by the platform's clock.
+    pub disabled_at: Option<Timestamp>,
     /// The number of attempts that failed within the last hour.
     pub recent_failures: usize,
+    /// How the last attempt failed that counts against the webhook, since it was enabled.
+    pub last_failure: Option<AttemptResult>,
 }
 
 /// An API key of the portal, without the key itself, which is shown only once
@@ -95,9 +101,11 @@ pub(super) struct Portal {
 #[derive(Default)]
 struct Hook {
     webhook: Webhook,
-    disabled: bool,
+    /// Since when the webhook is disabled.
+    disabled: Option<Duration>,
     /// The times of the failed attempts of the last hour, oldest first.
     failures: VecDeque<Duration>,
+    last_failure: Option<AttemptResult>,
 }
 
 impl Hook {
@@ -129,7 +137,8 @@ impl Portal {
     /// Returns the webhook for events of `kind`, if they are delivered now.
     pub(super) fn delivers(&self, kind: &EventKind) -> Option<&Webhook> {
         let hook = self.webhooks.get(kind)?;
-        let delivers = hook.webhook.active && !hook.disabled && !hook.webhook.url.is_empty();
+        let delivers =
+            hook.webhook.active && hook.disabled.is_none() && !hook.webhook.url.is_empty();
         delivers.then_some(&hook.webhook)
     }
 
@@ -140,15 +149,22 @@ impl Portal {
     }
 
     /// Counts a failed attempt (Spec 6, rule 4), and returns whether it disables the webhook.
-    pub(super) fn failed(&mut self, kind: &EventKind, now: Duration) -> bool {
+    pub(super) fn failed(
+        &mut self,
+        kind: &EventKind,
+        result: &AttemptResult,
+        now: Duration,
+    ) -> bool {
         let Some(hook) = self.webhooks.get_mut(kind) else {
             return false;
         };
         hook.failures.push_back(now);
         hook.forget_old_failures(now);
-        let disables = hook.failures.len() > self.policy.disable_after as usize && !hook.disabled;
+        hook.last_failure = Some(result.clone());
+        let exceeds = hook.failures.len() > self.policy.disable_after as usize;
+        let disables = exceeds && hook.disabled.is_none();
         if disables {
-            hook.disabled = true;
+            hook.disabled = Some(now);
             tracing::warn!(%kind, "the sandbox disabled the webhook: too many attempts failed");
         }
         disables
@@ -156,26 +172,31 @@ impl Portal {
 
     /// Whether the platform disabled the webhook for events of `kind`.
     pub(super) fn is_disabled(&self, kind: &EventKind) -> bool {
-        self.webhooks.get(kind).is_some_and(|hook| hook.disabled)
+        let hook = self.webhooks.get(kind);
+        hook.is_some_and(|hook| hook.disabled.is_some())
     }
 
     /// Enables a webhook. The count of failed attempts starts at zero: otherwise the next failure would
     /// disable it again.
     pub(super) fn enable(&mut self, kind: &EventKind) {
         if let Some(hook) = self.webhooks.get_mut(kind) {
-            hook.disabled = false;
+            hook.disabled = None;
             hook.failures.clear();
+            hook.last_failure = None;
         }
     }
 
-    pub(super) fn status(&mut self, now: Duration) -> Vec<WebhookStatus> {
+    pub(super) fn status(&mut self, clock: &Clock) -> Vec<WebhookStatus> {
+        let now = clock.now();
         let status = |(kind, hook): (&EventKind, &mut Hook)| {
             hook.forget_old_failures(now);
             WebhookStatus {
                 kind: kind.clone(),
                 webhook: hook.webhook.clone(),
-                disabled: hook.disabled,
+                disabled: hook.disabled.is_some(),
+                disabled_at: hook.disabled.map(|at| clock.timestamp(at)),
                 recent_failures: hook.failures.len(),
+                last_failure: hook.last_failure.clone(),
             }
         };
         self.webhooks.iter_mut().map(status).collect()
@@ -224,10 +245,14 @@ mod tests {
     #[test]
     fn more_than_500_failures_within_an_hour_disable_one_webhook() {
         let mut portal = portal();
-        (0..500).for_each(|_| _ = portal.failed(&KIND, Duration::ZERO));
+        (0..500).for_each(|_| _ = portal.failed(&KIND, &AttemptResult::TimedOut, Duration::ZERO));
         assert!(portal.delivers(&KIND).is_some());
 
-        portal.failed(&KIND, HOUR - Duration::from_millis(1));
+        portal.failed(
+            &KIND,
+            &AttemptResult::TimedOut,
+            HOUR - Duration::from_millis(1),
+        );
         assert!(portal.delivers(&KIND).is_none());
         assert!(portal.delivers(&EventKind::CHAT_OPENED).is_some());
 
@@ -243,13 +268,17 @@ mod tests {
     #[test]
     fn failures_are_counted_in_a_sliding_hour() {
         let mut portal = portal();
-        (0..500).for_each(|_| _ = portal.failed(&KIND, Duration::ZERO));
-        portal.failed(&KIND, HOUR);
+        (0..500).for_each(|_| _ = portal.failed(&KIND, &AttemptResult::TimedOut, Duration::ZERO));
+        portal.failed(&KIND, &AttemptResult::TimedOut, HOUR);
         assert!(portal.delivers(&KIND).is_some());
 
-        (0..499).for_each(|_| _ = portal.failed(&KIND, HOUR + HOUR / 2));
+        (0..499).for_each(|_| _ = portal.failed(&KIND, &AttemptResult::TimedOut, HOUR + HOUR / 2));
         assert!(portal.delivers(&KIND).is_some());
-        portal.failed(&KIND, 2 * HOUR - Duration::from_millis(1));
+        portal.failed(
+            &KIND,
+            &AttemptResult::TimedOut,
+            2 * HOUR - Duration::from_millis(1),
+        );
         assert!(portal.delivers(&KIND).is_none());
     }
 

@@ -3,10 +3,11 @@
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderMap, StatusCode};
 
 use super::fault::Injected;
 use crate::event::{EventKind, Timestamp};
@@ -44,6 +45,14 @@ impl fmt::Display for AttemptId {
     }
 }
 
+impl FromStr for AttemptId {
+    type Err = ParseIntError;
+
+    fn from_str(text: &str) -> Result<Self, ParseIntError> {
+        text.parse().map(Self)
+    }
+}
+
 /// One request to the receiver. See [`Sandbox::attempts`](super::Sandbox::attempts) and
 /// [`EventReport::attempts`].
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -68,6 +77,24 @@ pub struct Attempt {
     /// [`WebhookLayer`](crate::WebhookLayer) or [`SignatureLayer`](crate::SignatureLayer). The sender is
     /// never told it.
     pub reason: Option<String>,
+    /// The receiver's response, even if a [`Fault`](super::Fault) kept it from the platform.
+    ///
+    /// Only attempts [over HTTP](super::Sandbox::over_http) have one, and of them the latest 1,000.
+    pub response: Option<Arc<AttemptResponse>>,
+}
+
+/// The response to an [`Attempt`]: see [`Attempt::response`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AttemptResponse {
+    /// The status.
+    pub status: StatusCode,
+    /// The headers; none if they have more than 8 KiB together.
+    pub headers: HeaderMap,
+    /// The body, or the first 4 KiB of it.
+    pub body: Bytes,
+    /// Whether [`body`](Self::body) is the whole body.
+    pub is_whole: bool,
 }
 
 /// How an [`Attempt`] ended for the platform.

@@ -16,9 +16,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::Settings;
 use super::fault::{Fault, Injected};
-use super::report::{Attempt, AttemptId, AttemptResult, EventId};
+use super::report::{Attempt, AttemptId, AttemptResponse, AttemptResult, EventId};
 use super::state::{Plan, State};
-use super::target::{Answer, Body, Target};
+use super::target::{Answer, Body, BoxFuture, Target};
 use crate::error::Chain;
 
 /// The state that the handles of a sandbox share with its engine.
@@ -162,19 +162,28 @@ fn other_body(body: &Bytes) -> Bytes {
 async fn attempt(shared: &Shared, plan: &Plan, body: Bytes) -> bool {
     let (id, at) = shared.lock().begin_attempt(plan.event);
     let began = Instant::now();
-    let (result, reason) = match request(shared, plan, body, id) {
+    let ((result, reason), response) = match request(shared, plan, body, id) {
         Ok(request) => exchange(shared, request, plan.fault).await,
-        Err(error) => (AttemptResult::Failed(Chain(&error).to_string()), None),
+        Err(error) => {
+            let failed = AttemptResult::Failed(Chain(&error).to_string());
+            ((failed, None), None)
+        }
+    };
+    let took = began.elapsed();
+    let response = match response {
+        Some(response) => Some(Arc::new(response.await)),
+        None => None,
     };
     let mut state = shared.lock();
     let attempt = Attempt {
         id,
         event: EventId(plan.event),
         at: state.clock.timestamp(at),
-        took: began.elapsed(),
+        took,
         fault: plan.fault,
         result,
         reason,
+        response,
     };
     state.end_attempt(&attempt);
     // Not held while subscribers are woken: they may ask for the event at once.
@@ -228,13 +237,16 @@ fn request(
     request.body(body)
 }
 
-/// Sends the request, and returns how the attempt ended for the platform, and the reason that the receiver
-/// gave.
+/// Sends the request, and returns how the attempt ended for the platform, with the reason that the receiver
+/// gave, and the rest of the response.
 async fn exchange(
     shared: &Shared,
     request: Request<Body>,
     fault: Option<Injected>,
-) -> (AttemptResult, Option<String>) {
+) -> (
+    (AttemptResult, Option<String>),
+    Option<BoxFuture<AttemptResponse>>,
+) {
     let fault = fault.map(|injected| (injected.fault, injected.parameter));
     let polls = match fault {
         Some((Fault::Disconnect, polls)) => polls,
@@ -247,7 +259,11 @@ async fn exchange(
     let result = match timeout.await {
         Err(_) => AttemptResult::TimedOut,
         Ok(None) => AttemptResult::Withheld(None),
-        Ok(Some(Ok(Ok(Answer { status, reason })))) => {
+        Ok(Some(Ok(Ok(Answer {
+            status,
+            reason,
+            response,
+        })))) => {
             let result = match fault {
                 Some((Fault::DropResponse | Fault::TruncateBody | Fault::Disconnect, _)) => {
                     AttemptResult::Withheld(Some(status))
@@ -257,7 +273,7 @@ async fn exchange(
                 }
                 _ => AttemptResult::Answered(status),
             };
-            return (result, reason);
+            return ((result, reason), response);
         }
         Ok(Some(Ok(Err(_)))) if matches!(fault, Some((Fault::TruncateBody, _))) => {
             AttemptResult::Withheld(None)
@@ -265,7 +281,7 @@ async fn exchange(
         Ok(Some(Ok(Err(error)))) => AttemptResult::Failed(Chain(error.as_ref()).to_string()),
         Ok(Some(Err(_))) => AttemptResult::Failed("the service panicked".to_owned()),
     };
-    (result, None)
+    ((result, None), None)
 }
 
 /// Polls a future at most `polls` times, and then drops it: the client has disconnected.

@@ -36,11 +36,13 @@ pub(super) struct State {
     /// How many queries the Admin API received.
     pub(super) queries: u64,
     /// Indexed by [`EventId`]; nothing is ever removed.
-    events: Vec<EventRecord>,
+    pub(super) events: Vec<EventRecord>,
+    /// The latest attempts, whose responses are kept, oldest first: event and index.
+    pub(super) recent: VecDeque<(usize, usize)>,
     policy: SenderPolicy,
     /// Sorted by time, and at the same time by [`Timer`]: a run with the same seed repeats exactly.
     timers: BTreeSet<(Duration, Timer)>,
-    due: VecDeque<Due>,
+    pub(super) due: VecDeque<Due>,
     in_flight: usize,
     next_attempt: u64,
 }
@@ -65,8 +67,8 @@ impl ChatState {
     }
 }
 
-struct EventRecord {
-    report: EventReport,
+pub(super) struct EventRecord {
+    pub(super) report: EventReport,
     /// `None` for a test event.
     chat: Option<usize>,
     /// The secret of a test event, if it is not the webhook's.
@@ -75,7 +77,7 @@ struct EventRecord {
     first: Duration,
     /// How often it was sent, without the duplicates within one send.
     sends: u64,
-    in_flight: bool,
+    pub(super) in_flight: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -88,8 +90,19 @@ enum Timer {
     Duplicate(usize, u64),
 }
 
-/// An event to send now, and the fault that caused it if it is a duplicate.
-struct Due(usize, Option<Injected>);
+/// An event to send now, and why.
+pub(super) struct Due(pub(super) usize, pub(super) Why);
+
+/// Why an event is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Why {
+    /// It is not delivered yet.
+    Undelivered,
+    /// It is delivered, and this fault duplicates it.
+    Duplicate(Injected),
+    /// It is delivered, and a person asked for it.
+    Resend,
+}
 
 impl State {
     pub(super) fn new(settings: &Settings) -> Self {
@@ -98,6 +111,7 @@ impl State {
             portal: Portal::new(settings.policy),
             chats: Vec::new(),
             events: Vec::new(),
+            recent: VecDeque::new(),
             injected: VecDeque::new(),
             rng: Rng::with_seed(settings.seed),
             rate_after: settings.rate_after,
@@ -160,7 +174,7 @@ impl State {
         let now = self.clock.now();
         let id = EventId(self.events.len());
         if sent {
-            self.due.push_back(Due(id.0, None));
+            self.due.push_back(Due(id.0, Why::Undelivered));
         }
         self.events.push(EventRecord {
             report: EventReport {
@@ -210,7 +224,7 @@ impl State {
             is_waiting && self.portal.delivers(&event.report.kind).is_some()
         });
         if is_waiting && !self.due.iter().any(|due| due.0 == id) {
-            self.due.push_back(Due(id, None));
+            self.due.push_back(Due(id, Why::Undelivered));
         }
         is_waiting
     }
@@ -241,7 +255,7 @@ impl State {
         self.events.get(id).map(|event| self.report(event))
     }
 
-    fn report(&self, event: &EventRecord) -> EventReport {
+    pub(super) fn report(&self, event: &EventRecord) -> EventReport {
         let mut report = event.report.clone();
         let retry_at = event.chat.and_then(|chat| self.chats[chat].retry_at);
         report.next_retry = retry_at
@@ -268,7 +282,7 @@ impl State {
                         fault: Fault::Duplicate,
                         parameter,
                     };
-                    self.due.push_back(Due(event, Some(fault)));
+                    self.due.push_back(Due(event, Why::Duplicate(fault)));
                 }
             }
         }
@@ -291,7 +305,7 @@ impl State {
                 // Its result is still open, and `end_send` decides about its next round.
                 continue;
             } else if round <= last && self.portal.delivers(&event.report.kind).is_some() {
-                self.due.push_back(Due(id, None));
+                self.due.push_back(Due(id, Why::Undelivered));
             } else if next > last {
                 self.lose(id);
             }
@@ -358,11 +372,11 @@ impl State {
     }
 
     /// Decides how an event is sent, unless it was settled or disabled since it became due.
-    fn plan(&mut self, Due(id, duplicate): Due, settings: &Settings) -> Option<Plan> {
+    fn plan(&mut self, Due(id, why): Due, settings: &Settings) -> Option<Plan> {
         let event = &mut self.events[id];
-        let is_due = match duplicate {
-            None => event.report.state == EventState::Waiting && !event.in_flight,
-            Some(_) => event.report.state == EventState::Delivered,
+        let is_due = match why {
+            Why::Undelivered => event.report.state == EventState::Waiting && !event.in_flight,
+            Why::Duplicate(_) | Why::Resend => event.report.state == EventState::Delivered,
         };
         if !is_due {
             return None;
@@ -373,7 +387,7 @@ impl State {
         };
         let Some(webhook) = webhook.cloned() else {
             // Disabled since the event was created. It waits until the webhook delivers again.
-            if duplicate.is_none() {
+            if why == Why::Undelivered {
                 let now = self.clock.now();
                 self.wait_for_retry(id, now);
             }
@@ -384,11 +398,11 @@ impl State {
         let mut rng = chance(settings.seed, id as u64, event.sends);
         let secret = event.test_secret.clone().or(webhook.secret);
         let signed = secret.is_some();
-        let fault = match duplicate {
+        let fault = match why {
             // A fault of a duplicate could cause duplicates without end.
-            Some(_) => None,
-            None if event.chat.is_none() => None,
-            None => match self.injected.pop_front() {
+            Why::Duplicate(_) | Why::Resend => None,
+            Why::Undelivered if event.chat.is_none() => None,
+            Why::Undelivered => match self.injected.pop_front() {
                 Some(fault) => Some(fault),
                 None => settings.faults.draw(&mut rng, signed),
             },
@@ -405,8 +419,11 @@ impl State {
             body,
             url: webhook.url,
             secret,
-            fault: fault.or(duplicate),
-            is_duplicate: duplicate.is_some(),
+            fault: match why {
+                Why::Duplicate(fault) => Some(fault),
+                _ => fault,
+            },
+            is_duplicate: why != Why::Undelivered,
             overtaken: event
                 .chat
                 .map(|chat| Arc::clone(&self.chats[chat].overtaken)),
@@ -427,8 +444,9 @@ impl State {
     pub(super) fn end_attempt(&mut self, attempt: &Attempt) {
         let EventId(id) = attempt.event;
         let now = self.clock.now();
+        self.events[id].report.attempts.push(attempt.clone());
+        self.list_attempt(id);
         let event = &mut self.events[id];
-        event.report.attempts.push(attempt.clone());
         if attempt.result.is_delivered() {
             if event.report.state == EventState::Waiting {
                 event.report.state = EventState::Delivered;
@@ -439,7 +457,7 @@ impl State {
         } else if event.chat.is_some() || self.strict {
             // Duplicates count too: the receiver must not be better off here than on the platform.
             let kind = event.report.kind.clone();
-            let disables = self.portal.failed(&kind, now);
+            let disables = self.portal.failed(&kind, &attempt.result, now);
             if disables && self.strict {
                 self.lose_waiting(&kind);
             }

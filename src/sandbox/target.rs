@@ -1,27 +1,33 @@
 //! The target of deliveries: a service in this process, or a URL.
 
+use std::error::Error as StdError;
 use std::fmt;
 use std::future::{Future, poll_fn, ready};
+use std::io;
 use std::pin::Pin;
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::uri::Scheme;
-use http::{Request, Response, StatusCode};
+use http::{HeaderMap, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
+use http_body_util::BodyExt;
 use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use tokio::time::timeout;
 use tower_service::Service;
 
+use super::report::AttemptResponse;
 use crate::answer::Decision;
 use crate::error::{BoxError, Chain};
 use crate::outcome::Outcome;
 use crate::tls;
 
-type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Sends one request, and returns what the platform and its report see of the response.
 pub(super) type Target =
@@ -32,7 +38,16 @@ pub(super) struct Answer {
     pub(super) status: StatusCode,
     /// Why the delivery was not handled, if the response says so.
     pub(super) reason: Option<String>,
+    /// Reads the rest of the response, if it came over HTTP.
+    pub(super) response: Option<BoxFuture<AttemptResponse>>,
 }
+
+/// How much of a response's body is kept.
+const MAX_BODY: usize = 4 * 1024;
+/// The largest headers that are kept.
+const MAX_HEADERS: usize = 8 * 1024;
+/// How long the rest of a body is waited for: the status has decided about the event already.
+const BODY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Delivers into a service in this process.
 pub(super) fn service<S, B>(service: S) -> Target
@@ -57,6 +72,7 @@ where
             Ok(Answer {
                 status: response.status(),
                 reason: Decision::of(&response).and_then(reason),
+                response: None,
             })
         })
     })
@@ -77,12 +93,84 @@ pub(super) fn http() -> Target {
             plain.request(request)
         };
         Box::pin(async move {
+            let response = response.await.map_err(|error| in_words(&error))?;
             Ok(Answer {
-                status: response.await?.status(),
+                status: response.status(),
                 reason: None,
+                response: Some(Box::pin(read(response))),
             })
         })
     })
+}
+
+async fn read<B>(response: Response<B>) -> AttemptResponse
+where
+    B: http_body::Body<Data = Bytes> + Unpin,
+{
+    let (parts, mut body) = response.into_parts();
+    let mut bytes = BytesMut::new();
+    let rest = async {
+        while bytes.len() <= MAX_BODY {
+            match body.frame().await {
+                Some(Ok(frame)) => bytes.extend(frame.into_data().ok()),
+                Some(Err(_)) => return false,
+                None => return true,
+            }
+        }
+        false
+    };
+    let has_ended = timeout(BODY_TIMEOUT, rest).await.unwrap_or(false);
+    let is_whole = has_ended && bytes.len() <= MAX_BODY;
+    bytes.truncate(MAX_BODY);
+    let size = |headers: &HeaderMap| {
+        let of = |(name, value): (&http::HeaderName, &http::HeaderValue)| {
+            name.as_str().len() + value.len()
+        };
+        headers.iter().map(of).sum::<usize>()
+    };
+    let headers = Some(parts.headers).filter(|headers| size(headers) <= MAX_HEADERS);
+    AttemptResponse {
+        status: parts.status,
+        headers: headers.unwrap_or_default(),
+        body: bytes.freeze(),
+        is_whole,
+    }
+}
+
+/// Returns why a request failed in a few words, such as `connection refused`, or all that is known.
+fn in_words(error: &(dyn StdError + 'static)) -> String {
+    let causes = || std::iter::successors(Some(error), |error| (*error).source());
+    // The first error says no more than that there is another one: `client error (Connect)`.
+    let all = || Chain(error.source().unwrap_or(error)).to_string();
+    if causes().any(|cause| cause.to_string() == "dns error") {
+        return "host not found".to_owned();
+    }
+    let Some(io) = causes().find_map(|cause| cause.downcast_ref::<io::Error>()) else {
+        return match all().as_str() {
+            "connection closed before message completed" => {
+                "connection closed before the response".to_owned()
+            }
+            other => other.to_owned(),
+        };
+    };
+    if let Some(tls) = io
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>())
+    {
+        return tls.to_string();
+    }
+    let words = match io.kind() {
+        io::ErrorKind::ConnectionRefused => "connection refused",
+        io::ErrorKind::ConnectionReset => "connection reset",
+        io::ErrorKind::ConnectionAborted
+        | io::ErrorKind::BrokenPipe
+        | io::ErrorKind::UnexpectedEof => "connection closed",
+        io::ErrorKind::TimedOut => "connection timed out",
+        io::ErrorKind::HostUnreachable => "host unreachable",
+        io::ErrorKind::NetworkUnreachable => "network unreachable",
+        _ => return all(),
+    };
+    words.to_owned()
 }
 
 fn secure_client() -> Result<Client<HttpsConnector<HttpConnector>, Body>, rustls::Error> {

@@ -4,6 +4,7 @@
 mod admin_client;
 #[cfg(feature = "inbox")]
 mod dark_days;
+mod lookup;
 mod platform;
 mod seven_days;
 mod strict;

@@ -9,6 +9,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// How long something that must happen may take, on a busy machine.
@@ -140,6 +142,38 @@ impl Drop for Program {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// An example that listens on a port of its own.
+pub(crate) struct Server {
+    pub(crate) program: Program,
+    pub(crate) url: String,
+}
+
+impl Server {
+    pub(crate) fn start(name: &str, args: &[&str]) -> Self {
+        Self::start_as(example(name), args)
+    }
+
+    pub(crate) fn start_as(mut command: Command, args: &[&str]) -> Self {
+        let mut program = Program::start(command.args(["--listen", "127.0.0.1:0"]).args(args));
+        let url = program.url();
+        Self { program, url }
+    }
+
+    pub(crate) fn out(&self) -> String {
+        self.program.out()
+    }
+
+    pub(crate) fn stop(self) -> i32 {
+        let pid = Pid::from_raw(self.program.child.id().cast_signed());
+        kill(pid, Signal::SIGTERM).unwrap();
+        self.program.finish().code
+    }
+}
+
+pub(crate) fn curl(args: &[&str]) -> String {
+    tool("curl", &[&["-sS"], args].concat())
 }
 
 fn append(path: &Path) -> File {

@@ -72,7 +72,7 @@ impl<'a> View<'a> {
                     link rel="stylesheet" href=(self.url("/style.css"));
                     script src=(self.url("/live.js")) defer {}
                 }
-                body {
+                body data-stopped="The receiver does not answer." {
                     a.skip href="#main" { "Skip to the content" }
                     header.top {
                         a.brand href=(self.url("/")) { "Webhooks" }

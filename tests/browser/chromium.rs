@@ -1,0 +1,382 @@
+//! Chromium, controlled through ChromeDriver, and axe-core, which checks the accessibility of a page.
+
+use std::fs::{self, File};
+use std::future::Future;
+use std::panic::{AssertUnwindSafe, resume_unwind};
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use axum::http::Method;
+use fantoccini::actions::{InputSource, KeyAction, KeyActions};
+use fantoccini::wd::WebDriverCompatibleCommand;
+use fantoccini::{Client, ClientBuilder, Locator};
+use futures_util::FutureExt;
+use hyper_util::client::legacy::connect::HttpConnector;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::time::sleep;
+use url::{ParseError, Url};
+
+use crate::support::program::{PATIENCE, Program, installed};
+
+/// Between two questions.
+const PAUSE: Duration = Duration::from_millis(50);
+
+const TAB: char = '\u{e004}';
+const ENTER: char = '\u{e007}';
+const SPACE: char = ' ';
+
+/// How controls are used.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Input {
+    Mouse,
+    Keyboard,
+}
+
+/// A browser window.
+#[derive(Clone, Debug)]
+pub(crate) struct Window {
+    pub(crate) width: u32,
+    pub(crate) input: Input,
+    /// Whether pages may run scripts.
+    pub(crate) scripts: bool,
+    /// Flags besides the usual ones.
+    pub(crate) flags: Vec<String>,
+}
+
+impl Window {
+    pub(crate) fn new(width: u32) -> Self {
+        Self {
+            width,
+            input: Input::Mouse,
+            scripts: true,
+            flags: Vec::new(),
+        }
+    }
+
+    /// Opens a page, and closes the browser when the test has ended.
+    pub(crate) async fn open<F: Future>(self, url: &str, test: impl FnOnce(Page) -> F) {
+        let dir = TempDir::new().unwrap();
+        let out = dir.path().join("out");
+        let driver = Command::new("chromedriver")
+            .arg("--port=0")
+            .stdout(File::create(&out).unwrap())
+            .spawn();
+        let driver = installed(driver, "chromedriver", "chromium-driver");
+        let _driver = Program { child: driver, dir };
+        let port = until("chromedriver's port", async || {
+            let out = fs::read_to_string(&out).unwrap();
+            let (_, port) = out.split_once("successfully on port ")?;
+            port.split_once('.').map(|(port, _)| port.to_owned())
+        })
+        .await;
+
+        let profile = TempDir::new().unwrap();
+        let mut flags = [
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-quic",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--disable-sync",
+            &format!("--user-data-dir={}", profile.path().display()),
+        ]
+        .map(str::to_owned)
+        .to_vec();
+        flags.extend(self.flags.clone());
+        let capabilities = json!({
+            "goog:chromeOptions": { "args": flags },
+            "goog:loggingPrefs": { "browser": "ALL" },
+        });
+        let client = ClientBuilder::new(HttpConnector::new())
+            .capabilities(capabilities.as_object().unwrap().clone())
+            .connect(&format!("http://127.0.0.1:{port}"))
+            .await
+            .unwrap_or_else(|error| panic!("{error}; install the Debian package `chromium`"));
+        let page = Page {
+            client: client.clone(),
+            window: self,
+        };
+        let result = AssertUnwindSafe(async {
+            page.prepare().await;
+            page.goto(url).await;
+            test(page.clone()).await;
+        })
+        .catch_unwind()
+        .await;
+        // Takes the browser along, which chromedriver alone would leave behind.
+        client.close().await.unwrap();
+        result.unwrap_or_else(|panic| resume_unwind(panic));
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Page {
+    pub(crate) client: Client,
+    pub(crate) window: Window,
+}
+
+impl Page {
+    async fn prepare(&self) {
+        self.resize(
+            self.window.width,
+            if self.window.width < 600 { 844 } else { 800 },
+        )
+        .await;
+        let disabled = json!({ "value": !self.window.scripts });
+        self.devtools("Emulation.setScriptExecutionDisabled", disabled)
+            .await;
+    }
+
+    /// Windows cannot be as narrow as a phone.
+    async fn resize(&self, width: u32, height: u32) {
+        let metrics = json!({
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
+        });
+        self.devtools("Emulation.setDeviceMetricsOverride", metrics)
+            .await;
+    }
+
+    /// Sets what the page sees as the system's colour scheme: `light` or `dark`.
+    pub(crate) async fn set_scheme(&self, scheme: &str) {
+        let feature = json!({ "name": "prefers-color-scheme", "value": scheme });
+        self.devtools(
+            "Emulation.setEmulatedMedia",
+            json!({ "features": [feature] }),
+        )
+        .await;
+    }
+
+    async fn devtools(&self, command: &str, params: Value) {
+        let command = json!({ "cmd": command, "params": params });
+        self.client
+            .issue_cmd(Chrome("goog/cdp/execute", command))
+            .await
+            .unwrap();
+    }
+
+    pub(crate) async fn goto(&self, url: &str) {
+        self.client.goto(url).await.unwrap();
+    }
+
+    /// Nothing is wider than the window. `innerWidth` would not do: a phone zooms out until everything fits.
+    pub(crate) async fn fits(&self) {
+        let width = self
+            .script("return document.documentElement.scrollWidth")
+            .await;
+        let url = self.client.current_url().await.unwrap();
+        let width = width.unwrap().as_u64().unwrap();
+        assert!(
+            width <= self.window.width.into(),
+            "{url} is {width} pixels wide"
+        );
+    }
+
+    /// The browser's console has no message.
+    pub(crate) async fn has_no_errors(&self) {
+        let log = Chrome("se/log", json!({ "type": "browser" }));
+        let log = self.client.issue_cmd(log).await.unwrap();
+        assert_eq!(log, json!([]));
+    }
+
+    /// axe-core finds no violation, neither in the light nor in the dark colours.
+    pub(crate) async fn is_accessible(&self) {
+        self.client.execute(&axe(), Vec::new()).await.unwrap();
+        // Only the colours differ.
+        for (scheme, rules) in [("light", "null"), ("dark", "['color-contrast']")] {
+            self.set_scheme(scheme).await;
+            let script = format!(
+                "const done = arguments[0];
+                axe.run({{ resultTypes: ['violations'], runOnly: {rules} ?? undefined }}).then(({{ violations }}) => done(violations.map(
+                    ({{ id, nodes }}) => [id, ...nodes.map(({{ html, failureSummary }}) => html + failureSummary)])))"
+            );
+            let violations = self
+                .client
+                .execute_async(&script, Vec::new())
+                .await
+                .unwrap();
+            let url = self.client.current_url().await.unwrap();
+            assert_eq!(violations, json!([]), "{url}, {scheme}: {violations:#}");
+        }
+        self.set_scheme("light").await;
+    }
+
+    pub(crate) async fn script(&self, script: &str) -> Option<Value> {
+        self.client.execute(script, Vec::new()).await.ok()
+    }
+
+    /// Waits until an element has a text.
+    pub(crate) async fn until_text(&self, selector: &str, is: impl Fn(&str) -> bool) -> String {
+        let script = format!("return document.querySelector({selector:?})?.textContent");
+        let mut last = None;
+        let found = tokio::time::timeout(PATIENCE, async {
+            loop {
+                last = self.script(&script).await;
+                match last.as_ref().and_then(Value::as_str) {
+                    Some(text) if is(text) => return text.to_owned(),
+                    _ => sleep(PAUSE).await,
+                }
+            }
+        })
+        .await;
+        found.unwrap_or_else(|_| panic!("{selector}: {last:?}"))
+    }
+
+    pub(crate) async fn until_contains(&self, selector: &str, part: &str) {
+        self.until_text(selector, |text| text.contains(part)).await;
+    }
+
+    /// Waits until the browser is at a page.
+    pub(crate) async fn until_path(&self, path: &str) {
+        until(path, async || {
+            let url = self.client.current_url().await.ok()?;
+            (url.path() == path).then_some(())
+        })
+        .await;
+    }
+
+    /// Uses a link, a button, a checkbox or the summary of details. Tries again if the element was just
+    /// replaced by a newer one.
+    pub(crate) async fn activate(&self, selector: &str) {
+        match self.window.input {
+            Input::Mouse => {
+                // In the middle, where nothing that stays at the window's edge is in front of it.
+                let scroll = format!(
+                    "document.querySelector({selector:?})?.scrollIntoView({{ block: 'center', behavior: 'instant' }})"
+                );
+                until(selector, async || {
+                    self.script(&scroll).await?;
+                    let element = self.client.find(Locator::Css(selector)).await.ok()?;
+                    element.click().await.ok()
+                })
+                .await;
+            }
+            Input::Keyboard => {
+                self.tab_to(selector).await;
+                let script = format!("return document.querySelector({selector:?})?.type");
+                let kind = self.script(&script).await;
+                let is_checkbox = kind == Some(json!("checkbox"));
+                self.press(if is_checkbox { SPACE } else { ENTER }).await;
+            }
+        }
+    }
+
+    /// Focuses the element that comes before this one, and presses the tabulator.
+    async fn tab_to(&self, selector: &str) {
+        let before = format!(
+            "const target = document.querySelector({selector:?});
+            const all = [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]
+                .filter(e => e.tabIndex >= 0 && e.checkVisibility());
+            all[all.indexOf(target) - 1].focus()"
+        );
+        let has_focus = format!(
+            "return document.activeElement === document.querySelector({selector:?})
+                && document.activeElement.matches(':focus-visible')"
+        );
+        until(selector, async || {
+            self.script(&before).await?;
+            self.press(TAB).await;
+            (self.script(&has_focus).await? == json!(true)).then_some(())
+        })
+        .await;
+    }
+
+    async fn press(&self, key: char) {
+        let keys = KeyActions::new("keyboard".to_owned())
+            .then(KeyAction::Down { value: key })
+            .then(KeyAction::Up { value: key });
+        self.client.perform_actions(keys).await.unwrap();
+    }
+
+    /// Replaces the text of a field.
+    pub(crate) async fn set(&self, selector: &str, text: &str) {
+        if self.window.input == Input::Keyboard {
+            self.tab_to(selector).await;
+        }
+        let element = self.client.find(Locator::Css(selector)).await.unwrap();
+        element.clear().await.unwrap();
+        element.send_keys(text).await.unwrap();
+    }
+
+    /// Chooses the option of a list that begins with a text.
+    pub(crate) async fn choose(&self, selector: &str, option: &str) {
+        let element = self.client.find(Locator::Css(selector)).await.unwrap();
+        match self.window.input {
+            Input::Mouse => element.select_by_value(option).await.unwrap(),
+            Input::Keyboard => {
+                self.tab_to(selector).await;
+                element.send_keys(option).await.unwrap();
+            }
+        }
+        let script = format!("return document.querySelector({selector:?}).value");
+        assert_eq!(self.script(&script).await, Some(json!(option)));
+    }
+
+    /// Presses the tabulator from the top of the page to its end, and returns the controls that were never
+    /// reached or do not show that they have the focus.
+    pub(crate) async fn unreachable_by_keyboard(&self) -> Vec<String> {
+        let all = "const all = () => [...document.querySelectorAll('a[href], button, input, select, summary, pre[tabindex]')]
+            .filter(e => e.checkVisibility());";
+        let start = format!(
+            "{all} window.reached = new Set(); scrollTo(0, 0);
+            document.activeElement.blur(); return all().length"
+        );
+        let count = self.script(&start).await.unwrap().as_u64().unwrap();
+        let mark = "const e = document.activeElement, style = getComputedStyle(e);
+            if (style.outlineStyle !== 'none' && parseFloat(style.outlineWidth) >= 2) reached.add(e)";
+        for _ in 0..=count {
+            self.press(TAB).await;
+            self.script(mark).await.unwrap();
+        }
+        let missed =
+            format!("{all} return all().filter(e => !reached.has(e)).map(e => e.outerHTML)");
+        let missed = self.script(&missed).await.unwrap();
+        serde_json::from_value(missed).unwrap()
+    }
+}
+
+/// The source of axe-core, which `tests/run` fetches.
+fn axe() -> String {
+    let (version, _) = include_str!("axe-core").split_once(' ').unwrap();
+    let program = std::env::current_exe().unwrap();
+    let target = program.ancestors().nth(3).unwrap_or(Path::new("target"));
+    let path = target.join(format!("axe-core-{version}/package/axe.min.js"));
+    fs::read_to_string(&path).unwrap_or_else(|error| {
+        let path = path.display();
+        panic!("axe-core {version} is missing at {path} ({error}): `bash tests/run` fetches it with npm")
+    })
+}
+
+/// A command that only chromedriver has.
+#[derive(Debug)]
+struct Chrome(&'static str, Value);
+
+impl WebDriverCompatibleCommand for Chrome {
+    fn endpoint(&self, base: &Url, session: Option<&str>) -> Result<Url, ParseError> {
+        base.join(&format!(
+            "session/{}/{}",
+            session.unwrap_or_default(),
+            self.0
+        ))
+    }
+
+    fn method_and_body(&self, _: &Url) -> (Method, Option<String>) {
+        (Method::POST, Some(self.1.to_string()))
+    }
+}
+
+/// Asks again and again, but not for ever.
+pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(answer) = ask().await {
+            return answer;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come");
+        sleep(PAUSE).await;
+    }
+}
