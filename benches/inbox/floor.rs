@@ -12,6 +12,7 @@ use nix::time::ClockId;
 use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Error, params};
 use tokio::runtime::Builder;
+use tower_webhook::IdempotencyKey;
 use tower_webhook::inbox::{Accepted, NewEvent, Queue, Settlement, SqliteQueue};
 
 use crate::contest::Effort;
@@ -168,7 +169,7 @@ fn statements(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> 
                 };
                 let [id, of_body] = [digests.key(), digests.body()].map(u128::to_be_bytes);
                 key.execute(params![id, of_body, seq, keep_until])?;
-                let header = delivery.key().map(|key| key.as_bytes());
+                let header = delivery.key().map(IdempotencyKey::as_bytes);
                 row.execute(params![seq, header, chat, now, keep_until])?;
                 body.execute(params![seq, &delivery.body()[..]])?;
                 none(is_busy.query_row([lane.0], |_| Ok(())))?;
