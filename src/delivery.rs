@@ -256,7 +256,8 @@ impl RawDelivery {
         }
     }
 
-    fn text(&self) -> Result<&str, DecodeError> {
+    /// Returns the body if it is UTF-8 and begins as a JSON object does.
+    pub(crate) fn text(&self) -> Result<&str, DecodeError> {
         let text = str::from_utf8(self.body()).map_err(Cause::NotUtf8)?;
         if text.trim_ascii_start().starts_with('{') {
             Ok(text)

@@ -13,6 +13,7 @@ mod child;
 mod contest;
 mod disk;
 mod events;
+mod floor;
 mod idle;
 #[allow(dead_code)]
 #[path = "../loopback/load.rs"]
@@ -109,6 +110,8 @@ enum Part {
     Accept,
     /// SQLite accepts, handles and settles, beside the memory queue
     Handle,
+    /// SQLite without HTTP, a loop of its statements, and a plain log
+    Floor,
     /// The time from the answer to the handler's start on an idle machine
     Idle,
     /// Accepting, claiming and draining with a million waiting events
@@ -177,6 +180,9 @@ fn run(args: Args) -> Result<()> {
     }
     if wanted(Part::Handle) {
         sqlite::handle(&effort, args.concurrency, &mut verdicts)?;
+    }
+    if wanted(Part::Floor) {
+        floor::run(&effort)?;
     }
     if wanted(Part::Idle) {
         idle::run(&effort, &mut verdicts)?;

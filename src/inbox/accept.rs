@@ -237,13 +237,13 @@ fn duplicate(same_body: bool, settings: &Settings) -> Answered {
 }
 
 fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
-    let dead = delivery.json().err().map(|error| Failure {
-        outcome: Outcome::Undecodable(error.clone()).name().to_owned(),
-        reason: Chain(&error).to_string(),
-    });
-    let chat = match dead {
-        None => settings.lane_of.chat(&delivery),
-        Some(_) => None,
+    let (chat, dead) = match settings.lane_of.chat(&delivery) {
+        Ok(chat) => (chat, None),
+        Err(error) => {
+            let reason = Chain(&error).to_string();
+            let outcome = Outcome::Undecodable(error).name().to_owned();
+            (None, Some(Failure { outcome, reason }))
+        }
     };
     let namespace = &settings.limits.namespace;
     let key = delivery.key().map(IdempotencyKey::as_bytes);

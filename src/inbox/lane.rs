@@ -6,7 +6,7 @@ use std::sync::Arc;
 use twox_hash::XxHash3_64;
 
 use super::event::Lane;
-use crate::delivery::RawDelivery;
+use crate::delivery::{DecodeError, RawDelivery};
 use crate::event::{EventKind, chat_id};
 
 /// Finds the chat of an event.
@@ -27,20 +27,29 @@ impl LaneOf {
         }
     }
 
-    /// Returns the id of the event's chat, if there is one.
-    pub(super) fn chat(&self, delivery: &RawDelivery) -> Option<String> {
+    /// Returns the id of the event's chat, if there is one, or why the body is no JSON object.
+    pub(super) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
         match &self.other {
             Some(other) if !EventKind::ALL.contains(delivery.kind()) => {
+                delivery.json()?;
                 let chat = catch_unwind(AssertUnwindSafe(|| other(delivery)));
-                chat.unwrap_or_else(|_| {
+                Ok(chat.unwrap_or_else(|_| {
                     tracing::error!(
                         kind = %delivery.kind(),
                         "the function of `chat_by` panicked: the event is stored as one without a chat"
                     );
                     None
-                })
+                }))
             }
-            _ => chat_id(delivery.kind(), delivery.body()),
+            _ => {
+                let chat = chat_id(delivery.kind(), delivery.body());
+                // To find the chat, all of the body was parsed, though not decoded.
+                match chat {
+                    Some(_) => delivery.text()?,
+                    None => delivery.json()?,
+                };
+                Ok(chat)
+            }
         }
     }
 }
@@ -63,6 +72,41 @@ impl Lane {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chat_is_found_in_json_objects_alone() {
+        let bodies = [
+            &br#"{"id":"c-1"}"#[..],
+            br#" {"id":"c-1","a":["\ud800",1e999]} "#,
+            br#"{"id":7}"#,
+            br#"{"id":null,"id":"c-1"}"#,
+            br#"{"a":1}"#,
+            b"{\"id\":\"c-1\",\"a\":\"\xff\"}",
+            b"{\"id\":\"c-\xff\"}",
+            br#"{"id":"c-1"} {}"#,
+            br#"{"id":"c-1""#,
+            br#"{"id":"c-1","a":tru}"#,
+            br#"["c-1"]"#,
+            br#""c-1""#,
+            b"\x0c{\"id\":\"c-1\"}",
+            b"\xef\xbb\xbf{\"id\":\"c-1\"}",
+            b"",
+        ];
+        let mut objects = 0;
+        for kind in [EventKind::CHAT_RATED, EventKind::MESSAGE_CREATED] {
+            for body in bodies {
+                let delivery = RawDelivery::new(kind.clone(), body);
+                let found = LaneOf::default().chat(&delivery);
+                match (delivery.json(), found) {
+                    (Ok(_), Ok(chat)) => assert_eq!(chat, chat_id(&kind, body)),
+                    (Err(error), Err(found)) => assert_eq!(error.to_string(), found.to_string()),
+                    (json, found) => panic!("{body:?}: {json:?}, {found:?}"),
+                }
+                objects += usize::from(delivery.json().is_ok());
+            }
+        }
+        assert_eq!(objects, 10);
+    }
 
     // Literals, because queues persist these numbers: they must be the same in every release.
     #[test]

@@ -112,7 +112,7 @@ async fn files_of_earlier_versions_are_upgraded_and_keep_their_keys() {
         drop(sql);
 
         let queue = scratch.queue();
-        assert_eq!(scratch.version(), 3);
+        assert_eq!(scratch.version(), 4);
         let of_crm = |name| NewEvent {
             key: Some(key(name)),
             ..event(name, 1)

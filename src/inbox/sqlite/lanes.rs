@@ -215,6 +215,19 @@ pub(super) fn take(
     }
 }
 
+/// What the lease carries: the lane, if the event has not failed.
+fn place_of(work: &Work) -> i64 {
+    match work.lane {
+        Some(lane) if work.failures == 0 => lane,
+        _ => 0,
+    }
+}
+
+/// The lane of an event that has not failed, unless it is 0. Whether it still has that lane is for the database to say.
+pub(super) fn of_first_attempt(lease: &EventLease) -> Option<i64> {
+    Some(lease.place).filter(|lane| *lane != 0)
+}
+
 /// An event that is taken, as the worker gets it.
 pub(super) fn taken(tx: &Tx<'_>, work: &Work, fence: u128, delivery: RawDelivery) -> TakenEvent {
     let attempt = work.failures.saturating_add(work.crashes);
@@ -222,7 +235,7 @@ pub(super) fn taken(tx: &Tx<'_>, work: &Work, fence: u128, delivery: RawDelivery
         lease: EventLease {
             id: EventId(work.seq),
             fence: Fence(fence),
-            place: 0,
+            place: place_of(work),
         },
         delivery: delivery.with_attempt(NonZeroU32::MIN.saturating_add(attempt)),
         lane: work.lane.map(Lane),

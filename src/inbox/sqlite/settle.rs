@@ -15,10 +15,14 @@ const HELD: &str = concat!(
     row::columns!(),
     " FROM work WHERE seq = ?1 AND fence = ?2 AND place < 5"
 );
+// The row of most events that are settled, of which nothing else is needed.
+const REMOVE_FIRST: &str = "
+    DELETE FROM work
+    WHERE seq = ?1 AND fence = ?2 AND place = 4 AND lane = ?3 AND failures = 0";
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 2] = [HELD, END];
+pub(super) const STATEMENTS: [&str; 3] = [HELD, REMOVE_FIRST, END];
 
 pub(super) fn settle(
     tx: &mut Tx<'_>,
@@ -27,6 +31,21 @@ pub(super) fn settle(
     next: Option<&Take>,
 ) -> rusqlite::Result<Settled> {
     let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
+    let state = match settlement {
+        Settlement::Handled => Some(state::HANDLED),
+        Settlement::Ignored => Some(state::IGNORED),
+        _ => None,
+    };
+    if let (Some(state), Some(lane)) = (state, lanes::of_first_attempt(lease)) {
+        let removed = tx
+            .prepare(REMOVE_FIRST)?
+            .execute(params![seq, fence, lane])?;
+        if removed == 1 {
+            self::end(tx, seq, state, 0)?;
+            let next = lanes::advance(tx, Some(lane), next)?;
+            return Ok(Settled::Ended(next.map(Box::new)));
+        }
+    }
     let mut held = tx.prepare(HELD)?;
     let held = held.query_row(params![seq, fence], Work::read);
     let Some(work) = held.optional()? else {

@@ -236,6 +236,7 @@ where
             trips: Mutex::new(Trips::new(rules.trip_after)),
             has_trips: false.into(),
             permits,
+            accepts: false.into(),
             plan: Mutex::new(Plan::default()),
             wake: Notify::new(),
             suspects: Mutex::new(0),
@@ -301,6 +302,8 @@ struct Pool<Q> {
     trips: Mutex<Trips>,
     has_trips: std::sync::atomic::AtomicBool,
     permits: Arc<Semaphore>,
+    /// Whether this process has accepted an event for the worker since the last claim.
+    accepts: std::sync::atomic::AtomicBool,
     /// When the queue is asked for events next.
     plan: Mutex<Plan>,
     wake: Notify,

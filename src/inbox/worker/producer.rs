@@ -115,13 +115,18 @@ async fn stopped<Q>(pool: &Pool<Q>) {
     let _ = stop.wait_for(|stop| *stop != super::Stop::No).await;
 }
 
-/// Waits for room for one event, and takes room for more of them if there is.
+/// Waits for room for one event, and takes room for more of them if there is. If this process accepts events, they need
+/// half of it: those that find no room wait for the next claim, which would again take the room of others.
 async fn permits<Q>(pool: &Pool<Q>) -> Vec<OwnedSemaphorePermit> {
     let mut permits = Vec::new();
     if let Ok(first) = Arc::clone(&pool.permits).acquire_owned().await {
         permits.push(first);
     }
-    while permits.len() < BATCH
+    let most = match pool.accepts.swap(false, Ordering::Relaxed) {
+        true => BATCH.min(1 + pool.permits.available_permits() / 2),
+        false => BATCH,
+    };
+    while permits.len() < most
         && let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned()
     {
         permits.push(permit);

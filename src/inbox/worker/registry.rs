@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
 use tokio::time::Instant;
@@ -60,6 +61,7 @@ where
         if !take.kinds.contains(kind) {
             return None;
         }
+        pool.accepts.store(true, Ordering::Relaxed);
         let permit = Arc::clone(&pool.permits).try_acquire_owned().ok()?;
         let service = lock(&self.service).clone();
         Some(Room {

@@ -23,7 +23,7 @@ const BY_KEY: &str = "
         iif(lease_until < 0 AND EXISTS (
             SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
         ), 9223372036854775807, keep_until),
-        length(fence) > 16
+        length(fence) > 16 OR lease_until < 0
     FROM keys WHERE key = ?1";
 const RENEW: &str = "
     UPDATE keys SET lease_until = ?4
@@ -48,12 +48,12 @@ const DROP: &str = "DELETE FROM keys WHERE id = ?1";
 #[cfg(feature = "inbox")]
 const NEW_OF_EVENT: &str = "
     INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-    VALUES (?1, ?2, zeroblob(17), 1, 1, -?3, ?4)
+    VALUES (?1, ?2, x'', 1, 1, -?3, ?4)
     ON CONFLICT (key) DO NOTHING";
 #[cfg(feature = "inbox")]
 const AGAIN_OF_EVENT: &str = "
     UPDATE keys
-    SET body = ?2, fence = zeroblob(17), attempt = 1, done = 1, lease_until = -?3, keep_until = ?4
+    SET body = ?2, fence = x'', attempt = 1, done = 1, lease_until = -?3, keep_until = ?4
     WHERE id = ?1";
 
 #[cfg(test)]
