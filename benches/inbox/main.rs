@@ -13,6 +13,7 @@ mod child;
 mod contest;
 mod disk;
 mod events;
+mod floor;
 mod idle;
 #[allow(dead_code)]
 #[path = "../loopback/load.rs"]

@@ -5,8 +5,8 @@
 -- The arrays have an element for each event, in the order of lanes. Rows are locked in that order, and keys in their
 -- own, so that two batches do not wait for each other.
 
--- The number of an event that was purged or redriven is found by `seq`, and its purge by one of these indexes: that of
--- the bodies at first, then that of the retention.
+-- A purge finds a row by one of two indexes, each of which has only a part of them: at first that of the bodies, and
+-- that of the retention when the body was deleted. Until then, only `events` has the end of the retention.
 ALTER TABLE {schema}.ended ALTER COLUMN keep_until DROP NOT NULL;
 DROP INDEX {schema}.ended_keep_until;
 CREATE INDEX ended_keep_until ON {schema}.ended (keep_until) WHERE NOT has_body;
