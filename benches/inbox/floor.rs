@@ -8,6 +8,7 @@ use futures_util::future::try_join_all;
 use sqlx::Row;
 use sqlx::postgres::PgPool;
 use tokio::runtime::Builder;
+use tower_webhook::IdempotencyKey;
 
 use crate::contest::Effort;
 use crate::events::Events;
@@ -73,7 +74,7 @@ async fn accept(pool: &PgPool, events: &Events, count: usize) -> Result<Vec<i64>
     let digests = events.iter().filter_map(|event| event.key.as_ref());
     let digests: Vec<_> = digests.map(|key| format!("{:032x}", key.key())).collect();
     let keys = events.iter().filter_map(|event| event.delivery.key());
-    let keys: Vec<_> = keys.map(|key| key.as_bytes()).collect();
+    let keys: Vec<_> = keys.map(IdempotencyKey::as_bytes).collect();
     let chats = events.iter().filter_map(|event| event.chat.as_deref());
     let chats: Vec<_> = chats.map(str::as_bytes).collect();
     let bodies: Vec<_> = events
