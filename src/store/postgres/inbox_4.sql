@@ -86,7 +86,7 @@ BEGIN
             );
         END IF;
         v_seqs := ARRAY(
-            SELECT CASE WHEN v_slow IS NULL OR e.at <> ALL (v_slow) THEN nextval('{schema}.events_seq_seq') END
+            SELECT CASE WHEN v_slow IS NULL OR e.at <> ALL (v_slow) THEN nextval($tower_webhook_name${schema}.events_seq_seq$tower_webhook_name$) END
             FROM generate_series(1, v_count) AS e (at)
         );
         INSERT INTO {schema}.keys (key, body, done_until, old_body, event)
