@@ -16,6 +16,7 @@ use crate::backlog::fill;
 use crate::contest::Effort;
 use crate::events::{Events, take};
 use crate::postgres::{self, connect};
+use crate::postgres_floor;
 use crate::report::Target::AtMost;
 use crate::report::{Spread, Table, Verdicts};
 use crate::server::PostgresServer;
@@ -29,7 +30,7 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let count = (effort.keys / 50).max(LEAST);
     let events = Arc::new(Events::of_chats(count));
     let runtime = Builder::new_multi_thread().enable_all().build()?;
-    let (in_sqlite, in_postgres) = runtime.block_on(async {
+    let (in_sqlite, in_postgres, bare) = runtime.block_on(async {
         let queue = SqliteQueue::open(&file)?;
         fill(&queue, &events, count).await?;
         drop(queue);
@@ -49,9 +50,10 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         handle(&queue, count).await?;
         sqlx::query("VACUUM FULL").execute(&pool).await?;
         let after = postgres_size(&pool).await?;
+        let bare = postgres_floor::sizes(&pool, count).await?;
         pool.close().await;
         let of = |size: u64| size.saturating_sub(empty);
-        anyhow::Ok(([waiting, handled], [of(full), of(after)]))
+        anyhow::Ok(([waiting, handled], [of(full), of(after)], bare))
     })?;
     let mut table = Table::new([
         "bytes for each event",
@@ -66,9 +68,12 @@ pub(crate) fn run(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
         let what = format!("{name}, bytes on the disk of a handled event without body");
         verdicts.add(what, AtMost(200.0), handled, 0);
     }
+    let [waiting, handled] = bare.map(|size| format!("{size:.0}"));
+    table.row(["bare tables in Postgres".to_owned(), waiting, handled]);
     println!(
         "\n## On the disk, {count} events with keys of 36 bytes and chats of 29\n\n{table}\n\n\
-         The room that deleted bodies leave is used again, and not counted."
+         The room that deleted bodies leave is used again, and not counted. Bare tables have the key, its digest, the chat \
+         and the times, and neither lanes nor what a `PostgresStore` knows of the key."
     );
     Ok(())
 }

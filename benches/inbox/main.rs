@@ -23,6 +23,7 @@ mod load;
 mod machine;
 mod pinned;
 mod postgres;
+mod postgres_floor;
 #[path = "../loopback/report.rs"]
 mod report;
 mod serve;

@@ -12,13 +12,14 @@ use crate::child::Receiver;
 use crate::contest::Effort;
 use crate::load::{Deliveries, Load, Pace};
 use crate::machine::Cores;
+use crate::postgres_floor;
 use crate::report::Target::AtLeast;
 use crate::report::{Spread, Table, Verdicts};
 use crate::server::PostgresServer;
 use crate::sqlite::CHATS;
 
-const PROCESSES: usize = 2;
-const CONNECTIONS: usize = 64 / PROCESSES;
+pub(crate) const PROCESSES: usize = 2;
+pub(crate) const CONNECTIONS: usize = 64 / PROCESSES;
 
 pub(crate) async fn connect(url: &str, connections: u32) -> Result<PgPool> {
     let options = PgPoolOptions::new().max_connections(connections);
@@ -53,11 +54,17 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     let bare = start("bare")?;
     let receivers = start(&format!("handle:{concurrency}:{}", server.url()))?;
     let deliveries = Deliveries::of_chats(CHATS);
-    let (mut bares, mut rounds) = (Vec::new(), Vec::new());
+    let (mut bares, mut rounds, mut floors) = (Vec::new(), Vec::new(), Vec::new());
+    postgres_floor::create(&server.url())?;
     for _ in 0..effort.rounds {
         let unique = Deliveries::of_chats(CHATS);
         bares.push(measure(effort, &bare, &unique, server.pid())?);
         rounds.push(measure(effort, &receivers, &deliveries, server.pid())?);
+        floors.push(postgres_floor::measure(
+            effort,
+            &server.url(),
+            server.pid(),
+        )?);
     }
     let mut handled = 0;
     for receiver in &receivers {
@@ -95,6 +102,12 @@ pub(crate) fn run(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) 
     }
     println!(
         "\n## Postgres, {PROCESSES} processes with {CONNECTIONS} connections each, {concurrency} at the same time in each\n\n{table}"
+    );
+    println!(
+        "\nA bare loop of the least statements, {CONNECTIONS} events in each, without HTTP and without a queue: {} events/s, \
+         {} µs of the server's.",
+        Spread::of(floors.iter().map(|floor| floor.0)).show(0),
+        Spread::of(floors.iter().map(|floor| floor.1)).show(1)
     );
     let rate = Spread::of(rounds.iter().map(|of| of.rate));
     let what = "postgres, handled and settled by two processes, events/s";

@@ -15,10 +15,12 @@ use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::conformance::{self, Harness};
 use tower_webhook::inbox::{
-    Accepted, Change, EventId, EventState, Failure, Filter, Kinds, Lane, NewEvent, Page,
-    PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
+    Accepted, Change, EventId, EventLease, EventState, Failure, Filter, Kinds, Lane, NewEvent,
+    Page, PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
 };
-use tower_webhook::store::{Claim, EventKey, KeyState, PostgresStore, Store, StoreErrorKind};
+use tower_webhook::store::{
+    Claim, EventKey, Fence, KeyState, PostgresStore, Store, StoreErrorKind,
+};
 
 use crate::support::lock;
 use crate::support::postgres::PostgresServer;
@@ -293,7 +295,7 @@ async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
 
     let queue = database.queue().await;
     let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 3);
+    assert_eq!(count(&pool, version).await, 4);
     // A receiver of version 2 may continue meanwhile.
     execute(&pool, &insert("after")).await;
     for name in ["before", "after"] {
@@ -305,6 +307,256 @@ async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
     end(&queue, &taken.unwrap(), Settlement::Handled).await;
     queue.migrate().await.unwrap();
     assert!(queue.get(EventId(1)).await.unwrap().is_some());
+}
+
+/// What migrates version 2 to version 3.
+const VERSION_3: &str = include_str!("../../src/store/postgres/inbox.sql");
+
+/// A process of version 3, which calls the functions that it knows.
+struct Version3(PgPool);
+
+impl Version3 {
+    /// Accepts an event and takes it, and returns its lease, or that of none if it waits.
+    async fn accept(&self, name: &str, lane: i64) -> (EventId, Option<EventLease>) {
+        let sql = format!(
+            "SELECT o_seq, o_fence::text FROM tower_webhook.accept(
+                '{:032x}', '{:032x}', NULL, NULL, '{}', '{name}', '{lane}', {lane}, '{{}}', {}, NULL, NULL, {}
+            )",
+            key(name).key(),
+            key(name).body(),
+            EventKind::MESSAGE_CREATED,
+            RETENTION.as_micros(),
+            LEASE.as_micros(),
+        );
+        let row = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.0);
+        let (id, fence): (i64, Option<String>) = row.await.unwrap();
+        let lease = fence.map(|fence| EventLease {
+            id: EventId(id),
+            fence: Fence(u128::from_str_radix(&fence.replace('-', ""), 16).unwrap()),
+            place: lane,
+        });
+        (EventId(id), lease)
+    }
+
+    /// Ends an attempt: an action, whether the lane waits, whether a dead letter holds it.
+    async fn settle(&self, lease: Option<EventLease>, action: i64, blocks: bool, holds: bool) {
+        let lease = lease.expect("it was taken");
+        let failure = match action {
+            2 | 6 => "'error', 'no luck'",
+            _ => "NULL, NULL",
+        };
+        let sql = format!(
+            "SELECT o_is_held FROM tower_webhook.settle(
+                {}, '{:032x}', {}, {action}, {}, {failure}, true, {blocks}, {holds}, NULL, NULL, '{{}}'
+            )",
+            lease.id.0,
+            lease.fence.0,
+            lease.place,
+            LEASE.as_micros(),
+        );
+        let held = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.0);
+        let is_held: bool = held.await.unwrap();
+        assert!(is_held);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_version_3_is_upgraded_and_keeps_its_events() {
+    let database = Database::create().await;
+    let pool = database.pool(1).await;
+    execute(&pool, VERSION_2).await;
+    execute(&pool, &VERSION_3.replace("{schema}", "tower_webhook")).await;
+    execute(&pool, "INSERT INTO tower_webhook.migrations VALUES (3)").await;
+    let of_the_store = format!(
+        "INSERT INTO tower_webhook.keys (key, body, done_until, old_body)
+         VALUES ('{:032x}', '{:032x}', now() + interval '1 hour', NULL)",
+        key("inline").key(),
+        key("inline").body()
+    );
+    execute(&pool, &of_the_store).await;
+    let old = Version3(pool.clone());
+    let (emptied, lease) = old.accept("emptied", 1).await;
+    old.settle(lease, 3, false, false).await;
+    execute(&pool, "SELECT pg_sleep(0.01), tower_webhook.purge(0, 1000)").await;
+    let (handled, lease) = old.accept("handled", 1).await;
+    old.settle(lease, 3, false, false).await;
+    let (in_progress, held) = old.accept("in progress", 2).await;
+    let (behind, _) = old.accept("behind", 2).await;
+    let (retried, lease) = old.accept("retried", 3).await;
+    old.settle(lease, 2, true, false).await;
+    let (aside, lease) = old.accept("aside", 4).await;
+    old.settle(lease, 2, false, false).await;
+    let (dead, lease) = old.accept("dead", 5).await;
+    old.settle(lease, 6, false, false).await;
+    let (holding, lease) = old.accept("holding", 6).await;
+    let (held_back, _) = old.accept("held back", 6).await;
+    old.settle(lease, 6, false, true).await;
+
+    let queue = database.queue().await;
+    let states = [
+        (emptied, EventState::Handled),
+        (handled, EventState::Handled),
+        (in_progress, EventState::InProgress),
+        (behind, EventState::Waiting),
+        (retried, EventState::Retrying),
+        (aside, EventState::Retrying),
+        (dead, EventState::Dead),
+        (holding, EventState::Dead),
+        (held_back, EventState::Waiting),
+    ];
+    for (id, state) in states {
+        let record = queue.get(id).await.unwrap().unwrap();
+        assert_eq!(record.summary.state, state, "event {id}");
+        assert_eq!(record.body.is_none(), id == emptied, "event {id}");
+        let name = record.summary.key.unwrap().to_string();
+        let again = queue.accept(event(Some(key(&name)), None), None).await;
+        let again = again.unwrap();
+        assert!(matches!(again, Accepted::Duplicate { same_body: true }));
+    }
+    let again = queue.accept(event(Some(key("inline")), None), None).await;
+    assert!(matches!(again.unwrap(), Accepted::Duplicate { .. }));
+
+    // A process of version 3 may continue meanwhile, also with the events of one of version 4.
+    let (_, theirs) = old.accept("theirs", 7).await;
+    let (_, ours) = accept(&queue, event(Some(key("ours")), Some(8))).await;
+    old.settle(Some(ours.unwrap().lease), 3, false, false).await;
+    let next = take();
+    let ends = [(theirs, None), (held, Some(behind))].map(async |(lease, follows)| {
+        let lease = lease.unwrap();
+        let ended = queue.settle(&lease, &Settlement::Handled, Some(&next));
+        let Settled::Ended(taken) = ended.await.unwrap() else {
+            panic!("its lease is held");
+        };
+        assert_eq!(taken.as_ref().map(|taken| taken.lease.id), follows);
+        if let Some(taken) = taken {
+            end(&queue, &taken, Settlement::Handled).await;
+        }
+    });
+    join_all(ends).await;
+    assert_eq!(queue.redrive(emptied).await.unwrap(), Change::WithoutBody);
+    for id in [handled, retried, aside, dead, holding] {
+        assert_eq!(queue.redrive(id).await.unwrap(), Change::Made, "event {id}");
+    }
+    let mut left = 6;
+    while left > 0 {
+        for taken in queue.claim(&take(), 10, 10).await.unwrap().events {
+            end(&queue, &taken, Settlement::Handled).await;
+            left -= 1;
+        }
+    }
+    assert_eq!(queue.stats().await.unwrap().unsettled(), 0);
+
+    // Bodies are deleted, and then the events with their keys.
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    while queue.purge(Duration::ZERO).await.unwrap() {}
+    let events = "SELECT count(*) FROM tower_webhook.events";
+    let bodies = "SELECT count(body) FROM tower_webhook.events";
+    assert_eq!(count(&pool, events).await, 11);
+    assert_eq!(count(&pool, bodies).await, 0);
+    let retained = "UPDATE tower_webhook.ended SET keep_until = 1 WHERE keep_until IS NOT NULL;
+        UPDATE tower_webhook.keys SET done_until = now() WHERE event IS NOT NULL";
+    execute(&pool, retained).await;
+    while queue.purge(Duration::ZERO).await.unwrap() {}
+    assert_eq!(count(&pool, events).await, 0);
+    let keys = "SELECT count(*) FROM tower_webhook.keys";
+    assert_eq!(count(&pool, keys).await, 1);
+}
+
+/// Calls at one time share a statement: what differs between them decides as it does for calls in turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_at_one_time_have_the_results_of_calls_in_turn() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    // An event that returns to its lane with the next operation there.
+    let (_, skipped) = accept(&queue, event(None, Some(4))).await;
+    let retry = Settlement::Retry {
+        after: Duration::ZERO,
+        failure: None,
+        counts: true,
+        blocks_lane: false,
+    };
+    end(&queue, &skipped.unwrap(), retry).await;
+    let next = take();
+    for round in 0..4 {
+        let accepts = (0..100i64).map(|at| {
+            // Keys come twice, and in the second round all of them are known.
+            let name = format!("{} {}", round / 2, at % 50);
+            let guard = EventKey::new(
+                "guard",
+                format!("{round} {}", at / 2).as_bytes(),
+                name.as_bytes(),
+            );
+            let event = NewEvent {
+                guard: (at % 4 == 0).then_some(guard),
+                dead: (at % 50 == 9).then(failure),
+                ..event(Some(key(&name)), (at % 7 != 0).then_some(at % 6))
+            };
+            queue.accept(event, Some(&next))
+        });
+        let accepted: Vec<_> = join_all(accepts)
+            .await
+            .into_iter()
+            .map(Result::unwrap)
+            .collect();
+        let mut leases = Vec::new();
+        for (at, one) in accepted.iter().enumerate().take(50) {
+            let both = [one, &accepted[at + 50]];
+            let new = both
+                .iter()
+                .filter(|one| matches!(one, Accepted::New { .. }));
+            assert_eq!(new.count(), usize::from(round % 2 == 0), "{both:?}");
+            for one in both {
+                match one {
+                    Accepted::New { taken, .. } => {
+                        assert!(taken.is_none() || at != 9, "a dead letter was taken");
+                        leases.extend(taken.as_ref().map(|taken| taken.lease));
+                    }
+                    Accepted::Duplicate { same_body: true } => {}
+                    other => panic!("{other:?}"),
+                }
+            }
+        }
+        // An event of the lane that had one before, and each of the others that waited for none.
+        assert!(round % 2 == 1 || leases.len() >= 10, "{leases:?}");
+
+        // Each end comes twice, some of them not as handled, and the next events follow.
+        loop {
+            if leases.is_empty() {
+                let claims = queue.claim(&next, 100, 100).await.unwrap();
+                leases = claims.events.iter().map(|taken| taken.lease).collect();
+            }
+            if leases.is_empty() {
+                break;
+            }
+            let ends = leases.iter().chain(&leases).map(|lease| {
+                let settlement = match lease.id.0 % 5 {
+                    0 => Settlement::Ignored,
+                    1 => Settlement::Discarded(failure()),
+                    _ => Settlement::Handled,
+                };
+                let (queue, next, lease) = (&queue, &next, *lease);
+                async move { queue.settle(&lease, &settlement, Some(next)).await.unwrap() }
+            });
+            let settled = join_all(ends).await;
+            let lost = settled
+                .iter()
+                .filter(|one| matches!(one, Settled::Lost))
+                .count();
+            assert_eq!(lost, leases.len());
+            let next = settled.into_iter().filter_map(|one| match one {
+                Settled::Ended(next) => next,
+                Settled::Lost => None,
+            });
+            leases = next.map(|taken| taken.lease).collect();
+        }
+        let stats = queue.stats().await.unwrap();
+        assert_eq!(stats.unsettled(), 0, "{stats:?}");
+    }
+    let ended = "SELECT count(*) FROM tower_webhook.ended";
+    assert_eq!(count(&pool, ended).await, 1 + 2 * 49);
+    let dead = "SELECT count(*) FROM tower_webhook.dead";
+    assert_eq!(count(&pool, dead).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]

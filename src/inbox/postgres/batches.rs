@@ -12,14 +12,19 @@ use std::time::Duration;
 
 use futures_util::future::{Either, select};
 use tokio::sync::{Semaphore, oneshot};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use crate::inbox::event::{EventLease, Kinds};
 use crate::inbox::queue::{Accepted, Settled};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How many calls a statement serves at most.
-const LARGEST: usize = 64;
+const LARGEST: usize = 128;
+
+/// After a statement for so many calls, more are waited for this long before the next one: those that were answered
+/// call again, and each statement costs the server as much as several calls.
+const BUSY: usize = 8;
+const LINGER: Duration = Duration::from_millis(1);
 
 /// How long a statement may take before others are executed beside it, and how many there may be of those.
 const SLOW: Duration = Duration::from_millis(500);
@@ -138,12 +143,17 @@ impl<C: Call> Batches<C> {
             batches: self,
             has_ended: false,
         };
+        let mut before = 0;
         loop {
+            if before >= BUSY {
+                sleep(LINGER).await;
+            }
             let jobs = self.next();
             if jobs.is_empty() {
                 running.has_ended = true;
                 return;
             }
+            before = jobs.len();
             let calls = jobs.iter().map(|job| job.call.clone()).collect();
             let abandoned = Arc::clone(&self.abandoned);
             let mut answered = Box::pin(answer(jobs, execute(calls), release.clone(), abandoned));

@@ -61,7 +61,14 @@ pub(super) fn accept(calls: &[Acceptance]) -> Vec<Value> {
     }
     let all = || calls.iter().map(|call| &call.event);
     let [outcomes, reasons] = failures(all().map(|event| event.dead.as_ref()));
-    let kinds = all().map(|event| event.delivery.kind().to_string());
+    let mut kinds: Vec<&EventKind> = all().map(|event| event.delivery.kind()).collect();
+    kinds.sort();
+    kinds.dedup();
+    // Places in an array of SQL begin with 1.
+    let kind = all().map(|event| {
+        let at = kinds.partition_point(|kind| *kind <= event.delivery.kind());
+        i64::try_from(at).ok()
+    });
     let keys = all().map(|event| {
         let key = event.delivery.key();
         key.map(|key| Bytes::copy_from_slice(key.as_bytes()))
@@ -74,7 +81,10 @@ pub(super) fn accept(calls: &[Acceptance]) -> Vec<Value> {
         ids(calls, |event| event.key.as_ref().map(EventKey::body)),
         ids(calls, |event| event.guard.as_ref().map(EventKey::key)),
         ids(calls, |event| event.guard.as_ref().map(EventKey::body)),
-        Value::List(List::Texts(Some(kinds.collect()))),
+        Value::List(List::Texts(Some(
+            kinds.iter().map(ToString::to_string).collect(),
+        ))),
+        Value::List(List::Numbers(kind.collect())),
         Value::List(List::Bytes(keys.collect())),
         Value::List(List::Bytes(chats.collect())),
         Value::List(List::Numbers(lanes.collect())),

@@ -111,18 +111,9 @@ impl Statements {
 
 /// Many events at once, in their order.
 const ACCEPT: &str = "
-    SELECT a.*
-    FROM unnest(
-        $1::uuid[], $2::uuid[], $3::uuid[], $4::uuid[], $5::text[], $6::bytea[], $7::bytea[], $8::bigint[],
-        $9::bytea[], $10::bigint[], $11::bytea[], $12::bytea[], $13::bigint[]
-    ) WITH ORDINALITY AS e (
-        key, key_body, guard, guard_body, kind, raw, chat, lane, body, retain, outcome, reason, lease, at
-    )
-    CROSS JOIN LATERAL {schema}.accept(
-        e.key, e.key_body, e.guard, e.guard_body, e.kind, e.raw, e.chat, e.lane, e.body, e.retain, e.outcome,
-        e.reason, e.lease
-    ) AS a
-    ORDER BY e.at";
+    SELECT a.o_answer, a.o_same, a.o_remaining, a.o_seq, a.o_accepted, a.o_fence
+    FROM {schema}.accept_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14) AS a
+    ORDER BY a.o_at";
 
 const EXTEND: &str = "
     SELECT {schema}.extend(e.seq, e.fence, e.place, $4)
@@ -130,16 +121,11 @@ const EXTEND: &str = "
     ORDER BY e.at";
 
 const SETTLE: &str = "
-    SELECT s.*
-    FROM unnest(
-        $1::bigint[], $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::bytea[], $7::bytea[],
-        $8::boolean[], $9::boolean[], $10::boolean[], $11::bigint[]
-    ) WITH ORDINALITY AS e (seq, fence, place, action, after, outcome, reason, counts, blocks, holds, lease, at)
-    CROSS JOIN LATERAL {schema}.settle(
-        e.seq, e.fence, e.place, e.action::integer, e.after, e.outcome, e.reason, e.counts, e.blocks, e.holds,
-        e.lease, $12, $13
-    ) AS s
-    ORDER BY e.at";
+    SELECT
+        s.o_is_held, s.o_seq, s.o_fence, s.o_place, s.o_is_in_lane, s.o_kind, s.o_key, s.o_body, s.o_accepted,
+        s.o_is_redriven, s.o_failures, s.o_crashes, s.o_tried_for
+    FROM {schema}.settle_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) AS s
+    ORDER BY s.o_at";
 
 /// Where a list looks for events.
 enum Source {

@@ -2,7 +2,7 @@
 
 /// The schema, version by version. A release that knows an older version may use the tables at the same
 /// time, by the statements that it has.
-pub(crate) const MIGRATIONS: [&str; 3] = [
+pub(crate) const MIGRATIONS: [&str; 4] = [
     // 1. A key that is done has only `done_until`; one that is claimed, all the others; one that failed
     // or whose lease expired, its attempts. None of these is indexed, so that an update may stay in
     // its page (HOT) and leaves nothing to an index; the spare room is for these.
@@ -27,4 +27,6 @@ pub(crate) const MIGRATIONS: [&str; 3] = [
     // 3. The inbox, whether or not it is used. `keys` gets a column that is NULL, which takes no room: no row is
     // rewritten.
     include_str!("inbox.sql"),
+    // 4. Functions for many events at once, and one index less to write when an event is handled.
+    include_str!("inbox_4.sql"),
 ];
