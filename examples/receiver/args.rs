@@ -205,18 +205,19 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 
-    /// Serve a console for operators at this address: pages on what happens to events, and buttons to repair it
+    /// Serve a console at this address: pages that show events to operators, with buttons to redrive, discard and pause
     ///
-    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It can be
-    /// opened by its IP address and as localhost. The receiver needs the feature `console`, as in
+    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It is
+    /// reachable as the IP address that it listens on, 127.0.0.1, [::1] and localhost. The receiver needs the feature `console`, as in
     /// `cargo run --features console,inbox,sqlite --example receiver`.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) console: Option<SocketAddr>,
 
     /// Log an error when no event of a kind is delivered for so many hours, because its webhook may have been disabled
     ///
-    /// Repeat it for several kinds. Choose a time that nights and weekends do not exceed. For all other kinds, the
-    /// receiver learns for a week how often they come.
+    /// Repeat it for several kinds. Choose more hours than a night or a weekend without events, at most 8760. For other
+    /// kinds, the receiver learns the longest time between two events, and logs an error after twice that time, at least
+    /// one hour. It learns for a week after each start.
     #[arg(long, value_name = "KIND=HOURS", value_parser = telemetry::expected)]
     pub(crate) expect: Vec<(EventKind, Duration)>,
 

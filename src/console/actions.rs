@@ -19,7 +19,11 @@ use crate::event::EventKind;
 use crate::inbox::{Change, EventId};
 
 pub(super) fn action(name: &str) -> Result<Action, Problem> {
-    let unknown = || Problem::bad(format!("`{name}` is no action: choose redrive or discard."));
+    let unknown = || {
+        Problem::bad(format!(
+            "`{name}` is not an action. The actions are `redrive` and `discard`."
+        ))
+    };
     Action::parse(name).ok_or_else(unknown)
 }
 
@@ -35,7 +39,7 @@ fn refused(id: EventId, change: Change) -> Problem {
     let reason = match change {
         Change::NotFound => return Problem::not_found(format!("There is no event {id}.")),
         Change::WithoutBody => "its body was deleted, so it cannot be handled again",
-        _ => "its state does not allow it; perhaps another operator was faster",
+        _ => "its state does not allow it; another operator may have changed it",
     };
     let reason = format!("Event {id} was not changed: {reason}.");
     Problem::new(StatusCode::CONFLICT, reason)
@@ -57,7 +61,7 @@ pub(super) async fn change(
             action = action.name(),
             event = id.0,
             ?change,
-            "the console changes an event"
+            "an operator requested a change of an event"
         );
         match change {
             Change::Made => Ok(format!("/events/{id}")),
@@ -99,7 +103,7 @@ pub(super) async fn change_selected(
                 action = action.name(),
                 event = id.0,
                 ?change,
-                "the console changes an event"
+                "an operator requested a change of an event"
             );
             if change != Change::Made {
                 unchanged.push(id.to_string());
@@ -108,7 +112,7 @@ pub(super) async fn change_selected(
         if !unchanged.is_empty() {
             let count = ids.len() - unchanged.len();
             let reason = format!(
-                "{count} events were {}. The state of these did not allow it, or their bodies were deleted: {}.",
+                "{count} events were {}. These were not changed, because their state does not allow it, their bodies were deleted, or they no longer exist: {}.",
                 past(action),
                 unchanged.join(", ")
             );
@@ -149,7 +153,11 @@ pub(super) async fn cancel(
     let cancelled = async {
         let Path(number) = path?;
         let job = console.jobs.get(number);
-        let job = job.ok_or_else(|| Problem::not_found("There is no such job any more."))?;
+        let job = job.ok_or_else(|| {
+            Problem::not_found(
+                "There is no such job. The console keeps the last 50 jobs of this process.",
+            )
+        })?;
         tracing::info!(
             actor = actor(&console, &headers),
             job = number,

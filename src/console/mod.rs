@@ -1,4 +1,4 @@
-//! A console for operators: pages on what happens to deliveries and events, and buttons to repair it.
+//! A console: pages that show deliveries and events to operators, with buttons to redrive, discard and pause.
 //!
 //! [`Console::router`] returns an axum `Router`, to be mounted under any path of your application, behind your own
 //! authentication:
@@ -36,8 +36,8 @@
 //!
 //! # Security
 //!
-//! The console shows payloads, and whoever reaches it can discard events. It does not authenticate anybody. It refuses
-//! requests that a browser sends on behalf of another site, and with [`Console::hosts`] those under another host name.
+//! The console shows payloads, and anybody who reaches it can discard events. It does not authenticate anybody. It refuses
+//! changes that a browser sends on behalf of another site, and with [`Console::hosts`] those under another host name.
 //! [`Console::read_only`] removes the buttons and their routes, and [`Console::hide_payloads`] the payloads. Each change
 //! is logged with the name of the operator, if a proxy sets a header that [`Console::actor_header`] names.
 
@@ -125,9 +125,9 @@ impl Console {
         self
     }
 
-    /// Accepts only requests for these host names, without ports. It prevents that another site, whose name resolves to
-    /// the address of the console, reads its pages (DNS rebinding), which an application without authentication should
-    /// prevent. By default, all host names are accepted.
+    /// Accepts only requests for these host names, without ports. Requests for others are answered with 421. This prevents
+    /// DNS rebinding: another site cannot read the pages under a name that resolves to the console's address. Set it if the
+    /// console has no authentication. By default, all host names are accepted.
     ///
     /// ```
     /// # use tower_webhook::console::Console;

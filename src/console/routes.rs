@@ -136,7 +136,7 @@ fn answer(view: &View<'_>, answer: Answer) -> Response {
 
 /// The inbox, or the reason why a page has nothing to show.
 pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
-    let reason = "This receiver has no inbox: events are handled before they are answered.";
+    let reason = "There is no inbox: each delivery is answered after its event was handled.";
     console
         .inbox
         .as_ref()
@@ -293,7 +293,7 @@ async fn events(
 }
 
 /// The number of events of a lane that are counted and shown.
-const LANE: usize = 100;
+pub(super) const LANE: usize = 100;
 
 async fn event(
     State(console): State<Arc<Console>>,
@@ -427,7 +427,11 @@ async fn job(
     let job = async {
         let Path(number) = path?;
         let job = console.jobs.get(number);
-        let job = job.ok_or_else(|| Problem::not_found("There is no such job any more."))?;
+        let job = job.ok_or_else(|| {
+            Problem::not_found(
+                "There is no such job. The console keeps the last 50 jobs of this process.",
+            )
+        })?;
         let changed = job.changed.load(Ordering::Relaxed);
         let skipped = job.skipped.load(Ordering::Relaxed);
         Ok(page::job(&view, &job, changed, skipped))

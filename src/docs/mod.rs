@@ -10,7 +10,7 @@
 //! - [`operations`]: running a receiver, and solving problems with it
 //! - [`console`]: pages for operators
 //! - [`metrics`]: metrics for dashboards and alarms
-//! - [`alarms`]: what to do about each alarm
+//! - [`alarms`]: alerts for Prometheus, and the remedy for each
 //!
 //! To rely on it:
 //!

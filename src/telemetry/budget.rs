@@ -37,18 +37,17 @@ use crate::event::{EventKind, SenderPolicy};
 /// # Logs
 ///
 /// When a kind has spent 20 % of its limit, a line at `WARN` names the kind, the reasons, and when the webhook is
-/// disabled if deliveries continue to fail at the rate of the last five minutes. At 50 %, at 80 % and above the limit,
+/// disabled if deliveries continue to fail at the rate of the last five minutes. At 50 %, at 80 %, and above the limit,
 /// the line is at `ERROR`. A line is repeated only after the count has fallen below three quarters of its threshold.
 ///
-/// # Refusals before verification
+/// # Requests without verification
 ///
-/// Requests that were refused before their body was verified are counted apart, for all kinds together, since their
-/// senders may be anybody. They are logged about in the same way, because a wrong secret looks like this: then, each
-/// webhook fails.
+/// Requests that ended before their body was verified are counted apart, for all kinds together, since anybody may have
+/// sent them. They are logged in the same way, because a wrong secret has this effect: then, all webhooks fail.
 ///
 /// # Several receivers
 ///
-/// Each process counts its own failures, and the platform counts all of them. Sum the counts of the processes, as in
+/// Each process counts its own failures since it started, and the platform counts all of them. Sum the counts of the processes, as in
 /// `sum by (kind) (webhook_failure_budget_spent)`.
 #[derive(Clone, Debug)]
 pub struct FailureBudget {
@@ -59,7 +58,7 @@ pub struct FailureBudget {
 struct Shared {
     limit: u32,
     kinds: Kinds,
-    /// By kind. `None` for requests that were refused before their body was verified.
+    /// By kind. `None` for requests that ended before their body was verified.
     hours: Mutex<BTreeMap<Option<EventKind>, Hour>>,
     #[cfg(feature = "metrics")]
     gauges: super::metrics::Gauges,
@@ -106,7 +105,7 @@ impl FailureBudget {
         self.spent_of(Some(kind.clone()))
     }
 
-    /// Returns the requests in the last hour that were refused before their body was verified.
+    /// Returns the requests in the last hour that ended before their body was verified.
     #[must_use]
     pub fn unverified(&self) -> Spent {
         self.spent_of(None)
@@ -171,7 +170,7 @@ impl Observer for FailureBudget {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Spent {
-    /// The kind. `None` for requests that were refused before their body was verified.
+    /// The kind. `None` for requests that ended before their body was verified.
     pub kind: Option<EventKind>,
     /// The number of failed deliveries.
     pub failures: u32,
@@ -198,46 +197,32 @@ impl Spent {
     }
 
     fn log(&self, crossed: Threshold) {
+        let kind = self.kind.as_ref().map(tracing::field::display);
         let reasons = self.reasons_in_words();
         let (failures, limit) = (self.failures, self.limit);
         let disabled_in = self.disabled_in.map(tracing::field::debug);
-        macro_rules! log {
-            ($level:ident, $text:literal) => {
-                match &self.kind {
-                    Some(kind) => {
-                        tracing::$level!(%kind, failures, limit, reasons, disabled_in, $text);
-                    }
-                    None => tracing::$level!(
-                        failures,
-                        limit,
-                        reasons,
-                        disabled_in,
-                        concat!(
-                            "requests were refused before verification; if the platform sent them, the secret is \
-                             wrong: ",
-                            $text
-                        )
-                    ),
-                }
-            };
+        let text = self.describe(crossed);
+        if crossed == Threshold::Warn {
+            tracing::warn!(kind, failures, limit, reasons, disabled_in, "{text}");
+        } else {
+            tracing::error!(kind, failures, limit, reasons, disabled_in, "{text}");
         }
-        match crossed {
-            Threshold::Warn => log!(
-                warn,
-                "20 % of the failure budget is spent; the platform disables the webhook when it is exceeded"
+    }
+
+    fn describe(&self, crossed: Threshold) -> String {
+        let share = crossed.name();
+        match (&self.kind, crossed) {
+            (Some(_), Threshold::All) => {
+                "the failure budget is exceeded, so the platform disables the webhook: fix the cause, and then enable the \
+                 webhook in the partner portal"
+                    .to_owned()
+            }
+            (Some(_), _) => format!(
+                "{share} of the failure budget is spent; the platform disables the webhook when it is exceeded"
             ),
-            Threshold::Half => log!(
-                error,
-                "50 % of the failure budget is spent; the platform disables the webhook when it is exceeded"
-            ),
-            Threshold::Most => log!(
-                error,
-                "80 % of the failure budget is spent; the platform disables the webhook when it is exceeded"
-            ),
-            Threshold::All => log!(
-                error,
-                "the failure budget is exceeded, so the platform disables the webhook: fix the cause, and then enable \
-                 the webhook in the partner portal"
+            (None, _) => format!(
+                "{share} of the failure budget is reached by requests that ended before verification; if the platform \
+                 sent them, it disables their webhooks"
             ),
         }
     }
@@ -278,6 +263,15 @@ enum Threshold {
 
 impl Threshold {
     const ALL: [Self; 4] = [Self::Warn, Self::Half, Self::Most, Self::All];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Warn => "20 %",
+            Self::Half => "50 %",
+            Self::Most => "80 %",
+            Self::All => "more than 100 %",
+        }
+    }
 
     /// The number of failures that reaches the threshold.
     fn failures(self, limit: u32) -> u32 {
@@ -352,9 +346,11 @@ impl Hour {
             reached.next()
         };
         let now = reached(self.failures);
-        let kept = self
-            .reached
-            .filter(|before| self.failures >= before.failures(limit) / 4 * 3);
+        let before = self.reached;
+        let kept = Threshold::ALL
+            .into_iter()
+            .rev()
+            .find(|it| Some(*it) <= before && self.failures >= it.failures(limit) / 4 * 3);
         self.reached = now.max(kept);
         now.filter(|_| self.reached > kept)
     }

@@ -243,12 +243,12 @@ fn describe() {
     describe_gauge!(
         UNVERIFIED,
         Count,
-        "Requests in the last hour that were refused before verification."
+        "Requests in the last hour that ended before verification."
     );
     describe_gauge!(
         SILENT,
         Count,
-        "1 while fewer deliveries arrive than expected."
+        "1 while no event of the kind has been delivered for longer than expected."
     );
     describe_gauge!(
         BUFFERED,
@@ -264,7 +264,7 @@ fn describe() {
     describe_counter!(
         EVICTIONS,
         Count,
-        "Keys that the memory store forgot before the end of their retention."
+        "Keys that the memory store evicted before the end of their retention."
     );
     #[cfg(feature = "inbox")]
     describe_inbox();

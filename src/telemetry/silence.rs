@@ -80,7 +80,8 @@ impl Silence {
         }
     }
 
-    /// Expects at least one delivery of a kind within this time. Choose a time that nights and weekends do not exceed.
+    /// Expects at least one delivery of a kind within this time. Choose a time longer than a night or a weekend without
+    /// events. A restart of the process starts the time again.
     pub fn expect(mut self, kind: EventKind, within: Duration) -> Self {
         self.rules.expected.insert(kind, within);
         self

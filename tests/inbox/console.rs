@@ -184,7 +184,7 @@ async fn pages_show_what_happened() {
     let head = get(&app, "/events/3").await;
     head.shows("the CRM is down")
         .shows("It is the first one of its lane.")
-        .shows("1 unsettled events");
+        .shows("Unsettled events of the chat after it: 1.");
     get(&app, "/lanes")
         .await
         .is(200)
@@ -222,7 +222,7 @@ async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
         ("/events?state=dead&state=dead", 400, "duplicate field"),
         ("/chats/none", 404, "There is no event of the chat"),
         ("/nowhere", 404, "There is no such page."),
-        ("/all?action=delete", 400, "is no action"),
+        ("/all?action=delete", 400, "is not an action"),
         ("/jobs/7", 404, "There is no such job"),
         ("/jobs/x", 400, ""),
         ("/selected", 405, "cannot be requested with this method"),
@@ -285,7 +285,7 @@ async fn changes_are_made_and_logged_with_the_operator() {
 
     post(&app, "/events/3/discard", "").await.is(303);
     let again = post(&app, "/events/3/discard", "").await;
-    again.is(409).shows("perhaps another operator was faster");
+    again.is(409).shows("another operator may have changed it");
     let selected = post(
         &app,
         "/selected",
@@ -550,7 +550,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         .is(200)
         .shows("120 of 500 failures in an hour")
         .shows("the platform disables the webhook in")
-        .shows("100 requests were refused before verification")
+        .shows("100 requests ended before verification")
         .shows("the CRM is down")
         .shows("chat-closed")
         .hides("href=\"/events\"")
@@ -562,10 +562,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         "/chats/a",
         "/all?action=redrive",
     ] {
-        get(&app, path)
-            .await
-            .is(404)
-            .shows("This receiver has no inbox");
+        get(&app, path).await.is(404).shows("There is no inbox");
     }
 }
 

@@ -377,7 +377,13 @@ async fn requests_without_proof_are_counted_apart() {
     assert_eq!(budget.unverified().failures, 120);
     assert_eq!(budget.unverified().reasons, [("invalid-signature", 120)]);
     assert_eq!(budget.spent().len(), 1);
-    assert_eq!(log.count(Level::WARN, "the secret is wrong"), 1);
+    assert_eq!(
+        log.count(
+            Level::WARN,
+            "20 % of the failure budget is reached by requests"
+        ),
+        1
+    );
     assert_eq!(
         budget.unverified().to_string(),
         "unverified: 120 of 500 failures in the last hour (24 %)"
@@ -578,4 +584,26 @@ async fn events_are_counted_by_the_minute() {
             .iter()
             .all(|minute| minute.handled == 0)
     );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_threshold_is_not_logged_again_because_a_higher_one_was_left() {
+    let budget = FailureBudget::default();
+    let service = failing(&budget);
+    let log = Log::capture(Level::ERROR);
+    let lines = || {
+        (
+            log.count(Level::ERROR, "50 % of the failure budget"),
+            log.count(Level::ERROR, "80 % of the failure budget"),
+        )
+    };
+    fail(&service, 120).await;
+    advance(30 * MINUTE).await;
+    fail(&service, 280).await;
+    assert_eq!(lines(), (1, 1));
+    advance(31 * MINUTE).await;
+    fail(&service, 10).await;
+    assert_eq!((budget.spent_by(&KIND).failures, lines()), (290, (1, 1)));
+    fail(&service, 110).await;
+    assert_eq!(lines(), (1, 2), "it had fallen below 300");
 }

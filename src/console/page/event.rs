@@ -2,6 +2,7 @@
 
 use maud::{Markup, html};
 
+use super::super::routes::LANE;
 use super::View;
 use super::events::table;
 use super::parts::{ago, button, chat as chat_link, clip, full_time, state};
@@ -96,17 +97,22 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
 }
 
 fn place(view: &View<'_>, event: &EventSummary, lane: &[EventSummary]) -> Markup {
+    let is_cut = lane.len() >= LANE;
     let before = lane.iter().take_while(|it| it.id != event.id).count();
     let behind = lane.len() - before - usize::from(before < lane.len());
     html! {
         @match lane.first().filter(|first| first.id != event.id) {
             Some(first) => p {
                 "Waits behind " a href=(view.url(format_args!("/events/{}", first.id))) { "event " (first.id) }
-                " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago) and " (before.saturating_sub(1)) " others."
+                " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago)"
+                @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
+                "."
             },
             None => p { "It is the first one of its lane." },
         }
-        @if behind > 0 { p { (behind) " unsettled events of the chat come after it." } }
+        @if behind > 0 {
+            p { "Unsettled events of the chat after it: " @if is_cut { "at least " } (behind) "." }
+        }
     }
 }
 

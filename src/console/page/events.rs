@@ -144,7 +144,7 @@ pub(in super::super) fn lanes(
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
         section {
-            p.quiet { "Chats whose first event is retried, so that later events wait for it." }
+            p.quiet { "Chats in which later events wait for an event that is retried. The 50 oldest events that are retried are searched." }
             div #lanes data-live {
                 @if lanes.is_empty() { p { "None." } }
                 @else {
@@ -199,7 +199,7 @@ pub(in super::super) fn confirm(
     let name = action.name();
     let effect = match action {
         Action::Redrive => {
-            "Each of them is tried again now. Events whose bodies were deleted, and events in progress, are skipped."
+            "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, also those that were handled, are handled again, out of order. Events in progress, and events without a body, are skipped."
         }
         Action::Discard => {
             "Each of them is given up: it is not handled any more. Events that are settled are skipped."

@@ -65,17 +65,18 @@ pub(in super::super) fn overview(
             @for silent in &silent {
                 div.alert role="alert" {
                     p {
-                        "No " b { (silent.kind) } " was delivered for " (long(silent.quiet_for)) ", and one was expected within "
+                        "No " b { (silent.kind) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
                         (long(silent.expected_within))
-                        @if silent.unrated > 0 { ": " (silent.unrated) " chats were closed and not rated" }
-                        ". Check in the partner portal that its webhook is active."
+                        ". "
+                        @if silent.unrated > 0 { (silent.unrated) " chats were closed and not rated. " }
+                        "Check in the partner portal that its webhook is active."
                     }
                 }
             }
             @for kind in &tripped {
                 div.alert role="alert" {
-                    p { "Events of " b { (kind) } " fail in many chats. One is tried at a time until one succeeds." }
-                    a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Failed events" }
+                    p { "Events of " b { (kind) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
+                    a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" }
                 }
             }
         }
@@ -106,11 +107,11 @@ fn budget_alert(spent: &Spent) -> Markup {
                 @match &spent.kind {
                     Some(kind) => { b { (kind) } ": " (spent.failures) " of " (spent.limit) " failures in an hour. " }
                     None => {
-                        (spent.failures) " requests were refused before verification in the last hour. If the platform sent "
-                        "them, the secret is wrong. "
+                        (spent.failures) " requests ended before verification in the last hour. If the platform sent them, they "
+                        "count as failures of their webhooks."
                     }
                 }
-                @match spent.disabled_in {
+                @match spent.disabled_in.filter(|_| spent.kind.is_some()) {
                     Some(time) if time.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
                     Some(time) => { "At this rate, the platform disables the webhook in " (long(time)) "." },
                     None => "",
