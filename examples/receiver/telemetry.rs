@@ -158,7 +158,7 @@ mod metrics {
                 .set_buckets_for_metric(delays, &DELAYS)?
                 .install_recorder()
                 .context("metrics cannot be recorded")?;
-            let listener = bind(address, "--metrics 127.0.0.1:9101").await?;
+            let listener = bind(address, "--metrics 127.0.0.1:9465").await?;
             eprintln!("metrics on http://{}/metrics", listener.local_addr()?);
 
             let this = Self {

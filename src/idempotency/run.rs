@@ -86,6 +86,7 @@ where
         inner.call(*request).await
     };
     let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
+    let watch = watch.stop();
     let (settled, end) = match settlement(&mut attempted) {
         Settlement::Complete => match claims.complete().await {
             Ok(()) => (Ok(()), AttemptEnd::Settled),

@@ -87,7 +87,8 @@ impl FailureBudget {
     }
 
     /// Returns what each kind has spent in the last hour, sorted by kind. Kinds without a failure are left out. Beyond 32
-    /// kinds that the platform does not document, all others are counted together as `other`.
+    /// kinds that the platform does not document, all others are counted together as `other`, and verified deliveries
+    /// without a valid event header as `unknown`.
     #[must_use]
     pub fn spent(&self) -> Vec<Spent> {
         let now = Instant::now();
@@ -126,8 +127,7 @@ impl FailureBudget {
     }
 
     fn failed(&self, delivery: &DeliveryEnded<'_>) {
-        let kind = delivery.kind.filter(|_| delivery.is_verified);
-        let kind = kind.map(|kind| self.shared.kinds.bounded(kind));
+        let kind = self.shared.kinds.verified(delivery);
         let limit = self.shared.limit;
         let now = Instant::now();
         let mut hours = self.hours();

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};
 
+use super::observer::DeliveryEnded;
 use crate::event::EventKind;
 
 /// The kinds that have been seen: the platform's own, and a limited number of others. The header that names a kind is
@@ -18,7 +19,16 @@ const MOST: usize = 32;
 /// Stands for all kinds beyond that number.
 pub(super) const OTHER: EventKind = EventKind::from_static("other");
 
+/// Stands for the kind of a verified delivery whose event header is missing or invalid.
+pub(super) const UNKNOWN: EventKind = EventKind::from_static("unknown");
+
 impl Kinds {
+    /// Returns the kind of a verified delivery, as [`bounded`](Self::bounded) does, and `None` for others.
+    pub(super) fn verified(&self, ended: &DeliveryEnded<'_>) -> Option<EventKind> {
+        let kind = || ended.kind.map_or(UNKNOWN, |kind| self.bounded(kind));
+        ended.is_verified.then(kind)
+    }
+
     /// Returns the kind itself, or [`OTHER`] if there are too many already.
     pub(super) fn bounded(&self, kind: &EventKind) -> EventKind {
         static KNOWN: [EventKind; 7] = EventKind::ALL;

@@ -84,9 +84,9 @@ impl Metrics {
     }
 
     fn delivery(&self, ended: &DeliveryEnded<'_>) {
-        let kind = match ended.kind {
-            Some(kind) if ended.is_verified => label(&self.kinds.bounded(kind)),
-            _ => SharedString::const_str("unverified"),
+        let kind = match self.kinds.verified(ended) {
+            Some(kind) => label(&kind),
+            None => SharedString::const_str("unverified"),
         };
         counter!(DELIVERIES, "outcome" => ended.outcome, "kind" => kind.clone()).increment(1);
         histogram!(DELIVERY_DURATION, "kind" => kind).record(ended.duration);

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -132,8 +133,7 @@ impl Recent {
         if !is_problem && ended.outcome != "handled" {
             return;
         }
-        let kind = ended.kind.filter(|_| ended.is_verified);
-        let kind = kind.map(|kind| self.shared.kinds.bounded(kind));
+        let kind = self.shared.kinds.verified(ended);
         let problem = is_problem.then(|| Problem {
             at: SystemTime::now(),
             count: 1,
@@ -220,7 +220,12 @@ const MOST: usize = 100;
 const MOST_UNVERIFIED: usize = 20;
 
 fn describe(reason: Option<&(dyn Error + 'static)>) -> String {
-    reason.map_or(String::new(), |reason| Short(Chain(reason)).to_string())
+    let Some(reason) = reason else {
+        return String::new();
+    };
+    // The error is one of the application's, and may panic when it is displayed.
+    let text = catch_unwind(AssertUnwindSafe(|| Short(Chain(reason)).to_string()));
+    text.unwrap_or_else(|_| "the error panicked when it was displayed".to_owned())
 }
 
 /// The latest one last.

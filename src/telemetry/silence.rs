@@ -87,8 +87,8 @@ impl Silence {
         self
     }
 
-    /// Learns how often deliveries of the other kinds arrive. After a week, a kind is silent when twice the longest
-    /// time between two of its deliveries in the last seven days has passed, and at least an hour.
+    /// Learns how often deliveries of the other kinds arrive. When they have arrived for a week, a kind is silent when twice
+    /// the longest time between two of its deliveries in the last seven days has passed, and at least an hour.
     pub fn learn(mut self) -> Self {
         self.rules.learns = true;
         self
@@ -121,7 +121,7 @@ impl Silence {
             }
         }
         for (kind, rhythm) in &state.rhythms {
-            if let Some(within) = rhythm.learned(now)
+            if let Some(within) = rhythm.learned()
                 && self.rules.learns
                 && !self.rules.expected.contains_key(kind)
             {
@@ -308,8 +308,8 @@ impl Rhythm {
     }
 
     /// The time after which the kind is silent, once it has been seen for long enough.
-    fn learned(&self, now: Instant) -> Option<Duration> {
-        if now.saturating_duration_since(self.first) < WEEK {
+    fn learned(&self) -> Option<Duration> {
+        if self.last.saturating_duration_since(self.first) < WEEK {
             return None;
         }
         let longest = self.longest.iter().map(|(_, longest)| *longest).max()?;

@@ -113,6 +113,7 @@ struct Attempt {
     number: Option<NonZeroU32>,
     since_accepted: Option<Duration>,
     started: Instant,
+    duration: Option<Duration>,
 }
 
 impl AttemptWatch {
@@ -132,12 +133,22 @@ impl AttemptWatch {
             number,
             since_accepted: accepted.map(|at| at.elapsed().unwrap_or_default()),
             started: Instant::now(),
+            duration: None,
         })))
     }
 
     #[inline]
     pub(crate) fn is_observed(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Ends the duration of the attempt, before it is settled.
+    #[inline]
+    pub(crate) fn stop(mut self) -> Self {
+        if let Some(attempt) = &mut self.0 {
+            attempt.duration = Some(attempt.started.elapsed());
+        }
+        self
     }
 
     pub(crate) fn ended(
@@ -151,7 +162,9 @@ impl AttemptWatch {
             kind: &attempt.kind,
             outcome,
             end,
-            duration: attempt.started.elapsed(),
+            duration: attempt
+                .duration
+                .unwrap_or_else(|| attempt.started.elapsed()),
             number: attempt.number,
             since_accepted: attempt.since_accepted,
             reason,

@@ -118,7 +118,7 @@ fn an_address_in_use_and_a_wrong_expectation_are_clear_errors() {
         taken.err.contains(&format!("cannot listen on {address}")),
         "{taken:?}"
     );
-    assert!(taken.err.contains("--metrics 127.0.0.1:9101"), "{taken:?}");
+    assert!(taken.err.contains("--metrics 127.0.0.1:9465"), "{taken:?}");
 
     for expectation in [
         "chat-rated",

@@ -607,3 +607,31 @@ async fn a_threshold_is_not_logged_again_because_a_higher_one_was_left() {
     fail(&service, 110).await;
     assert_eq!(lines(), (1, 2), "it had fallen below 300");
 }
+
+#[tokio::test(start_paused = true)]
+async fn verified_deliveries_without_a_kind_are_no_unverified_requests() {
+    let budget = FailureBudget::default();
+    let service = failing(&budget);
+    for _ in 0..3 {
+        send(&service, delivery(BODY).without(EVENT)).await;
+    }
+    assert_eq!(budget.unverified().failures, 0);
+    let spent = budget.spent();
+    let seen: Vec<_> = spent
+        .iter()
+        .map(|it| (it.kind.as_ref().unwrap().as_str(), it.failures))
+        .collect();
+    assert_eq!(seen, [("unknown", 3)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn two_deliveries_at_once_are_no_rhythm() {
+    let silence = Silence::new().learn();
+    let service = listening(&silence);
+    for _ in 0..2 {
+        send(&service, delivery(BODY)).await;
+        advance(SECOND).await;
+    }
+    advance(30 * DAY).await;
+    assert!(silence.silent().is_empty());
+}

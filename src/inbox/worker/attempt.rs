@@ -1,5 +1,6 @@
 //! One attempt to handle an event, and how it is settled.
 
+use std::error::Error;
 use std::future::{pending, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -157,25 +158,31 @@ impl<Q: Queue> Pool<Q> {
             _ => outcome,
         };
         let settlement = self.settlement(&event, &outcome, is_probe);
-        let (name, reason) = match &outcome {
-            Ok(outcome) => (outcome.name(), outcome.reason()),
-            Err(Cut::Crashed) => (CRASHED, None),
-            Err(Cut::Interrupted) => ("interrupted", None),
+        let name = match &outcome {
+            Ok(outcome) => outcome.name(),
+            Err(Cut::Crashed) => CRASHED,
+            Err(Cut::Interrupted) => "interrupted",
         };
         span.finish(name);
-        watch.ended(
-            name,
-            settlement.as_ref().map_or(AttemptEnd::Lost, end),
-            reason,
-        );
+        let watch = watch.stop();
+        let end = settlement.as_ref().map_or(AttemptEnd::Lost, end);
         match settlement {
             Some(settlement) if !is_settled => {
                 let take = takes_next.then(|| self.take());
                 let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
-                self.settle(&held, &settlement, take.as_deref(), may_be_settled)
-                    .await
+                let settled = self
+                    .settle(&held, &settlement, take.as_deref(), may_be_settled)
+                    .await;
+                let end = if settled.is_ok() {
+                    end
+                } else {
+                    AttemptEnd::Lost
+                };
+                watch.ended(name, end, reason_of(&outcome));
+                settled.unwrap_or_default()
             }
             _ => {
+                watch.ended(name, end, reason_of(&outcome));
                 // The event, or the next one of its lane, waits for a claim.
                 self.shared.workers.wake();
                 None
@@ -284,6 +291,10 @@ impl<Q: Queue> Pool<Q> {
         let mut trips = lock(&self.trips);
         let (changed, before) = trips.failed(kind, lane);
         self.has_trips.store(true, Ordering::Relaxed);
+        if changed == Changed::Tripped {
+            // Under the lock, so that an observer sees trips and their ends in their order.
+            self.tripped(kind, true);
+        }
         drop(trips);
         if changed == Changed::Tripped {
             tracing::error!(
@@ -292,7 +303,6 @@ impl<Q: Queue> Pool<Q> {
                  not count"
             );
             self.apply_trips();
-            self.tripped(kind, true);
         }
         let counts = counts && !is_probe;
         let retry = &self.rules.retry;
@@ -346,11 +356,13 @@ impl<Q: Queue> Pool<Q> {
         let mut trips = lock(&self.trips);
         let changed = trips.succeeded(kind);
         self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
+        if changed == Changed::Resumed {
+            self.tripped(kind, false);
+        }
         drop(trips);
         if changed == Changed::Resumed {
             tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
             self.apply_trips();
-            self.tripped(kind, false);
         }
     }
 
@@ -360,14 +372,14 @@ impl<Q: Queue> Pool<Q> {
     }
 
     /// Settles an attempt, and tries again for as long as its lease lasts. Returns the next event of the lane, if it
-    /// was taken.
+    /// was taken, or an error if the attempt could not be settled.
     async fn settle(
         &self,
         held: &HeldLease<'_>,
         settlement: &Settlement,
         next: Option<&Take>,
         may_be_settled: bool,
-    ) -> Option<Attempt> {
+    ) -> Result<Option<Attempt>, NotSettled> {
         let limits = &self.settings.limits;
         // Longer than that of a delivery, which has a sender who waits.
         let limit = limits.store_timeout.max(limits.lease() / 3);
@@ -389,11 +401,11 @@ impl<Q: Queue> Pool<Q> {
                         // The lane's next event may be one for another worker, which nothing else would wake.
                         self.shared.workers.wake();
                     }
-                    return next.map(|event| Attempt {
+                    return Ok(next.map(|event| Attempt {
                         event: *event,
                         asked,
                         probe: None,
-                    });
+                    }));
                 }
                 Ok(Settled::Lost) if may_be_settled => {
                     tracing::info!(
@@ -401,7 +413,7 @@ impl<Q: Queue> Pool<Q> {
                          tried again only if it is not settled"
                     );
                     self.ask_now();
-                    return None;
+                    return Ok(None);
                 }
                 Ok(Settled::Lost) => {
                     // The first try may have ended the attempt, without an answer.
@@ -410,8 +422,9 @@ impl<Q: Queue> Pool<Q> {
                             "the attempt ended after its lease had been lost: the event is tried again, unless it was \
                              discarded"
                         );
+                        return Err(NotSettled);
                     }
-                    return None;
+                    return Ok(None);
                 }
                 Err(error) => error,
             };
@@ -421,7 +434,7 @@ impl<Q: Queue> Pool<Q> {
                     "the attempt ended, but that could not be recorded: the event is tried again when its lease has \
                      expired"
                 );
-                return None;
+                return Err(NotSettled);
             }
             if is_first {
                 tracing::warn!(
@@ -436,6 +449,14 @@ impl<Q: Queue> Pool<Q> {
             pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
+}
+
+/// The attempt ended, and its event is tried again, as that could not be recorded.
+struct NotSettled;
+
+/// The error of an outcome, for an observer.
+fn reason_of(outcome: &Result<Outcome, Cut>) -> Option<&(dyn Error + 'static)> {
+    outcome.as_ref().ok().and_then(Outcome::reason)
 }
 
 /// What becomes of an event, for an observer.
