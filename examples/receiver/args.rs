@@ -208,7 +208,7 @@ pub(crate) struct Args {
     /// Serve a console at this address: pages that show events to operators, with buttons to redrive, discard and pause
     ///
     /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It is
-    /// reachable as the IP address that it listens on, 127.0.0.1, [::1] and localhost. The receiver needs the feature `console`, as in
+    /// reachable by its IP address and as localhost. The receiver needs the feature `console`, as in
     /// `cargo run --features console,inbox,sqlite --example receiver`.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) console: Option<SocketAddr>,

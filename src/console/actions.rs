@@ -15,8 +15,9 @@ use super::bulk::Action;
 use super::guard::actor;
 use super::page::{Site, View};
 use super::routes::{Problem, Search, id, inbox, past};
+use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::{Change, EventId};
+use crate::inbox::{Change, EventId, EventState};
 
 pub(super) fn action(name: &str) -> Result<Action, Problem> {
     let unknown = || {
@@ -45,31 +46,72 @@ fn refused(id: EventId, change: Change) -> Problem {
     Problem::new(StatusCode::CONFLICT, reason)
 }
 
+/// The state that the page showed.
+#[derive(Deserialize)]
+pub(super) struct Shown {
+    #[serde(default)]
+    state: String,
+}
+
 pub(super) async fn change(
     State(console): State<Arc<Console>>,
     Extension(site): Extension<Site>,
     headers: HeaderMap,
     path: Result<Path<(String, String)>, PathRejection>,
+    form: Result<Form<Shown>, FormRejection>,
 ) -> Response {
     let changed = async {
         let Path((number, name)) = path?;
+        let Form(shown) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
         let (id, action) = (id(&number)?, action(&name)?);
-        let change = action.apply(&**inbox(&console)?, id).await?;
-        let actor = actor(&console, &headers);
-        tracing::info!(
-            actor,
-            action = action.name(),
-            event = id.0,
-            ?change,
-            "an operator requested a change of an event"
-        );
-        match change {
+        let states: Vec<EventState> = shown.state.parse().into_iter().collect();
+        let made = make(&console, actor(&console, &headers), action, id, states);
+        match made.await? {
             Change::Made => Ok(format!("/events/{id}")),
             change => Err(refused(id, change)),
         }
     };
     let changed = changed.await;
     then(&console, &site, changed)
+}
+
+/// Changes an event if it is in one of these states, or in any if there are none. The change and its line in the log
+/// are a task, since the operator may disconnect meanwhile.
+async fn make(
+    console: &Console,
+    actor: Option<String>,
+    action: Action,
+    id: EventId,
+    states: Vec<EventState>,
+) -> Result<Change, Problem> {
+    let inbox = Arc::clone(inbox(console)?);
+    let made = tokio::spawn(async move {
+        let change = action.apply_in(&*inbox, id, &states).await;
+        match &change {
+            Ok(change) => tracing::info!(
+                actor,
+                action = action.name(),
+                event = id.0,
+                ?change,
+                "an operator requested a change of an event"
+            ),
+            Err(error) => tracing::warn!(
+                actor,
+                action = action.name(),
+                event = id.0,
+                reason = %Chain(error),
+                "an operator requested a change of an event, and the queue failed"
+            ),
+        }
+        change
+    });
+    match made.await {
+        Ok(change) => Ok(change?),
+        Err(_) => Err(Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "The change panicked. The log has the reason.",
+        )),
+    }
 }
 
 /// Changes the events that are selected in a list. The body has a field `id` for each.
@@ -93,18 +135,10 @@ pub(super) async fn change_selected(
         if ids.is_empty() {
             return Err(Problem::bad("No event was selected."));
         }
-        let inbox = inbox(&console)?;
         let actor = actor(&console, &headers);
         let mut unchanged = Vec::new();
         for id in &ids {
-            let change = action.apply(&**inbox, *id).await?;
-            tracing::info!(
-                actor,
-                action = action.name(),
-                event = id.0,
-                ?change,
-                "an operator requested a change of an event"
-            );
+            let change = make(&console, actor.clone(), action, *id, Vec::new()).await?;
             if change != Change::Made {
                 unchanged.push(id.to_string());
             }

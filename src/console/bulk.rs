@@ -10,7 +10,7 @@ use tokio::task::yield_now;
 
 use super::operations::Operations;
 use crate::error::Chain;
-use crate::inbox::{Change, EventId, Filter, Page};
+use crate::inbox::{Change, EventId, EventState, Filter, Page};
 use crate::store::StoreError;
 
 /// A change of events.
@@ -36,11 +36,26 @@ impl Action {
         }
     }
 
-    pub(super) async fn apply(
+    /// Changes an event if it is in one of these states, or in any if there are none.
+    pub(super) async fn apply_in(
         self,
         inbox: &dyn Operations,
         id: EventId,
+        states: &[EventState],
     ) -> Result<Change, StoreError> {
+        if !states.is_empty() {
+            match inbox.get(id).await? {
+                None => return Ok(Change::NotFound),
+                Some(record) if !states.contains(&record.summary.state) => {
+                    return Ok(Change::WrongState);
+                }
+                Some(_) => {}
+            }
+        }
+        self.apply(inbox, id).await
+    }
+
+    async fn apply(self, inbox: &dyn Operations, id: EventId) -> Result<Change, StoreError> {
         match self {
             Self::Redrive => inbox.redrive(id).await,
             Self::Discard => inbox.discard(id).await,
@@ -54,7 +69,7 @@ pub(super) struct Jobs {
     all: Mutex<BTreeMap<u64, Arc<Job>>>,
 }
 
-/// The number of jobs that are kept.
+/// The number of jobs that are kept, beside those in progress.
 const MOST: usize = 50;
 
 /// A change of all events that match a filter.
@@ -170,8 +185,13 @@ impl Jobs {
             ended: Mutex::default(),
         });
         all.insert(number, Arc::clone(&job));
-        while all.len() > MOST {
-            all.pop_first();
+        let ended = all.iter().filter(|(_, job)| job.end().is_some());
+        let too_many: Vec<_> = ended
+            .map(|(number, _)| *number)
+            .take(all.len().saturating_sub(MOST))
+            .collect();
+        for number in too_many {
+            all.remove(&number);
         }
         drop(all);
         tracing::info!(
@@ -240,22 +260,30 @@ impl Job {
             let mut ids: Vec<_> = found.into_iter().map(|event| event.id).collect();
             ids.retain(|id| *id <= newest);
             let mut changes = stream::iter(ids)
-                .map(|id| self.change(inbox, id))
+                .map(|id| self.change(inbox, id, &filter.states))
                 .buffer_unordered(AT_ONCE);
+            let mut failed = Ok(());
             while let Some(changed) = changes.next().await {
-                changed?;
+                failed = failed.and(changed);
             }
+            // Not before all changes have ended, so that each of them is counted.
+            failed?;
             if is_last || self.is_cancelled.load(Ordering::Relaxed) {
                 return Ok(());
             }
         }
     }
 
-    async fn change(&self, inbox: &dyn Operations, id: EventId) -> Result<(), StoreError> {
+    async fn change(
+        &self,
+        inbox: &dyn Operations,
+        id: EventId,
+        states: &[EventState],
+    ) -> Result<(), StoreError> {
         if self.is_cancelled.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let count = match self.action.apply(inbox, id).await? {
+        let count = match self.action.apply_in(inbox, id, states).await? {
             Change::Made => &self.changed,
             Change::NotFound | Change::WrongState | Change::WithoutBody => &self.skipped,
         };

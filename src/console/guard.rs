@@ -1,5 +1,6 @@
 //! Which requests are answered, and who sent them.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{OriginalUri, Request, State};
@@ -47,11 +48,11 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
             .and_then(|host| host.to_str().ok()?.parse::<Authority>().ok()),
     };
     authority.is_some_and(|authority| {
-        let host = authority
-            .host()
-            .trim_start_matches('[')
-            .trim_end_matches(']');
-        hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
+        let host = authority.host();
+        // No name of another site leads here by an address.
+        let address = host.trim_start_matches('[').trim_end_matches(']');
+        let is_address = address.parse::<IpAddr>().is_ok();
+        is_address || hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
     })
 }
 

@@ -6,9 +6,11 @@ pause.parentElement.hidden = false;
 const name = (element) => element.id || element.getAttribute("href");
 
 async function refresh() {
+  const began = performance.now();
   try {
     if (pause.checked || document.hidden) return;
-    const answer = await fetch(location.pathname + location.search, { headers: { "x-live": "1" } });
+    const signal = AbortSignal.timeout(10_000);
+    const answer = await fetch(location.pathname + location.search, { headers: { "x-live": "1" }, signal });
     if (!answer.ok) return;
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
     const selected = getSelection();
@@ -24,7 +26,9 @@ async function refresh() {
   } catch {
     document.getElementById("clock").textContent = document.body.dataset.stopped;
   } finally {
-    setTimeout(refresh, 1000);
+    // A page that takes long is asked for less often.
+    setTimeout(refresh, Math.max(1000, 10 * (performance.now() - began)));
   }
 }
-setTimeout(refresh, 1000);
+// The clock alone is no reason to ask.
+if (document.querySelector("main [data-live]")) setTimeout(refresh, 1000);

@@ -125,13 +125,13 @@ impl Console {
         self
     }
 
-    /// Accepts only requests for these host names, without ports. Requests for others are answered with 421. This prevents
+    /// Accepts only requests for these host names, without ports, and for IP addresses. Requests for others are answered with 421. This prevents
     /// DNS rebinding: another site cannot read the pages under a name that resolves to the console's address. Set it if the
     /// console has no authentication. By default, all host names are accepted.
     ///
     /// ```
     /// # use tower_webhook::console::Console;
-    /// let console = Console::new().hosts(["localhost", "127.0.0.1"]);
+    /// let console = Console::new().hosts(["localhost", "ops.example.com"]);
     /// ```
     pub fn hosts<H: Into<String>>(mut self, hosts: impl IntoIterator<Item = H>) -> Self {
         self.hosts = Some(hosts.into_iter().map(Into::into).collect());

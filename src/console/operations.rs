@@ -2,12 +2,25 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::time::Duration;
+
+use tokio::time::timeout;
 
 use crate::event::EventKind;
 use crate::inbox::{Change, EventId, EventRecord, EventSummary, Filter, Inbox, Page, Queue, Stats};
 use crate::store::StoreError;
 
 type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// The time limit of what a page reads.
+const LIMIT: Duration = Duration::from_secs(5);
+
+fn read<'a, T>(reading: impl Future<Output = Result<T, StoreError>> + Send + 'a) -> Answer<'a, T> {
+    Box::pin(async {
+        let read = timeout(LIMIT, reading).await;
+        read.unwrap_or_else(|_| Err(StoreError::timed_out()))
+    })
+}
 
 /// The operations of an [`Inbox`].
 pub(super) trait Operations: Send + Sync {
@@ -22,11 +35,11 @@ pub(super) trait Operations: Send + Sync {
 
 impl<Q: Queue> Operations for Inbox<Q> {
     fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Vec<EventSummary>> {
-        Box::pin(self.list(filter, page))
+        read(self.list(filter, page))
     }
 
     fn get(&self, id: EventId) -> Answer<'_, Option<EventRecord>> {
-        Box::pin(self.get(id))
+        read(self.get(id))
     }
 
     fn redrive(&self, id: EventId) -> Answer<'_, Change> {
@@ -46,6 +59,6 @@ impl<Q: Queue> Operations for Inbox<Q> {
     }
 
     fn stats(&self) -> Answer<'_, Stats> {
-        Box::pin(self.stats())
+        read(self.stats())
     }
 }

@@ -37,7 +37,7 @@ pub(super) fn router(console: Arc<Console>) -> Router {
         .route("/", get(overview))
         .route("/events", get(events))
         .route("/events/{id}", get(event))
-        .route("/chats/{id}", get(chat))
+        .route("/chat", get(chat))
         .route("/lanes", get(lanes))
         .route(
             "/style.css",
@@ -82,6 +82,8 @@ pub(super) fn router(console: Arc<Console>) -> Router {
 pub(super) struct Problem {
     status: StatusCode,
     reason: String,
+    /// Whether the reason has the text of an error.
+    has_error: bool,
 }
 
 impl Problem {
@@ -89,6 +91,7 @@ impl Problem {
         Self {
             status,
             reason: reason.into(),
+            has_error: false,
         }
     }
 
@@ -101,15 +104,26 @@ impl Problem {
     }
 
     pub(super) fn page(self, view: &View<'_>) -> Response {
-        let page = page::problem(view, self.status, &self.reason);
+        let reason = match self.has_error && view.console.hides_payloads {
+            true => "The queue failed. The log has the reason.",
+            false => &self.reason,
+        };
+        let page = page::problem(view, self.status, reason);
         (self.status, Html(page.into_string())).into_response()
     }
 }
 
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
-        let reason = format!("The queue failed: {}.", Chain(&error));
-        Self::new(StatusCode::SERVICE_UNAVAILABLE, reason)
+        let reason = Chain(&error);
+        tracing::warn!(%reason, "the console could not ask the queue");
+        Self {
+            has_error: true,
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("The queue failed: {reason}."),
+            )
+        }
     }
 }
 
@@ -197,6 +211,9 @@ pub(super) struct Search {
     pub(super) after: String,
     #[serde(default)]
     pub(super) action: String,
+    /// The id of the chat, on its page.
+    #[serde(default)]
+    id: String,
 }
 
 impl Search {
@@ -345,12 +362,12 @@ async fn unsettled_of(
 async fn chat(
     State(console): State<Arc<Console>>,
     site: Extension<Site>,
-    path: Result<Path<String>, PathRejection>,
     search: Result<Query<Search>, QueryRejection>,
 ) -> Response {
     let view = View::new(&console, &site);
     let chat = async {
-        let (Path(chat), Query(search)) = (path?, search?);
+        let Query(search) = search?;
+        let chat = search.id.clone();
         let filter = Filter {
             chat: Some(chat.clone()),
             ..Filter::default()

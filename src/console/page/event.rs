@@ -26,7 +26,7 @@ pub(in super::super) fn event(
                 section {
                     h2 { "Event" }
                     dl {
-                        dt { "Kind" } dd { (event.kind) }
+                        dt { "Kind" } dd { (clip(event.kind.as_str(), 200)) }
                         dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
                         dt { "Key" }
                         dd {
@@ -74,16 +74,21 @@ fn actions(view: &View<'_>, record: &EventRecord) -> Markup {
     }
 }
 
+/// The number of failures that are shown.
+const FAILURES: usize = 20;
+
 fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
     let event = &record.summary;
+    let earlier = record.failures.len().saturating_sub(FAILURES);
     html! {
         ol.timeline {
             li { (full_time(event.accepted_at)) " accepted" }
-            @for failure in &record.failures {
+            @if earlier > 0 { li { (earlier) " earlier failures" } }
+            @for failure in &record.failures[earlier..] {
                 li {
                     (full_time(failure.at)) " " b.bad { (failure.failure.outcome) }
                     @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-                    @else { " " (clip(&failure.failure.reason, 1_000)) }
+                    @else { " " (clip(&failure.failure.reason, 300)) }
                 }
             }
             @if let Some(settled) = event.settled_at {
@@ -101,13 +106,14 @@ fn place(view: &View<'_>, event: &EventSummary, lane: &[EventSummary]) -> Markup
     let before = lane.iter().take_while(|it| it.id != event.id).count();
     let behind = lane.len() - before - usize::from(before < lane.len());
     html! {
-        @match lane.first().filter(|first| first.id != event.id) {
+        @match lane.first().filter(|first| first.id != event.id && !event.is_redriven) {
             Some(first) => p {
                 "Waits behind " a href=(view.url(format_args!("/events/{}", first.id))) { "event " (first.id) }
                 " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago)"
                 @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
                 "."
             },
+            None if event.is_redriven => p { "It was redriven, and waits for no other event." },
             None => p { "It is the first one of its lane." },
         }
         @if behind > 0 {
@@ -116,8 +122,8 @@ fn place(view: &View<'_>, event: &EventSummary, lane: &[EventSummary]) -> Markup
     }
 }
 
-/// The longest payload that is shown, in characters.
-const MOST: usize = 8_000;
+/// The longest payload that is shown, in bytes of HTML.
+const MOST: usize = 24_000;
 
 fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
     if view.console.hides_payloads {
@@ -132,8 +138,9 @@ fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
         _ => String::from_utf8_lossy(body).into_owned(),
     };
     html! {
-        pre tabindex="0" aria-label="Payload" { (clip(&text, MOST)) }
-        @if text.chars().nth(MOST).is_some() { p.quiet { "The first " (MOST) " characters of " (body.len()) " bytes." } }
+        @let shown = clip(&text, MOST);
+        pre tabindex="0" aria-label="Payload" { (shown) }
+        @if shown.len() != text.len() { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
     }
 }
 
@@ -149,7 +156,7 @@ pub(in super::super) fn chat(
             p.quiet { "Its events, in the order in which they were accepted." }
             div #rows data-live { (table(view, events, false)) }
             @if is_more && let Some(last) = events.last() {
-                div.pages { a href={ (view.chat(chat)) "?after=" (last.id) } rel="next" { "Next page" } }
+                div.pages { a href={ (view.chat(chat)) "&after=" (last.id) } rel="next" { "Next page" } }
             }
         }
     };

@@ -164,7 +164,7 @@ pub(in super::super) fn lanes(
                                 tr {
                                     td.wide { (chat(view, head.chat.as_deref())) }
                                     td data-label="Blocked by" { a href=(view.url(format_args!("/events/{}", head.id))) { "event " (head.id) } }
-                                    td { (head.kind) }
+                                    td { (clip(head.kind.as_str(), 60)) }
                                     td data-label="Since" { (ago(head.accepted_at)) }
                                     td { (state(head)) }
                                     td.number data-label="Waiting" {
@@ -241,7 +241,7 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                         None => "In progress.",
                         Some(Ended::Done) => "Done.",
                         Some(Ended::Cancelled) => "Cancelled. Events that were changed before stay changed.",
-                        Some(Ended::Failed(reason)) => { "Stopped, because the queue failed: " (clip(reason, 300)) },
+                        Some(Ended::Failed(reason)) => { "Stopped, because the queue failed" @if !view.console.hides_payloads { ": " (clip(reason, 300)) } },
                     }
                 }
                 @if !job.matched.is_more {

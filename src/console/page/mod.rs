@@ -49,10 +49,9 @@ impl<'a> View<'a> {
 
     /// The URL of a chat's page.
     fn chat(&self, chat: &str) -> String {
-        // A chat's id may contain any character.
-        let mut path = String::from("/chats/");
-        path.extend(form_urlencoded::byte_serialize(chat.as_bytes()));
-        self.url(path.replace('+', "%20"))
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.append_pair("id", chat);
+        self.url(format_args!("/chat?{}", query.finish()))
     }
 
     fn can_change(&self) -> bool {

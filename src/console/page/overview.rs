@@ -1,6 +1,7 @@
 //! The first page: each kind, and the newest problems.
 
 use std::collections::BTreeSet;
+use std::fmt::Write;
 
 use maud::{Markup, html};
 
@@ -12,6 +13,15 @@ use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
 
 /// The number of problems that are shown.
 const PROBLEMS: usize = 12;
+
+/// The number of kinds that are shown: those of the platform first.
+const KINDS: usize = 15;
+
+/// The longest name of a kind that is shown, in bytes. A sender could choose longer ones.
+const LONGEST_KIND: usize = 64;
+
+/// The number of warnings of one sort.
+const ALERTS: usize = 5;
 
 /// What is known of a kind.
 struct Row<'a> {
@@ -46,8 +56,14 @@ pub(in super::super) fn overview(
     kinds.extend(silent.iter().map(|silent| &silent.kind));
     kinds.extend(minutes.keys());
     kinds.extend(&tripped);
+    let all = kinds.len();
+    let mut kinds: Vec<_> = kinds.into_iter().collect();
+    kinds.retain(|kind| kind.as_str().len() <= LONGEST_KIND);
+    kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
+    let others = all - kinds.len().min(KINDS);
     let rows: Vec<_> = kinds
         .into_iter()
+        .take(KINDS)
         .map(|kind| Row {
             kind,
             stats: stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind)),
@@ -60,9 +76,9 @@ pub(in super::super) fn overview(
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
     let content = html! {
         div #alerts data-live {
-            @if let Some(error) = error { div.alert role="alert" { p { "The queue cannot be read: " (error) } } }
-            @for spent in spent.iter().filter(|spent| spent.share() >= 0.2) { (budget_alert(spent)) }
-            @for silent in &silent {
+            @if let Some(error) = error { div.alert role="alert" { p { "The queue cannot be read: " @if console.hides_payloads { "the log has the reason" } @else { (error) } } } }
+            @for spent in spent.iter().filter(|spent| spent.share() >= 0.2).take(ALERTS) { (budget_alert(spent)) }
+            @for silent in silent.iter().take(ALERTS) {
                 div.alert role="alert" {
                     p {
                         "No " b { (silent.kind) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
@@ -73,7 +89,7 @@ pub(in super::super) fn overview(
                     }
                 }
             }
-            @for kind in &tripped {
+            @for kind in tripped.iter().take(ALERTS) {
                 div.alert role="alert" {
                     p { "Events of " b { (kind) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
                     a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" }
@@ -87,7 +103,10 @@ pub(in super::super) fn overview(
         div.stack {
             section {
                 h2 { "Kinds" }
-                div #kinds-table data-live { (table(view, &rows, is_paused)) }
+                div #kinds-table data-live {
+                    (table(view, &rows, is_paused))
+                    @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
+                }
             }
             @if let Some(recent) = &console.recent {
                 section {
@@ -165,7 +184,7 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
     html! {
         tr {
             th scope="row" {
-                (name)
+                (clip(name, 60))
                 @if row.is_tripped { " " span.badge.bad { "tripped" } }
                 @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
@@ -221,15 +240,21 @@ fn sparkline(minutes: &[Minute; 60]) -> Markup {
         .max()
         .unwrap_or(0);
     let sum: u64 = minutes.iter().map(|minute| u64::from(minute.handled)).sum();
-    let height = |handled: u32| u64::from(handled) * 20 / u64::from(most.max(1));
+    let mut path = String::new();
+    for (at, minute) in minutes
+        .iter()
+        .enumerate()
+        .filter(|(_, minute)| minute.handled > 0)
+    {
+        let height = (u64::from(minute.handled) * 20 / u64::from(most)).max(1);
+        let _ = write!(path, "M{at}.5 20v-{height}");
+    }
     html! {
         span.number { (sum) }
         " "
         svg.spark viewBox="0 0 60 20" width="120" height="20" role="img"
             aria-label={ (sum) " handled in the last hour, at most " (most) " in a minute" } {
-            @for (at, minute) in minutes.iter().enumerate().filter(|(_, minute)| minute.handled > 0) {
-                rect x=(at) y=(20 - height(minute.handled).max(1)) width="0.8" height=(height(minute.handled).max(1)) {}
-            }
+            path d=(path) {}
         }
     }
 }

@@ -8,12 +8,21 @@ use super::View;
 use crate::event::EventKind;
 use crate::inbox::{EventState, EventSummary};
 
-/// Returns the start of a text, with at most so many characters.
+/// Returns the start of a text that takes at most so many bytes of HTML.
 pub(super) fn clip(text: &str, most: usize) -> String {
-    match text.char_indices().nth(most) {
-        Some((at, _)) => format!("{}…", &text[..at]),
-        None => text.to_owned(),
+    let mut size = 0;
+    for (at, char) in text.char_indices() {
+        size += match char {
+            '&' => 5,
+            '<' | '>' => 4,
+            '"' => 6,
+            other => other.len_utf8(),
+        };
+        if size > most {
+            return format!("{}…", &text[..at]);
+        }
     }
+    text.to_owned()
 }
 
 /// Formats a time such as `20 Nov 20:56:43`.
@@ -71,10 +80,15 @@ pub(super) fn state(event: &EventSummary) -> Markup {
     }
 }
 
+/// The longest id of a chat that is a link, in bytes.
+const LONGEST_CHAT: usize = 100;
+
 pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
     html! {
         @match chat {
-            Some(chat) => a href=(view.chat(chat)) { (clip(chat, 60)) },
+            // A link has the whole id.
+            Some(chat) if chat.len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
+            Some(chat) => (clip(chat, 60)),
             None => span.quiet { "unknown" },
         }
     }
@@ -89,6 +103,7 @@ pub(super) fn button(view: &View<'_>, event: &EventSummary, action: &str, text: 
     };
     html! {
         form method="post" action=(view.url(format_args!("/events/{}/{action}", event.id))) {
+            input type="hidden" name="state" value=(event.state);
             button #{ (action) "-" (event.id) } class=(class) { (text) }
         }
     }
