@@ -90,7 +90,8 @@ impl PostgresQueue {
 
     /// Ends attempts by one statement.
     pub(super) async fn settle_all(self, mut calls: Vec<End>) -> Vec<Result<Settled, StoreError>> {
-        let order = sort(&mut calls, |call| call.lease.place);
+        // Events without a lane have one place. Renewals lock rows in the same order.
+        let order = sort(&mut calls, |call| (call.lease.place, call.lease.id));
         let settled = self.execute(
             &self.shared.statements.settle,
             &calls,

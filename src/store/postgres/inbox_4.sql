@@ -2,8 +2,9 @@
 -- version 3, one event at a time: keys that are known, events that arrive dead, lanes to which an event returns, and
 -- attempts that end in another way than `handled` and `ignored`.
 --
--- The arrays have an element for each event, in the order of lanes. Rows are locked in that order, and keys in their
--- own, so that two batches do not wait for each other.
+-- The arrays have an element for each event, in the order of lanes. Keys are locked first, in their own order, and then
+-- rows in that of lanes, so that two batches do not wait for each other. A function of version 3 locks a lane before a
+-- key of the next event: where both are used at one time, PostgreSQL may have to end one of them, which is repeated.
 
 -- A purge finds a row by one of two indexes, each of which has only a part of them: at first that of the bodies, and
 -- that of the retention when the body was deleted. Until then, only `events` has the end of the retention.
