@@ -1,5 +1,6 @@
 //! The changes that operators make.
 
+use std::future::Future;
 use std::sync::Arc;
 
 use axum::Extension;
@@ -14,10 +15,11 @@ use super::Console;
 use super::bulk::Action;
 use super::guard::actor;
 use super::page::{Site, View};
-use super::routes::{Problem, Search, id, inbox, past};
+use super::routes::{Problem, Search, find_job, id, inbox, past};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::{Change, EventId, EventState};
+use crate::store::StoreError;
 
 pub(super) fn action(name: &str) -> Result<Action, Problem> {
     let unknown = || {
@@ -75,8 +77,20 @@ pub(super) async fn change(
     then(&console, &site, changed)
 }
 
-/// Changes an event if it is in one of these states, or in any if there are none. The change and its line in the log
-/// are a task, since the operator may disconnect meanwhile.
+/// Makes a change and logs it in a task, since the operator may disconnect meanwhile.
+async fn in_task<T: Send + 'static>(
+    change: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, Problem> {
+    match tokio::spawn(change).await {
+        Ok(change) => Ok(change?),
+        Err(_) => Err(Problem::new(
+            StatusCode::INTERNAL_SERVER_ERROR,
+            "The change panicked. The log has the reason.",
+        )),
+    }
+}
+
+/// Changes an event if it is in one of these states, or in any if there are none.
 async fn make(
     console: &Console,
     actor: Option<String>,
@@ -85,7 +99,7 @@ async fn make(
     states: Vec<EventState>,
 ) -> Result<Change, Problem> {
     let inbox = Arc::clone(inbox(console)?);
-    let made = tokio::spawn(async move {
+    in_task(async move {
         let change = action.apply_in(&*inbox, id, &states).await;
         match &change {
             Ok(change) => tracing::info!(
@@ -104,14 +118,8 @@ async fn make(
             ),
         }
         change
-    });
-    match made.await {
-        Ok(change) => Ok(change?),
-        Err(_) => Err(Problem::new(
-            StatusCode::INTERNAL_SERVER_ERROR,
-            "The change panicked. The log has the reason.",
-        )),
-    }
+    })
+    .await
 }
 
 /// Changes the events that are selected in a list. The body has a field `id` for each.
@@ -186,12 +194,7 @@ pub(super) async fn cancel(
 ) -> Response {
     let cancelled = async {
         let Path(number) = path?;
-        let job = console.jobs.get(number);
-        let job = job.ok_or_else(|| {
-            Problem::not_found(
-                "There is no such job. The console keeps the last 50 jobs of this process.",
-            )
-        })?;
+        let job = find_job(&console, number)?;
         tracing::info!(
             actor = actor(&console, &headers),
             job = number,
@@ -249,18 +252,27 @@ async fn set_paused(
     let set = async {
         let Form(form) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
         let kind = form.kind()?;
-        let inbox = inbox(&console)?;
-        match is_paused {
-            true => inbox.pause(kind.as_ref()).await?,
-            false => inbox.resume(kind.as_ref()).await?,
-        }
-        let kind = kind.as_ref().map(tracing::field::display);
-        tracing::info!(
-            actor = actor(&console, headers),
-            kind,
-            is_paused,
-            "the console pauses or resumes"
-        );
+        let inbox = Arc::clone(inbox(&console)?);
+        let actor = actor(&console, headers);
+        in_task(async move {
+            let set = match is_paused {
+                true => inbox.pause(kind.as_ref()).await,
+                false => inbox.resume(kind.as_ref()).await,
+            };
+            let kind = kind.as_ref().map(tracing::field::display);
+            match &set {
+                Ok(()) => tracing::info!(actor, kind, is_paused, "the console pauses or resumes"),
+                Err(error) => tracing::warn!(
+                    actor,
+                    kind,
+                    is_paused,
+                    reason = %Chain(error),
+                    "the console could not pause or resume"
+                ),
+            }
+            set
+        })
+        .await?;
         Ok("/".to_owned())
     };
     let set = set.await;

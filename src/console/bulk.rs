@@ -1,11 +1,12 @@
 //! Changes of all events that match, in the background.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
-
 use tokio::task::yield_now;
 
 use super::operations::Operations;
@@ -92,6 +93,7 @@ pub(super) enum Ended {
     Done,
     Cancelled,
     Failed(String),
+    Panicked,
 }
 
 /// A number of events, counted up to a limit.
@@ -108,15 +110,14 @@ const COUNT_UP_TO: usize = 10_000;
 const STEP: usize = 500;
 const AT_ONCE: usize = 32;
 
-/// Counts the events that match.
-pub(super) async fn count(
+/// Counts the events that match, for a preview.
+pub(super) async fn preview(
     inbox: &dyn Operations,
     filter: &Filter,
-    up_to: usize,
 ) -> Result<Counted, StoreError> {
     let mut page = Page {
         after: None,
-        limit: up_to.min(STEP),
+        limit: STEP,
         newest_first: false,
     };
     let mut events = 0;
@@ -129,21 +130,14 @@ pub(super) async fn count(
                 is_more: false,
             });
         }
-        if events >= up_to {
+        if events >= COUNT_UP_TO {
             return Ok(Counted {
-                events: up_to,
+                events: COUNT_UP_TO,
                 is_more: true,
             });
         }
         page.after = found.last().map(|event| event.id);
     }
-}
-
-pub(super) async fn preview(
-    inbox: &dyn Operations,
-    filter: &Filter,
-) -> Result<Counted, StoreError> {
-    count(inbox, filter, COUNT_UP_TO).await
 }
 
 impl Jobs {
@@ -223,10 +217,12 @@ impl Job {
         newest: Option<EventId>,
         actor: Option<String>,
     ) {
-        let ended = match self.change_all(&*inbox, &filter, newest).await {
-            Ok(()) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
-            Ok(()) => Ended::Done,
-            Err(error) => Ended::Failed(Chain(&error).to_string()),
+        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter, newest));
+        let ended = match changes.catch_unwind().await {
+            Ok(Ok(())) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
+            Ok(Ok(())) => Ended::Done,
+            Ok(Err(error)) => Ended::Failed(Chain(&error).to_string()),
+            Err(_) => Ended::Panicked,
         };
         tracing::info!(
             actor,

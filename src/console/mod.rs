@@ -152,3 +152,139 @@ impl fmt::Debug for Console {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::io;
+    use std::sync::Mutex;
+    use std::time::{Duration, SystemTime};
+
+    use axum::body::Body;
+    use http::Request;
+    use http_body_util::BodyExt;
+    use tokio::sync::Semaphore;
+    use tokio::time::{sleep, timeout};
+    use tower::ServiceExt;
+
+    use super::operations::Answer;
+    use super::*;
+    use crate::event::EventKind;
+    use crate::inbox::{
+        Change, EventId, EventRecord, EventState, EventSummary, Filter, Page, Stats,
+    };
+
+    /// One dead letter, whose redrive panics. A pause waits for a permit.
+    struct Faulty {
+        permits: Arc<Semaphore>,
+    }
+
+    impl Operations for Faulty {
+        fn list<'a>(&'a self, _: &'a Filter, _: Page) -> Answer<'a, Vec<EventSummary>> {
+            let event = EventSummary {
+                id: EventId(1),
+                kind: EventKind::CHAT_RATED,
+                key: None,
+                chat: None,
+                state: EventState::Dead,
+                is_redriven: false,
+                accepted_at: SystemTime::UNIX_EPOCH,
+                due_at: None,
+                settled_at: None,
+                failures: 1,
+            };
+            Box::pin(async { Ok(vec![event]) })
+        }
+
+        fn get(&self, _: EventId) -> Answer<'_, Option<EventRecord>> {
+            Box::pin(pending())
+        }
+
+        fn redrive(&self, _: EventId) -> Answer<'_, Change> {
+            Box::pin(async { panic!("the queue is faulty") })
+        }
+
+        fn discard(&self, _: EventId) -> Answer<'_, Change> {
+            Box::pin(pending())
+        }
+
+        fn pause<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
+            Box::pin(async {
+                let _permit = self.permits.acquire().await;
+                Ok(())
+            })
+        }
+
+        fn resume<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
+            Box::pin(pending())
+        }
+
+        fn stats(&self) -> Answer<'_, Stats> {
+            Box::pin(pending())
+        }
+    }
+
+    fn console(permits: &Arc<Semaphore>) -> Router {
+        let permits = Arc::clone(permits);
+        let console = Console {
+            inbox: Some(Arc::new(Faulty { permits })),
+            ..Console::new()
+        };
+        console.router()
+    }
+
+    fn post(path: &str) -> Request<Body> {
+        let post = Request::post(path)
+            .header("sec-fetch-site", "same-origin")
+            .header("content-type", "application/x-www-form-urlencoded");
+        post.body(Body::from("action=redrive")).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_that_panics_has_ended() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let started = app.clone().oneshot(post("/all")).await.unwrap();
+        assert_eq!(started.headers()["location"], "/jobs/1");
+        sleep(Duration::from_secs(1)).await;
+        let job = Request::get("/jobs/1").body(Body::empty()).unwrap();
+        let job = app.oneshot(job).await.unwrap().into_body();
+        let job = job.collect().await.unwrap().to_bytes();
+        let job = String::from_utf8(job.to_vec()).unwrap();
+        assert!(job.contains("Stopped, because a change panicked."), "{job}");
+        assert!(!job.contains("Cancel"), "{job}");
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(text)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_is_logged_though_the_operator_has_disconnected() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let _log = tracing::subscriber::set_default(subscriber.finish());
+        let permits = Arc::new(Semaphore::new(0));
+        let pausing = console(&permits).oneshot(post("/pause"));
+        let pausing = timeout(Duration::from_secs(1), pausing).await;
+        assert!(pausing.is_err());
+        permits.add_permits(1);
+        sleep(Duration::from_secs(1)).await;
+        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(
+            lines.contains("the console pauses or resumes is_paused=true"),
+            "{lines}"
+        );
+    }
+}

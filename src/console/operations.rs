@@ -10,7 +10,7 @@ use crate::event::EventKind;
 use crate::inbox::{Change, EventId, EventRecord, EventSummary, Filter, Inbox, Page, Queue, Stats};
 use crate::store::StoreError;
 
-type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+pub(super) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// The time limit of what a page reads.
 const LIMIT: Duration = Duration::from_secs(5);

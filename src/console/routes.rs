@@ -21,7 +21,7 @@ use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use super::bulk::{Action, preview};
+use super::bulk::{Action, Job, preview};
 use super::guard::guard;
 use super::operations::Operations;
 use super::page::{self, Site, View};
@@ -155,6 +155,12 @@ pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> 
         .inbox
         .as_ref()
         .ok_or_else(|| Problem::not_found(reason))
+}
+
+pub(super) fn find_job(console: &Console, number: u64) -> Result<Arc<Job>, Problem> {
+    let reason = "There is no such job. The console keeps the last 50 jobs of this process.";
+    let job = console.jobs.get(number);
+    job.ok_or_else(|| Problem::not_found(reason))
 }
 
 pub(super) fn id(text: &str) -> Result<EventId, Problem> {
@@ -443,12 +449,7 @@ async fn job(
     let view = View::new(&console, &site);
     let job = async {
         let Path(number) = path?;
-        let job = console.jobs.get(number);
-        let job = job.ok_or_else(|| {
-            Problem::not_found(
-                "There is no such job. The console keeps the last 50 jobs of this process.",
-            )
-        })?;
+        let job = find_job(&console, number)?;
         let changed = job.changed.load(Ordering::Relaxed);
         let skipped = job.skipped.load(Ordering::Relaxed);
         Ok(page::job(&view, &job, changed, skipped))

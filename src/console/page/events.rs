@@ -241,6 +241,7 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                         None => "In progress.",
                         Some(Ended::Done) => "Done.",
                         Some(Ended::Cancelled) => "Cancelled. Events that were changed before stay changed.",
+                        Some(Ended::Panicked) => "Stopped, because a change panicked. The log has the reason.",
                         Some(Ended::Failed(reason)) => { "Stopped, because the queue failed" @if !view.console.hides_payloads { ": " (clip(reason, 300)) } },
                     }
                 }
