@@ -1,6 +1,7 @@
 //! Metrics through the `metrics` facade.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use metrics::{
     SharedString, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
@@ -54,6 +55,8 @@ const BUDGET_SPENT: &str = "webhook_failure_budget_spent";
 const BUDGET_LIMIT: &str = "webhook_failure_budget_limit";
 const UNVERIFIED: &str = "webhook_unverified_failures";
 const SILENT: &str = "webhook_silent";
+const LAST_DELIVERY: &str = "webhook_last_delivery_timestamp_seconds";
+const EXPECTED: &str = "webhook_expected_within_seconds";
 pub(crate) const BUFFERED: &str = "webhook_buffered_bytes";
 pub(crate) const DETACHED_NOW: &str = "webhook_detached_runs";
 #[cfg(feature = "moka")]
@@ -184,11 +187,23 @@ impl FailureBudget {
 }
 
 impl Silence {
-    /// Records which kinds are silent: see the [table of metrics](crate::docs::metrics#failure-budget).
+    /// Records which kinds are silent, when each kind was delivered last, and when it is expected again: see the
+    /// [table of metrics](crate::docs::metrics#silence).
     pub fn record_metrics(&self) {
         let silent = self.silent();
         let silent = silent.iter().map(|silent| (&silent.kind, 1.0));
         self.gauges().set(SILENT, silent);
+
+        let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        for (kind, last) in self.last_deliveries() {
+            // In whole seconds, so that the value stays the same until the next delivery.
+            let at = now.saturating_sub(last.elapsed()).as_secs();
+            gauge!(LAST_DELIVERY, "kind" => label(&kind)).set(at as f64);
+        }
+        for (kind, within) in self.expected_now() {
+            let within = within.map_or(f64::INFINITY, |within| within.as_secs_f64());
+            gauge!(EXPECTED, "kind" => label(&kind)).set(within);
+        }
     }
 }
 
@@ -249,6 +264,16 @@ fn describe() {
         SILENT,
         Count,
         "1 while no event of the kind has been delivered for longer than expected."
+    );
+    describe_gauge!(
+        LAST_DELIVERY,
+        Seconds,
+        "Time of the last delivery, since 1970-01-01 00:00 UTC."
+    );
+    describe_gauge!(
+        EXPECTED,
+        Seconds,
+        "Time within which the next delivery is expected."
     );
     describe_gauge!(
         BUFFERED,

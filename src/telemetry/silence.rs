@@ -16,7 +16,8 @@ use crate::event::{EventKind, chat_id};
 /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)) looks like one without events.
 ///
 /// It is an [`Observer`]. [`watch`](Self::watch) logs an error when a kind becomes silent, and [`silent`](Self::silent)
-/// returns the kinds that are. Clones share what they have seen, which does not outlast the process.
+/// returns the kinds that are. Clones share what they have seen, which does not outlast the process. The
+/// [alert `WebhookSilent`](crate::docs::alarms#webhooksilent) outlasts restarts, and combines several receivers.
 ///
 /// ```
 /// use std::time::Duration;
@@ -106,53 +107,52 @@ impl Silence {
     #[must_use]
     pub fn silent(&self) -> Vec<Silent> {
         let now = Instant::now();
-        let mut state = self.state();
+        let state = self.state();
+        let unrated = self.unrated(&state, now);
         let mut silent = Vec::new();
-        for (kind, within) in &self.rules.expected {
-            let last = state.rhythms.get(kind).map(|rhythm| rhythm.last);
-            let quiet_for = now.saturating_duration_since(last.unwrap_or(self.seen.since));
-            if quiet_for > *within {
-                silent.push(Silent {
-                    kind: kind.clone(),
-                    quiet_for,
-                    expected_within: *within,
-                    unrated: 0,
-                });
-            }
-        }
-        for (kind, rhythm) in &state.rhythms {
-            if let Some(within) = rhythm.learned()
-                && self.rules.learns
-                && !self.rules.expected.contains_key(kind)
-            {
-                let quiet_for = now.saturating_duration_since(rhythm.last);
-                if quiet_for > within {
-                    silent.push(Silent {
-                        kind: kind.clone(),
-                        quiet_for,
-                        expected_within: within,
-                        unrated: 0,
-                    });
-                }
-            }
-        }
-        if let Some(within) = self.rules.rated_within {
-            let kind = EventKind::CHAT_RATED;
+        for (kind, within) in self.expected(&state, unrated) {
             let last = state.rhythms.get(&kind).map(|rhythm| rhythm.last);
             let quiet_for = now.saturating_duration_since(last.unwrap_or(self.seen.since));
-            let unrated = state.closed.older_than(within, now);
-            if unrated >= UNRATED && quiet_for > within {
-                silent.retain(|silent| silent.kind != kind);
-                silent.push(Silent {
-                    kind,
-                    quiet_for,
-                    expected_within: within,
-                    unrated,
-                });
+            let Some(expected_within) = within.filter(|within| quiet_for > *within) else {
+                continue;
+            };
+            let is_unrated = kind == EventKind::CHAT_RATED
+                && self.rules.rated_within.is_some_and(|it| quiet_for > it);
+            silent.push(Silent {
+                kind,
+                quiet_for,
+                expected_within,
+                unrated: if is_unrated { unrated } else { 0 },
+            });
+        }
+        silent
+    }
+
+    /// The number of chats that should have been rated by now, or 0 if they are too few.
+    fn unrated(&self, state: &State, now: Instant) -> usize {
+        let within = self.rules.rated_within;
+        let unrated = within.map_or(0, |within| state.closed.older_than(within, now));
+        if unrated >= UNRATED { unrated } else { 0 }
+    }
+
+    /// The time within which each kind is expected, or `None` if a rule expects it at other times only.
+    fn expected(&self, state: &State, unrated: usize) -> BTreeMap<EventKind, Option<Duration>> {
+        let mut expected = BTreeMap::new();
+        for (kind, rhythm) in state.rhythms.iter().filter(|_| self.rules.learns) {
+            if let Some(within) = rhythm.learned() {
+                expected.insert(kind.clone(), Some(within));
             }
         }
-        silent.sort_by(|a, b| a.kind.cmp(&b.kind));
-        silent
+        for (kind, within) in &self.rules.expected {
+            expected.insert(kind.clone(), Some(*within));
+        }
+        if let Some(rated_within) = self.rules.rated_within {
+            let within = expected.entry(EventKind::CHAT_RATED).or_default();
+            if unrated > 0 {
+                *within = Some(within.map_or(rated_within, |within| within.min(rated_within)));
+            }
+        }
+        expected
     }
 
     /// Logs at `ERROR` when a kind becomes silent, and at `INFO` when it is not silent any more. It looks once a minute,
@@ -184,6 +184,24 @@ impl Silence {
         }
     }
 
+    /// The time of the last delivery of each kind that was seen.
+    #[cfg(feature = "metrics")]
+    pub(super) fn last_deliveries(&self) -> Vec<(EventKind, Instant)> {
+        let state = self.state();
+        let rhythms = state.rhythms.iter();
+        rhythms
+            .map(|(kind, rhythm)| (kind.clone(), rhythm.last))
+            .collect()
+    }
+
+    /// The time within which each kind is expected, or `None` if it is not expected now.
+    #[cfg(feature = "metrics")]
+    pub(super) fn expected_now(&self) -> BTreeMap<EventKind, Option<Duration>> {
+        let state = self.state();
+        let unrated = self.unrated(&state, Instant::now());
+        self.expected(&state, unrated)
+    }
+
     #[cfg(feature = "metrics")]
     pub(super) fn gauges(&self) -> &super::metrics::Gauges {
         &self.seen.gauges
@@ -197,7 +215,10 @@ impl Silence {
     }
 
     fn delivered(&self, delivery: &RawDelivery) {
-        let kind = self.seen.kinds.bounded(delivery.kind());
+        let kind = match self.rules.expected.get_key_value(delivery.kind()) {
+            Some((kind, _)) => kind.clone(),
+            None => self.seen.kinds.bounded(delivery.kind()),
+        };
         let chat = match self.rules.rated_within {
             Some(_) => chat_of(delivery),
             None => None,
@@ -350,7 +371,7 @@ impl ClosedChats {
     }
 
     /// Counts the chats that were closed longer ago than this.
-    fn older_than(&mut self, age: Duration, now: Instant) -> usize {
+    fn older_than(&self, age: Duration, now: Instant) -> usize {
         let at = &self.at;
         self.order
             .iter()

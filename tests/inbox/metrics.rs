@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::task::{Context, Waker};
+use std::time::SystemTime;
 
 use metrics_util::MetricKind;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
@@ -189,14 +190,80 @@ async fn recorded_metrics_are_those_of_the_table() {
         ("webhook_inbox_dead_letters{kind=chat-closed}", 0.0),
         ("webhook_silent{kind=chat-closed}", 1.0),
         ("webhook_silent{kind=chat-rated}", 0.0),
+        (
+            "webhook_expected_within_seconds{kind=chat-closed}",
+            86_400.0,
+        ),
         ("webhook_failure_budget_limit{}", 500.0),
     ] {
         assert_eq!(recorded.values.get(metric), Some(&expected), "{metric}");
     }
     let oldest = recorded.values["webhook_inbox_oldest_seconds{kind=chat-rated}"];
     assert!(oldest >= 0.0, "{oldest}");
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+    let last = recorded.values["webhook_last_delivery_timestamp_seconds{kind=chat-rated}"];
+    let age = now - last - (2 * DAY).as_secs_f64();
+    assert!((0.0..3_600.0).contains(&age), "{age}");
     let evictions = recorded.values["webhook_evictions_total{}"];
     assert!(evictions > 0.0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn expectations_are_recorded_as_they_change() {
+    let recorder = DebuggingRecorder::new();
+    let snapshotter = recorder.snapshotter();
+    let _guard = metrics::set_default_local_recorder(&recorder);
+
+    const ORDERED: EventKind = EventKind::from_static("order-placed");
+    let silence = Silence::new()
+        .expect(ORDERED, 4 * MINUTE)
+        .learn()
+        .rated_within(3 * DAY);
+    let service = SignatureLayer::new(secret())
+        .observer(silence.clone())
+        .layer(EventRouter::new());
+    let expected = || {
+        silence.record_metrics();
+        let values = recorded(&snapshotter).values;
+        let expected = values.into_iter().filter_map(|(name, value)| {
+            let kind = name.strip_prefix("webhook_expected_within_seconds{kind=")?;
+            Some((kind.strip_suffix("}")?.to_owned(), value))
+        });
+        expected.collect::<BTreeMap<_, _>>()
+    };
+    let of = |kinds: &[(&str, f64)]| {
+        let kinds = kinds.iter();
+        kinds
+            .map(|(kind, within)| ((*kind).to_owned(), *within))
+            .collect::<BTreeMap<_, _>>()
+    };
+    assert_eq!(
+        expected(),
+        of(&[("chat-rated", f64::INFINITY), ("order-placed", 240.0)])
+    );
+
+    // Chats are closed every hour for a week, and not rated. Forged kinds do not displace one that is expected.
+    for number in 0..=168 {
+        let chat = delivery(format!(r#"{{"id":"chat-{number}"}}"#)).kind("chat-closed");
+        send(&service, chat).await;
+        send(&service, delivery("{}").kind(&format!("forged-{number}"))).await;
+        sleep(60 * MINUTE).await;
+    }
+    assert_eq!(silence.silent()[1].kind, ORDERED);
+    send(&service, delivery("{}").kind("order-placed")).await;
+    let silent = silence.silent();
+    assert_eq!(silent.len(), 1);
+    assert_eq!(silent[0].kind, EventKind::CHAT_RATED);
+    let mut now = expected();
+    assert!(now.remove("other").is_some(), "forged kinds are one");
+    assert_eq!(
+        now,
+        of(&[
+            ("chat-closed", 7_200.0),
+            ("chat-rated", 259_200.0),
+            ("order-placed", 240.0)
+        ])
+    );
 }
 
 #[tokio::test(start_paused = true)]
