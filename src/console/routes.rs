@@ -44,6 +44,10 @@ pub(super) fn router(console: Arc<Console>) -> Router {
             get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
         )
         .route(
+            "/icon.svg",
+            get(([(CONTENT_TYPE, "image/svg+xml")], page::ICON)),
+        )
+        .route(
             "/live.js",
             get(([(CONTENT_TYPE, "text/javascript")], page::SCRIPT)),
         );

@@ -23,6 +23,10 @@ use crate::support::program::{PATIENCE, Program, installed};
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
 
+/// Sets a global variable if it is executed.
+pub(crate) const HOSTILE: &str =
+    "<img src=x onerror=\"window.hacked=1\">\"'><script>window.hacked=1</script>";
+
 const TAB: char = '\u{e004}';
 const ENTER: char = '\u{e007}';
 const SPACE: char = ' ';
@@ -151,12 +155,11 @@ impl Page {
         .await;
     }
 
-    async fn devtools(&self, command: &str, params: Value) {
+    /// Runs a command of the Chrome DevTools Protocol.
+    pub(crate) async fn devtools(&self, command: &str, params: Value) -> Value {
         let command = json!({ "cmd": command, "params": params });
-        self.client
-            .issue_cmd(Chrome("goog/cdp/execute", command))
-            .await
-            .unwrap();
+        let command = Chrome("goog/cdp/execute", command);
+        self.client.issue_cmd(command).await.unwrap()
     }
 
     pub(crate) async fn goto(&self, url: &str) {
@@ -226,6 +229,29 @@ impl Page {
         found.unwrap_or_else(|_| panic!("{selector}: {last:?}"))
     }
 
+    /// Waits until an element has a text, and loads the page again where nothing else does.
+    pub(crate) async fn until_reloaded(&self, selector: &str, part: &str) {
+        self.until_reloaded_text(selector, |text| text.contains(part))
+            .await;
+    }
+
+    pub(crate) async fn until_reloaded_text(&self, selector: &str, is: impl Fn(&str) -> bool) {
+        if self.window.scripts {
+            self.until_text(selector, is).await;
+            return;
+        }
+        until(selector, async || {
+            let script = format!("return document.querySelector({selector:?})?.textContent");
+            let text = self.script(&script).await?;
+            if text.as_str().is_some_and(&is) {
+                return Some(());
+            }
+            self.client.refresh().await.ok()?;
+            None
+        })
+        .await;
+    }
+
     pub(crate) async fn until_contains(&self, selector: &str, part: &str) {
         self.until_text(selector, |text| text.contains(part)).await;
     }
@@ -263,6 +289,18 @@ impl Page {
                 self.press(if is_checkbox { SPACE } else { ENTER }).await;
             }
         }
+    }
+
+    /// Uses a control, and waits for the page that it leads to.
+    pub(crate) async fn follow(&self, selector: &str) {
+        self.script("window.left = true").await;
+        self.activate(selector).await;
+        until(selector, async || {
+            let arrived = "return window.left === undefined && document.readyState === 'complete'";
+            (self.script(arrived).await? == json!(true)).then_some(())
+        })
+        .await;
+        self.fits().await;
     }
 
     /// Focuses the element that comes before this one, and presses the tabulator.

@@ -4,4 +4,6 @@
 mod support;
 
 mod chromium;
+mod console;
+mod desk;
 mod sandbox;

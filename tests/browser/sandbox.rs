@@ -6,14 +6,13 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::Html;
 use axum::routing::get;
 use serde_json::json;
-use tokio::net::TcpListener;
 
-use crate::chromium::{Input, Page, Window, until};
+use crate::chromium::{HOSTILE, Input, Page, Window, until};
+use crate::desk::serve;
 use crate::support::program::{Server, curl};
 
 /// Nobody listens there.
 const NOWHERE: &str = "http://127.0.0.1:1/";
-const HOSTILE: &str = "<img src=x onerror=\"window.hacked=1\">\"'><script>window.hacked=1</script>";
 const MAX_PAGE: usize = 50_000;
 
 #[tokio::test]
@@ -484,16 +483,13 @@ async fn accessible(width: u32) {
 
 /// Answers with script in the body and in a header.
 async fn hostile_receiver() -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/webhooks", listener.local_addr().unwrap());
     let answer = (
         StatusCode::INTERNAL_SERVER_ERROR,
         [("x-hostile", HOSTILE), (CONTENT_TYPE.as_str(), "text/html")],
         HOSTILE,
     );
-    let app = Router::new().fallback(async move || answer);
-    tokio::spawn(async { axum::serve(listener, app).await });
-    url
+    let port = serve(Router::new().fallback(async move || answer)).await;
+    format!("http://127.0.0.1:{port}/webhooks")
 }
 
 #[tokio::test]
@@ -559,8 +555,6 @@ async fn other_sites_can_neither_post_nor_read() {
         .next()
         .unwrap();
     let target = sandbox.url.clone();
-    let evil = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let evil_port = evil.local_addr().unwrap().port();
     let html = format!(
         "<form id=form method=post action='{target}chats'><input name=text value=evil><button id=post>Win</button></form>
         <iframe src='{target}'></iframe>
@@ -572,8 +566,7 @@ async fn other_sites_can_neither_post_nor_read() {
           ]).then(all => {{ result.textContent = all.map(one => one.value?.type ?? one.status).join() }})
         </script>"
     );
-    let app = Router::new().route("/", get(async move || Html(html)));
-    tokio::spawn(async { axum::serve(evil, app).await });
+    let evil_port = serve(Router::new().route("/", get(async move || Html(html)))).await;
 
     let window = Window {
         flags: vec!["--host-resolver-rules=MAP evil.example 127.0.0.1".to_owned()],
@@ -602,16 +595,13 @@ async fn other_sites_can_neither_post_nor_read() {
 #[tokio::test]
 async fn pages_have_at_most_50_kilobytes() {
     let receiver = {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/webhooks", listener.local_addr().unwrap());
         let answer = (
             StatusCode::INTERNAL_SERVER_ERROR,
             [("x-long", "\"".repeat(7_000))],
             "\"".repeat(5_000),
         );
-        let app = Router::new().fallback(async move || answer.clone());
-        tokio::spawn(async { axum::serve(listener, app).await });
-        url
+        let port = serve(Router::new().fallback(async move || answer.clone())).await;
+        format!("http://127.0.0.1:{port}/webhooks")
     };
     let args = [
         "--demo", "--strict", "--rate", "0", "--faults", "all=0.03", "--target", &receiver,
@@ -662,7 +652,7 @@ async fn pages_have_at_most_50_kilobytes() {
 }
 
 /// Sends a form as the page does.
-fn post(sandbox: &Server, path: &str, form: &str) {
+pub(crate) fn post(sandbox: &Server, path: &str, form: &str) {
     let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
     let url = format!("{}{path}", sandbox.url);
     let dir = tempfile::tempdir().unwrap();
@@ -732,22 +722,5 @@ impl Page {
             .await;
         self.until_reloaded("#attempts tbody tr .wide", status)
             .await;
-    }
-
-    /// Waits until an element has a text, and loads the page again where nothing else does.
-    async fn until_reloaded(&self, selector: &str, part: &str) {
-        if self.window.scripts {
-            return self.until_contains(selector, part).await;
-        }
-        until(selector, async || {
-            let script = format!("return document.querySelector({selector:?})?.textContent");
-            let text = self.script(&script).await?;
-            if text.as_str().is_some_and(|text| text.contains(part)) {
-                return Some(());
-            }
-            self.client.refresh().await.ok()?;
-            None
-        })
-        .await;
     }
 }

@@ -1,5 +1,7 @@
 //! Lists of events, blocked lanes, and changes of all that match.
 
+use std::sync::atomic::Ordering;
+
 use maud::{Markup, html};
 
 use super::super::bulk::{Action, Counted, Ended, Job};
@@ -113,7 +115,7 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) ->
                     th scope="col" { "Kind" }
                     th scope="col" { "Chat" }
                     th scope="col" { "State" }
-                    th scope="col" { "Failures" }
+                    th.number scope="col" { "Failures" }
                 }
             }
             tbody {
@@ -156,7 +158,7 @@ pub(in super::super) fn lanes(
                                 th scope="col" { "Kind" }
                                 th scope="col" { "Since" }
                                 th scope="col" { "State" }
-                                th scope="col" { "Waiting behind it" }
+                                th.number scope="col" { "Waiting behind it" }
                             }
                         }
                         tbody {
@@ -231,6 +233,7 @@ pub(in super::super) fn confirm(
 
 pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u64) -> Markup {
     let end = job.end();
+    let is_cancelled = job.is_cancelled.load(Ordering::Relaxed);
     let most = u64::try_from(job.matched.events).unwrap_or(u64::MAX);
     let content = html! {
         div.title { h1 { "Job " (job.number) ": " (job.action.name()) " all that match" } }
@@ -238,6 +241,7 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
             div #job data-live {
                 p role="status" {
                     @match &end {
+                        None if is_cancelled => "Being cancelled: the changes that have begun are finished.",
                         None => "In progress.",
                         Some(Ended::Done) => "Done.",
                         Some(Ended::Cancelled) => "Cancelled. Events that were changed before stay changed.",
@@ -253,7 +257,7 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                     dt { "Changed" } dd { (changed) " " (past(job.action)) }
                     dt { "Skipped" } dd { (skipped) }
                 }
-                @if end.is_none() {
+                @if end.is_none() && !is_cancelled {
                     form method="post" action=(view.url(format_args!("/jobs/{}/cancel", job.number))) {
                         button.danger #cancel { "Cancel" }
                     }

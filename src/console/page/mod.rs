@@ -15,6 +15,9 @@ use super::Console;
 
 pub(super) const STYLE: &str =
     concat!(include_str!("../style.css"), include_str!("../console.css"));
+/// The mark beside the name of the pages.
+pub(super) const ICON: &str = r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="#1c57cf"/></svg>"##;
+
 pub(super) const SCRIPT: &str = include_str!("../live.js");
 
 /// Where the console is mounted.
@@ -68,6 +71,7 @@ impl<'a> View<'a> {
                     meta charset="utf-8";
                     meta name="viewport" content="width=device-width, initial-scale=1";
                     title { (title) " · Webhooks" }
+                    link rel="icon" href=(self.url("/icon.svg"));
                     link rel="stylesheet" href=(self.url("/style.css"));
                     script src=(self.url("/live.js")) defer {}
                 }

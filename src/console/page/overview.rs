@@ -200,11 +200,15 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
             }
             td data-label="Handled" { @if let Some(minutes) = row.minutes { (sparkline(minutes)) } }
             td data-label="Failure budget" {
-                @if let Some(spent) = row.spent {
-                    (gauge(name, spent.failures, spent.limit))
-                    small { (spent.failures) " of " (spent.limit) }
-                } @else if view.console.budget.is_some() {
-                    span.quiet { "0" }
+                @if let Some(budget) = &view.console.budget {
+                    @let (failures, limit) = row.spent.map_or((0, budget.limit()), |it| (it.failures, it.limit));
+                    (gauge(name, failures, limit))
+                    small {
+                        (failures) " of " (limit)
+                        @if let Some(left) = row.spent.and_then(|it| it.disabled_in).filter(|left| !left.is_zero()) {
+                            ", disabled in " (long(left))
+                        }
+                    }
                 }
             }
             @if view.can_change() {
@@ -267,7 +271,7 @@ fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
                 thead {
                     tr {
                         th scope="col" { "Last" }
-                        th scope="col" { "Times" }
+                        th.number scope="col" { "Times" }
                         th scope="col" { "Outcome" }
                         th scope="col" { "Kind" }
                         th scope="col" { "Reason" }

@@ -96,10 +96,11 @@ pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
 
 /// The form of a button that changes an event.
 pub(super) fn button(view: &View<'_>, event: &EventSummary, action: &str, text: &str) -> Markup {
-    let class = if action == "discard" {
-        "danger"
-    } else {
-        "main"
+    let class = match action {
+        "discard" => "danger",
+        _ if event.state.is_unsettled() || event.state == EventState::Dead => "main",
+        // It was handled, or given up: nothing is to be done.
+        _ => "",
     };
     html! {
         form method="post" action=(view.url(format_args!("/events/{}/{action}", event.id))) {

@@ -1,0 +1,453 @@
+//! The operator's console.
+
+use axum::Router;
+use axum::response::Html;
+use axum::routing::get;
+use serde_json::json;
+use tower_webhook::inbox::EventState;
+
+use crate::chromium::{HOSTILE, Input, Page, Window};
+use crate::desk::{Desk, TRIP_AFTER, event, serve};
+use crate::support::delivery::RequestExt;
+
+const ERROR: &str = "the CRM is down";
+
+/// The dead letters of the kind `chat-closed`, which follow the first five events.
+const CLOSED: i64 = 99;
+
+#[tokio::test]
+async fn every_action_works_by_mouse_on_a_desktop() {
+    tour(Window::new(1280)).await;
+}
+
+#[tokio::test]
+async fn every_action_works_by_keyboard_on_a_phone() {
+    let window = Window {
+        input: Input::Keyboard,
+        ..Window::new(390)
+    };
+    tour(window).await;
+}
+
+#[tokio::test]
+async fn every_action_works_without_scripts_on_a_phone() {
+    let window = Window {
+        scripts: false,
+        ..Window::new(390)
+    };
+    tour(window).await;
+}
+
+async fn tour(window: Window) {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    for n in 0..CLOSED {
+        let closed = event(&format!("dead-{n}"), 1).kind("chat-closed");
+        desk.accept(closed).await;
+    }
+    desk.until(5 + CLOSED, EventState::Dead).await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        page.fits().await;
+        lists(&page).await;
+        filters(&page).await;
+        retry_now(&page, &desk).await;
+        one_event(&page, &desk).await;
+        selected_events(&page, &desk).await;
+        all_that_match(&page, &desk).await;
+        pauses(&page, &desk).await;
+        page.has_no_errors().await;
+    };
+    window.open(&url, test).await;
+}
+
+/// From the overview to the dead letters of a kind, on two pages.
+async fn lists(page: &Page) {
+    page.follow("#kinds-table a[href*='state=dead'][href*='chat-closed']")
+        .await;
+    page.until_contains("h1", "Events").await;
+    assert_eq!(page.rows().await, 50);
+    page.follow("a[rel=next]").await;
+    assert_eq!(page.rows().await, CLOSED - 50);
+    assert_eq!(page.count("a[rel=next]").await, 0);
+    page.follow(".pages a").await;
+    assert_eq!(page.rows().await, 50);
+}
+
+async fn filters(page: &Page) {
+    page.follow(".site a:nth-child(2)").await;
+    page.choose("#state", "dead").await;
+    page.set("#kind", "chat-rated").await;
+    page.set("#chat", "dead").await;
+    page.set("#key", "dead-1").await;
+    page.choose("#hours", "24").await;
+    page.choose("#order", "oldest").await;
+    page.follow(FIND).await;
+    assert_eq!(page.rows().await, 1);
+    assert_eq!(page.count("#rows a[href='/events/2']").await, 1);
+    let chosen = "return ['state', 'kind', 'chat', 'key', 'hours', 'order'].map(
+        (id) => document.getElementById(id).value)";
+    let all = json!(["dead", "chat-rated", "dead", "dead-1", "24", "oldest"]);
+    assert_eq!(page.script(chosen).await, Some(all));
+
+    page.set("#chat", HOSTILE).await;
+    page.follow(FIND).await;
+    page.until_contains("main", "No event matches.").await;
+    let chat = "return document.getElementById('chat').value";
+    assert_eq!(page.script(chat).await, Some(json!(HOSTILE)));
+}
+
+const FIND: &str = "form[method=get] button";
+
+/// The first event of a lane fails once more, and then succeeds, with those behind it.
+async fn retry_now(page: &Page, desk: &Desk) {
+    page.follow(".site a:nth-child(3)").await;
+    page.until_contains("#lanes", "stuck").await;
+    page.follow("#lanes a[href='/events/3']").await;
+    page.until_contains("#state", "retrying").await;
+    page.until_contains("#lane", "after it: 2").await;
+    page.until_contains("#redrive-3", "Retry now").await;
+    page.follow("#redrive-3").await;
+    page.until_reloaded_text("#timeline", |text| text.matches(ERROR).count() == 2)
+        .await;
+    desk.repair();
+    page.follow("#redrive-3").await;
+    page.until_reloaded("#state", "handled").await;
+    desk.until(5, EventState::Handled).await;
+
+    page.follow("dl a").await;
+    page.until_contains("h1", "Chat stuck").await;
+    assert_eq!(page.rows().await, 3);
+    page.until_reloaded_text("#rows", |text| text.matches("handled").count() == 3)
+        .await;
+    page.follow("#rows a[href='/events/4']").await;
+    page.until_contains("#timeline", "handled").await;
+    page.follow(".site a:nth-child(3)").await;
+    page.until_contains("#lanes", "None.").await;
+}
+
+async fn one_event(page: &Page, desk: &Desk) {
+    page.follow(".site a:nth-child(2)").await;
+    page.choose("#order", "oldest").await;
+    page.follow(FIND).await;
+    page.follow("#rows a[href='/events/2']").await;
+    page.until_contains("#state", "dead").await;
+    page.follow("#discard-2").await;
+    page.until_contains("#state", "discarded").await;
+    assert_eq!(page.count("#discard-2").await, 0);
+    page.follow("#redrive-2").await;
+    page.until_reloaded("#state", "handled").await;
+    page.until_contains("#state", "redriven").await;
+    desk.until(2, EventState::Handled).await;
+}
+
+async fn selected_events(page: &Page, desk: &Desk) {
+    page.follow(".site a:nth-child(2)").await;
+    page.choose("#state", "dead").await;
+    page.choose("#order", "oldest").await;
+    page.follow(FIND).await;
+    for id in [6, 7] {
+        page.activate(&format!("input[value='{id}']")).await;
+    }
+    page.follow("#selected button[value=redrive]").await;
+    for id in [6, 7] {
+        desk.until(id, EventState::Handled).await;
+    }
+    // The same list again.
+    page.until_path("/events").await;
+    assert_eq!(page.count("#rows a[href='/events/6']").await, 0);
+    page.activate("input[value='8']").await;
+    page.follow("#selected button[value=discard]").await;
+    assert_eq!(desk.state(8).await, EventState::Discarded);
+    assert_eq!(desk.state(9).await, EventState::Dead);
+}
+
+/// The rest, of which the first ones are redriven before the job is cancelled.
+async fn all_that_match(page: &Page, desk: &Desk) {
+    let left = CLOSED - 3;
+    page.follow("a[href*='action=discard']").await;
+    page.until_contains("h1", &format!("discard {left} events?"))
+        .await;
+    page.follow("main form a").await;
+    page.until_path("/events").await;
+
+    desk.redrives.forget_permits(usize::MAX);
+    desk.redrives.add_permits(20);
+    page.follow("a[href*='action=redrive']").await;
+    page.until_contains("h1", &format!("redrive {left} events?"))
+        .await;
+    page.follow("main form button").await;
+    page.until_reloaded("#job", "20 redriven").await;
+    page.until_contains("#job", "In progress.").await;
+    let progress = "const { value, max } = document.querySelector('progress'); return [value, max]";
+    assert_eq!(page.script(progress).await, Some(json!([20, left])));
+    page.follow("#cancel").await;
+    page.until_contains("#job", "Being cancelled").await;
+    desk.redrives.add_permits(1_000);
+    page.until_reloaded("#job", "Cancelled.").await;
+    let dead = desk.inbox.stats().await.unwrap().dead();
+    assert!(dead > 0 && dead < 76, "{dead}");
+    page.until_contains("#job", &format!("{} redriven", left as u64 - dead))
+        .await;
+
+    page.follow("#job a").await;
+    assert_eq!(page.rows().await as u64, dead);
+    page.follow("a[href*='action=redrive']").await;
+    page.until_contains("h1", &format!("redrive {dead} events?"))
+        .await;
+    page.follow("main form button").await;
+    page.until_reloaded("#job", "Done.").await;
+    page.until_contains("#job", &format!("{dead} redriven"))
+        .await;
+    desk.until(5 + CLOSED, EventState::Handled).await;
+    let stats = desk.inbox.stats().await.unwrap();
+    assert_eq!((stats.dead(), stats.unsettled()), (0, 0));
+}
+
+/// All, and one kind. The others are handled meanwhile.
+async fn pauses(page: &Page, desk: &Desk) {
+    page.follow(".site a").await;
+    let mut next = 5 + CLOSED;
+    for (button, text) in [("#pause-all", " all"), ("#pause-chat-rated", "")] {
+        page.follow(button).await;
+        page.until_text(button, |found| found == format!("Resume{text}"))
+            .await;
+        page.until_contains("#kinds-table", "paused").await;
+        desk.accept(event("fine", 1).key(button)).await;
+        next += 1;
+        let waiting = next;
+        if text.is_empty() {
+            let other = event("fine-2", 1).kind("chat-closed");
+            desk.accept(other).await;
+            next += 1;
+            desk.until(next, EventState::Handled).await;
+        }
+        assert_eq!(desk.state(waiting).await, EventState::Waiting);
+        page.follow(button).await;
+        page.until_text(button, |found| found == format!("Pause{text}"))
+            .await;
+        desk.until(waiting, EventState::Handled).await;
+    }
+    if page.window.scripts {
+        page.activate("#pause").await;
+        let is_checked = "return document.getElementById('pause').checked";
+        assert_eq!(page.script(is_checked).await, Some(json!(true)));
+    }
+}
+
+#[tokio::test]
+async fn pages_are_accessible_on_a_desktop() {
+    accessible(1280).await;
+}
+
+#[tokio::test]
+async fn pages_are_accessible_on_a_phone() {
+    accessible(390).await;
+}
+
+/// Pages that are empty, that have contents of all kinds, and that say what is wrong.
+async fn accessible(width: u32) {
+    let desk = Desk::new(ERROR);
+    let url = desk.serve(desk.console()).await;
+    let read_only = desk.console().read_only().hide_payloads();
+    let read_only = desk.serve(read_only).await;
+    let test = async |page: Page| {
+        for path in ["", "events", "lanes"] {
+            page.goto(&format!("{url}/{path}")).await;
+            page.is_accessible().await;
+        }
+        desk.add_five().await;
+        for n in 0..TRIP_AFTER {
+            desk.accept(event(&format!("stuck-{n}"), 1)).await;
+            desk.refuse().await;
+        }
+        desk.inbox.pause(None).await.unwrap();
+        // A job that does not end.
+        desk.redrives.forget_permits(usize::MAX);
+        page.goto(&format!("{url}/all?action=redrive")).await;
+        page.follow("main form button").await;
+        page.goto(&url).await;
+        page.until_contains("#alerts", "fail in many chats").await;
+        page.until_contains("#alerts", "ended before verification")
+            .await;
+        page.until_contains("#alerts", "chat-opened").await;
+        for path in [
+            "",
+            "events?chat=stuck",
+            "events?state=discarded",
+            "events/2",
+            "events/4",
+            "lanes",
+            "chat?id=stuck",
+            "all?state=dead&action=discard",
+            "jobs/1",
+            "events/999",
+        ] {
+            page.goto(&format!("{url}/{path}")).await;
+            page.fits().await;
+            page.is_accessible().await;
+            if !path.starts_with("lanes") {
+                // So that no control is replaced meanwhile.
+                page.activate("#pause").await;
+                let unreachable = page.unreachable_by_keyboard().await;
+                assert!(unreachable.is_empty(), "{path}: {unreachable:#?}");
+            }
+        }
+        for path in ["", "events?chat=stuck", "events/2"] {
+            page.goto(&format!("{read_only}/{path}")).await;
+            page.fits().await;
+            page.is_accessible().await;
+            page.until_contains("footer", "read-only").await;
+            assert_eq!(page.count("form[method=post]").await, 0, "{path}");
+            let main = page.until_text("main", |_| true).await;
+            assert!(!main.contains(ERROR), "{main}");
+            assert!(!main.contains("\"rating\""), "{main}");
+        }
+    };
+    Window::new(width).open(&url, test).await;
+}
+
+#[tokio::test]
+async fn script_in_texts_is_shown_and_never_executed() {
+    let desk = Desk::new(HOSTILE);
+    let dead = format!("dead{HOSTILE}");
+    desk.accept(event(&dead, 1)).await;
+    let stuck = format!("stuck{HOSTILE}");
+    desk.accept(event(&stuck, 1)).await;
+    desk.accept(event(&stuck, 2)).await;
+    desk.until(1, EventState::Dead).await;
+    desk.until(2, EventState::Retrying).await;
+    let url = desk.serve(desk.console()).await;
+    let encode =
+        |text: &str| -> String { url::form_urlencoded::byte_serialize(text.as_bytes()).collect() };
+    let hostile = encode(HOSTILE);
+    let test = async |page: Page| {
+        for (path, shown) in [
+            ("", "#problems"),
+            ("events", "#rows"),
+            ("events/1", "main dl code"),
+            ("events/1", "#timeline"),
+            ("events/1", "pre"),
+            ("lanes", "#lanes"),
+            (&format!("chat?id={}", encode(&dead)), "h1"),
+            (&format!("chat?id={hostile}"), "main"),
+            (&format!("events?state={hostile}"), "main"),
+            (&format!("events?kind={hostile}"), "main"),
+            (&format!("events?after={hostile}"), "main"),
+            (&format!("events?hours={hostile}"), "main"),
+            (&format!("events/{hostile}"), "main"),
+            (&format!("all?action={hostile}"), "main"),
+        ] {
+            page.goto(&format!("{url}/{path}")).await;
+            page.until_contains(shown, "window.hacked").await;
+            let found = "return [window.hacked, document.querySelectorAll('img, main script, body > script').length]";
+            assert_eq!(page.script(found).await, Some(json!([null, 0])), "{path}");
+            page.fits().await;
+        }
+    };
+    Window::new(390).open(&url, test).await;
+}
+
+/// Another site in the same browser: a link may show the page, and everything else is refused.
+#[tokio::test]
+async fn other_sites_can_neither_post_nor_read() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    let port = url.rsplit(':').next().unwrap();
+    let html = format!(
+        "<form method=post action='{url}/events/2/discard'><button id=discard>Win</button></form>
+        <form method=post action='{url}/pause'><button id=pause-all>Win</button></form>
+        <form method=post action='{url}/all'><input name=action value=discard><button id=all>Win</button></form>
+        <iframe src='{url}'></iframe>
+        <p id=result></p><a id=link href='{url}/events/2'>a link</a>
+        <script>
+          const simple = {{ method: 'POST', mode: 'no-cors' }};
+          Promise.allSettled([
+            fetch('{url}/events/2/discard', simple), fetch('{url}/events/2'), fetch('{url}/', {{ headers: {{ 'x-live': '1' }} }}),
+          ]).then(all => {{ result.textContent = all.map(one => one.value?.type ?? one.status).join() }})
+        </script>"
+    );
+    let evil = serve(Router::new().route("/", get(async move || Html(html)))).await;
+    let window = Window {
+        flags: vec!["--host-resolver-rules=MAP evil.example 127.0.0.1".to_owned()],
+        ..Window::new(1280)
+    };
+    let test = async |page: Page| {
+        for host in ["evil.example", "localhost", "127.0.0.1"] {
+            let own = format!("http://{host}:{evil}/");
+            for button in ["#discard", "#pause-all", "#all"] {
+                page.goto(&own).await;
+                page.until_text("#result", |text| text == "opaque,rejected,rejected")
+                    .await;
+                page.activate(button).await;
+                page.until_text("body", |text| !text.contains("a link"))
+                    .await;
+            }
+            page.goto(&own).await;
+            page.activate("#link").await;
+            page.until_contains("h1", "Event 2").await;
+        }
+        page.goto(&format!("http://evil.example:{port}/events/2"))
+            .await;
+        page.until_contains("body", "not reachable under this host name")
+            .await;
+        page.goto(&format!("http://localhost:{port}/events/2"))
+            .await;
+        page.until_contains("h1", "Event 2").await;
+    };
+    window.open(&url, test).await;
+    assert_eq!(desk.state(2).await, EventState::Dead);
+    assert_eq!(desk.state(4).await, EventState::Waiting);
+    let stats = desk.inbox.stats().await.unwrap();
+    assert!(!stats.is_paused);
+}
+
+/// In two browsers, on two consoles over one inbox.
+#[tokio::test]
+async fn of_two_operators_who_act_at_once_one_is_told_that_the_other_was_faster() {
+    let desk = Desk::new(ERROR);
+    for n in 1..=3 {
+        desk.accept(event(&format!("dead-{n}"), 1)).await;
+    }
+    desk.until(3, EventState::Dead).await;
+    desk.inbox.pause(None).await.unwrap();
+    let (ada, bob) = (
+        desk.serve(desk.console()).await,
+        desk.serve(desk.console()).await,
+    );
+    let test = async |bobs: Page| {
+        let test = async |adas: Page| {
+            for id in 1..=3 {
+                adas.goto(&format!("{ada}/events/{id}")).await;
+                bobs.goto(&format!("{bob}/events/{id}")).await;
+                let (redrive, discard) = (format!("#redrive-{id}"), format!("#discard-{id}"));
+                tokio::join!(adas.follow(&redrive), bobs.follow(&discard));
+                let (adas, bobs) = (
+                    adas.until_text("h1", |_| true).await,
+                    bobs.until_text("h1", |_| true).await,
+                );
+                let event = format!("Event {id}");
+                let (won, told) = match desk.state(id).await {
+                    EventState::Waiting | EventState::Retrying => (adas, bobs),
+                    EventState::Discarded => (bobs, adas),
+                    other => panic!("{other}"),
+                };
+                assert_eq!((won, &*told), (event, "Conflict"));
+            }
+        };
+        Window::new(1280).open(&ada, test).await;
+    };
+    Window::new(390).open(&bob, test).await;
+}
+
+impl Page {
+    async fn count(&self, selector: &str) -> i64 {
+        let script = format!("return document.querySelectorAll({selector:?}).length");
+        self.script(&script).await.unwrap().as_i64().unwrap()
+    }
+
+    async fn rows(&self) -> i64 {
+        self.count("#rows tbody tr").await
+    }
+}
