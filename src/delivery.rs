@@ -5,11 +5,11 @@ use std::any::Any;
 use std::fmt;
 use std::num::NonZeroU32;
 use std::str::Utf8Error;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
@@ -88,6 +88,8 @@ struct Content {
     kind: EventKind,
     key: Option<IdempotencyKey>,
     body: Bytes,
+    /// Boxed, because most deliveries have none.
+    headers: Option<Box<HeaderMap>>,
     /// Of an event that an inbox accepted.
     inbox: Option<FromInbox>,
 }
@@ -122,6 +124,7 @@ impl RawDelivery {
             kind,
             key,
             body,
+            headers: None,
             inbox: None,
         };
         Self {
@@ -217,6 +220,33 @@ impl RawDelivery {
     pub fn is_redriven(&self) -> bool {
         let inbox = self.content.inbox.as_ref();
         inbox.is_some_and(|inbox| inbox.is_redriven)
+    }
+
+    /// Sets the headers. For queues, and for tests of handlers.
+    #[must_use]
+    pub fn with_headers(mut self, headers: HeaderMap) -> Self {
+        let headers = (!headers.is_empty()).then(|| Box::new(headers));
+        Arc::make_mut(&mut self.content).headers = headers;
+        self
+    }
+
+    /// Returns the headers of the request that an inbox [keeps](crate::inbox::Inbox::keep_headers): by default those
+    /// that identify its trace. They are not signed. Empty for a delivery that is handled inline.
+    ///
+    /// ```
+    /// use http::HeaderMap;
+    /// use tower_webhook::RawDelivery;
+    /// use tower_webhook::event::EventKind;
+    ///
+    /// let mut headers = HeaderMap::new();
+    /// headers.insert("x-request-id", "17".parse().unwrap());
+    /// let delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}").with_headers(headers);
+    /// assert_eq!(delivery.headers()["x-request-id"], "17");
+    /// ```
+    #[must_use]
+    pub fn headers(&self) -> &HeaderMap {
+        static NONE: LazyLock<HeaderMap> = LazyLock::new(HeaderMap::new);
+        self.content.headers.as_deref().unwrap_or(&NONE)
     }
 
     /// Returns the body as it was received and signed.

@@ -49,7 +49,16 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
-    /// Show an event with its payload and its failures
+    /// List the chats in which events wait for one that has failed
+    Lanes {
+        /// The maximum number of chats to list
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: usize,
+        /// Print one line of JSON for each chat
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show an event with its payload, its headers and its failures
     Show {
         /// The number of the event
         id: EventId,
@@ -107,6 +116,9 @@ pub(crate) struct Matching {
     /// The event with this idempotency key
     #[arg(long, value_name = "KEY", value_parser = key)]
     key: Option<IdempotencyKey>,
+    /// Events that have failed with this text in the error, in upper or lower case
+    #[arg(long, value_name = "TEXT")]
+    error: Option<String>,
     /// Events that were accepted at least this long ago
     #[arg(long, value_name = "AGE", value_parser = age)]
     older_than: Option<Duration>,
@@ -147,6 +159,7 @@ impl Matching {
             kinds: self.kind.clone(),
             chat: self.chat.clone(),
             key: self.key.clone(),
+            error: self.error.clone(),
             accepted_from: self.newer_than.map(ago),
             accepted_until: self.older_than.map(ago),
         }
@@ -158,6 +171,7 @@ impl Matching {
             && filter.kinds.is_empty()
             && filter.chat.is_none()
             && filter.key.is_none()
+            && filter.error.is_none()
             && filter.accepted_from.is_none()
             && filter.accepted_until.is_none()
     }

@@ -29,7 +29,7 @@ pub(crate) async fn change<Q: Queue>(
     }
     let ids = match chosen.all {
         true => matching(inbox, action, &chosen).await?,
-        false => chosen.ids,
+        false => chosen.ids.into_iter().map(|id| (id, None)).collect(),
     };
     if ids.is_empty() {
         eprintln!("no event matches");
@@ -43,11 +43,11 @@ pub(crate) async fn change<Q: Queue>(
     let progress = ProgressBar::new(ids.len() as u64);
     let mut counts = Counts::default();
     let mut stopped = std::pin::pin!(ctrl_c());
-    for id in &ids {
+    for (id, from) in &ids {
         let changing = async {
             match action {
-                Action::Redrive => inbox.redrive(*id).await,
-                Action::Discard => inbox.discard(*id).await,
+                Action::Redrive => inbox.redrive(*id, *from).await,
+                Action::Discard => inbox.discard(*id, *from).await,
             }
         };
         tokio::select! {
@@ -71,18 +71,18 @@ pub(crate) async fn change<Q: Queue>(
     })
 }
 
-/// The events that match, and that can be changed. Shows the first ones.
+/// The events that match and that can be changed, with their states. Shows the first ones.
 async fn matching<Q: Queue>(
     inbox: &Inbox<Q>,
     action: Action,
     chosen: &Chosen,
-) -> anyhow::Result<Vec<EventId>> {
+) -> anyhow::Result<Vec<(EventId, Option<EventState>)>> {
     let filter = chosen.matching.filter();
     let (mut ids, mut first) = (Vec::new(), Vec::new());
     let mut pages = Pages::new(inbox, &filter, false);
     while let Some(page) = pages.next().await? {
         for event in page.into_iter().filter(|event| action.applies(event.state)) {
-            ids.push(event.id);
+            ids.push((event.id, Some(event.state)));
             if first.len() < PREVIEW {
                 first.push(event);
             }
@@ -148,7 +148,9 @@ impl Counts {
             }
             Change::NotFound => "there is no such event",
             Change::WithoutBody => "its body was deleted, so it cannot be handled any more",
-            _ => "its state does not allow it: it is settled, or an attempt is in progress",
+            _ => {
+                "its state has changed or does not allow it: it is settled, or an attempt is in progress"
+            }
         };
         self.failed += 1;
         progress.suspend(|| eprintln!("event {id}: {reason}"));

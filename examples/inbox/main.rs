@@ -105,6 +105,13 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
                 false => print::record(&record)?,
             }
         }
+        Command::Lanes { limit, json } => {
+            let lanes = inbox.blocked_lanes(None, None, limit).await?;
+            match json {
+                true => print::lane_lines(&lanes)?,
+                false => print::lanes(&lanes)?,
+            }
+        }
         Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
         Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
         Command::Pause { kind } => inbox.pause(kind.as_ref()).await?,
@@ -148,6 +155,7 @@ impl<'a, Q: Queue> Pages<'a, Q> {
                 after: None,
                 limit: 500,
                 newest_first,
+                within: None,
             }),
         }
     }
@@ -156,11 +164,8 @@ impl<'a, Q: Queue> Pages<'a, Q> {
         let Some(page) = self.next else {
             return Ok(None);
         };
-        let events = self.inbox.list(self.filter, page).await?;
-        self.next = events.last().map(|last| Page {
-            after: Some(last.id),
-            ..page
-        });
+        let events = self.inbox.list(self.filter, page).await?.events;
+        self.next = events.last().map(|last| page.after(last.id));
         Ok(self.next.map(|_| events))
     }
 }

@@ -1,10 +1,11 @@
 //! Tables for people, and lines of JSON for programs.
 
 use std::io::{self, Write};
+use std::iter;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tower_webhook::inbox::{EventRecord, EventSummary, Stats};
+use tower_webhook::inbox::{BlockedLane, EventRecord, EventSummary, Stats};
 
 use crate::json::line_with_payload;
 
@@ -27,8 +28,7 @@ pub(crate) fn preview(events: &[EventSummary], count: usize) -> io::Result<()> {
 
 fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> {
     let head = ["ID", "STATE", "KIND", "CHAT", "KEY", "ACCEPTED", "FAILURES"].map(str::to_owned);
-    let mut rows = vec![head];
-    rows.extend(events.iter().map(|event| {
+    let rows = events.iter().map(|event| {
         [
             event.id.to_string(),
             event.state.to_string(),
@@ -43,8 +43,12 @@ fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> 
             ago(event.accepted_at),
             event.failures.to_string(),
         ]
-    }));
-    let mut widths = [0; 7];
+    });
+    write_rows(out, iter::once(head).chain(rows).collect())
+}
+
+fn write_rows<const N: usize>(out: &mut impl Write, rows: Vec<[String; N]>) -> io::Result<()> {
+    let mut widths = [0; N];
     for row in &rows {
         for (width, text) in widths.iter_mut().zip(row) {
             *width = text.chars().count().max(*width);
@@ -65,6 +69,46 @@ pub(crate) fn lines(events: &[EventSummary]) -> io::Result<()> {
     let mut out = io::BufWriter::new(io::stdout().lock());
     for event in events {
         line(&mut out, &Summary::of(event))?;
+    }
+    out.flush()
+}
+
+pub(crate) fn lanes(lanes: &[BlockedLane]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if lanes.is_empty() {
+        return writeln!(out, "no chat waits for an event that has failed");
+    }
+    let head = ["EVENT", "STATE", "KIND", "CHAT", "SINCE", "WAITING"].map(str::to_owned);
+    let rows = lanes.iter().map(|lane| {
+        let event = &lane.event;
+        [
+            event.id.to_string(),
+            event.state.to_string(),
+            short(event.kind.as_str()),
+            short(event.chat.as_deref().unwrap_or("-")),
+            ago(lane.since),
+            lane.waiting.to_string(),
+        ]
+    });
+    write_rows(&mut out, iter::once(head).chain(rows).collect())
+}
+
+pub(crate) fn lane_lines(lanes: &[BlockedLane]) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line {
+        event: Summary,
+        since: i64,
+        waiting: u64,
+    }
+
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for lane in lanes {
+        let lane = Line {
+            event: Summary::of(&lane.event),
+            since: millis(lane.since),
+            waiting: lane.waiting,
+        };
+        line(&mut out, &lane)?;
     }
     out.flush()
 }
@@ -147,6 +191,7 @@ impl Summary {
 struct Record<'a> {
     #[serde(flatten)]
     summary: Summary,
+    headers: Vec<(&'a str, String)>,
     failures: Vec<PastFailure<'a>>,
     /// The body in hex, if it is not JSON.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -156,6 +201,7 @@ struct Record<'a> {
 #[derive(Serialize)]
 struct PastFailure<'a> {
     at: i64,
+    took_ms: Option<f64>,
     outcome: &'a str,
     reason: &'a str,
 }
@@ -171,11 +217,17 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
     let payload = body.and_then(text);
     let record = Record {
         summary: Summary::of(&record.summary),
+        headers: record
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_bytes().escape_ascii().to_string()))
+            .collect(),
         failures: record
             .failures
             .iter()
             .map(|past| PastFailure {
                 at: millis(past.at),
+                took_ms: past.failure.took.map(|took| took.as_secs_f64() * 1e3),
                 outcome: &past.failure.outcome,
                 reason: &past.failure.reason,
             })
@@ -215,11 +267,16 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     if event.is_redriven {
         writeln!(out, "redriven  yes")?;
     }
+    for (name, value) in &record.headers {
+        writeln!(out, "header    {name}: {}", value.as_bytes().escape_ascii())?;
+    }
     for past in &record.failures {
+        let took = past.failure.took.map(|took| format!(" after {took:.1?}"));
         writeln!(
             out,
-            "failure   {}: {}: {}",
+            "failure   {}{}: {}: {}",
             httpdate::fmt_http_date(past.at),
+            took.unwrap_or_default(),
             printable(&past.failure.outcome),
             printable(&past.failure.reason)
         )?;
@@ -259,6 +316,7 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
         in_progress: u64,
         retrying: u64,
         dead: u64,
+        blocked_lanes: u64,
         oldest: Option<i64>,
         paused: bool,
     }
@@ -269,6 +327,7 @@ pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {
         in_progress: kind.in_progress,
         retrying: kind.retrying,
         dead: kind.dead,
+        blocked_lanes: kind.blocking,
         oldest: kind.oldest.map(millis),
         paused: kind.is_paused,
     });

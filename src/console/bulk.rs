@@ -58,8 +58,8 @@ impl Action {
 
     async fn apply(self, inbox: &dyn Operations, id: EventId) -> Result<Change, StoreError> {
         match self {
-            Self::Redrive => inbox.redrive(id).await,
-            Self::Discard => inbox.discard(id).await,
+            Self::Redrive => inbox.redrive(id, None).await,
+            Self::Discard => inbox.discard(id, None).await,
         }
     }
 }
@@ -115,14 +115,10 @@ pub(super) async fn preview(
     inbox: &dyn Operations,
     filter: &Filter,
 ) -> Result<Counted, StoreError> {
-    let mut page = Page {
-        after: None,
-        limit: STEP,
-        newest_first: false,
-    };
+    let mut page = Page::oldest(STEP);
     let mut events = 0;
     loop {
-        let found = inbox.list(filter, page).await?;
+        let found = inbox.list(filter, page).await?.events;
         events += found.len();
         if found.len() < page.limit {
             return Ok(Counted {
@@ -159,12 +155,8 @@ impl Jobs {
         actor: Option<String>,
     ) -> Result<Arc<Job>, StoreError> {
         let matched = preview(&*inbox, &filter).await?;
-        let newest = Page {
-            after: None,
-            limit: 1,
-            newest_first: true,
-        };
-        let newest = inbox.list(&Filter::default(), newest).await?;
+        let newest = Page::newest(1);
+        let newest = inbox.list(&Filter::default(), newest).await?.events;
         let newest = newest.first().map(|event| event.id);
         let mut all = self.lock();
         let number = all.last_key_value().map_or(1, |(number, _)| number + 1);
@@ -244,13 +236,9 @@ impl Job {
         newest: Option<EventId>,
     ) -> Result<(), StoreError> {
         let Some(newest) = newest else { return Ok(()) };
-        let mut page = Page {
-            after: None,
-            limit: STEP,
-            newest_first: false,
-        };
+        let mut page = Page::oldest(STEP);
         loop {
-            let found = inbox.list(filter, page).await?;
+            let found = inbox.list(filter, page).await?.events;
             page.after = found.last().map(|event| event.id);
             let is_last = found.len() < STEP || page.after >= Some(newest);
             let mut ids: Vec<_> = found.into_iter().map(|event| event.id).collect();

@@ -43,6 +43,7 @@
 
 mod actions;
 mod bulk;
+mod counts;
 mod guard;
 mod operations;
 mod page;
@@ -55,7 +56,7 @@ use axum::Router;
 use http::HeaderName;
 
 use self::bulk::Jobs;
-use self::operations::Operations;
+use self::operations::{Counted, Operations};
 use crate::inbox::{Inbox, Queue};
 use crate::telemetry::{FailureBudget, Recent, Silence};
 
@@ -84,7 +85,7 @@ impl Console {
 
     /// Shows the events of an inbox, and lets operators redrive, discard, pause and resume them.
     pub fn inbox<Q: Queue>(mut self, inbox: Inbox<Q>) -> Self {
-        self.inbox = Some(Arc::new(inbox));
+        self.inbox = Some(Arc::new(Counted::new(inbox)));
         self
     }
 

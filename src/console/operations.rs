@@ -6,8 +6,11 @@ use std::time::Duration;
 
 use tokio::time::timeout;
 
+use super::counts::Counts;
 use crate::event::EventKind;
-use crate::inbox::{Change, EventId, EventRecord, EventSummary, Filter, Inbox, Page, Queue, Stats};
+use crate::inbox::{
+    Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Queue, Stats,
+};
 use crate::store::StoreError;
 
 pub(super) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
@@ -24,41 +27,56 @@ fn read<'a, T>(reading: impl Future<Output = Result<T, StoreError>> + Send + 'a)
 
 /// The operations of an [`Inbox`].
 pub(super) trait Operations: Send + Sync {
-    fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Vec<EventSummary>>;
+    fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed>;
     fn get(&self, id: EventId) -> Answer<'_, Option<EventRecord>>;
-    fn redrive(&self, id: EventId) -> Answer<'_, Change>;
-    fn discard(&self, id: EventId) -> Answer<'_, Change>;
+    fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
+    fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
     fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
     fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
     fn stats(&self) -> Answer<'_, Stats>;
 }
 
-impl<Q: Queue> Operations for Inbox<Q> {
-    fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Vec<EventSummary>> {
-        read(self.list(filter, page))
+/// An inbox, and its last counts.
+pub(super) struct Counted<Q> {
+    inbox: Inbox<Q>,
+    counts: Counts,
+}
+
+impl<Q> Counted<Q> {
+    pub(super) fn new(inbox: Inbox<Q>) -> Self {
+        Self {
+            inbox,
+            counts: Counts::default(),
+        }
+    }
+}
+
+impl<Q: Queue> Operations for Counted<Q> {
+    fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed> {
+        read(self.inbox.list(filter, page))
     }
 
     fn get(&self, id: EventId) -> Answer<'_, Option<EventRecord>> {
-        read(self.get(id))
+        read(self.inbox.get(id))
     }
 
-    fn redrive(&self, id: EventId) -> Answer<'_, Change> {
-        Box::pin(self.redrive(id))
+    fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change> {
+        Box::pin(self.inbox.redrive(id, from))
     }
 
-    fn discard(&self, id: EventId) -> Answer<'_, Change> {
-        Box::pin(self.discard(id))
+    fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change> {
+        Box::pin(self.inbox.discard(id, from))
     }
 
     fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()> {
-        Box::pin(self.pause(kind))
+        Box::pin(self.inbox.pause(kind))
     }
 
     fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()> {
-        Box::pin(self.resume(kind))
+        Box::pin(self.inbox.resume(kind))
     }
 
     fn stats(&self) -> Answer<'_, Stats> {
-        read(self.stats())
+        read(self.counts.get(&self.inbox))
     }
 }

@@ -269,6 +269,7 @@ impl Search {
             after: text(&self.after).map(|after| id(&after)).transpose()?,
             limit,
             newest_first: self.newest_first(),
+            within: None,
         })
     }
 
@@ -309,7 +310,8 @@ async fn events(
         let filter = search.filter()?;
         let found = inbox(&console)?
             .list(&filter, search.page(ROWS + 1)?)
-            .await?;
+            .await?
+            .events;
         let (rows, is_more) = match found.get(..ROWS) {
             Some(rows) => (rows, found.len() > ROWS),
             None => (&found[..], false),
@@ -361,12 +363,8 @@ async fn unsettled_of(
         chat: Some(chat.to_owned()),
         ..Filter::default()
     };
-    let page = Page {
-        after: None,
-        limit: LANE,
-        newest_first: false,
-    };
-    inbox.list(&filter, page).await
+    let page = Page::oldest(LANE);
+    Ok(inbox.list(&filter, page).await?.events)
 }
 
 async fn chat(
@@ -386,7 +384,7 @@ async fn chat(
             newest_first: false,
             ..search.page(LANE)?
         };
-        let events = inbox(&console)?.list(&filter, page).await?;
+        let events = inbox(&console)?.list(&filter, page).await?.events;
         if events.is_empty() && page.after.is_none() {
             return Err(Problem::not_found(format!(
                 "There is no event of the chat `{chat}`."
@@ -408,13 +406,9 @@ async fn lanes(State(console): State<Arc<Console>>, site: Extension<Site>) -> Re
             states: vec![EventState::Retrying],
             ..Filter::default()
         };
-        let page = Page {
-            after: None,
-            limit: LANES,
-            newest_first: false,
-        };
+        let page = Page::oldest(LANES);
         let mut lanes = Vec::new();
-        for head in inbox.list(&filter, page).await? {
+        for head in inbox.list(&filter, page).await?.events {
             let Some(chat) = head.chat.clone() else {
                 continue;
             };

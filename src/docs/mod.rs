@@ -72,6 +72,7 @@ macro_rules! page {
             doc = "[`hold_lane_on_dead`]: crate::inbox::Worker::hold_lane_on_dead"
         )]
         #[cfg_attr(feature = "inbox", doc = "[`keep_bodies`]: crate::inbox::Inbox::keep_bodies")]
+        #[cfg_attr(feature = "inbox", doc = "[`keep_headers`]: crate::inbox::Inbox::keep_headers")]
         #[cfg_attr(feature = "inbox", doc = "[`max_crashes`]: crate::inbox::Worker::max_crashes")]
         #[cfg_attr(feature = "inbox", doc = "[`only`]: crate::inbox::Worker::only")]
         #[cfg_attr(feature = "inbox", doc = "[`poll_every`]: crate::inbox::Worker::poll_every")]

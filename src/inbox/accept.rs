@@ -22,7 +22,7 @@ use tracing::Instrument;
 use super::event::{Failure, Lane, NewEvent};
 use super::queue::{Accepted, Queue};
 use super::worker::Room;
-use super::{Inbox, Settings, Shared};
+use super::{Inbox, Settings, Shared, headers};
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::{IdempotencyKey, RawDelivery};
@@ -78,11 +78,12 @@ impl<Q: Queue> Service<Request<Verified>> for Accept<Q> {
         let limits = &self.inbox.settings.limits;
         let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
         let (answer, answered) = oneshot::channel();
-        let accepting = accept(
-            self.inbox.clone(),
-            request.into_body().into_delivery(),
-            answer,
-        );
+        let headers = headers::kept(request.headers(), &self.inbox.settings.keep_headers);
+        let mut delivery = request.into_body().into_delivery();
+        if !headers.is_empty() {
+            delivery = delivery.with_headers(headers);
+        }
+        let accepting = accept(self.inbox.clone(), delivery, answer);
         // A task, because an event that was taken must be handled even if the client disconnects.
         tokio::spawn(accepting.in_current_span());
         AcceptFuture {
@@ -242,7 +243,14 @@ fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
         Err(error) => {
             let reason = Chain(&error).to_string();
             let outcome = Outcome::Undecodable(error).name().to_owned();
-            (None, Some(Failure { outcome, reason }))
+            (
+                None,
+                Some(Failure {
+                    outcome,
+                    reason,
+                    took: None,
+                }),
+            )
         }
     };
     let namespace = &settings.limits.namespace;

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use http::HeaderMap;
 
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::EventKind;
@@ -47,7 +48,7 @@ pub struct Lane(pub i64);
 /// An event to be [accepted](super::Queue::accept).
 #[derive(Clone, Debug)]
 pub struct NewEvent {
-    /// Kind, key and body.
+    /// Kind, key, body and the headers that are kept.
     pub delivery: RawDelivery,
     /// The digests of the key and the body. With `None`, every delivery of the event is accepted as a new event.
     pub key: Option<EventKey>,
@@ -55,7 +56,8 @@ pub struct NewEvent {
     pub guard: Option<EventKey>,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
-    /// The lane of the event. With `None`, the event has a lane of its own.
+    /// The lane of the event: that [of its chat](Lane::of_chat), by which a queue finds the events of a chat. With `None`,
+    /// the event has a lane of its own.
     pub lane: Option<Lane>,
     /// The minimum time, from now, for which the key is remembered.
     pub retain: Duration,
@@ -168,6 +170,17 @@ pub struct Failure {
     pub outcome: String,
     /// The error with its causes, in one line.
     pub reason: String,
+    /// The duration of the attempt. `None` if it is not known, as for a crash.
+    pub took: Option<Duration>,
+}
+
+impl Failure {
+    /// Whether the outcome or the reason contains a text. ASCII letters match in either case.
+    pub(super) fn contains(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        let mut texts = [&self.outcome, &self.reason].into_iter();
+        texts.any(|of| of.to_ascii_lowercase().contains(&text))
+    }
 }
 
 /// How an attempt ends.
@@ -317,6 +330,8 @@ pub struct EventRecord {
     pub summary: EventSummary,
     /// The body as it was received. `None` after it was deleted.
     pub body: Option<Bytes>,
+    /// The headers of the delivery that were [kept](super::Inbox::keep_headers). They are deleted with the body.
+    pub headers: HeaderMap,
     /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
     /// keep only the latest ones: those of this crate keep 100.
     pub failures: Vec<PastFailure>,
@@ -346,6 +361,8 @@ pub struct Filter {
     pub accepted_from: Option<SystemTime>,
     /// The event was accepted before this time.
     pub accepted_until: Option<SystemTime>,
+    /// A failure of the event has this text in its outcome or its reason. ASCII letters match in either case.
+    pub error: Option<String>,
 }
 
 /// Selects a page of a list of events. The list is sorted by number.
@@ -357,4 +374,74 @@ pub struct Page {
     pub limit: usize,
     /// Whether the newest event comes first.
     pub newest_first: bool,
+    /// The time after which the search ends, whatever it has found: a filter that few of millions of events match
+    /// takes seconds. With `None`, the search ends when the page is full or all events were searched.
+    pub within: Option<Duration>,
 }
+
+impl Page {
+    /// Selects the first page of the oldest events.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::Page;
+    ///
+    /// let page = Page::oldest(100);
+    /// assert_eq!((page.limit, page.newest_first), (100, false));
+    /// ```
+    #[must_use]
+    pub fn oldest(limit: usize) -> Self {
+        Self {
+            after: None,
+            limit,
+            newest_first: false,
+            within: None,
+        }
+    }
+
+    /// Selects the first page of the newest events.
+    #[must_use]
+    pub fn newest(limit: usize) -> Self {
+        Self {
+            newest_first: true,
+            ..Self::oldest(limit)
+        }
+    }
+
+    /// Selects the events after this one, in the order of the page.
+    #[must_use]
+    pub fn after(mut self, id: EventId) -> Self {
+        self.after = Some(id);
+        self
+    }
+
+    /// Ends the search after this time.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = Some(time);
+        self
+    }
+}
+
+/// A page of a list of events.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// The events.
+    pub events: Vec<EventSummary>,
+    /// The last event that was searched, if the search ended by its [time](Page::within): the next page begins
+    /// [after](Page::after) it. `None` if the page is full or all events were searched.
+    pub searched: Option<EventId>,
+}
+
+/// A lane that waits for an event that has failed.
+#[derive(Clone, Debug)]
+pub struct BlockedLane {
+    /// The event for which the lane waits: one that is tried again, or a dead letter that holds the lane.
+    pub event: EventSummary,
+    /// When the event became a dead letter, or failed first. For an event that has only crashed, when it was accepted.
+    pub since: SystemTime,
+    /// The number of events that wait behind it. Not more than 1,000 are counted.
+    pub waiting: u64,
+}
+
+/// How many events of a blocked lane are counted.
+pub(super) const MOST_WAITING: usize = 1000;

@@ -3,7 +3,7 @@
 use super::Inbox;
 use super::queue::{KindStats, Queue};
 use crate::store::StoreError;
-use crate::telemetry::{BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING};
+use crate::telemetry::{BLOCKED, BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING};
 
 impl<Q: Queue> Inbox<Q> {
     /// Records the number of events by kind and state, the age of the oldest one, pauses, and the size of the queue: see
@@ -24,10 +24,12 @@ impl<Q: Queue> Inbox<Q> {
         record(IN_PROGRESS, |kind| kind.in_progress as f64);
         record(RETRYING, |kind| kind.retrying as f64);
         record(DEAD, |kind| kind.dead as f64);
-        record(OLDEST, |kind| {
-            let age = kind.oldest.and_then(|oldest| oldest.elapsed().ok());
-            age.unwrap_or_default().as_secs_f64()
+        record(BLOCKED, |kind| kind.blocking as f64);
+        let ages = stats.kinds.iter().map(|kind| {
+            let age = stats.age(kind).unwrap_or_default();
+            (&kind.kind, age.as_secs_f64())
         });
+        self.shared.gauges.set(OLDEST, ages);
         let is_paused = stats.is_paused;
         let values = stats.kinds.iter().map(|kind| {
             let is_paused = is_paused || kind.is_paused;

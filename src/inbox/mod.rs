@@ -50,6 +50,7 @@ mod accept;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod event;
+mod headers;
 mod lane;
 mod memory;
 #[cfg(feature = "metrics")]
@@ -68,13 +69,14 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::HeaderName;
 use tokio::time::{sleep, timeout};
 
 use self::accept::Backlog;
 pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::event::{
-    EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter, Kinds, Lane,
-    NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter,
+    Kinds, Lane, Listed, NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
 };
 use self::lane::LaneOf;
 pub use self::memory::MemoryQueue;
@@ -121,6 +123,7 @@ struct Settings {
     reject_changed_bodies: bool,
     replay_guard: bool,
     lane_of: LaneOf,
+    keep_headers: Arc<[HeaderName]>,
     observers: Observers,
 }
 
@@ -173,6 +176,7 @@ impl<Q: Queue> Inbox<Q> {
                 reject_changed_bodies: false,
                 replay_guard: false,
                 lane_of: LaneOf::default(),
+                keep_headers: Arc::new(headers::TRACE),
                 observers: Observers::default(),
             },
         }
@@ -325,6 +329,22 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
+    /// Sets the names of the headers that are kept with an event: by default `traceparent` and `tracestate`, by which an
+    /// attempt days later can be linked to the request. Their values are stored, so name none that holds a secret. A value above 512 bytes is not kept. The headers are deleted with the body.
+    ///
+    /// A handler reads them with [`RawDelivery::headers`].
+    ///
+    /// ```
+    /// # use http::HeaderName;
+    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// let names = ["traceparent", "tracestate", "x-request-id"].map(HeaderName::from_static);
+    /// let inbox = Inbox::new(MemoryQueue::new()).keep_headers(names);
+    /// ```
+    pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.settings.keep_headers = names.into_iter().collect();
+        self
+    }
+
     /// Reports each attempt of the workers, and each call of the queue, to an observer: see
     /// [`telemetry`](crate::telemetry). The deliveries are reported by
     /// [`SignatureLayer::observer`](crate::SignatureLayer::observer), which should have the same observer.
@@ -365,12 +385,29 @@ impl<Q: Queue> Inbox<Q> {
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+    pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let list = self.shared.queue.list(filter, page);
         self.settings.call("list", list).await
     }
 
-    /// Returns an event with its body and its failures, if there is such an event.
+    /// Returns up to `limit` lanes that wait for an event that has failed: one that is tried again, or a dead letter
+    /// that holds its lane. They are sorted by the numbers of these events, beginning after `after`. With `chat`, only
+    /// the lane of that chat is returned, if it is blocked.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        let lanes = self.shared.queue.blocked_lanes(chat, after, limit);
+        self.settings.call("blocked-lanes", lanes).await
+    }
+
+    /// Returns an event with its body, its headers and its failures, if there is such an event.
     ///
     /// # Errors
     ///
@@ -384,13 +421,18 @@ impl<Q: Queue> Inbox<Q> {
     /// once, and keeps its place in its lane.
     ///
     /// Nothing is changed if an attempt is in progress ([`Change::WrongState`]), or if the event's body was deleted
-    /// ([`Change::WithoutBody`]).
+    /// ([`Change::WithoutBody`]). With `from`, nothing is changed either if the event is in another state: use it when a
+    /// person decides by the state that was shown, or when two programs may redrive the same events.
     ///
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        let redrive = self.shared.queue.redrive(id);
+    pub async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        let redrive = self.shared.queue.redrive(id, from);
         let change = self.settings.call("redrive", redrive).await?;
         self.shared.workers.wake();
         Ok(change)
@@ -399,13 +441,17 @@ impl<Q: Queue> Inbox<Q> {
     /// Discards an event that is unsettled or dead. An attempt in progress loses its lease: its handler is dropped at
     /// once if a worker of this inbox runs it, and otherwise at the next renewal, within a third of the lease.
     ///
-    /// Nothing is changed if the event is settled ([`Change::WrongState`]).
+    /// Nothing is changed if the event is settled, or with `from`, if it is in another state ([`Change::WrongState`]).
     ///
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        let discard = self.shared.queue.discard(id);
+    pub async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        let discard = self.shared.queue.discard(id, from);
         let change = self.settings.call("discard", discard).await?;
         if change == Change::Made {
             self.shared.workers.revoke(id);

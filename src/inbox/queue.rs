@@ -5,8 +5,8 @@ use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use super::event::{
-    EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
-    TakenEvent,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Listed, NewEvent, Page,
+    Settlement, Take, TakenEvent,
 };
 use crate::event::EventKind;
 use crate::store::StoreError;
@@ -111,7 +111,23 @@ pub trait Queue: Send + Sync + 'static {
         &self,
         filter: &Filter,
         page: Page,
-    ) -> impl Future<Output = Result<Vec<EventSummary>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Listed, StoreError>> + Send;
+
+    /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
+    /// after `after`, and with `chat`, only the lane of that chat.
+    ///
+    /// The event that was taken last from the lane, or else its first one, has failed or crashed and is tried again, or
+    /// is a dead letter that holds the lane.
+    ///
+    /// # Errors
+    ///
+    /// As for [`accept`](Self::accept).
+    fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<BlockedLane>, StoreError>> + Send;
 
     /// Returns an event with its body and its failures, or `None` if there is no such event.
     ///
@@ -125,22 +141,32 @@ pub trait Queue: Send + Sync + 'static {
 
     /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
     /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
-    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]).
+    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]), and with `from`, neither
+    /// is an event in another state, compared in the same atomic step.
     ///
     /// # Errors
     ///
     /// As for [`accept`](Self::accept).
-    fn redrive(&self, id: EventId) -> impl Future<Output = Result<Change, StoreError>> + Send;
+    fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
 
-    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease.
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
+    /// another state is not changed, as for [`redrive`](Self::redrive).
     ///
     /// # Errors
     ///
     /// As for [`accept`](Self::accept).
-    fn discard(&self, id: EventId) -> impl Future<Output = Result<Change, StoreError>> + Send;
+    fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
 
-    /// Deletes the bodies of all events of a chat, and the texts of their failures, and returns the number of these
-    /// bodies. Events that are unsettled or dead are discarded.
+    /// Deletes the bodies and headers of all events of a chat, and the texts of their failures, and returns the number of
+    /// these bodies. Events that are unsettled or dead are discarded.
     ///
     /// # Errors
     ///
@@ -160,7 +186,7 @@ pub trait Queue: Send + Sync + 'static {
         paused: bool,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Deletes, in a small step, the bodies of events that were handled or ignored at least `keep_bodies` ago, and
+    /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies` ago, and
     /// settled events whose retention has expired. Dead letters stay. Returns whether there may be more to delete.
     ///
     /// # Errors
@@ -242,10 +268,12 @@ pub enum Change {
 }
 
 /// The number of unsettled events and dead letters by kind, and whether they are paused.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Stats {
     /// The kinds, sorted by name.
     pub kinds: Vec<KindStats>,
+    /// The time at which the events were counted, by the queue's clock.
+    pub at: SystemTime,
     /// Whether everything is paused.
     pub is_paused: bool,
 }
@@ -264,6 +292,13 @@ impl Stats {
     #[must_use]
     pub fn dead(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.dead).sum()
+    }
+
+    /// Returns the time since the oldest unsettled event of a kind was accepted.
+    #[must_use]
+    pub fn age(&self, kind: &KindStats) -> Option<Duration> {
+        let oldest = kind.oldest?;
+        Some(self.at.duration_since(oldest).unwrap_or_default())
     }
 
     /// Whether every accepted event was handled, ignored or discarded.
@@ -288,7 +323,7 @@ impl fmt::Display for Stats {
                 "{}: {} waiting, {} in progress, {} retrying, {} dead",
                 kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
             )?;
-            if let Some(age) = kind.oldest.and_then(|oldest| oldest.elapsed().ok()) {
+            if let Some(age) = self.age(kind) {
                 write!(f, ", the oldest {} s ago", age.as_secs())?;
             }
             f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
@@ -310,6 +345,8 @@ pub struct KindStats {
     pub retrying: u64,
     /// Dead letters.
     pub dead: u64,
+    /// Events for which their lane waits since they failed: those of [`blocked_lanes`](Queue::blocked_lanes).
+    pub blocking: u64,
     /// When the oldest unsettled event was accepted.
     pub oldest: Option<SystemTime>,
     /// Whether the kind is paused.

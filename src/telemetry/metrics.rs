@@ -70,6 +70,8 @@ pub(crate) const RETRYING: &str = "webhook_inbox_retrying";
 #[cfg(feature = "inbox")]
 pub(crate) const DEAD: &str = "webhook_inbox_dead_letters";
 #[cfg(feature = "inbox")]
+pub(crate) const BLOCKED: &str = "webhook_inbox_blocked_lanes";
+#[cfg(feature = "inbox")]
 pub(crate) const OLDEST: &str = "webhook_inbox_oldest_seconds";
 #[cfg(feature = "inbox")]
 pub(crate) const PAUSED: &str = "webhook_inbox_paused";
@@ -303,6 +305,11 @@ fn describe_inbox() {
     describe_gauge!(IN_PROGRESS, Count, "Events with an attempt in progress.");
     describe_gauge!(RETRYING, Count, "Events that wait for another attempt.");
     describe_gauge!(DEAD, Count, "Dead letters.");
+    describe_gauge!(
+        BLOCKED,
+        Count,
+        "Lanes that wait for an event that has failed."
+    );
     describe_gauge!(
         OLDEST,
         Seconds,

@@ -49,12 +49,12 @@ pub use self::budget::{FailureBudget, Spent};
 pub(crate) use self::calls::CallError;
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
-#[cfg(feature = "metrics")]
-pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};
 #[cfg(all(feature = "metrics", feature = "inbox"))]
 pub(crate) use self::metrics::{
-    BYTES, DEAD, Gauges, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
+    BLOCKED, BYTES, DEAD, Gauges, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
 };
+#[cfg(feature = "metrics")]
+pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};
 pub(crate) use self::observer::Observers;
 pub use self::observer::{
     AttemptEnd, AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,

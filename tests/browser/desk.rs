@@ -13,9 +13,9 @@ use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::{
-    Accept, Accepted, Change, Claims, EventId, EventLease, EventRecord, EventState, EventSummary,
-    Filter, Inbox, MemoryQueue, NewEvent, Page, Queue, Retry, Settled, Settlement, Stats, Take,
-    WorkerHandle,
+    Accept, Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState,
+    Filter, Inbox, Listed, MemoryQueue, NewEvent, Page, Queue, Retry, Settled, Settlement, Stats,
+    Take, WorkerHandle,
 };
 use tower_webhook::signature::Signature;
 use tower_webhook::store::StoreError;
@@ -197,7 +197,7 @@ impl Queue for Gated {
         self.queue.settle(lease, settlement, next).await
     }
 
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.queue.list(filter, page).await
     }
 
@@ -205,13 +205,22 @@ impl Queue for Gated {
         self.queue.get(id).await
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        self.redrives.acquire().await.unwrap().forget();
-        self.queue.redrive(id).await
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        self.queue.blocked_lanes(chat, after, limit).await
     }
 
-    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        self.queue.discard(id).await
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        self.redrives.acquire().await.unwrap().forget();
+        self.queue.redrive(id, from).await
+    }
+
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        self.queue.discard(id, from).await
     }
 
     async fn forget(&self, chat: &str) -> Result<u64, StoreError> {

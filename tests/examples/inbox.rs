@@ -54,6 +54,19 @@ fn events_are_acknowledged_while_the_command_fails_and_handled_in_order_later() 
         Some(())
     });
     assert_eq!(states(&url)[1..], ["waiting", "waiting"]);
+    let shown = inbox(&url, &["show", "1"]);
+    assert!(shown.out.contains("s: failed: no disk"), "{shown:?}");
+    let found = lines(&inbox(&url, &["list", "--error", "NO DISK", "--json"]));
+    assert_eq!(found.len(), 1);
+    assert_eq!(found[0]["key"], "a");
+    let lanes = lines(&inbox(&url, &["lanes", "--json"]));
+    assert_eq!(lanes.len(), 1);
+    assert_eq!(
+        (&lanes[0]["event"]["id"], &lanes[0]["waiting"]),
+        (&1.into(), &2.into())
+    );
+    let table = inbox(&url, &["lanes"]);
+    assert!(table.out.starts_with("EVENT  STATE"), "{table:?}");
     let again = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(again.code, 0, "{again:?}");
     assert_eq!(states(&url).len(), 3, "a duplicate was accepted");
@@ -73,6 +86,8 @@ fn events_are_acknowledged_while_the_command_fails_and_handled_in_order_later() 
         .map(|line| serde_json::from_str::<Value>(line).unwrap()["key"].clone())
         .collect();
     assert_eq!(keys, ["a", "b", "c"]);
+    let lanes = inbox(&url, &["lanes"]);
+    assert_eq!(lanes.out, "no chat waits for an event that has failed\n");
     let exported = lines(&inbox(&url, &["export", "--kind", "chat-rated"]));
     assert_eq!(exported.len(), 3);
     assert!(

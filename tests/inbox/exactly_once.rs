@@ -259,7 +259,7 @@ async fn lost_lease_rolls_the_effect_back() {
 
     // Another process discards it, which this one has not noticed yet.
     let other = app.database.queue().await;
-    assert_eq!(other.discard(EventId(1)).await.unwrap(), Change::Made);
+    assert_eq!(other.discard(EventId(1), None).await.unwrap(), Change::Made);
     go.add_permits(1);
     end(worker).await;
     assert_eq!(app.effects().await, 0);
@@ -325,7 +325,10 @@ async fn failing_handler_is_retried_then_dead_then_redriven() {
     let record = app.inbox.get(EventId(1)).await.unwrap().unwrap();
     assert_eq!(record.failures.len(), 3);
 
-    assert_eq!(app.inbox.redrive(EventId(1)).await.unwrap(), Change::Made);
+    assert_eq!(
+        app.inbox.redrive(EventId(1), None).await.unwrap(),
+        Change::Made
+    );
     app.becomes(1, EventState::Handled).await;
     assert_eq!(app.handled().await, (1, 1));
     end(worker).await;
@@ -345,7 +348,10 @@ async fn redriven_event_runs_again_and_settles_itself_again() {
             WHERE s.xmin = e.xmin AND e.id = (SELECT max(id) FROM effects)";
         assert_eq!(app.count(of_the_last).await, 1);
         if runs < 3 {
-            assert_eq!(app.inbox.redrive(EventId(1)).await.unwrap(), Change::Made);
+            assert_eq!(
+                app.inbox.redrive(EventId(1), None).await.unwrap(),
+                Change::Made
+            );
         }
     }
     end(worker).await;
@@ -367,7 +373,10 @@ async fn given_up_event_has_no_effect_and_can_be_redriven() {
     assert_eq!(app.effects().await, 0);
 
     for id in [1, 2] {
-        assert_eq!(app.inbox.redrive(EventId(id)).await.unwrap(), Change::Made);
+        assert_eq!(
+            app.inbox.redrive(EventId(id), None).await.unwrap(),
+            Change::Made
+        );
         app.becomes(id, EventState::Handled).await;
     }
     assert_eq!(app.handled().await, (2, 2));
@@ -543,7 +552,10 @@ async fn event_is_settled_exactly_when_a_cut_commit_was_made() {
             app.becomes(1, EventState::Retrying).await;
             assert_eq!(app.effects().await, 0);
             end(worker.take().unwrap()).await;
-            assert_eq!(app.inbox.redrive(EventId(1)).await.unwrap(), Change::Made);
+            assert_eq!(
+                app.inbox.redrive(EventId(1), None).await.unwrap(),
+                Change::Made
+            );
             worker = Some(app.worker(&crm).spawn());
             app.becomes(1, EventState::Handled).await;
         }

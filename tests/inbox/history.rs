@@ -13,9 +13,9 @@ use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::{
-    Accepted, Change, Claims, EventId, EventLease, EventRecord, EventState, EventSummary, Filter,
-    Inbox, Kinds, Lane, MemoryQueue, NewEvent, OnFailure, Page, Queue, Retry, Settled, Settlement,
-    Stats, Take, TakenEvent,
+    Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState, Filter,
+    Inbox, Kinds, Lane, Listed, MemoryQueue, NewEvent, OnFailure, Page, Queue, Retry, Settled,
+    Settlement, Stats, Take, TakenEvent,
 };
 use tower_webhook::store::{EventKey, Fence, StoreError};
 use tower_webhook::{HandlerError, Outcome, RawDelivery};
@@ -474,16 +474,25 @@ impl Queue for Spy {
         Ok(settled)
     }
 
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.queue.inner.list(filter, page).await
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        self.queue.inner.blocked_lanes(chat, after, limit).await
     }
 
     async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
         self.queue.inner.get(id).await
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        let change = self.queue.redrive(id).await?;
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        let change = self.queue.redrive(id, from).await?;
         if change == Change::Made {
             let by = Console::Redrive;
             self.history.write(Entry::Changed { event: id, by });
@@ -491,8 +500,8 @@ impl Queue for Spy {
         Ok(change)
     }
 
-    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        let change = self.queue.inner.discard(id).await?;
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        let change = self.queue.inner.discard(id, from).await?;
         if change == Change::Made {
             let by = Console::Discard;
             self.history.write(Entry::Changed { event: id, by });
@@ -684,11 +693,11 @@ impl Mistaken {
         })
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        let change = self.inner.redrive(id).await?;
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        let change = self.inner.redrive(id, from).await?;
         if change == Change::WrongState && self.makes(Mistake::RedrivesInProgress) {
-            self.inner.discard(id).await?;
-            return self.inner.redrive(id).await;
+            self.inner.discard(id, None).await?;
+            return self.inner.redrive(id, None).await;
         }
         Ok(change)
     }
@@ -876,8 +885,8 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
             88..96 if sent > 0 => {
                 let id = EventId(random.i64(1..=sent as i64 + 1));
                 match random.u8(..4) {
-                    0 => drop(inbox.discard(id).await.unwrap()),
-                    _ => drop(inbox.redrive(id).await.unwrap()),
+                    0 => drop(inbox.discard(id, None).await.unwrap()),
+                    _ => drop(inbox.redrive(id, None).await.unwrap()),
                 }
             }
             _ => {}
@@ -896,12 +905,8 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
     // All that can be handled is handled.
     sleep(60 * 60 * SECOND).await;
     let _ = worker.drain(60 * SECOND).await;
-    let page = Page {
-        after: None,
-        limit: usize::MAX,
-        newest_first: false,
-    };
-    for event in spy.list(&Filter::default(), page).await.unwrap() {
+    let page = Page::oldest(usize::MAX);
+    for event in spy.list(&Filter::default(), page).await.unwrap().events {
         history.write(Entry::Left {
             event: event.id,
             state: event.state,

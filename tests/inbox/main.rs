@@ -16,6 +16,8 @@ mod metrics;
 mod postgres;
 #[cfg(feature = "postgres")]
 mod postgres_model;
+#[cfg(all(feature = "conformance", feature = "postgres"))]
+mod postgres_records;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod published;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]

@@ -106,26 +106,26 @@ pub(crate) async fn execute(pool: &PgPool, sql: &str) {
         .unwrap();
 }
 
-async fn count(pool: &PgPool, sql: &str) -> i64 {
+pub(crate) async fn count(pool: &PgPool, sql: &str) -> i64 {
     let count = sqlx::query_scalar(AssertSqlSafe(sql));
     count.fetch_one(pool).await.unwrap()
 }
 
-const LEASE: Duration = Duration::from_secs(60);
-const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+pub(crate) const LEASE: Duration = Duration::from_secs(60);
+pub(crate) const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
 
-fn take() -> Take {
+pub(crate) fn take() -> Take {
     Take {
         lease: LEASE,
         kinds: Kinds::all(),
     }
 }
 
-fn key(key: &str) -> EventKey {
+pub(crate) fn key(key: &str) -> EventKey {
     EventKey::new("", key.as_bytes(), b"{}")
 }
 
-fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
+pub(crate) fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
     NewEvent {
         delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
         key,
@@ -137,22 +137,26 @@ fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
     }
 }
 
-fn failure() -> Failure {
+pub(crate) fn failure() -> Failure {
     Failure {
         outcome: "error".to_owned(),
         reason: "no luck".to_owned(),
+        took: None,
     }
 }
 
 /// Accepts a new event.
-async fn accept(queue: &PostgresQueue, event: NewEvent) -> (EventId, Option<Box<TakenEvent>>) {
+pub(crate) async fn accept(
+    queue: &PostgresQueue,
+    event: NewEvent,
+) -> (EventId, Option<Box<TakenEvent>>) {
     match queue.accept(event, Some(&take())).await.unwrap() {
         Accepted::New { id, taken } => (id, taken),
         other => panic!("{other:?}"),
     }
 }
 
-async fn end(queue: &PostgresQueue, taken: &TakenEvent, settlement: Settlement) {
+pub(crate) async fn end(queue: &PostgresQueue, taken: &TakenEvent, settlement: Settlement) {
     let settled = queue.settle(&taken.lease, &settlement, None).await.unwrap();
     assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
 }
@@ -295,7 +299,7 @@ async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
 
     let queue = database.queue().await;
     let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 4);
+    assert_eq!(count(&pool, version).await, 5);
     // A receiver of version 2 may continue meanwhile.
     execute(&pool, &insert("after")).await;
     for name in ["before", "after"] {
@@ -310,25 +314,38 @@ async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
 }
 
 /// What migrates version 2 to version 3.
-const VERSION_3: &str = include_str!("../../src/store/postgres/inbox.sql");
+pub(crate) const VERSION_3: &str = include_str!("../../src/store/postgres/inbox.sql");
 
-/// A process of version 3, which calls the functions that it knows.
-struct Version3(PgPool);
+/// A process of an earlier version, which calls the functions that it knows: those of version 3, or those for many
+/// events of version 4.
+pub(crate) struct Older {
+    pub(crate) pool: PgPool,
+    pub(crate) has_batches: bool,
+}
 
-impl Version3 {
+impl Older {
     /// Accepts an event and takes it, and returns its lease, or that of none if it waits.
-    async fn accept(&self, name: &str, lane: i64) -> (EventId, Option<EventLease>) {
-        let sql = format!(
-            "SELECT o_seq, o_fence::text FROM tower_webhook.accept(
-                '{:032x}', '{:032x}', NULL, NULL, '{}', '{name}', '{lane}', {lane}, '{{}}', {}, NULL, NULL, {}
-            )",
-            key(name).key(),
-            key(name).body(),
-            EventKind::MESSAGE_CREATED,
-            RETENTION.as_micros(),
-            LEASE.as_micros(),
-        );
-        let row = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.0);
+    pub(crate) async fn accept(&self, name: &str, lane: i64) -> (EventId, Option<EventLease>) {
+        let (key, kind) = (key(name), EventKind::MESSAGE_CREATED);
+        let (id, body) = (key.key(), key.body());
+        let (retain, lease) = (RETENTION.as_micros(), LEASE.as_micros());
+        let call = match self.has_batches {
+            false => format!(
+                "accept(
+                    '{id:032x}', '{body:032x}', NULL, NULL, '{kind}', '{name}', '{lane}', {lane}, '{{}}', {retain},
+                    NULL, NULL, {lease}
+                )"
+            ),
+            true => format!(
+                "accept_all(
+                    '{{{id:032x}}}', '{{{body:032x}}}', '{{NULL}}', '{{NULL}}', '{{{kind}}}', '{{1}}',
+                    ARRAY['{name}'::bytea], ARRAY['{lane}'::bytea], '{{{lane}}}', ARRAY['{{}}'::bytea], '{{{retain}}}',
+                    '{{NULL}}', '{{NULL}}', '{{{lease}}}'
+                )"
+            ),
+        };
+        let sql = format!("SELECT o_seq, o_fence::text FROM tower_webhook.{call}");
+        let row = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool);
         let (id, fence): (i64, Option<String>) = row.await.unwrap();
         let lease = fence.map(|fence| EventLease {
             id: EventId(id),
@@ -339,24 +356,52 @@ impl Version3 {
     }
 
     /// Ends an attempt: an action, whether the lane waits, whether a dead letter holds it.
-    async fn settle(&self, lease: Option<EventLease>, action: i64, blocks: bool, holds: bool) {
-        let lease = lease.expect("it was taken");
-        let failure = match action {
-            2 | 6 => "'error', 'no luck'",
-            _ => "NULL, NULL",
+    pub(crate) async fn settle(
+        &self,
+        lease: Option<EventLease>,
+        action: i64,
+        blocks: bool,
+        holds: bool,
+    ) {
+        let EventLease { id, fence, place } = lease.expect("it was taken");
+        let (id, fence, after) = (id.0, fence.0, LEASE.as_micros());
+        let has_failed = matches!(action, 2 | 6);
+        let call = match self.has_batches {
+            false => {
+                let failure = match has_failed {
+                    true => "'error', 'no luck'",
+                    false => "NULL, NULL",
+                };
+                format!(
+                    "settle(
+                        {id}, '{fence:032x}', {place}, {action}, {after}, {failure}, true, {blocks}, {holds}, NULL,
+                        NULL, '{{}}'
+                    )"
+                )
+            }
+            true => {
+                let failure = match has_failed {
+                    true => "ARRAY['error'::bytea], ARRAY['no luck'::bytea]",
+                    false => "'{NULL}', '{NULL}'",
+                };
+                format!(
+                    "settle_all(
+                        '{{{id}}}', '{{{fence:032x}}}', '{{{place}}}', '{{{action}}}', '{{{after}}}', {failure},
+                        '{{true}}', '{{{blocks}}}', '{{{holds}}}', '{{NULL}}', NULL, '{{}}'
+                    )"
+                )
+            }
         };
-        let sql = format!(
-            "SELECT o_is_held FROM tower_webhook.settle(
-                {}, '{:032x}', {}, {action}, {}, {failure}, true, {blocks}, {holds}, NULL, NULL, '{{}}'
-            )",
-            lease.id.0,
-            lease.fence.0,
-            lease.place,
-            LEASE.as_micros(),
-        );
-        let held = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.0);
+        let sql = format!("SELECT o_is_held FROM tower_webhook.{call}");
+        let held = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool);
         let is_held: bool = held.await.unwrap();
         assert!(is_held);
+    }
+
+    /// Calls a function that returns a number or a flag.
+    pub(crate) async fn call(&self, function: &str) -> i64 {
+        let sql = format!("SELECT tower_webhook.{function}::integer::bigint");
+        count(&self.pool, &sql).await
     }
 }
 
@@ -374,7 +419,10 @@ async fn a_schema_of_version_3_is_upgraded_and_keeps_its_events() {
         key("inline").body()
     );
     execute(&pool, &of_the_store).await;
-    let old = Version3(pool.clone());
+    let old = Older {
+        pool: pool.clone(),
+        has_batches: false,
+    };
     let (emptied, lease) = old.accept("emptied", 1).await;
     old.settle(lease, 3, false, false).await;
     execute(&pool, "SELECT pg_sleep(0.01), tower_webhook.purge(0, 1000)").await;
@@ -433,9 +481,16 @@ async fn a_schema_of_version_3_is_upgraded_and_keeps_its_events() {
         }
     });
     join_all(ends).await;
-    assert_eq!(queue.redrive(emptied).await.unwrap(), Change::WithoutBody);
+    assert_eq!(
+        queue.redrive(emptied, None).await.unwrap(),
+        Change::WithoutBody
+    );
     for id in [handled, retried, aside, dead, holding] {
-        assert_eq!(queue.redrive(id).await.unwrap(), Change::Made, "event {id}");
+        assert_eq!(
+            queue.redrive(id, None).await.unwrap(),
+            Change::Made,
+            "event {id}"
+        );
     }
     let mut left = 6;
     while left > 0 {
@@ -599,19 +654,15 @@ async fn queue_works_with_the_rights_that_its_page_names() {
         hold_lane: true,
     };
     end(&queue, &taken.unwrap(), give_up).await;
-    let page = Page {
-        after: None,
-        limit: 10,
-        newest_first: true,
-    };
+    let page = Page::newest(10);
     let dead = Filter {
         states: vec![EventState::Dead],
         ..Filter::default()
     };
-    let dead = queue.list(&dead, page).await.unwrap();
+    let dead = queue.list(&dead, page).await.unwrap().events;
     assert_eq!(dead.len(), 1);
-    assert_eq!(queue.redrive(dead[0].id).await.unwrap(), Change::Made);
-    assert_eq!(queue.discard(dead[0].id).await.unwrap(), Change::Made);
+    assert_eq!(queue.redrive(dead[0].id, None).await.unwrap(), Change::Made);
+    assert_eq!(queue.discard(dead[0].id, None).await.unwrap(), Change::Made);
     queue
         .pause(Some(&EventKind::CHAT_RATED), true)
         .await
@@ -803,8 +854,18 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                         }
                     }
                     match n % 11 {
-                        0 | 1 => drop(queue.redrive(EventId(id.0 - n as i64 % 30)).await.unwrap()),
-                        2 => drop(queue.discard(EventId(id.0 - n as i64 % 30)).await.unwrap()),
+                        0 | 1 => drop(
+                            queue
+                                .redrive(EventId(id.0 - n as i64 % 30), None)
+                                .await
+                                .unwrap(),
+                        ),
+                        2 => drop(
+                            queue
+                                .discard(EventId(id.0 - n as i64 % 30), None)
+                                .await
+                                .unwrap(),
+                        ),
                         3 if n.is_multiple_of(5) => {
                             queue.forget(&(n % 3).to_string()).await.unwrap();
                         }
@@ -861,17 +922,13 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
 
     // And all that is left can be handled.
     let queue = &queues[0];
-    let page = Page {
-        after: None,
-        limit: 100_000,
-        newest_first: false,
-    };
+    let page = Page::oldest(100_000);
     let dead = Filter {
         states: vec![EventState::Dead],
         ..Filter::default()
     };
-    for dead in queue.list(&dead, page).await.unwrap() {
-        assert_eq!(queue.redrive(dead.id).await.unwrap(), Change::Made);
+    for dead in queue.list(&dead, page).await.unwrap().events {
+        assert_eq!(queue.redrive(dead.id, None).await.unwrap(), Change::Made);
     }
     while queue.stats().await.unwrap().unsettled() > 0 {
         for taken in queue.claim(&take(), 1000, 1000).await.unwrap().events {

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::{
-    Accepted, EventId, EventLease, EventState, EventSummary, Failure, Filter, Kinds, Lane,
-    MemoryQueue, NewEvent, Page, PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
+    Accepted, BlockedLane, EventId, EventLease, EventState, EventSummary, Failure, Filter, Kinds,
+    Lane, MemoryQueue, NewEvent, Page, PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
 };
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
@@ -69,9 +69,11 @@ impl Random {
             _ => Some(format!("new {count}")),
         };
         let chat = (!self.one_in(5)).then(|| self.pick(&["a", "b", "c"]).to_owned());
-        let lane = chat
-            .as_ref()
-            .map(|chat| Lane(i64::from(chat.as_bytes()[0]) - 97));
+        let lane = chat.as_deref().map(Lane::of_chat);
+        let mut headers = HeaderMap::new();
+        if count.is_multiple_of(3) {
+            headers.insert("traceparent", HeaderValue::from(count));
+        }
         let guard = key.as_ref().filter(|_| self.one_in(4));
         let guard = guard.map(|key| EventKey::new("guard", body.as_bytes(), key.as_bytes()));
         let raw = key
@@ -82,7 +84,9 @@ impl Random {
                 .as_ref()
                 .map(|key| EventKey::new("", key.as_bytes(), body.as_bytes())),
             guard,
-            delivery: RawDelivery::new(self.pick(&KINDS), body).with_key(raw),
+            delivery: RawDelivery::new(self.pick(&KINDS), body)
+                .with_key(raw)
+                .with_headers(headers),
             chat,
             lane,
             retain: match self.one_in(4) {
@@ -126,6 +130,7 @@ fn failure(outcome: &str) -> Failure {
     Failure {
         outcome: outcome.to_owned(),
         reason: "it did not work \0 \u{1f980}".to_owned(),
+        took: (outcome != "discarded").then_some(Duration::from_micros(1_234_567)),
     }
 }
 
@@ -139,11 +144,11 @@ fn same_taken(memory: &TakenEvent, postgres: &TakenEvent) -> Held {
             taken.delivery.kind().clone(),
             taken.delivery.key().cloned(),
             taken.delivery.body().clone(),
+            taken.delivery.headers().clone(),
             taken.delivery.attempt(),
             taken.delivery.is_redriven(),
             taken.lane,
-            taken.failures,
-            taken.crashes,
+            (taken.failures, taken.crashes),
             taken.tried_for.is_some(),
         )
     };
@@ -167,6 +172,8 @@ fn shown(summary: &EventSummary) -> impl PartialEq + std::fmt::Debug {
 
 struct Both {
     random: Random,
+    /// For what changes nothing.
+    views: Random,
     memory: MemoryQueue,
     postgres: PostgresQueue,
     /// Leases that last, and those that have ended one way or another.
@@ -278,13 +285,28 @@ impl Both {
                 let p = postgres.settle(&held.1, &end, None).await.unwrap();
                 assert_eq!(format!("{m:?}"), format!("{p:?}"), "{held:?}");
             }
-            32 | 33 => {
-                let m = memory.redrive(some_id).await.unwrap();
-                assert_eq!(m, postgres.redrive(some_id).await.unwrap(), "{some_id}");
-            }
-            34 => {
-                let m = memory.discard(some_id).await.unwrap();
-                assert_eq!(m, postgres.discard(some_id).await.unwrap(), "{some_id}");
+            32..=34 => {
+                // An event in another state is not changed.
+                let seen = memory.get(some_id).await.unwrap();
+                let seen = seen.map(|record| record.summary.state);
+                let other = self.views.pick(&EventState::ALL);
+                let states = [
+                    (Some(other) != seen).then_some(Some(other)),
+                    Some(self.views.pick(&[None, seen])),
+                ];
+                for from in states.into_iter().flatten() {
+                    let (m, p) = match op {
+                        34 => (
+                            memory.discard(some_id, from).await.unwrap(),
+                            postgres.discard(some_id, from).await.unwrap(),
+                        ),
+                        _ => (
+                            memory.redrive(some_id, from).await.unwrap(),
+                            postgres.redrive(some_id, from).await.unwrap(),
+                        ),
+                    };
+                    assert_eq!(m, p, "{some_id} {from:?}");
+                }
             }
             35 if random.one_in(4) => {
                 let chat = random.pick(&["a", "b", "c", "d"]);
@@ -309,6 +331,7 @@ impl Both {
     async fn compare(&mut self) {
         let Self {
             random,
+            views,
             memory,
             postgres,
             ..
@@ -327,6 +350,13 @@ impl Both {
                     .into_iter()
                     .collect(),
                 chat: random.one_in(3).then(|| "a".to_owned()),
+                key: views.one_in(6).then(|| {
+                    let key = format!("key {}", views.below(10));
+                    IdempotencyKey::new(HeaderValue::from_str(&key).unwrap()).unwrap()
+                }),
+                error: views
+                    .one_in(3)
+                    .then(|| views.pick(&["FAILED", "d", "\0 \u{1f980}", ""]).to_owned()),
                 ..Filter::default()
             },
         ];
@@ -336,9 +366,10 @@ impl Both {
                     .then(|| EventId(random.below(self.last as u64 + 1) as i64)),
                 limit: [10_000, 5][at],
                 newest_first: random.one_in(2),
+                within: views.one_in(2).then_some(HOUR),
             };
-            let m = memory.list(filter, page).await.unwrap();
-            let p = postgres.list(filter, page).await.unwrap();
+            let m = memory.list(filter, page).await.unwrap().events;
+            let p = postgres.list(filter, page).await.unwrap().events;
             let m: Vec<_> = m.iter().map(shown).collect();
             let p: Vec<_> = p.iter().map(shown).collect();
             let differ = m.iter().zip(&p).find(|(m, p)| m != p);
@@ -354,11 +385,27 @@ impl Both {
         if let (Some(m), Some(p)) = (m, p) {
             assert_eq!(shown(&m.summary), shown(&p.summary));
             assert_eq!(m.body, p.body);
+            assert_eq!(m.headers, p.headers);
             let failures = |failures: &[tower_webhook::inbox::PastFailure]| -> Vec<_> {
                 failures.iter().map(|past| past.failure.clone()).collect()
             };
             assert_eq!(failures(&m.failures), failures(&p.failures));
         }
+        let chat = views.one_in(3).then(|| views.pick(&["a", "b", "c"]));
+        let after = views
+            .one_in(3)
+            .then(|| EventId(views.below(self.last as u64 + 1) as i64));
+        let limit = views.pick(&[1, 10]);
+        let m = memory.blocked_lanes(chat, after, limit).await.unwrap();
+        let p = postgres.blocked_lanes(chat, after, limit).await.unwrap();
+        let blocked = |lanes: Vec<BlockedLane>| -> Vec<String> {
+            let lanes = lanes.iter().map(|lane| {
+                let has_failed = lane.since > lane.event.accepted_at;
+                format!("{:?}", (shown(&lane.event), has_failed, lane.waiting))
+            });
+            lanes.collect()
+        };
+        assert_eq!(blocked(m), blocked(p), "{chat:?} {after:?}");
         let (m, p) = (
             memory.stats().await.unwrap(),
             postgres.stats().await.unwrap(),
@@ -367,7 +414,13 @@ impl Both {
         // A kind whose events were all deleted stays in the tables.
         let shown = |stats: &tower_webhook::inbox::Stats| -> Vec<_> {
             let counts = stats.kinds.iter().map(|kind| {
-                let counts = [kind.waiting, kind.in_progress, kind.retrying, kind.dead];
+                let counts = [
+                    kind.waiting,
+                    kind.in_progress,
+                    kind.retrying,
+                    kind.dead,
+                    kind.blocking,
+                ];
                 (
                     kind.kind.clone(),
                     counts,
@@ -376,7 +429,7 @@ impl Both {
                 )
             });
             counts
-                .filter(|(_, counts, is_paused, _)| *is_paused || *counts != [0; 4])
+                .filter(|(_, counts, is_paused, _)| *is_paused || *counts != [0; 5])
                 .collect()
         };
         assert_eq!(shown(&m), shown(&p));
@@ -394,6 +447,7 @@ async fn any_order_of_operations_has_the_results_of_the_queue_in_memory() {
         println!("SEED={seed}");
         let mut both = Both {
             random: Random(seed),
+            views: Random(!seed),
             memory: MemoryQueue::new(),
             postgres: Database::create().await.queue().await,
             held: Vec::new(),

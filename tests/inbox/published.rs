@@ -17,9 +17,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::conformance::Harness;
 use tower_webhook::inbox::{
-    Accepted, Change, Claims, EventId, EventLease, EventRecord, EventState, EventSummary, Failure,
-    Filter, Inbox, Kinds, MemoryQueue, NewEvent, Page, PostgresQueue, Queue, Retry, Settled,
-    Settlement, SqliteQueue, Stats, Take, TakenEvent,
+    Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState,
+    EventSummary, Failure, Filter, Inbox, Kinds, Listed, MemoryQueue, NewEvent, Page,
+    PostgresQueue, Queue, Retry, Settled, Settlement, SqliteQueue, Stats, Take, TakenEvent,
 };
 use tower_webhook::store::{StoreError, StoreErrorKind};
 use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
@@ -57,6 +57,7 @@ fn failure() -> Failure {
     Failure {
         outcome: "error".to_owned(),
         reason: "no luck".to_owned(),
+        took: None,
     }
 }
 
@@ -99,12 +100,9 @@ async fn end<Q: Queue>(queue: &Q, taken: &TakenEvent, settlement: &Settlement) {
 }
 
 async fn events<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
-    let page = Page {
-        after: None,
-        limit: 10_000,
-        newest_first: false,
-    };
-    inbox.list(&Filter::default(), page).await.unwrap()
+    let page = Page::oldest(10_000);
+    let listed = inbox.list(&Filter::default(), page).await.unwrap();
+    listed.events
 }
 
 async fn finished<Q: Queue>(inbox: &Inbox<Q>) -> Stats {
@@ -216,9 +214,19 @@ impl<Q: Queue> Queue for Faulty<Q> {
         Ok(settled)
     }
 
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.works()?;
         self.queue.list(filter, page).await
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        self.works()?;
+        self.queue.blocked_lanes(chat, after, limit).await
     }
 
     async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
@@ -226,14 +234,14 @@ impl<Q: Queue> Queue for Faulty<Q> {
         self.queue.get(id).await
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
         self.works()?;
-        self.queue.redrive(id).await
+        self.queue.redrive(id, from).await
     }
 
-    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
         self.works()?;
-        self.queue.discard(id).await
+        self.queue.discard(id, from).await
     }
 
     async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
@@ -845,7 +853,7 @@ async fn que_429() {
             .retry(Retry::default().max_attempts(50))
             .spawn();
         eventually("all but the dead letter's chat", || crm.handled() == 12).await;
-        assert_eq!(now.redrive(dead).await.unwrap(), Change::Made);
+        assert_eq!(now.redrive(dead, None).await.unwrap(), Change::Made);
         assert!(finished(&now).await.is_all_handled());
         for (chat, order) in crm.order() {
             let mut order = order;

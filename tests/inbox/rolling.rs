@@ -57,13 +57,9 @@ async fn finished<Q: Queue>(inbox: &Inbox<Q>) -> Stats {
 }
 
 async fn states<Q: Queue>(inbox: &Inbox<Q>) -> BTreeMap<EventState, usize> {
-    let page = Page {
-        after: None,
-        limit: 10_000,
-        newest_first: false,
-    };
+    let page = Page::oldest(10_000);
     let mut states = BTreeMap::new();
-    for event in inbox.list(&Filter::default(), page).await.unwrap() {
+    for event in inbox.list(&Filter::default(), page).await.unwrap().events {
         *states.entry(event.state).or_default() += 1;
     }
     states
@@ -151,13 +147,10 @@ async fn ignored<H: Harness>(harness: &H) {
     );
 
     let newer = inbox.worker(log.router("new")).spawn();
-    let page = Page {
-        after: None,
-        limit: 1,
-        newest_first: false,
-    };
-    let event = &inbox.list(&Filter::default(), page).await.unwrap()[0];
-    assert_eq!(inbox.redrive(event.id).await.unwrap(), Change::Made);
+    let page = Page::oldest(1);
+    let listed = inbox.list(&Filter::default(), page).await.unwrap();
+    let event = &listed.events[0];
+    assert_eq!(inbox.redrive(event.id, None).await.unwrap(), Change::Made);
     finished(&inbox).await;
     assert_eq!(log.len(), 1);
     assert_eq!(

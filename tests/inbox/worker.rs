@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{Request, StatusCode};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
 use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
@@ -118,13 +118,74 @@ pub(crate) async fn until(is_so: impl Fn() -> bool) {
 }
 
 pub(crate) async fn states(inbox: &Inbox<MemoryQueue>) -> Vec<EventState> {
-    let page = Page {
-        after: None,
-        limit: 1000,
-        newest_first: false,
+    let page = Page::oldest(1000);
+    let listed = inbox.list(&Filter::default(), page).await.unwrap();
+    listed.events.into_iter().map(|event| event.state).collect()
+}
+
+/// The headers that a handler sees, and those of the record.
+async fn headers_of(inbox: Inbox<MemoryQueue>) -> [HeaderMap; 2] {
+    let seen = Arc::new(Mutex::new(HeaderMap::new()));
+    let handler = {
+        let seen = Arc::clone(&seen);
+        EventRouter::new().fallback(move |delivery: RawDelivery| {
+            *lock(&seen) = delivery.headers().clone();
+            async { Ok(()) }
+        })
     };
-    let events = inbox.list(&Filter::default(), page).await.unwrap();
-    events.into_iter().map(|event| event.state).collect()
+    let _worker = inbox.worker(handler).spawn();
+    let mut request = event("a", 1);
+    for (name, value) in [
+        (
+            "traceparent",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        ),
+        ("tracestate", "a=1"),
+        ("tracestate", "b=2"),
+        ("x-request-id", "17"),
+        ("cookie", "secret"),
+    ] {
+        request
+            .headers_mut()
+            .append(name, HeaderValue::from_static(value));
+    }
+    let answer = send(&webhooks(&inbox), request).await;
+    assert_eq!(answer.status, StatusCode::OK);
+    inbox.finish().await.unwrap();
+    let record = inbox.get(EventId(1)).await.unwrap().unwrap();
+    [lock(&seen).clone(), record.headers]
+}
+
+#[tokio::test(start_paused = true)]
+async fn headers_of_the_request_reach_the_handler() {
+    for headers in headers_of(inbox()).await {
+        let names: Vec<_> = headers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["traceparent", "tracestate"]);
+        let states: Vec<_> = headers.get_all("tracestate").iter().collect();
+        assert_eq!(states, ["a=1", "b=2"]);
+    }
+    let own = inbox().keep_headers([HeaderName::from_static("x-request-id")]);
+    for headers in headers_of(own).await {
+        assert_eq!(headers.len(), 1);
+        assert_eq!(headers["x-request-id"], "17");
+    }
+    for headers in headers_of(inbox().keep_headers([])).await {
+        assert!(headers.is_empty());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_have_the_duration_of_their_attempts() {
+    let (inbox, crm) = (inbox(), Crm::default());
+    crm.down.store(true, Ordering::SeqCst);
+    *lock(&crm.takes) = 3 * SECOND;
+    let _worker = inbox.worker(crm.router()).spawn();
+    send(&webhooks(&inbox), event("a", 1)).await;
+    until(|| crm.attempts() == 3).await;
+    let record = inbox.get(EventId(1)).await.unwrap().unwrap();
+    let took = record.failures.iter().map(|past| past.failure.took);
+    let took: Vec<_> = took.collect();
+    assert_eq!(took, [Some(3 * SECOND); 2]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -199,7 +260,7 @@ async fn an_event_that_never_succeeds_is_a_dead_letter_after_seven_days() {
     send(&webhooks, event("a", 1)).await.assert_replayed();
 
     crm.down.store(false, Ordering::SeqCst);
-    assert_eq!(inbox.redrive(EventId(1)).await.unwrap(), Change::Made);
+    assert_eq!(inbox.redrive(EventId(1), None).await.unwrap(), Change::Made);
     until(|| crm.handled() == 1).await;
     assert_eq!(crm.order()["a"], [1]);
     worker.drain(SECOND).await.unwrap();
@@ -500,8 +561,11 @@ async fn discarding_an_event_in_progress_ends_its_attempt() {
     send(&webhooks, event("a", 2)).await.assert_ok();
     sleep(SECOND).await;
     *lock(&crm.takes) = SECOND;
-    assert_eq!(inbox.redrive(EventId(1)).await.unwrap(), Change::WrongState);
-    assert_eq!(inbox.discard(EventId(1)).await.unwrap(), Change::Made);
+    assert_eq!(
+        inbox.redrive(EventId(1), None).await.unwrap(),
+        Change::WrongState
+    );
+    assert_eq!(inbox.discard(EventId(1), None).await.unwrap(), Change::Made);
     // Its handler is dropped at once, so that the next one of its chat does not run beside it.
     sleep(Duration::from_millis(1)).await;
     assert_eq!(crm.running.load(Ordering::SeqCst), 1);

@@ -92,9 +92,11 @@ impl Storage {
     async fn fail(&mut self, receivers: &[Receiver], sender: &Sender, random: &mut fastrand::Rng) {
         match self {
             Self::File(path) => {
-                // No process can write beyond the end of the log, as if the disk were full.
+                // No process can write beyond the end of the log, as if the disk were full, or beyond less: what is
+                // accepted until the log is that long has to be handled later.
                 let log = path.with_extension("db-wal");
                 let size = fs::metadata(log).unwrap().len();
+                let size = size.min(random.u64(..256 * 1024));
                 let limit = |limit: &str| {
                     for receiver in receivers {
                         let mut prlimit = Command::new("prlimit");
@@ -244,7 +246,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         let record = inbox.get(event.id).await.unwrap().unwrap();
         let last = record.failures.last().unwrap();
         assert_eq!(last.failure.outcome, "crashed", "{record:?}");
-        inbox.redrive(event.id).await.unwrap();
+        inbox.redrive(event.id, None).await.unwrap();
         redriven.insert(event.key.clone().unwrap().to_string());
     }
     let stats = finished().await;
@@ -357,12 +359,9 @@ fn time(seconds: &str) -> Duration {
 }
 
 async fn all<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
-    let page = Page {
-        after: None,
-        limit: 1_000_000,
-        newest_first: false,
-    };
-    until_ok(async || inbox.list(&Filter::default(), page).await).await
+    let page = Page::oldest(1_000_000);
+    let listed = until_ok(async || inbox.list(&Filter::default(), page).await);
+    listed.await.events
 }
 
 /// A mark that a handler left.

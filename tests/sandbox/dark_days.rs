@@ -54,13 +54,9 @@ fn secret() -> Secret {
 /// The keys of each chat's events, in the order in which they were accepted.
 async fn accepted(inbox: &Inbox<MemoryQueue>) -> HashMap<String, Vec<String>> {
     let mut chats: HashMap<_, Vec<_>> = HashMap::new();
-    let mut page = Page {
-        after: None,
-        limit: 1000,
-        newest_first: false,
-    };
+    let mut page = Page::oldest(1000);
     loop {
-        let events = inbox.list(&Filter::default(), page).await.unwrap();
+        let events = inbox.list(&Filter::default(), page).await.unwrap().events;
         let Some(last) = events.last() else {
             return chats;
         };

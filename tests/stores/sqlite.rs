@@ -357,10 +357,10 @@ fn newer_schema_is_refused() {
     drop(scratch.store());
     scratch
         .sql()
-        .execute_batch("PRAGMA user_version = 5")
+        .execute_batch("PRAGMA user_version = 6")
         .unwrap();
     let told = scratch.refusal(OpenErrorKind::NewerSchema);
-    assert!(told.contains("version 5 of the schema"), "{told}");
+    assert!(told.contains("version 6 of the schema"), "{told}");
     assert!(told.contains("use that release"), "{told}");
 }
 
@@ -429,7 +429,7 @@ fn of_crm(key: &str, body: &[u8]) -> EventKey {
 async fn a_file_of_version_1_is_upgraded_and_keeps_its_keys() {
     let scratch = Scratch::of_version_1();
     let store = scratch.store();
-    assert_eq!(scratch.version(), 4);
+    assert_eq!(scratch.version(), 5);
 
     for key in ["done-1", "done-2", "done-3", "done-3-times"] {
         let state = store.peek(&of_crm(key, b"")).await.unwrap();
@@ -519,7 +519,7 @@ fn many_processes_upgrade_a_file_at_once() {
         assert_eq!(peer.hear(), "open");
         peer.end();
     }
-    assert_eq!(scratch.version(), 4);
+    assert_eq!(scratch.version(), 5);
 }
 
 /// Of a process that has the file open since before the upgrade.

@@ -398,16 +398,12 @@ pub async fn durations_have_no_limits<H: Harness>(harness: &H) {
         trial.accept(trial.event()).await,
         trial.accept(trial.event()).await,
     ];
-    let page = Page {
-        after: None,
-        limit: usize::MAX,
-        newest_first: false,
-    };
+    let page = Page::oldest(usize::MAX);
     let filter = Filter {
         states: vec![EventState::Waiting],
         ..trial.filter()
     };
-    let listed = ok(trial.queue.list(&filter, page).await, "list");
+    let listed = ok(trial.queue.list(&filter, page).await, "list").events;
     assert_eq!(listed.len(), 2, "the events of the largest page");
     let claims = trial.claim(HELD, usize::MAX, usize::MAX).await;
     assert_eq!(

@@ -189,7 +189,7 @@ pub async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
     let expired = trial.expired(trial.event()).await;
-    match ok(other.queue.redrive(expired.lease.id).await, "redrive") {
+    match ok(other.queue.redrive(expired.lease.id, None).await, "redrive") {
         Change::Made => {
             trial
                 .refuses(

@@ -43,6 +43,7 @@ pub(super) fn failure(reason: impl Into<String>) -> Failure {
     Failure {
         outcome: "conformance".to_owned(),
         reason: reason.into(),
+        took: Some(Duration::from_millis(1500)),
     }
 }
 

@@ -46,6 +46,7 @@ mod endings;
 mod lanes;
 mod leases;
 mod make;
+mod records;
 mod steps;
 mod views;
 mod workers;
@@ -87,6 +88,10 @@ pub use self::lanes::{
     lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
 };
 pub use self::leases::{fences_protect, leases_are_extended, one_end_wins};
+pub use self::records::{
+    blocked_lanes_are_listed, changes_compare_the_state, errors_are_found,
+    failures_keep_their_durations, headers_are_kept, searches_end_in_time,
+};
 use self::steps::named;
 pub use self::views::{events_are_counted, lists_are_complete, paused_kinds_wait};
 pub use self::workers::{lanes_run_one_at_a_time, no_lane_starves_another};
@@ -173,6 +178,12 @@ pub async fn run<H: Harness>(harness: &H) {
         unsettled_events_are_discarded
         chats_are_forgotten
         lists_are_complete
+        headers_are_kept
+        failures_keep_their_durations
+        errors_are_found
+        searches_end_in_time
+        blocked_lanes_are_listed
+        changes_compare_the_state
         events_are_counted
         paused_kinds_wait
         handles_share_everything

@@ -345,12 +345,12 @@ impl<Q: Queue> Trial<Q> {
     }
 
     pub(super) async fn redrive(&self, id: EventId, expected: Change, what: &str) {
-        let change = ok(self.queue.redrive(id).await, "redrive");
+        let change = ok(self.queue.redrive(id, None).await, "redrive");
         assert_eq!(change, expected, "the result of redriving {what}");
     }
 
     pub(super) async fn discard(&self, id: EventId, expected: Change, what: &str) {
-        let change = ok(self.queue.discard(id).await, "discard");
+        let change = ok(self.queue.discard(id, None).await, "discard");
         assert_eq!(change, expected, "the result of discarding {what}");
     }
 

@@ -67,8 +67,14 @@ pub async fn lists_are_complete<H: Harness>(harness: &H) {
             after,
             limit,
             newest_first,
+            within: None,
         };
-        ok(other.queue.list(filter, page).await, "list")
+        let listed = ok(other.queue.list(filter, page).await, "list");
+        assert_eq!(
+            listed.searched, None,
+            "where a list without a limit in time ended"
+        );
+        listed.events
     };
     let expect = async |filter: &Filter, at: &[usize], what: &str| {
         let expected: Vec<_> = at.iter().map(|at| accepted[*at]).collect();
@@ -229,6 +235,7 @@ pub async fn events_are_counted<H: Harness>(harness: &H) {
             in_progress: 0,
             retrying: 0,
             dead: 0,
+            blocking: 0,
             oldest: None,
             is_paused: false,
         });

@@ -51,6 +51,7 @@ impl State {
             kind: new.delivery.kind().clone(),
             key: new.delivery.key().cloned(),
             body: Some(new.delivery.body().clone()),
+            headers: new.delivery.headers().clone(),
             chat: new.chat,
             lane: new.lane,
             accepted: now,
@@ -117,6 +118,7 @@ impl State {
         let attempt = event.failures.saturating_add(event.crashes);
         let delivery = RawDelivery::new(event.kind.clone(), body)
             .with_key(event.key.clone())
+            .with_headers(event.headers.clone())
             .with_attempt(NonZeroU32::MIN.saturating_add(attempt))
             .with_acceptance(accepted_at, event.is_redriven);
         TakenEvent {

@@ -7,11 +7,21 @@ use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::Change;
 
 impl State {
-    pub(super) fn redrive(&mut self, id: EventId) -> Change {
+    /// Whether an event is in a state that a person has seen.
+    fn is_in(&self, id: EventId, state: EventState) -> bool {
+        let event = self.events.get(&id.0);
+        event.is_some_and(|event| self.summary(id.0, event).state == state)
+    }
+
+    pub(super) fn redrive(&mut self, id: EventId, from: Option<EventState>) -> Change {
         let now = self.now;
+        let is_as_seen = from.is_none_or(|state| self.is_in(id, state));
         let Some(event) = self.events.get_mut(&id.0) else {
             return Change::NotFound;
         };
+        if !is_as_seen {
+            return Change::WrongState;
+        }
         if event.body.is_none() {
             return Change::WithoutBody;
         }
@@ -44,7 +54,7 @@ impl State {
         Change::Made
     }
 
-    pub(super) fn discard(&mut self, id: EventId) -> Change {
+    pub(super) fn discard(&mut self, id: EventId, from: Option<EventState>) -> Change {
         let Some(event) = self.events.get(&id.0) else {
             return Change::NotFound;
         };
@@ -52,7 +62,7 @@ impl State {
             event.place,
             Place::Ended { state, .. } if state != EventState::Dead
         );
-        if is_settled {
+        if is_settled || from.is_some_and(|state| !self.is_in(id, state)) {
             return Change::WrongState;
         }
         self.end(id.0);
@@ -96,6 +106,7 @@ impl State {
         if let Some(body) = self.event(id).body.take() {
             self.bytes -= body.len() as u64;
         }
+        self.event(id).headers.clear();
     }
 
     pub(super) fn purge(&mut self, keep_bodies: Duration) -> bool {

@@ -11,11 +11,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::event::{
-    EventId, EventLease, EventRecord, EventState, EventSummary, Filter, Lane, NewEvent, Page,
-    PastFailure, Settlement, Take,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Lane, Listed, NewEvent,
+    Page, PastFailure, Settlement, Take,
 };
 use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
 use crate::delivery::IdempotencyKey;
@@ -138,6 +139,7 @@ struct Event {
     kind: EventKind,
     key: Option<IdempotencyKey>,
     body: Option<Bytes>,
+    headers: HeaderMap,
     chat: Option<String>,
     /// `None` for an event that stands in no line.
     lane: Option<Lane>,
@@ -247,8 +249,20 @@ impl Queue for MemoryQueue {
         Ok(self.lock().settle(lease, settlement, next))
     }
 
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
-        Ok(self.lock().list(filter, page))
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        Ok(Listed {
+            events: self.lock().list(filter, page),
+            searched: None,
+        })
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        Ok(self.lock().blocked_lanes(chat, after, limit))
     }
 
     async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
@@ -256,6 +270,7 @@ impl Queue for MemoryQueue {
         Ok(state.events.get(&id.0).map(|event| EventRecord {
             summary: state.summary(id.0, event),
             body: event.body.clone(),
+            headers: event.headers.clone(),
             failures: event
                 .past
                 .iter()
@@ -267,12 +282,12 @@ impl Queue for MemoryQueue {
         }))
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        Ok(self.lock().redrive(id))
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        Ok(self.lock().redrive(id, from))
     }
 
-    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        Ok(self.lock().discard(id))
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        Ok(self.lock().discard(id, from))
     }
 
     async fn forget(&self, chat: &str) -> Result<u64, StoreError> {

@@ -1,10 +1,12 @@
 //! Events and counts, as a person sees them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Event, Place, State};
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventState, EventSummary, Filter, Page};
+use crate::inbox::event::{
+    BlockedLane, EventId, EventState, EventSummary, Filter, Lane, MOST_WAITING, Page,
+};
 use crate::inbox::queue::{KindStats, Stats};
 
 impl State {
@@ -49,6 +51,12 @@ impl State {
                     .accepted_until
                     .is_none_or(|until| summary.accepted_at < until)
         };
+        let has_error = |event: &Event| {
+            filter
+                .error
+                .as_deref()
+                .is_none_or(|text| event.past.iter().any(|(_, failure)| failure.contains(text)))
+        };
         let is_after = |id: i64| {
             page.after
                 .is_none_or(|EventId(after)| match page.newest_first {
@@ -58,7 +66,7 @@ impl State {
         };
         let select = |(id, event): (&i64, &Event)| {
             let summary = is_after(*id).then(|| self.summary(*id, event))?;
-            matches(&summary).then_some(summary)
+            (matches(&summary) && has_error(event)).then_some(summary)
         };
         match page.newest_first {
             true => self
@@ -77,6 +85,49 @@ impl State {
         }
     }
 
+    /// The events for which their lanes wait since they failed, and these lanes.
+    fn blocking(&self) -> impl Iterator<Item = (i64, Lane)> {
+        self.lanes.iter().filter_map(|(lane, line)| {
+            let id = self.busy.get(lane).or_else(|| line.first())?;
+            let event = self.events.get(id)?;
+            let has_failed = !event.past.is_empty() || event.crashes > 0;
+            has_failed.then_some((*id, *lane))
+        })
+    }
+
+    pub(super) fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Vec<BlockedLane> {
+        let of = chat.map(Lane::of_chat);
+        let mut blocking: Vec<_> = self
+            .blocking()
+            .filter(|(_, lane)| of.is_none_or(|of| of == *lane))
+            .filter(|(id, _)| after.is_none_or(|after| EventId(*id) > after))
+            .collect();
+        blocking.sort_unstable();
+        let blocked = |(id, lane): (i64, Lane)| {
+            let event = self.events.get(&id)?;
+            let since = match event.place {
+                Place::Holding { at } => at,
+                _ => event.first_failed.unwrap_or(event.accepted),
+            };
+            let line = self.lanes.get(&lane).map_or(0, BTreeSet::len);
+            Some(BlockedLane {
+                event: self.summary(id, event),
+                since: self.time_of_day(since),
+                waiting: line.saturating_sub(1).min(MOST_WAITING) as u64,
+            })
+        };
+        blocking
+            .into_iter()
+            .filter_map(blocked)
+            .take(limit)
+            .collect()
+    }
+
     pub(super) fn stats(&self) -> Stats {
         let mut kinds: BTreeMap<&EventKind, KindStats> = BTreeMap::new();
         let of = |kind: &EventKind| KindStats {
@@ -85,6 +136,7 @@ impl State {
             in_progress: 0,
             retrying: 0,
             dead: 0,
+            blocking: 0,
             oldest: None,
             is_paused: self.paused.contains(kind),
         };
@@ -105,7 +157,15 @@ impl State {
                 stats.oldest.get_or_insert(summary.accepted_at);
             }
         }
+        for (id, _) in self.blocking() {
+            if let Some(event) = self.events.get(&id)
+                && let Some(stats) = kinds.get_mut(&event.kind)
+            {
+                stats.blocking += 1;
+            }
+        }
         Stats {
+            at: self.time_of_day(self.now),
             kinds: kinds.into_values().collect(),
             is_paused: self.is_paused,
         }

@@ -3,6 +3,7 @@
 mod batches;
 mod calls;
 mod claiming;
+mod list;
 mod parameters;
 mod rows;
 mod statements;
@@ -20,14 +21,14 @@ use self::calls::{Acceptance, End};
 use self::claiming::Claiming;
 use self::statements::Statements;
 use super::event::{
-    EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
-    TakenEvent,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Lane, Listed, NewEvent,
+    Page, Settlement, Take, TakenEvent,
 };
-use super::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
+use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::storage::Error;
-use crate::storage::postgres::{Tables, Value, code, column, corrupt, micros};
+use crate::storage::postgres::{List, Tables, Value, code, column, corrupt, micros};
 use crate::store::postgres::MIGRATIONS;
 use crate::store::postgres::lease::TransactionalLease;
 use crate::store::{OpenError, StoreError};
@@ -95,7 +96,9 @@ use crate::store::{OpenError, StoreError};
 /// begins a transaction of its own, which takes two more round trips.
 ///
 /// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 29, a waiting event takes 1.2 KB on disk, and a
-/// handled event whose body was deleted takes 440 bytes, key and all indexes included.
+/// handled event whose body was deleted takes 440 bytes, key and all indexes included. The headers that are
+/// [kept](super::Inbox::keep_headers) are in the row of the event, 90 bytes for a `traceparent`, and are deleted with
+/// its body. They add nothing to the row of an event without headers.
 ///
 /// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a
 /// time, and skips rows that others have locked. autovacuum, which must be on, makes the room free for the next events.
@@ -106,12 +109,15 @@ use crate::store::{OpenError, StoreError};
 /// milliseconds: set `idle_in_transaction_session_timeout`. No query plan depends on statistics: the functions only
 /// use indexes.
 ///
-/// **Lists** of dead letters and unsettled events, and lists of a chat, read no other events. Lists that select by key,
-/// or by the state of settled events, read all events in turn until the page is full.
+/// **Lists** of dead letters and unsettled events, of a chat, and of events that failed with an error read no other
+/// events. [Blocked lanes](Queue::blocked_lanes) are found by an index of the first events that have failed. Lists that
+/// select by key, kind or time read all events in turn until the page is full. With [`Page::within`], they search in
+/// steps, each of which is a statement that takes some ten milliseconds, and end after that time.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes a function gives it another name, so workers of both
-/// releases can run at the same time.
+/// releases can run at the same time. Processes of version 4 keep no headers of the events that they accept, and no
+/// durations of the attempts that they settle.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has
 /// unless it was dropped. Once the schema exists, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,
@@ -242,8 +248,17 @@ impl PostgresQueue {
         rows.map_err(|error| self.error(error))
     }
 
-    async fn change(&self, sql: &Arc<str>, id: EventId) -> Result<Change, StoreError> {
-        let row = self.call_one(sql, &[Value::Number(id.0)]).await?;
+    /// Executes the first of two statements, or the second one for an event in this state.
+    async fn change(
+        &self,
+        [sql, sql_from]: [&Arc<str>; 2],
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        let mut values = vec![Value::Number(id.0)];
+        values.extend(from.map(|state| Value::Number(rows::code(state))));
+        let sql = if from.is_some() { sql_from } else { sql };
+        let row = self.call_one(sql, &values).await?;
         match column::<i32>(&row, 0)? {
             0 => Ok(Change::Made),
             1 => Ok(Change::NotFound),
@@ -352,10 +367,28 @@ impl Queue for PostgresQueue {
         Ok(settled)
     }
 
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
-        let (sql, values) = Statements::list(&self.tables.schema, filter, page);
-        let rows = self.read(&sql, &values).await?;
-        Ok(rows.iter().map(rows::summary).collect::<Result<_, _>>()?)
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        self.search(filter, page).await
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        let lane = chat.map(|chat| Lane::of_chat(chat).0);
+        let values = [
+            Value::List(List::Numbers(vec![lane])),
+            Value::Number(after.map_or(i64::MIN, |id| id.0)),
+            parameters::number(limit),
+        ];
+        let rows = self.read(&self.shared.statements.blocked_lanes, &values);
+        let lanes = rows.await?;
+        Ok(lanes
+            .iter()
+            .map(rows::blocked_lane)
+            .collect::<Result<_, _>>()?)
     }
 
     async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
@@ -369,6 +402,7 @@ impl Queue for PostgresQueue {
         Ok(Some(EventRecord {
             summary: rows::summary(event)?,
             body: column::<Option<Vec<u8>>>(event, 10)?.map(Into::into),
+            headers: rows::headers(event, 11)?,
             failures: failures
                 .iter()
                 .map(rows::failure)
@@ -376,12 +410,22 @@ impl Queue for PostgresQueue {
         }))
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        self.change(&self.shared.statements.redrive, id).await
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        let Statements {
+            redrive,
+            redrive_from,
+            ..
+        } = &self.shared.statements;
+        self.change([redrive, redrive_from], id, from).await
     }
 
-    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        self.change(&self.shared.statements.discard, id).await
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        let Statements {
+            discard,
+            discard_from,
+            ..
+        } = &self.shared.statements;
+        self.change([discard, discard_from], id, from).await
     }
 
     async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
@@ -407,24 +451,19 @@ impl Queue for PostgresQueue {
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {
-        let mut stats = Stats::default();
-        for row in self.read(&self.shared.statements.stats, &[]).await? {
-            let name: &str = column(&row, 0)?;
-            let is_paused = column(&row, 6)?;
-            if name.is_empty() {
-                stats.is_paused = is_paused;
-                continue;
+        let rows = self.read(&self.shared.statements.stats, &[]).await?;
+        let first = rows.first();
+        let first = first.ok_or_else(|| corrupt("counts without the row of all kinds"))?;
+        let mut stats = Stats {
+            kinds: Vec::new(),
+            at: rows::time(column(first, 8)?),
+            is_paused: false,
+        };
+        for row in &rows {
+            match column::<&str>(row, 0)? {
+                "" => stats.is_paused = column(row, 6)?,
+                _ => stats.kinds.push(rows::kind_stats(row)?),
             }
-            let count = |at| column::<i64>(&row, at).map(i64::unsigned_abs);
-            stats.kinds.push(KindStats {
-                kind: EventKind::from_bytes(name.as_bytes()).map_err(corrupt)?,
-                waiting: count(1)?,
-                in_progress: count(2)?,
-                retrying: count(3)?,
-                dead: count(4)?,
-                oldest: column::<Option<i64>>(&row, 5)?.map(rows::time),
-                is_paused,
-            });
         }
         stats.kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
         Ok(stats)

@@ -8,6 +8,7 @@ use super::batches::Call;
 use super::calls::{Acceptance, End};
 use crate::event::EventKind;
 use crate::inbox::event::{EventLease, Failure, Kinds, NewEvent, Settlement};
+use crate::inbox::headers;
 use crate::storage::postgres::{List, Value, micros};
 use crate::store::EventKey;
 
@@ -52,6 +53,20 @@ fn failures<'a>(failures: impl Iterator<Item = Option<&'a Failure>> + Clone) -> 
     .map(Value::List)
 }
 
+/// The durations of attempts that failed.
+fn durations<'a>(
+    failures: impl Iterator<Item = Option<&'a Failure>>,
+) -> impl Iterator<Item = Option<i64>> {
+    failures.map(|failure| failure?.took.map(micros))
+}
+
+/// The parameter of what few calls have: an array without elements if none has it.
+fn some<T>(each: impl Iterator<Item = Option<T>>, list: fn(Vec<Option<T>>) -> List) -> Value {
+    let each: Vec<_> = each.collect();
+    let has_any = each.iter().any(Option::is_some);
+    Value::List(list(if has_any { each } else { Vec::new() }))
+}
+
 /// The parameters of events that are accepted.
 pub(super) fn accept(calls: &[Acceptance]) -> Vec<Value> {
     fn ids(calls: &[Acceptance], id: impl Fn(&NewEvent) -> Option<u128>) -> Value {
@@ -75,6 +90,10 @@ pub(super) fn accept(calls: &[Acceptance]) -> Vec<Value> {
     });
     let chats = all().map(|event| event.chat.clone().map(Into::into));
     let lanes = all().map(|event| event.lane.map(|lane| lane.0));
+    let headers = all().map(|event| {
+        let headers = headers::to_bytes(event.delivery.headers());
+        headers.map(Into::into)
+    });
     let bodies = all().map(|event| Some(event.delivery.body().clone()));
     vec![
         ids(calls, |event| event.key.as_ref().map(EventKey::key)),
@@ -95,6 +114,11 @@ pub(super) fn accept(calls: &[Acceptance]) -> Vec<Value> {
         outcomes,
         reasons,
         Value::List(List::Numbers(calls.iter().map(|call| call.lease).collect())),
+        some(headers, List::Bytes),
+        some(
+            durations(all().map(|event| event.dead.as_ref())),
+            List::Numbers,
+        ),
     ]
 }
 
@@ -109,11 +133,12 @@ pub(super) fn settle(ends: &[End]) -> Vec<Value> {
         ))
     };
     let [ids, fences, places] = handles(ends.iter().map(|end| &end.lease));
-    let [outcomes, reasons] = failures(settlements().map(|settlement| match settlement {
+    let failed = settlements().map(|settlement| match settlement {
         Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
         Settlement::Retry { failure, .. } => failure.as_ref(),
         Settlement::Handled | Settlement::Ignored | Settlement::Released => None,
-    }));
+    });
+    let [outcomes, reasons] = failures(failed.clone());
     let leases = ends
         .iter()
         .map(|end| end.next.as_ref().map(|next| micros(next.lease)));
@@ -160,5 +185,6 @@ pub(super) fn settle(ends: &[End]) -> Vec<Value> {
         Value::List(List::Numbers(leases.collect())),
         only,
         except,
+        some(durations(failed), List::Numbers),
     ]
 }

@@ -4,16 +4,18 @@ use std::num::NonZeroU32;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use http::HeaderValue;
+use http::{HeaderMap, HeaderValue};
 use sqlx::postgres::PgRow;
 
 use super::calls::Acceptance;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::EventKind;
 use crate::inbox::event::{
-    EventId, EventLease, EventState, EventSummary, Failure, Lane, PastFailure, TakenEvent,
+    BlockedLane, EventId, EventLease, EventState, EventSummary, Failure, Lane, PastFailure,
+    TakenEvent,
 };
-use crate::inbox::queue::{Accepted, Settled};
+use crate::inbox::headers;
+use crate::inbox::queue::{Accepted, KindStats, Settled};
 use crate::storage::Error;
 use crate::storage::postgres::{List, Uuid, Value, column, corrupt};
 use crate::store::Fence;
@@ -79,6 +81,11 @@ fn count(row: &PgRow, at: usize) -> Result<u32, Error> {
     u32::try_from(column::<i32>(row, at)?).map_err(corrupt)
 }
 
+pub(super) fn headers(row: &PgRow, at: usize) -> Result<HeaderMap, Error> {
+    let headers: Option<&[u8]> = column(row, at)?;
+    Ok(headers.map(headers::from_bytes).unwrap_or_default())
+}
+
 /// An event that was taken, in the columns from `at` on. `None` where there is none.
 pub(super) fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
     let Some(id) = column::<Option<i64>>(row, at)? else {
@@ -93,6 +100,7 @@ pub(super) fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error>
     let attempt = NonZeroU32::MIN.saturating_add(failures.saturating_add(crashes));
     let delivery = RawDelivery::new(kind(row, at + 4)?, Bytes::copy_from_slice(body))
         .with_key(key(row, at + 5)?)
+        .with_headers(headers(row, at + 12)?)
         .with_attempt(attempt)
         .with_acceptance(time(column(row, at + 7)?), column(row, at + 8)?);
     Ok(Some(TakenEvent {
@@ -181,12 +189,36 @@ pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
     })
 }
 
+pub(super) fn blocked_lane(row: &PgRow) -> Result<BlockedLane, Error> {
+    Ok(BlockedLane {
+        event: summary(row)?,
+        since: time(column(row, 10)?),
+        waiting: column::<i64>(row, 11)?.unsigned_abs(),
+    })
+}
+
+/// The counts of a kind.
+pub(super) fn kind_stats(row: &PgRow) -> Result<KindStats, Error> {
+    let count = |at| column::<i64>(row, at).map(i64::unsigned_abs);
+    Ok(KindStats {
+        kind: kind(row, 0)?,
+        waiting: count(1)?,
+        in_progress: count(2)?,
+        retrying: count(3)?,
+        dead: count(4)?,
+        blocking: count(7)?,
+        oldest: column::<Option<i64>>(row, 5)?.map(time),
+        is_paused: column(row, 6)?,
+    })
+}
+
 pub(super) fn failure(row: &PgRow) -> Result<PastFailure, Error> {
     Ok(PastFailure {
         at: time(column(row, 0)?),
         failure: Failure {
             outcome: text(row, 1)?.unwrap_or_default(),
             reason: text(row, 2)?.unwrap_or_default(),
+            took: duration(row, 3)?,
         },
     })
 }

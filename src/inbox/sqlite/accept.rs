@@ -6,6 +6,7 @@ use super::row::{self, Work, place, state};
 use super::{kinds, lanes, memo};
 use crate::delivery::IdempotencyKey;
 use crate::inbox::event::{EventId, NewEvent, Take};
+use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
 use crate::storage::sqlite::Tx;
 use crate::store::EventKey;
@@ -16,9 +17,10 @@ const INSERT: &str = "
         (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, 0, 0)";
 const INSERT_BODY: &str = "INSERT INTO bodies (seq, body) VALUES (?1, ?2)";
+const INSERT_HEADERS: &str = "INSERT INTO headers (seq, headers) VALUES (?1, ?2)";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 2] = [INSERT, INSERT_BODY];
+pub(super) const STATEMENTS: [&str; 3] = [INSERT, INSERT_BODY, INSERT_HEADERS];
 
 pub(super) fn accept(
     tx: &mut Tx<'_>,
@@ -60,6 +62,9 @@ pub(super) fn accept(
     ])?;
     tx.prepare(INSERT_BODY)?
         .execute(params![seq, &delivery.body()[..]])?;
+    if let Some(headers) = headers::to_bytes(delivery.headers()) {
+        tx.prepare(INSERT_HEADERS)?.execute(params![seq, headers])?;
+    }
     memo::set_last(tx, seq);
     let id = EventId(seq);
     if let Some(failure) = &event.dead {

@@ -2,12 +2,12 @@
 
 use rusqlite::{OptionalExtension, params};
 
+use super::kinds::Names;
 use super::lanes;
-use super::purge::DELETE_FAILURES;
 use super::row::{Work, place, state};
 use super::settle::end;
-use super::{list, row};
-use crate::inbox::event::EventId;
+use super::{list, row, search};
+use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::Change;
 use crate::storage::sqlite::Tx;
 
@@ -19,17 +19,19 @@ const REDRIVE: &str = "
 const OF_CHAT: &str = "
     SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 AND chat = ?3 ORDER BY seq";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
+const DELETE_HEADERS: &str = "DELETE FROM headers WHERE seq = ?1";
 const WITHOUT_BODY: &str =
     "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state BETWEEN 3 AND 4";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
+pub(super) const STATEMENTS: [&str; 8] = [
     EVENT,
     HAS_BODY,
     HAS_FAILED,
     REDRIVE,
     OF_CHAT,
     DELETE_BODY,
+    DELETE_HEADERS,
     WITHOUT_BODY,
 ];
 
@@ -58,10 +60,24 @@ fn work(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Work>> {
     work.query_row([seq], Work::read).optional()
 }
 
-pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Change> {
+/// Whether an event is in the state that a person has seen.
+fn is_in(tx: &Tx<'_>, seq: i64, from: Option<EventState>) -> rusqlite::Result<bool> {
+    let Some(from) = from else { return Ok(true) };
+    let event = list::summary(tx, EventId(seq), &mut Names::default())?;
+    Ok(event.is_some_and(|event| event.state == from))
+}
+
+pub(super) fn redrive(
+    tx: &Tx<'_>,
+    EventId(seq): EventId,
+    from: Option<EventState>,
+) -> rusqlite::Result<Change> {
     let Some(event) = event(tx, seq)? else {
         return Ok(Change::NotFound);
     };
+    if !is_in(tx, seq, from)? {
+        return Ok(Change::WrongState);
+    }
     if !tx.prepare(HAS_BODY)?.exists([seq])? {
         return Ok(Change::WithoutBody);
     }
@@ -101,11 +117,15 @@ pub(super) fn redrive(tx: &Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Ch
     Ok(Change::Made)
 }
 
-pub(super) fn discard(tx: &mut Tx<'_>, EventId(seq): EventId) -> rusqlite::Result<Change> {
+pub(super) fn discard(
+    tx: &mut Tx<'_>,
+    EventId(seq): EventId,
+    from: Option<EventState>,
+) -> rusqlite::Result<Change> {
     let Some(event) = event(tx, seq)? else {
         return Ok(Change::NotFound);
     };
-    if !matches!(event.state, state::UNSETTLED | state::DEAD) {
+    if !matches!(event.state, state::UNSETTLED | state::DEAD) || !is_in(tx, seq, from)? {
         return Ok(Change::WrongState);
     }
     give_up(tx, seq, &event)?;
@@ -131,7 +151,7 @@ pub(super) fn of_chat(
     chat: &str,
     seen: i64,
 ) -> rusqlite::Result<(Vec<i64>, Option<i64>)> {
-    let Some(window) = list::window(tx, seen)? else {
+    let Some(window) = search::window(tx, seen)? else {
         return Ok((Vec::new(), None));
     };
     let mut of_chat = tx.prepare(OF_CHAT)?;
@@ -152,15 +172,16 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
             give_up(tx, *seq, &event)?;
         }
         // Their texts may quote the body.
-        tx.prepare(DELETE_FAILURES)?.execute([seq])?;
+        row::delete_failures(tx, *seq)?;
         bodies += u64::from(delete_body(tx, *seq)?);
     }
     Ok(bodies)
 }
 
-/// Deletes the body of an event that is settled, and returns whether it had one.
+/// Deletes the body and the headers of an event that is settled, and returns whether it had one.
 pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<bool> {
     let deleted = tx.prepare(DELETE_BODY)?.execute([seq])?;
+    tx.prepare(DELETE_HEADERS)?.execute([seq])?;
     tx.prepare(WITHOUT_BODY)?.execute([seq])?;
     Ok(deleted == 1)
 }

@@ -15,12 +15,13 @@ const BY_NAME: &str = "
     SELECT id, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE name = ?1";
 const BY_ID: &str = "
     SELECT name, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE id = ?1";
+const NUMBER: &str = "SELECT id FROM kinds WHERE name = ?1";
 const ALL: &str = "SELECT id, name, paused FROM kinds";
 const INSERT: &str = "INSERT INTO kinds (name, paused) VALUES (?1, 0)";
 const PAUSE: &str = "UPDATE kinds SET paused = ?2 WHERE id = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 5] = [BY_NAME, BY_ID, ALL, INSERT, PAUSE];
+pub(super) const STATEMENTS: [&str; 6] = [BY_NAME, BY_ID, NUMBER, ALL, INSERT, PAUSE];
 
 /// A kind, as the events of a transaction are accepted with it.
 #[derive(Clone, Copy)]
@@ -56,6 +57,13 @@ pub(super) fn find(tx: &mut Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known>
     };
     tx.memo::<Memo>().kinds.push((kind.clone(), known));
     Ok(known)
+}
+
+/// The number of a kind, if it has one.
+pub(super) fn number(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Option<i64>> {
+    let mut number = tx.prepare(NUMBER)?;
+    let number = number.query_row([kind.as_str()], |row| row.get(0));
+    number.optional()
 }
 
 pub(super) fn pause(

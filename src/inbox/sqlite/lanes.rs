@@ -6,11 +6,13 @@ use bytes::Bytes;
 use rusqlite::{OptionalExtension, params};
 
 use super::kinds::Names;
+use super::list;
 use super::row::{self, Work, place};
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent};
+use crate::inbox::event::{BlockedLane, EventId, EventLease, Lane, MOST_WAITING, Take, TakenEvent};
+use crate::inbox::headers;
 use crate::storage::sqlite::{Tx, is_damage};
 use crate::store::Fence;
 
@@ -35,11 +37,20 @@ const RETURNED: &str = concat!(
 );
 const TAKE: &str = "UPDATE work SET place = 4, due = ?2, fence = ?3 WHERE seq = ?1";
 const CONTENT: &str = "
-    SELECT e.key, e.accepted, e.redriven, b.body
-    FROM events e CROSS JOIN bodies b WHERE e.seq = ?1 AND b.seq = ?1";
+    SELECT e.key, e.accepted, e.redriven, b.body, h.headers
+    FROM events e CROSS JOIN bodies b LEFT JOIN headers h ON h.seq = ?1
+    WHERE e.seq = ?1 AND b.seq = ?1";
+const BLOCKING: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work INDEXED BY work_blocking
+    WHERE place < 6 AND lane IS NOT NULL AND (tried OR crashes > 0) AND seq > ?1 ORDER BY seq"
+);
+// Most of them need not be counted.
+const WAITING: &str = "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = 6";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 8] = [
+pub(super) const STATEMENTS: [&str; 10] = [
     FIRST,
     FIRST_BEHIND,
     FIRST_PLACE,
@@ -48,6 +59,8 @@ pub(super) const STATEMENTS: [&str; 8] = [
     RETURNED,
     TAKE,
     CONTENT,
+    BLOCKING,
+    WAITING,
 ];
 
 /// Whether an event stands in the line now.
@@ -198,7 +211,11 @@ pub(super) fn take(
     let content = content.query_row([work.seq], |row| {
         let body = Bytes::copy_from_slice(row.get_ref(3)?.as_blob()?);
         let delivery = RawDelivery::received(kind, row::read_key(row, 0)?, body);
-        Ok(delivery.with_acceptance(row::time(row.get(1)?), row.get(2)?))
+        let delivery = delivery.with_acceptance(row::time(row.get(1)?), row.get(2)?);
+        Ok(match row.get_ref(4)?.as_blob_or_null()? {
+            Some(headers) => delivery.with_headers(headers::from_bytes(headers)),
+            None => delivery,
+        })
     });
     match content {
         Ok(delivery) => Ok(Some(taken(tx, work, fence, delivery))),
@@ -213,6 +230,48 @@ pub(super) fn take(
         }
         Err(error) => Err(error),
     }
+}
+
+/// The events for which their lanes wait since they failed: those of a step, or that of one lane.
+pub(super) fn blocking(
+    tx: &Tx<'_>,
+    lane: Option<i64>,
+    after: Option<EventId>,
+    limit: usize,
+) -> rusqlite::Result<Vec<BlockedLane>> {
+    let after = after.map_or(i64::MIN, |EventId(seq)| seq);
+    let found: Vec<Work> = match lane {
+        Some(lane) => first(tx, lane)?
+            .into_iter()
+            .filter(|work| work.is_blocking() && work.seq > after)
+            .take(limit)
+            .collect(),
+        None => {
+            let mut blocking = tx.prepare(BLOCKING)?;
+            let blocking = blocking.query_map([after], Work::read)?;
+            blocking.take(limit).collect::<Result<_, _>>()?
+        }
+    };
+    let mut names = Names::default();
+    let mut lanes = Vec::new();
+    for work in found {
+        let Some(event) = list::summary(tx, EventId(work.seq), &mut names)? else {
+            continue;
+        };
+        let mut waiting = tx.prepare(WAITING)?;
+        let mut rows = waiting.query([work.lane])?;
+        let mut waiting = 0;
+        while waiting < MOST_WAITING as u64 && rows.next()?.is_some() {
+            waiting += 1;
+        }
+        let first_failed = work.first_failed.map_or(event.accepted_at, row::time);
+        lanes.push(BlockedLane {
+            since: event.settled_at.unwrap_or(first_failed),
+            event,
+            waiting,
+        });
+    }
+    Ok(lanes)
 }
 
 /// What the lease carries: the lane, if the event has not failed.

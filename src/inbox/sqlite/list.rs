@@ -5,16 +5,18 @@ use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
+use http::HeaderMap;
 use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::kinds::{self, Names};
 use super::row::{self, Work, place, state};
-use crate::delivery::IdempotencyKey;
+use super::search;
 use crate::event::EventKind;
 use crate::inbox::event::{
     EventId, EventRecord, EventState, EventSummary, Failure, Filter, Page, PastFailure,
 };
+use crate::inbox::headers;
 use crate::inbox::queue::{KindStats, Stats};
 use crate::storage::sqlite::{Tx, clock};
 
@@ -23,29 +25,18 @@ const SUMMARY: &str = "
         w.place, w.due, w.failures, w.crashes, w.tried
     FROM events e LEFT JOIN work w ON w.seq = e.seq WHERE e.seq = ?1";
 const BODY: &str = "SELECT body FROM bodies WHERE seq = ?1";
-const FAILURES: &str = "SELECT at, outcome, reason FROM failures WHERE seq = ?1 ORDER BY number";
-const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
+const HEADERS: &str = "SELECT headers FROM headers WHERE seq = ?1";
+const FAILURES: &str = "
+    SELECT f.at, f.outcome, f.reason, d.took
+    FROM failures f LEFT JOIN durations d ON d.seq = ?1 AND d.number = f.number
+    WHERE f.seq = ?1 ORDER BY f.number";
+const HAS_ERROR: &str = "
+    SELECT 1 FROM failures
+    WHERE seq = ?1 AND (instr(lower(outcome), ?2) > 0 OR instr(lower(reason), ?2) > 0)";
+pub(super) const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
 const LAST: &str = "SELECT seq FROM events WHERE seq <= ?1 ORDER BY seq DESC";
-const OLDEST_FIRST: &str = "
-    SELECT seq FROM events
-    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR chat = ?3) AND (?4 IS NULL OR key = ?4)
-    ORDER BY seq";
-const NEWEST_FIRST: &str = "
-    SELECT seq FROM events
-    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR chat = ?3) AND (?4 IS NULL OR key = ?4)
-    ORDER BY seq DESC";
-const KEPT_OLDEST_FIRST: &str = "
-    SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
-    UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2
-    ORDER BY 1";
-const KEPT_NEWEST_FIRST: &str = "
-    SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
-    UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2
-    ORDER BY 1 DESC";
 const WORK: &str = "
-    SELECT seq, kind, place, tried OR crashes > 0 OR place = 4, due
+    SELECT seq, kind, place, tried OR crashes > 0, due, lane IS NOT NULL
     FROM work WHERE seq > ?1 ORDER BY seq";
 const DEAD: &str = "
     SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 9 AND seq > ?1 ORDER BY seq";
@@ -54,35 +45,12 @@ const FREE_PAGES: &str = "PRAGMA freelist_count";
 const PAGE_SIZE: &str = "PRAGMA page_size";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 11] = [
-    SUMMARY,
-    BODY,
-    FAILURES,
-    FIRST,
-    LAST,
-    OLDEST_FIRST,
-    NEWEST_FIRST,
-    KEPT_OLDEST_FIRST,
-    KEPT_NEWEST_FIRST,
-    WORK,
-    DEAD,
+pub(super) const STATEMENTS: [&str; 9] = [
+    SUMMARY, BODY, HEADERS, FAILURES, HAS_ERROR, FIRST, LAST, WORK, DEAD,
 ];
-
-/// How many numbers of events a step looks at, and how many of the events that may match.
-const WINDOW: i64 = 10_000;
-const CANDIDATES: usize = 1000;
 
 /// How many events a step counts, which takes less time than a commit.
 const COUNTED: usize = 1000;
-
-/// The next numbers that a step looks at.
-pub(super) fn window(tx: &Tx<'_>, seen: i64) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
-    let mut first = tx.prepare(FIRST)?;
-    let first: Option<i64> = first
-        .query_row([seen.saturating_add(1)], |row| row.get(0))
-        .optional()?;
-    Ok(first.map(|first| first..=first.saturating_add(WINDOW - 1)))
-}
 
 /// A part of a list.
 pub(super) struct Found {
@@ -99,12 +67,8 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> rusqlite::Result
     let Some(range) = range(tx, filter, page)? else {
         return Ok(found);
     };
-    let is_kept = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
-    let only_kept = !filter.states.is_empty() && filter.states.iter().all(is_kept);
-    let (candidates, seen) = match only_kept {
-        true => kept(tx, &range, page)?,
-        false => within_window(tx, filter, &range, page)?,
-    };
+    let (candidates, seen) = search::candidates(tx, filter, &range, page)?;
+    let error = filter.error.as_deref().map(str::to_ascii_lowercase);
     found.seen = seen.map(EventId);
     let mut names = Names::default();
     for seq in candidates {
@@ -112,6 +76,11 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> rusqlite::Result
             continue;
         };
         if !matches(filter, &event) {
+            continue;
+        }
+        if let Some(text) = &error
+            && !tx.prepare(HAS_ERROR)?.exists(params![seq, text])?
+        {
             continue;
         }
         found.events.push(event);
@@ -179,59 +148,6 @@ fn millis(time: SystemTime) -> i64 {
     i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX)
 }
 
-/// Events that are unsettled or dead, and where the search goes on.
-fn kept(
-    tx: &Tx<'_>,
-    range: &RangeInclusive<i64>,
-    page: Page,
-) -> rusqlite::Result<(Vec<i64>, Option<i64>)> {
-    let mut kept = tx.prepare(match page.newest_first {
-        true => KEPT_NEWEST_FIRST,
-        false => KEPT_OLDEST_FIRST,
-    })?;
-    let rows = kept.query_map([range.start(), range.end()], |row| row.get(0))?;
-    let kept: Vec<i64> = rows.take(CANDIDATES).collect::<Result<_, _>>()?;
-    let seen = kept.last().copied().filter(|_| kept.len() == CANDIDATES);
-    Ok((kept, seen))
-}
-
-/// Events of one window, and where the search goes on.
-fn within_window(
-    tx: &Tx<'_>,
-    filter: &Filter,
-    range: &RangeInclusive<i64>,
-    page: Page,
-) -> rusqlite::Result<(Vec<i64>, Option<i64>)> {
-    let (first, last) = (*range.start(), *range.end());
-    let (sql, from, to) = match page.newest_first {
-        true => {
-            let from = last.saturating_sub(WINDOW - 1).max(first);
-            (NEWEST_FIRST, from, last)
-        }
-        false => {
-            // Where many events were deleted, their numbers are passed over.
-            let mut next = tx.prepare(FIRST)?;
-            let next = next.query_row([first], |row| row.get(0)).optional()?;
-            let from: i64 = next.unwrap_or(last);
-            (
-                OLDEST_FIRST,
-                from,
-                from.saturating_add(WINDOW - 1).min(last),
-            )
-        }
-    };
-    let mut events = tx.prepare(sql)?;
-    let key = filter.key.as_ref().map(IdempotencyKey::as_bytes);
-    let rows = events.query_map(params![from, to, filter.chat, key], |row| row.get(0))?;
-    let events: Vec<i64> = rows.take(CANDIDATES).collect::<Result<_, _>>()?;
-    let seen = match (events.last(), page.newest_first) {
-        (Some(last), _) if events.len() == CANDIDATES => Some(*last),
-        (_, true) => (from > first).then_some(from),
-        (_, false) => (to < last).then_some(to),
-    };
-    Ok((events, seen))
-}
-
 fn matches(filter: &Filter, event: &EventSummary) -> bool {
     (filter.states.is_empty() || filter.states.contains(&event.state))
         && (filter.kinds.is_empty() || filter.kinds.contains(&event.kind))
@@ -245,7 +161,11 @@ fn matches(filter: &Filter, event: &EventSummary) -> bool {
             .is_none_or(|until| event.accepted_at < until)
 }
 
-fn summary(tx: &Tx<'_>, id: EventId, names: &mut Names) -> rusqlite::Result<Option<EventSummary>> {
+pub(super) fn summary(
+    tx: &Tx<'_>,
+    id: EventId,
+    names: &mut Names,
+) -> rusqlite::Result<Option<EventSummary>> {
     let mut summary = tx.prepare(SUMMARY)?;
     let found = summary.query_row([id.0], |row| {
         let stored: i64 = row.get(1)?;
@@ -313,6 +233,10 @@ pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventReco
     };
     let mut body = tx.prepare(BODY)?;
     let body = body.query_row([id.0], |row| row.get(0)).optional()?;
+    let mut headers = tx.prepare(HEADERS)?;
+    let headers = headers
+        .query_row([id.0], |row| row.get::<_, Vec<u8>>(0))
+        .optional()?;
     let mut failures = tx.prepare(FAILURES)?;
     let failures = failures.query_map([id.0], |row| {
         Ok(PastFailure {
@@ -320,12 +244,16 @@ pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventReco
             failure: Failure {
                 outcome: row.get(1)?,
                 reason: row.get(2)?,
+                took: row
+                    .get::<_, Option<i64>>(3)?
+                    .map(|took| Duration::from_micros(took.unsigned_abs())),
             },
         })
     })?;
     Ok(Some(EventRecord {
         summary,
         body: body.map(|body: Vec<u8>| Bytes::from(body)),
+        headers: headers.map_or_else(HeaderMap::new, |bytes| headers::from_bytes(&bytes)),
         failures: failures.collect::<Result<_, _>>()?,
     }))
 }
@@ -337,6 +265,7 @@ pub(super) struct Count {
     in_progress: u64,
     retrying: u64,
     dead: u64,
+    blocking: u64,
     oldest: Option<i64>,
 }
 
@@ -375,10 +304,15 @@ impl Counts {
             let seq = row.get(0)?;
             self.seen[0] = Some(seq);
             let count = self.kinds.entry(row.get(1)?).or_default();
-            match row.get(2)? {
+            let (place, has_failed): (_, bool) = (row.get(2)?, row.get(3)?);
+            if has_failed && place < place::BEHIND && row.get(5)? {
+                count.blocking += 1;
+            }
+            match place {
                 place::HOLDING => continue,
                 place::TAKEN if row.get::<_, i64>(4)? > tx.now => count.in_progress += 1,
-                _ if row.get(3)? => count.retrying += 1,
+                place::TAKEN => count.retrying += 1,
+                _ if has_failed => count.retrying += 1,
                 _ => count.waiting += 1,
             }
             if count.oldest.is_none() {
@@ -404,7 +338,11 @@ impl Counts {
     }
 
     pub(super) fn stats(&self, tx: &Tx<'_>) -> rusqlite::Result<Stats> {
-        let mut stats = Stats::default();
+        let mut stats = Stats {
+            kinds: Vec::new(),
+            at: row::time(tx.now),
+            is_paused: false,
+        };
         for (id, kind, is_paused) in kinds::all(tx)? {
             let Some(kind) = kind else {
                 stats.is_paused = is_paused;
@@ -417,6 +355,7 @@ impl Counts {
                 in_progress: count.in_progress,
                 retrying: count.retrying,
                 dead: count.dead,
+                blocking: count.blocking,
                 oldest: count.oldest.map(row::time),
                 is_paused,
             });

@@ -9,6 +9,7 @@ mod list;
 mod memo;
 mod purge;
 mod row;
+mod search;
 mod settle;
 #[cfg(test)]
 mod tests;
@@ -16,11 +17,12 @@ mod tests;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use self::list::Counts;
 use super::event::{
-    EventId, EventLease, EventRecord, EventSummary, Filter, NewEvent, Page, Settlement, Take,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Lane, Listed, NewEvent,
+    Page, Settlement, Take,
 };
 use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
 use crate::event::EventKind;
@@ -62,11 +64,11 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// that under full load. Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
 /// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Queue::stats) reads all
 /// unsettled events and dead letters, which takes half a second for a million. [`list`](Queue::list) reads the events
-/// that the filter does not exclude by time, or by state if it asks only for unsettled or dead events;
+/// that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an error;
 /// [`forget`](Queue::forget) reads all events. These three work in steps of some milliseconds, with other calls in
 /// between, so their result is not a snapshot.
 ///
-/// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason.
+/// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason and the duration of the attempt.
 ///
 /// **Purge.** A step deletes at most 256 bodies and 256 events, and reads nothing else. Keys are deleted by later
 /// calls, as those of the store are. The file reuses the room, and does not shrink: after a backlog, it stays as large
@@ -83,7 +85,7 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// or replace the file while a process has it open.
 ///
 /// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in
-/// one transaction that takes milliseconds. A process of the earlier release that has the file open as a store
+/// one transaction that takes milliseconds, or a second for a million unsettled events. A process of the earlier release that has the file open as a store
 /// continues to work, but drops the keys of unsettled events when their retention ends.
 ///
 /// Clones share one thread. Dropping the last one waits until the file is closed.
@@ -218,35 +220,62 @@ impl Queue for SqliteQueue {
         .await
     }
 
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Vec<EventSummary>, StoreError> {
-        let mut events = Vec::new();
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        let began = Instant::now();
+        let mut listed = Listed::default();
         let mut page = page;
         let limit = page.limit;
-        while events.len() < limit {
-            page.limit = limit - events.len();
+        while listed.events.len() < limit {
+            page.limit = limit - listed.events.len();
             let filter = filter.clone();
             let step = self.run(Need::Read, move |tx| list::list(tx, &filter, page));
             let found = step.await?;
-            events.extend(found.events);
-            match found.seen {
-                Some(seen) => page.after = Some(seen),
-                None => break,
+            listed.events.extend(found.events);
+            if found.seen.is_none() {
+                break;
+            }
+            page.after = found.seen;
+            if page.within.is_some_and(|time| began.elapsed() >= time) {
+                listed.searched = found.seen;
+                break;
             }
         }
-        Ok(events)
+        Ok(listed)
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        let lane = chat.map(|chat| Lane::of_chat(chat).0);
+        let (mut lanes, mut after) = (Vec::new(), after);
+        while lanes.len() < limit {
+            let most = (limit - lanes.len()).min(LANES_AT_ONCE);
+            let step = self.run(Need::Read, move |tx| lanes::blocking(tx, lane, after, most));
+            let found = step.await?;
+            let is_last = found.len() < most;
+            lanes.extend(found);
+            after = lanes.last().map(|lane: &BlockedLane| lane.event.id);
+            if is_last {
+                break;
+            }
+        }
+        Ok(lanes)
     }
 
     async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
         self.run(Need::Read, move |tx| list::get(tx, id)).await
     }
 
-    async fn redrive(&self, id: EventId) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| change::redrive(tx, id))
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        self.run(Need::Durable, move |tx| change::redrive(tx, id, from))
             .await
     }
 
-    async fn discard(&self, id: EventId) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| change::discard(tx, id))
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        self.run(Need::Durable, move |tx| change::discard(tx, id, from))
             .await
     }
 
@@ -299,6 +328,9 @@ impl Queue for SqliteQueue {
         self.run(Need::Read, |tx| list::size(tx)).await
     }
 }
+
+/// How many blocked lanes a step returns.
+const LANES_AT_ONCE: usize = 50;
 
 /// How many bodies a transaction deletes at most for [`Queue::forget`].
 const AT_ONCE: usize = 256;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::Statement;
 
 use super::change::delete_body;
-use super::memo;
+use super::{memo, row};
 use crate::storage::sqlite::{Tx, clock};
 
 // Without a LIMIT: the few rows that are needed are read one by one. The states 3 and 4 have a body, which is deleted
@@ -17,20 +17,11 @@ const EXPIRED: &str = "
     SELECT seq FROM events INDEXED BY events_expiry
     WHERE state BETWEEN 3 AND 8 AND state > 4 AND keep_until < ?1 ORDER BY keep_until";
 const DELETE: &str = "DELETE FROM events WHERE seq = ?1";
-const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
-pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 const KEEP_NUMBER: &str = "
     UPDATE events SET state = 8, key = NULL, chat = NULL WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 6] = [
-    BODIES,
-    EXPIRED,
-    DELETE,
-    DELETE_BODY,
-    DELETE_FAILURES,
-    KEEP_NUMBER,
-];
+pub(super) const STATEMENTS: [&str; 4] = [BODIES, EXPIRED, DELETE, KEEP_NUMBER];
 
 /// How many rows of each sort a step deletes.
 const STEP: usize = 256;
@@ -45,8 +36,8 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<
     if !expired.is_empty() {
         let last = memo::last(tx)?;
         for seq in &expired {
-            tx.prepare(DELETE_BODY)?.execute([seq])?;
-            tx.prepare(DELETE_FAILURES)?.execute([seq])?;
+            delete_body(tx, *seq)?;
+            row::delete_failures(tx, *seq)?;
             let delete = match *seq == last {
                 true => KEEP_NUMBER,
                 false => DELETE,

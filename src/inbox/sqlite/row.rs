@@ -73,9 +73,25 @@ const FAIL: &str = "
     SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4 FROM failures WHERE seq = ?1
     RETURNING number";
 const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <= ?2";
+// A process of version 4 deletes failures and leaves their durations.
+const TOOK: &str = "INSERT OR REPLACE INTO durations (seq, number, took) VALUES (?1, ?2, ?3)";
+const TOOK_LONG_AGO: &str = "DELETE FROM durations WHERE seq = ?1 AND number <= ?2";
+const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
+const DELETE_DURATIONS: &str = "DELETE FROM durations WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 6] = [BY_SEQ, INSERT, UPDATE, REMOVE, FAIL, FAILED_LONG_AGO];
+pub(super) const STATEMENTS: [&str; 10] = [
+    BY_SEQ,
+    INSERT,
+    UPDATE,
+    REMOVE,
+    FAIL,
+    FAILED_LONG_AGO,
+    TOOK,
+    TOOK_LONG_AGO,
+    DELETE_FAILURES,
+    DELETE_DURATIONS,
+];
 
 impl Work {
     pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
@@ -137,6 +153,12 @@ impl Work {
         Ok(())
     }
 
+    /// Whether its lane waits for it since it failed.
+    pub(super) fn is_blocking(&self) -> bool {
+        let has_failed = self.tried || self.crashes > 0;
+        has_failed && self.lane.is_some() && self.place < place::BEHIND
+    }
+
     /// The state that it shows, if it is not dead.
     pub(super) fn state(&self, now: i64) -> EventState {
         match self.place {
@@ -164,10 +186,22 @@ pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result
         ],
         |row| row.get(0),
     )?;
+    if let Some(took) = failure.took {
+        let took = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
+        tx.prepare(TOOK)?.execute([seq, number, took])?;
+    }
     if number > FAILURES {
         let last = number - FAILURES;
         tx.prepare(FAILED_LONG_AGO)?.execute([seq, last])?;
+        tx.prepare(TOOK_LONG_AGO)?.execute([seq, last])?;
     }
+    Ok(())
+}
+
+/// Deletes the failures of an event.
+pub(super) fn delete_failures(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
+    tx.prepare(DELETE_FAILURES)?.execute([seq])?;
+    tx.prepare(DELETE_DURATIONS)?.execute([seq])?;
     Ok(())
 }
 

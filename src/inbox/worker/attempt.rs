@@ -131,6 +131,7 @@ impl<Q: Queue> Pool<Q> {
         }
         let lease = event.delivery.lease();
         let delivery = &event.delivery;
+        let began = Instant::now();
         let watch = AttemptWatch::new(&self.settings.observers, delivery, delivery.attempt());
         let outcome = match event.crashes >= self.rules.max_crashes {
             true => Err(Cut::Crashed),
@@ -157,7 +158,7 @@ impl<Q: Queue> Pool<Q> {
             _ if is_settled => Ok(self.settled_by_handler(&outcome)),
             _ => outcome,
         };
-        let settlement = self.settlement(&event, &outcome, is_probe);
+        let settlement = self.settlement(&event, &outcome, began, is_probe);
         let name = match &outcome {
             Ok(outcome) => outcome.name(),
             Err(Cut::Crashed) => CRASHED,
@@ -207,6 +208,7 @@ impl<Q: Queue> Pool<Q> {
         &self,
         event: &TakenEvent,
         outcome: &Result<Outcome, Cut>,
+        began: Instant,
         is_probe: bool,
     ) -> Option<Settlement> {
         let outcome = match outcome {
@@ -220,7 +222,7 @@ impl<Q: Queue> Pool<Q> {
                     "the process died or the lease expired in {} attempts in a row",
                     event.crashes
                 );
-                return Some(self.dead(CRASHED, reason));
+                return Some(self.dead(CRASHED, reason, None));
             }
             Err(Cut::Interrupted) => {
                 tracing::info!(
@@ -230,9 +232,11 @@ impl<Q: Queue> Pool<Q> {
             }
         };
         let reason = describe(outcome);
+        let took = Some(began.elapsed());
         let failure = || Failure {
             outcome: outcome.name().to_owned(),
             reason: reason.clone(),
+            took,
         };
         let kind = event.delivery.kind();
         let (counts, asked) = match outcome {
@@ -260,7 +264,7 @@ impl<Q: Queue> Pool<Q> {
                     reason,
                     "the event is now a dead letter, which waits for a person"
                 );
-                return Some(self.dead(outcome.name(), reason));
+                return Some(self.dead(outcome.name(), reason, took));
             }
             Outcome::LeaseLost => {
                 tracing::error!(
@@ -320,7 +324,7 @@ impl<Q: Queue> Pool<Q> {
                 failures = event.failures + 1,
                 "the event failed for the last time: it is now a dead letter, which waits for a person"
             );
-            return Some(self.dead(outcome.name(), reason));
+            return Some(self.dead(outcome.name(), reason, took));
         };
         tracing::error!(reason, retry_after = ?after, "the attempt failed; the event is tried again");
         Some(Settlement::Retry {
@@ -331,11 +335,12 @@ impl<Q: Queue> Pool<Q> {
         })
     }
 
-    fn dead(&self, outcome: &str, reason: String) -> Settlement {
+    fn dead(&self, outcome: &str, reason: String, took: Option<Duration>) -> Settlement {
         Settlement::Dead {
             failure: Failure {
                 outcome: outcome.to_owned(),
                 reason,
+                took,
             },
             hold_lane: self.rules.hold_lane_on_dead,
         }

@@ -2,7 +2,7 @@
 
 /// The schema, version by version. A release that knows an older version may use the tables at the same
 /// time, by the statements that it has.
-pub(crate) const MIGRATIONS: [&str; 4] = [
+pub(crate) const MIGRATIONS: [&str; 5] = [
     // 1. A key that is done has only `done_until`; one that is claimed, all the others; one that failed
     // or whose lease expired, its attempts. None of these is indexed, so that an update may stay in
     // its page (HOT) and leaves nothing to an index; the spare room is for these.
@@ -29,4 +29,6 @@ pub(crate) const MIGRATIONS: [&str; 4] = [
     include_str!("inbox.sql"),
     // 4. Functions for many events at once, and one index less to write when an event is handled.
     include_str!("inbox_4.sql"),
+    // 5. Two columns that are NULL in every row, and functions beside those that there are.
+    include_str!("inbox_5.sql"),
 ];

@@ -99,6 +99,23 @@ pub(crate) const FORMAT: Format = Format {
         // body is always one that can be compared. A process of version 3 that uses the file meanwhile takes it for
         // one that cannot, which counts as equal.
         "",
+        // 5. `headers` has lines `name: value`, for events that have some. `durations` has the microseconds that failed
+        // attempts took, by the numbers of `failures`. They are tables of their own, because SQLite would read all of a
+        // table to add a column.
+        "CREATE TABLE headers (
+            seq     INTEGER PRIMARY KEY,
+            headers BLOB    NOT NULL
+        ) STRICT;
+        CREATE TABLE durations (
+            seq    INTEGER NOT NULL,
+            number INTEGER NOT NULL,
+            took   INTEGER NOT NULL,
+            PRIMARY KEY (seq, number)
+        ) STRICT, WITHOUT ROWID;
+        CREATE INDEX work_blocking ON work (seq)
+            WHERE place < 6 AND lane IS NOT NULL AND (tried OR crashes > 0);
+        CREATE INDEX work_tried ON work (seq) WHERE tried OR crashes > 0;
+        CREATE INDEX work_alone ON work (seq) WHERE lane IS NULL;",
     ],
     highest_time: "SELECT highest FROM clock",
     set_highest_time: "UPDATE clock SET highest = ?1",

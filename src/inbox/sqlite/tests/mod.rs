@@ -20,7 +20,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::delivery::{IdempotencyKey, RawDelivery};
-use crate::inbox::event::{EventState, Failure, Kinds, Lane, TakenEvent};
+use crate::error::Chain;
+use crate::inbox::event::{EventSummary, Failure, Kinds, TakenEvent};
 use crate::store::{EventKey, StoreErrorKind};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -92,6 +93,7 @@ fn failure() -> Failure {
     Failure {
         outcome: "failed".to_owned(),
         reason: "the CRM is away".to_owned(),
+        took: Some(SECOND),
     }
 }
 
@@ -204,7 +206,7 @@ async fn everything_outlives_reopening() {
     let paused: Vec<_> = stats.kinds.iter().filter(|kind| kind.is_paused).collect();
     assert_eq!(paused[0].kind, EventKind::CHAT_OPENED);
     assert_eq!((stats.unsettled(), stats.dead()), (3, 1));
-    queue.redrive(dead.lease.id).await.unwrap();
+    queue.redrive(dead.lease.id, None).await.unwrap();
     assert_eq!(ids(&queue.take_some(10).await), [dead.lease.id.0]);
 }
 
@@ -280,16 +282,12 @@ async fn numbers_are_not_used_twice() {
     desk.wait(9 * DAY);
     queue.purge_all(DAY).await;
     assert!(queue.get(EventId(3)).await.unwrap().is_none());
-    let all = Page {
-        after: None,
-        limit: 10,
-        newest_first: false,
-    };
-    let listed = queue.list(&Filter::default(), all).await.unwrap();
+    let all = Page::oldest(10);
+    let listed = queue.list(&Filter::default(), all).await.unwrap().events;
     assert!(listed.is_empty(), "{listed:?}");
     for change in [
-        queue.redrive(EventId(3)).await.unwrap(),
-        queue.discard(EventId(3)).await.unwrap(),
+        queue.redrive(EventId(3), None).await.unwrap(),
+        queue.discard(EventId(3), None).await.unwrap(),
     ] {
         assert_eq!(change, Change::NotFound);
     }
@@ -381,4 +379,39 @@ async fn damage_is_reported_and_affects_no_other_event() {
     ] {
         assert_eq!(error.kind(), StoreErrorKind::Corrupt);
     }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_events_and_loses_none() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let pages = async |most: u32| {
+        let limit = queue.run(Need::Read, move |tx| {
+            let sql = format!("PRAGMA max_page_count = {most}");
+            tx.db.query_row(&sql, [], |row| row.get::<_, u32>(0))
+        });
+        limit.await.unwrap()
+    };
+    let held = queue.add_and_take(event(1)).await;
+    pages(1).await;
+    let mut accepted = 1;
+    let error = loop {
+        match queue.accept(keyed(2, accepted), None).await {
+            Ok(_) => accepted += 1,
+            Err(error) => break error,
+        }
+        assert!(accepted < 10_000, "the disk is never full");
+    };
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    let told = Chain(&error).to_string();
+    assert!(told.contains("no room on its disk"), "{told}");
+
+    // What was acknowledged is there, nothing else is, and work that needs no room goes on.
+    let listed = queue.list(&Filter::default(), Page::oldest(10_000)).await;
+    assert_eq!(listed.unwrap().events.len() as u64, accepted);
+    queue.end(&held, Settlement::Handled).await;
+
+    pages(1_000_000).await;
+    queue.add(keyed(2, accepted)).await;
+    assert_eq!(queue.take_some(10_000).await.len(), 1);
 }

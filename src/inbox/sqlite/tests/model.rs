@@ -186,18 +186,19 @@ impl Pair {
             15 if self.last > 0 => {
                 let id = EventId(random.i64(1..=self.last));
                 let redrives = random.bool();
+                let from = random.bool().then(|| EventState::ALL[random.usize(0..7)]);
                 let changes = match redrives {
                     true => [
-                        self.memory.redrive(id).await.unwrap(),
-                        self.sqlite.redrive(id).await.unwrap(),
+                        self.memory.redrive(id, from).await.unwrap(),
+                        self.sqlite.redrive(id, from).await.unwrap(),
                     ],
                     false => [
-                        self.memory.discard(id).await.unwrap(),
-                        self.sqlite.discard(id).await.unwrap(),
+                        self.memory.discard(id, from).await.unwrap(),
+                        self.sqlite.discard(id, from).await.unwrap(),
                     ],
                 };
                 let [x, y] = changes.map(|change| format!("{change:?}"));
-                self.same(format!("redrive {redrives} {id}"), x, y);
+                self.same(format!("redrive {redrives} {id} {from:?}"), x, y);
             }
             16 => {
                 let kind = (random.u8(0..4) > 0).then_some(EventKind::CHAT_RATED);
@@ -238,8 +239,9 @@ impl Pair {
             after: None,
             limit: usize::MAX,
             newest_first: self.random.bool(),
+            within: None,
         };
-        let show = |events: Vec<EventSummary>| {
+        let show = |listed: Listed| {
             let one = |event: &EventSummary| {
                 let due = event.due_at.is_some();
                 let settled = event.settled_at.is_some();
@@ -248,12 +250,19 @@ impl Pair {
                     event.id, event.state, event.chat, event.failures, event.is_redriven
                 )
             };
-            events.iter().map(one).collect::<Vec<_>>().join("\n")
+            listed.events.iter().map(one).collect::<Vec<_>>().join("\n")
         };
-        let all = Filter::default();
+        let mut states = EventState::ALL.to_vec();
+        self.random.shuffle(&mut states);
+        states.truncate(self.random.usize(0..4));
+        let step = format!("list {states:?}");
+        let all = Filter {
+            states,
+            ..Filter::default()
+        };
         let a = show(self.memory.list(&all, page).await.unwrap());
         let b = show(self.sqlite.list(&all, page).await.unwrap());
-        self.same("list".to_owned(), a, b);
+        self.same(step, a, b);
         self.log.pop();
         let show = |stats: Stats| {
             let kinds = stats.kinds.iter().filter(|kind| kind.oldest.is_some());
@@ -265,6 +274,7 @@ impl Pair {
                     kind.in_progress,
                     retrying,
                     kind.dead,
+                    kind.blocking,
                 )
             });
             let kinds: Vec<_> = kinds.collect();
@@ -273,6 +283,19 @@ impl Pair {
         let a = show(self.memory.stats().await.unwrap());
         let b = show(self.sqlite.stats().await.unwrap());
         self.same("stats".to_owned(), a, b);
+        self.log.pop();
+        let show = |lanes: Vec<BlockedLane>| {
+            let one = |lane: &BlockedLane| {
+                let event = &lane.event;
+                format!("{} {} and {}", event.id, event.state, lane.waiting)
+            };
+            lanes.iter().map(one).collect::<Vec<_>>().join("\n")
+        };
+        let (after, limit) = (self.random.i64(0..=self.last), self.random.usize(1..20));
+        let after = self.random.bool().then_some(EventId(after));
+        let a = self.memory.blocked_lanes(None, after, limit).await.unwrap();
+        let b = self.sqlite.blocked_lanes(None, after, limit).await.unwrap();
+        self.same(format!("blocked lanes after {after:?}"), show(a), show(b));
         self.log.pop();
     }
 }

@@ -33,7 +33,7 @@ async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
     assert_eq!(queue.sql(bodies).await, 202);
     let handled = taken[0].lease.id;
     assert_eq!(queue.state(handled.0).await, EventState::Handled);
-    let redriven = queue.redrive(handled).await.unwrap();
+    let redriven = queue.redrive(handled, None).await.unwrap();
     assert_eq!(redriven, Change::WithoutBody);
 
     desk.wait(8 * DAY);
@@ -80,10 +80,11 @@ async fn lists_are_complete_in_both_directions() {
             after: None,
             limit: 4,
             newest_first,
+            within: None,
         };
         let mut all = Vec::new();
         loop {
-            let events = queue.list(filter, page).await.unwrap();
+            let events = queue.list(filter, page).await.unwrap().events;
             page.after = events.last().map(|event| event.id);
             all.extend(events.iter().map(|event| event.id.0));
             if events.len() < page.limit {

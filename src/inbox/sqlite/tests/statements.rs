@@ -2,6 +2,8 @@
 
 #![cfg(test)]
 
+use http::{HeaderMap, HeaderValue};
+
 use super::*;
 use crate::store::sqlite::keys;
 
@@ -13,6 +15,7 @@ fn statements() -> impl Iterator<Item = &'static str> {
         &kinds::STATEMENTS,
         &lanes::STATEMENTS,
         &list::STATEMENTS,
+        &search::STATEMENTS,
         &memo::STATEMENTS,
         &purge::STATEMENTS,
         &row::STATEMENTS,
@@ -44,7 +47,9 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             insert.await.unwrap();
             let mut of_new_kind = keyed(lane, 5000 + round);
             let kind = format!("kind-{round}").parse().unwrap();
-            of_new_kind.delivery = RawDelivery::new(kind, "{}");
+            let mut headers = HeaderMap::new();
+            headers.insert("traceparent", HeaderValue::from_static("00-1-2-01"));
+            of_new_kind.delivery = RawDelivery::new(kind, "{}").with_headers(headers);
             queue.add(of_new_kind).await;
         }
         let ends = [
@@ -69,23 +74,45 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 .await
                 .unwrap();
         }
-        let dead = Filter {
-            states: vec![EventState::Dead],
+        use EventState::{Dead, Handled, Retrying, Waiting};
+        let of = |states: &[EventState]| Filter {
+            states: states.to_vec(),
             ..Filter::default()
         };
+        let filters = [
+            of(&[]),
+            of(&[Dead]),
+            of(&[Waiting]),
+            of(&[Waiting, Dead]),
+            of(&[Retrying]),
+            Filter {
+                chat: Some("chat-3".to_owned()),
+                ..of(&[Waiting])
+            },
+            Filter {
+                kinds: vec![EventKind::CHAT_CLOSED],
+                ..of(&[Handled])
+            },
+            Filter {
+                error: Some("AWAY".to_owned()),
+                ..of(&[])
+            },
+        ];
+        queue.blocked_lanes(None, None, 3).await.unwrap();
         let page = |newest_first| Page {
             after: None,
             limit: 5,
             newest_first,
+            within: None,
         };
         for newest_first in [true, false] {
-            for filter in [&dead, &Filter::default()] {
-                let events = queue.list(filter, page(newest_first)).await.unwrap();
+            for filter in &filters {
+                let events = queue.list(filter, page(newest_first)).await.unwrap().events;
                 if let (0, Some(event)) = (round % 8, events.first()) {
                     queue.get(event.id).await.unwrap();
-                    queue.redrive(event.id).await.unwrap();
-                    queue.redrive(event.id).await.unwrap();
-                    queue.discard(event.id).await.unwrap();
+                    queue.redrive(event.id, None).await.unwrap();
+                    queue.redrive(event.id, None).await.unwrap();
+                    queue.discard(event.id, None).await.unwrap();
                 }
             }
         }

@@ -56,7 +56,7 @@ async fn a_file_of_version_3_is_upgraded_and_keeps_its_events() {
     let directory = tempfile::tempdir().unwrap();
     let path = of_version_3(directory.path());
     let queue = SqliteQueue::open(&path).unwrap();
-    assert_eq!(version(&path), 4);
+    assert_eq!(version(&path), 5);
     let states = [
         Handled, Handled, Ignored, Discarded, Dead, Dead, Retrying, Retrying, InProgress, Waiting,
         Waiting, Waiting, Waiting, Dead,
@@ -81,6 +81,12 @@ async fn a_file_of_version_3_is_upgraded_and_keeps_its_events() {
     replayed.guard = Some(EventKey::new("bodies", body(14).as_bytes(), b"key-99"));
     let replayed = queue.accept(replayed, None).await.unwrap();
     assert!(matches!(replayed, Accepted::BodyReplayed), "{replayed:?}");
+    let blocked = queue.blocked_lanes(None, None, 10).await.unwrap();
+    let blocked: Vec<_> = blocked
+        .iter()
+        .map(|lane| (lane.event.id.0, lane.waiting))
+        .collect();
+    assert_eq!(blocked, [(6, 1), (7, 1)]);
     let stats = queue.stats().await.unwrap();
     let paused = stats.kinds.iter().find(|kind| kind.is_paused).unwrap();
     assert_eq!(paused.kind, EventKind::CHAT_RATED);
@@ -91,10 +97,10 @@ async fn a_file_of_version_3_is_upgraded_and_keeps_its_events() {
     assert_eq!(ids(&taken), [7, 8, 13]);
     let next = queue.end(&taken[0], Settlement::Handled).await.unwrap();
     assert_eq!(next.lease.id.0, 11);
-    assert_eq!(queue.discard(EventId(6)).await.unwrap(), Change::Made);
-    assert_eq!(queue.redrive(EventId(5)).await.unwrap(), Change::Made);
+    assert_eq!(queue.discard(EventId(6), None).await.unwrap(), Change::Made);
+    assert_eq!(queue.redrive(EventId(5), None).await.unwrap(), Change::Made);
     assert_eq!(
-        queue.redrive(EventId(1)).await.unwrap(),
+        queue.redrive(EventId(1), None).await.unwrap(),
         Change::WithoutBody
     );
     let mut taken = queue.take_some(10).await;

@@ -1,0 +1,191 @@
+//! A queue with millions of events: most of them by SQL, and those that wait through the queue itself.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use rusqlite::Connection;
+use sqlx::PgPool;
+use tokio::task::JoinSet;
+use tower_webhook::inbox::{Failure, Queue, Settlement, SqliteQueue};
+
+use crate::events::{Events, take};
+
+/// One event of so many waits.
+const WAITING: u64 = 10;
+/// One of so many that wait has failed, and as many are dead.
+const FAILED: u64 = 500;
+
+const CALLERS: u64 = 64;
+
+/// What the pages ask for.
+pub(crate) struct Filled {
+    /// The number of events that were handled.
+    handled: u64,
+    /// The number of an event that has failed.
+    failed: i64,
+    turn: std::cell::Cell<u64>,
+}
+
+impl Filled {
+    /// The pages, each time of other events.
+    pub(crate) fn pages(&self) -> Vec<(&'static str, String)> {
+        let turn = self.turn.get() + 1;
+        self.turn.set(turn);
+        let number = 1 + turn * 7_919 % self.handled;
+        let failed = self.failed;
+        vec![
+            ("overview", "/".to_owned()),
+            ("events", "/events".to_owned()),
+            (
+                "events, from the middle on",
+                format!("/events?after={}", self.handled / 2 + number % 1000),
+            ),
+            ("events, oldest first", "/events?order=oldest".to_owned()),
+            ("events, dead", "/events?state=dead".to_owned()),
+            ("events, retrying", "/events?state=retrying".to_owned()),
+            ("events, waiting", "/events?state=waiting".to_owned()),
+            ("events, handled", "/events?state=handled".to_owned()),
+            (
+                "events, of a rare kind",
+                "/events?kind=chat-rated".to_owned(),
+            ),
+            ("events, of a chat", format!("/events?chat=old-{number}")),
+            ("events, of a key", format!("/events?key=old-key-{number}")),
+            ("events, by an error", "/events?error=gateway".to_owned()),
+            (
+                "events, by an error that none has",
+                "/events?error=unknown".to_owned(),
+            ),
+            ("events, of a day", "/events?hours=24".to_owned()),
+            ("event, handled", format!("/events/{number}")),
+            ("event, retrying", format!("/events/{failed}")),
+            ("chat", format!("/chat?id=c-{:027}", turn % 10_000)),
+            ("lanes", "/lanes".to_owned()),
+        ]
+    }
+}
+
+/// Lets events wait, and some of them fail.
+async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<i64> {
+    let events = Arc::new(Events::of_chats(10_000.min(count)));
+    let mut callers = JoinSet::new();
+    for _ in 0..CALLERS {
+        let (queue, events) = (queue.clone(), Arc::clone(&events));
+        callers.spawn(async move {
+            while let Some(event) = events.next_of(count) {
+                queue.accept(event, None).await?;
+            }
+            anyhow::Ok(())
+        });
+    }
+    while let Some(ended) = callers.join_next().await {
+        ended??;
+    }
+    let failure = || Failure {
+        outcome: "failed".to_owned(),
+        reason: "the CRM answered 502 Bad Gateway".to_owned(),
+        took: Some(Duration::from_millis(1200)),
+    };
+    let (mut failed, mut left) = (0, 2 * (count / FAILED));
+    while left > 0 {
+        let claimed = queue.claim(&take(), left.min(100) as usize, 0).await?;
+        for event in claimed.events {
+            let settlement = match left % 2 {
+                0 => Settlement::Retry {
+                    after: Duration::from_secs(24 * 60 * 60),
+                    failure: Some(failure()),
+                    counts: true,
+                    blocks_lane: true,
+                },
+                _ => Settlement::Dead {
+                    failure: failure(),
+                    hold_lane: left % 4 == 1,
+                },
+            };
+            if left % 2 == 0 {
+                failed = event.lease.id.0;
+            }
+            queue.settle(&event.lease, &settlement, None).await?;
+            left -= 1;
+        }
+    }
+    Ok(failed)
+}
+
+fn filled(began: Instant, handled: u64, failed: i64) -> Filled {
+    println!("\nFilled in {:.0?}", began.elapsed());
+    Filled {
+        handled,
+        failed,
+        turn: std::cell::Cell::new(0),
+    }
+}
+
+/// Events that were handled in the last eight days, without their bodies.
+pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Result<Filled> {
+    let began = Instant::now();
+    let handled = count - count / WAITING;
+    // So that the kind exists, with the number 1.
+    let events = Events::of_chats(1);
+    queue.accept(events.next(), None).await?;
+    let db = Connection::open(path)?;
+    db.execute_batch(&format!(
+        "PRAGMA cache_size = -1000000;
+         BEGIN IMMEDIATE;
+         DELETE FROM events; DELETE FROM bodies; DELETE FROM work;
+         WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {handled})
+         INSERT INTO events
+             (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
+         SELECT n, 1, 5, CAST('old-key-' || n AS BLOB), 'old-' || (n / 5),
+             highest - ({handled} - n) * 691200000 / {handled}, highest + 691200000,
+             highest - ({handled} - n) * 691200000 / {handled}, 0, 0
+         FROM numbers, clock;
+         INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+         SELECT randomblob(16), zeroblob(16), x'', 1, 1, -seq, keep_until FROM events;
+         COMMIT;"
+    ))
+    .context("filling the file")?;
+    drop(db);
+    let failed = wait_and_fail(queue, count / WAITING).await?;
+    Ok(filled(began, handled, failed))
+}
+
+pub(crate) async fn postgres<Q: Queue + Clone>(
+    queue: &Q,
+    pool: &PgPool,
+    count: u64,
+) -> Result<Filled> {
+    let began = Instant::now();
+    let handled = count - count / WAITING;
+    let events = Events::of_chats(1);
+    queue.accept(events.next(), None).await?;
+    for sql in [
+        "DELETE FROM tower_webhook.events".to_owned(),
+        "DELETE FROM tower_webhook.head".to_owned(),
+        format!(
+            "INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, digest)
+             OVERRIDING SYSTEM VALUE
+             SELECT n + 1, now - ({handled} - n) * 691200000000 / {handled}, now + 691200000000, n / 5,
+                 (SELECT max(id) FROM tower_webhook.kinds), convert_to('old-key-' || n, 'UTF8'),
+                 convert_to('old-' || n / 5, 'UTF8'), gen_random_uuid()
+             FROM generate_series(1, {handled}) AS n, tower_webhook.micros() AS now"
+        ),
+        "INSERT INTO tower_webhook.keys (key, body, done_until, old_body, event)
+         SELECT digest, digest, clock_timestamp() + interval '8 days', NULL, seq FROM tower_webhook.events"
+            .to_owned(),
+        "INSERT INTO tower_webhook.ended (seq, at, keep_until, failures, state, has_body)
+         SELECT seq, accepted, keep_until, 0, 3, false FROM tower_webhook.events"
+            .to_owned(),
+        format!("SELECT setval('tower_webhook.events_seq_seq', {})", handled + 1),
+        "VACUUM ANALYZE".to_owned(),
+    ] {
+        sqlx::query(sqlx::AssertSqlSafe(sql.clone()))
+            .execute(pool)
+            .await
+            .with_context(|| sql)?;
+    }
+    let failed = wait_and_fail(queue, count / WAITING).await?;
+    Ok(filled(began, handled, failed))
+}

@@ -1,0 +1,291 @@
+//! Measures the pages of the console beside a queue with millions of events, while events are accepted.
+//!
+//! Run with: cargo bench --bench console --features console,inbox,postgres,sqlite
+//!
+//! `-- --help` lists the options.
+
+#[allow(dead_code)] // The benchmark `inbox` uses all of it.
+#[path = "../inbox/events.rs"]
+mod events;
+mod fill;
+#[allow(dead_code)]
+#[path = "../loopback/report.rs"]
+mod report;
+#[allow(dead_code)]
+#[path = "../../tests/support/postgres.rs"]
+mod server;
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use axum::Router;
+use axum::body::Body;
+use clap::{Parser, ValueEnum, value_parser};
+use http::{Request, StatusCode};
+use http_body_util::BodyExt;
+use sqlx::postgres::PgPoolOptions;
+use tempfile::TempDir;
+use tokio::runtime::Builder;
+use tokio::task::JoinSet;
+use tokio::time::{MissedTickBehavior, interval, sleep};
+use tower::ServiceExt;
+use tower_webhook::console::Console;
+use tower_webhook::inbox::{Accepted, Inbox, PostgresQueue, Queue, SqliteQueue};
+
+use self::events::{Events, quantile};
+use self::fill::Filled;
+use self::report::Target::AtMost;
+use self::report::{Spread, Table, Verdicts};
+use self::server::PostgresServer;
+
+const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
+
+/// Events that are accepted per second.
+const RATE: u64 = 1000;
+
+/// The pause between two pages: about 20 operators who look at pages that update themselves.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Measure the pages of the console beside a queue with millions of events, while 1,000 events per second are accepted.
+///
+/// Nine of ten events are handled, the others wait; one of 500 of those has failed, and one of 500 is dead.
+#[derive(Parser)]
+#[command(name = "console")]
+struct Args {
+    /// Only show that the benchmark works, in a few seconds; the figures are meaningless
+    #[arg(long)]
+    quick: bool,
+
+    /// The number of events [default: 10000000]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(10_000..))]
+    events: Option<u64>,
+
+    /// The number of rounds with and without the console, in turns [default: 5]
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
+    rounds: Option<u64>,
+
+    /// The duration of each measurement [default: 10]
+    #[arg(long, value_name = "SECONDS")]
+    seconds: Option<u64>,
+
+    /// Measure only this queue
+    #[arg(long, value_name = "QUEUE")]
+    only: Option<Of>,
+
+    /// The directory of SQLite's file; servers keep their files in TMPDIR [default: within `target`]
+    #[arg(long, value_name = "DIRECTORY")]
+    directory: Option<PathBuf>,
+
+    // Cargo passes this for `cargo bench`, and not for `cargo test`.
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Of {
+    Sqlite,
+    Postgres,
+}
+
+fn main() -> ExitCode {
+    // A test runner asks for the list of tests.
+    if env::args().any(|argument| argument == "--list") {
+        return ExitCode::SUCCESS;
+    }
+    match run(&Args::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("console: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &Args) -> Result<()> {
+    let quick = args.quick || !args.bench;
+    if quick || cfg!(debug_assertions) {
+        println!("THESE FIGURES ARE MEANINGLESS: they only show that the benchmark works");
+    }
+    let effort = match quick {
+        true => Effort {
+            events: args.events.unwrap_or(10_000),
+            rounds: args.rounds.unwrap_or(1),
+            time: Duration::from_secs(args.seconds.unwrap_or(1)),
+        },
+        false => Effort {
+            events: args.events.unwrap_or(10_000_000),
+            rounds: args.rounds.unwrap_or(5),
+            time: Duration::from_secs(args.seconds.unwrap_or(10)),
+        },
+    };
+    let runtime = Builder::new_multi_thread().enable_all().build()?;
+    let mut verdicts = Verdicts::default();
+    if args.only != Some(Of::Postgres) {
+        let scratch = env!("CARGO_TARGET_TMPDIR").into();
+        let directory = TempDir::new_in(args.directory.as_ref().unwrap_or(&scratch))?;
+        let path = directory.path().join("webhooks.db");
+        let queue = SqliteQueue::open(&path)?;
+        runtime.block_on(async {
+            let filled = fill::sqlite(&queue, &path, effort.events).await?;
+            measure("SQLite", &effort, Inbox::new(queue), filled, &mut verdicts).await
+        })?;
+    }
+    if args.only != Some(Of::Sqlite) {
+        let server = PostgresServer::start();
+        runtime.block_on(async {
+            let pool = PgPoolOptions::new()
+                .max_connections(8)
+                .connect(&server.url())
+                .await?;
+            let queue = PostgresQueue::new(pool.clone());
+            queue.migrate().await?;
+            let filled = fill::postgres(&queue, &pool, effort.events).await?;
+            measure(
+                "Postgres",
+                &effort,
+                Inbox::new(queue),
+                filled,
+                &mut verdicts,
+            )
+            .await
+        })?;
+    }
+    println!("\n## Targets\n\n{verdicts}");
+    Ok(())
+}
+
+struct Effort {
+    events: u64,
+    rounds: u64,
+    time: Duration,
+}
+
+async fn measure<Q: Queue + Clone>(
+    name: &str,
+    effort: &Effort,
+    inbox: Inbox<Q>,
+    filled: Filled,
+    verdicts: &mut Verdicts,
+) -> Result<()> {
+    let console = Console::new().inbox(inbox.clone()).router();
+    let events = Arc::new(Events::of_chats(10_000));
+    let mut pages: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    // The first count of all.
+    page(&console, "/").await?;
+    for round in 0..2 * effort.rounds {
+        let has_console = (round % 2 == 1) != (round % 4 >= 2);
+        let is_over = Arc::new(AtomicBool::new(false));
+        let queue = inbox.queue().clone();
+        let accepting = tokio::spawn(accept(queue, Arc::clone(&events), Arc::clone(&is_over)));
+        let began = Instant::now();
+        while began.elapsed() < effort.time {
+            if !has_console {
+                sleep(PAUSE).await;
+                continue;
+            }
+            for (what, path) in filled.pages() {
+                let asked = Instant::now();
+                page(&console, &path).await?;
+                let took = asked.elapsed().as_secs_f64() * 1e3;
+                pages.entry(what).or_default().push(took);
+                sleep(PAUSE).await;
+            }
+        }
+        is_over.store(true, Ordering::Relaxed);
+        let times = accepting.await??;
+        ensure!(!times.is_empty(), "no event was accepted");
+        match has_console {
+            true => beside.push(quantile(times, 0.99)),
+            false => alone.push(quantile(times, 0.99)),
+        }
+    }
+
+    let mut table = Table::new(["page", "p50 ms", "p99 ms", "most ms", "requests"]);
+    let mut slowest: f64 = 0.0;
+    for (what, times) in pages {
+        let p99 = quantile(times.clone(), 0.99);
+        slowest = slowest.max(p99);
+        table.row([
+            what.to_owned(),
+            format!("{:.1}", quantile(times.clone(), 0.5)),
+            format!("{p99:.1}"),
+            format!("{:.1}", quantile(times.clone(), 1.0)),
+            times.len().to_string(),
+        ]);
+    }
+    let [alone, beside] = [alone, beside].map(Spread::of);
+    println!(
+        "\n## {name}, {} events, {RATE} accepted per second\n\n{table}\n\n\
+         Accepting, p99: {} ms without the console, {} ms beside it\n",
+        effort.events,
+        alone.show(2),
+        beside.show(2),
+    );
+    verdicts.add(
+        format!("{name}, slowest page, p99 ms"),
+        AtMost(100.0),
+        Spread::of([slowest]),
+        1,
+    );
+    verdicts.add(
+        format!("{name}, accept p99 beside the console, of without"),
+        AtMost(1.2),
+        Spread::of([beside.median / alone.median]),
+        2,
+    );
+    Ok(())
+}
+
+/// Accepts events at the rate, and returns the milliseconds that each took.
+async fn accept<Q: Queue + Clone>(
+    queue: Q,
+    events: Arc<Events>,
+    is_over: Arc<AtomicBool>,
+) -> Result<Vec<f64>> {
+    const TICKS: u64 = 500;
+
+    let mut tick = interval(Duration::from_secs(1) / TICKS as u32);
+    tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
+    let mut callers = JoinSet::new();
+    let mut times = Vec::new();
+    while !is_over.load(Ordering::Relaxed) {
+        tick.tick().await;
+        for _ in 0..RATE / TICKS {
+            let (queue, event) = (queue.clone(), events.next());
+            callers.spawn(async move {
+                let began = Instant::now();
+                let accepted = queue.accept(event, None).await?;
+                ensure!(matches!(accepted, Accepted::New { .. }), "not accepted");
+                Ok(began.elapsed().as_secs_f64() * 1e3)
+            });
+        }
+        while let Some(ended) = callers.try_join_next() {
+            times.push(ended??);
+        }
+    }
+    while let Some(ended) = callers.join_next().await {
+        times.push(ended??);
+    }
+    Ok(times)
+}
+
+async fn page(console: &Router, path: &str) -> Result<()> {
+    let request = Request::get(path).body(Body::empty())?;
+    let answer = console.clone().oneshot(request).await?;
+    let status = answer.status();
+    let body = answer.into_body().collect().await?.to_bytes();
+    ensure!(
+        status == StatusCode::OK,
+        "{path} was answered with {status}"
+    );
+    let text = str::from_utf8(&body).context("a page is UTF-8")?;
+    ensure!(text.contains("</html>"), "{path} is no whole page");
+    Ok(())
+}

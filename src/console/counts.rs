@@ -1,0 +1,94 @@
+//! The counts of an inbox, which take a second for millions of events: pages do not wait for them so long.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::watch;
+use tokio::time::{Instant, timeout};
+
+use crate::inbox::{Inbox, Queue, Stats};
+use crate::store::{StoreError, StoreErrorKind};
+
+/// How long a page waits for new counts if there are earlier ones.
+const WAIT: Duration = Duration::from_millis(50);
+
+/// Of the time, counting takes one part in so many at most, if it takes longer than [`WAIT`].
+const SHARE: u32 = 10;
+
+/// The last counts, and those that are made now.
+#[derive(Clone, Default)]
+pub(super) struct Counts(Arc<Mutex<Kept>>);
+
+#[derive(Default)]
+struct Kept {
+    last: Option<Last>,
+    /// The end of the counting that is in progress.
+    counting: Option<watch::Receiver<()>>,
+}
+
+struct Last {
+    stats: Stats,
+    at: Instant,
+    took: Duration,
+}
+
+impl Counts {
+    /// Returns the counts of now, or the last ones, if those of now would take long.
+    pub(super) async fn get<Q: Queue>(&self, inbox: &Inbox<Q>) -> Result<Stats, StoreError> {
+        let known = {
+            let kept = self.lock();
+            if let Some(last) = &kept.last
+                && last.took > WAIT
+                && last.at.elapsed() < SHARE * last.took
+            {
+                return Ok(last.stats.clone());
+            }
+            kept.last.as_ref().map(|last| last.stats.clone())
+        };
+        let Some(known) = known else {
+            return self.count(inbox.clone()).await;
+        };
+        match timeout(WAIT, self.count(inbox.clone())).await {
+            Ok(counted) => counted,
+            Err(_) => Ok(known),
+        }
+    }
+
+    /// Counts, or waits for the counting that is in progress. It goes on when the caller is dropped.
+    async fn count<Q: Queue>(&self, inbox: Inbox<Q>) -> Result<Stats, StoreError> {
+        let running = self.lock().counting.clone();
+        if let Some(mut running) = running {
+            // It ends by being dropped.
+            let _ = running.changed().await;
+            if let Some(last) = &self.lock().last {
+                return Ok(last.stats.clone());
+            }
+        }
+        let (ends, counting) = watch::channel(());
+        self.lock().counting = Some(counting);
+        let of = self.clone();
+        let counted = tokio::spawn(async move {
+            let _ends = ends;
+            let began = Instant::now();
+            let stats = inbox.stats().await;
+            let mut kept = of.lock();
+            kept.counting = None;
+            if let Ok(stats) = &stats {
+                kept.last = Some(Last {
+                    stats: stats.clone(),
+                    at: Instant::now(),
+                    took: began.elapsed(),
+                });
+            }
+            stats
+        });
+        match counted.await {
+            Ok(stats) => stats,
+            Err(error) => Err(StoreError::new(StoreErrorKind::Unavailable, error)),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Kept> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

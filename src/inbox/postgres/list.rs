@@ -1,0 +1,410 @@
+//! Lists of events: the tables that are searched, all of them at once or in steps.
+
+use std::fmt::Write;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::statements::{COLUMNS, NOW, state};
+use super::{PostgresQueue, one, rows};
+use crate::inbox::event::{EventId, EventState, EventSummary, Filter, Listed, Page};
+use crate::storage::postgres::{List, Schema, Value, column};
+use crate::store::StoreError;
+
+/// How many numbers of events the first step of a search covers, and how many the largest one.
+const STEP: i64 = 10_000;
+const LARGEST_STEP: i64 = 100_000_000;
+
+/// The times below which the next step covers more numbers, and above which it covers fewer.
+const QUICK: Duration = Duration::from_millis(50);
+const FAST: Duration = Duration::from_millis(250);
+const SLOW: Duration = Duration::from_millis(500);
+
+impl PostgresQueue {
+    pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        let began = Instant::now();
+        let search = Search::new(&self.tables.schema, filter, page.newest_first);
+        let mut listed = Listed::default();
+        let (first, last) = match (page.after, page.newest_first) {
+            (None, _) => (i64::MIN, i64::MAX),
+            (Some(id), true) => (i64::MIN, id.0.saturating_sub(1)),
+            (Some(id), false) => (id.0.saturating_add(1), i64::MAX),
+        };
+        let Some(within) = page.within.filter(|_| search.has_steps) else {
+            listed.events = self.step(&search, first..=last, page.limit).await?;
+            return Ok(listed);
+        };
+        let row = one(self.read(&self.shared.statements.numbers, &[]).await?)?;
+        let (Some(oldest), Some(newest)) = (column(&row, 0)?, column(&row, 1)?) else {
+            return Ok(listed);
+        };
+        let (mut first, mut last) = (first.max(oldest), last.min(newest));
+        let mut size = STEP;
+        while first <= last {
+            let numbers = match page.newest_first {
+                true => first.max(last.saturating_sub(size - 1))..=last,
+                false => first..=last.min(first.saturating_add(size - 1)),
+            };
+            let asked = Instant::now();
+            let left = page.limit - listed.events.len();
+            let found = self.step(&search, numbers.clone(), left).await?;
+            listed.events.extend(found);
+            if listed.events.len() >= page.limit {
+                return Ok(listed);
+            }
+            let searched = match page.newest_first {
+                true => {
+                    last = numbers.start().saturating_sub(1);
+                    *numbers.start()
+                }
+                false => {
+                    first = numbers.end().saturating_add(1);
+                    *numbers.end()
+                }
+            };
+            if first <= last && began.elapsed() >= within {
+                listed.searched = Some(EventId(searched));
+                return Ok(listed);
+            }
+            size = next_size(size, asked.elapsed());
+        }
+        Ok(listed)
+    }
+
+    /// The first events that match among these numbers.
+    async fn step(
+        &self,
+        search: &Search,
+        numbers: RangeInclusive<i64>,
+        limit: usize,
+    ) -> Result<Vec<EventSummary>, StoreError> {
+        let values = search.values(&numbers, limit);
+        let rows = self.read(&search.sql, &values).await?;
+        Ok(rows.iter().map(rows::summary).collect::<Result<_, _>>()?)
+    }
+}
+
+/// How many numbers the next step covers, after one of `size` numbers.
+fn next_size(size: i64, took: Duration) -> i64 {
+    let next = match took {
+        took if took < QUICK => size.saturating_mul(8),
+        took if took < FAST => size.saturating_mul(2),
+        took if took < SLOW => size,
+        _ => size / 2,
+    };
+    next.clamp(1000, LARGEST_STEP)
+}
+
+/// Where events are looked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Source {
+    /// All of them, by their numbers.
+    Events,
+    /// Those of a chat, by an index.
+    Chat,
+    /// Those that failed.
+    Failed,
+    /// Those that are unsettled or dead: few, beside those that were handled.
+    Kept,
+    /// Those that ended.
+    Ended,
+}
+
+impl Source {
+    fn of(filter: &Filter) -> Self {
+        let is_kept = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
+        let states = &filter.states;
+        if filter.chat.is_some() {
+            Self::Chat
+        } else if !states.is_empty() && states.iter().all(is_kept) {
+            Self::Kept
+        } else if filter.error.is_some() {
+            Self::Failed
+        } else if !states.is_empty() && !states.iter().any(is_kept) {
+            Self::Ended
+        } else {
+            Self::Events
+        }
+    }
+}
+
+/// A statement, and its parameters after the range of numbers, which are the first two, and the limit.
+struct Search {
+    sql: Arc<str>,
+    parameters: Vec<Parameter>,
+    has_steps: bool,
+}
+
+/// A parameter that is the same in each step.
+enum Parameter {
+    Number(i64),
+    Numbers(Vec<i64>),
+    Texts(Vec<String>),
+    Bytes(Vec<u8>),
+}
+
+impl Search {
+    fn new(schema: &Schema, filter: &Filter, newest_first: bool) -> Self {
+        let source = Source::of(filter);
+        let mut parameters = Vec::new();
+        let mut parameter = |value: Parameter| {
+            parameters.push(value);
+            format!("${}", parameters.len() + 3)
+        };
+
+        // What the narrow tables have is compared there, and the rest in `events`.
+        let mut of_places = String::new();
+        let mut of_events = String::new();
+        if !filter.states.is_empty() {
+            let states = filter.states.iter().map(|state| rows::code(*state));
+            let states = parameter(Parameter::Numbers(states.collect()));
+            let _ = write!(of_places, " AND s.state = ANY ({states})");
+        }
+        if !filter.kinds.is_empty() {
+            let kinds = filter.kinds.iter().map(ToString::to_string);
+            let kinds = parameter(Parameter::Texts(kinds.collect()));
+            let (table, conditions) = match source {
+                Source::Kept => ("s", &mut of_places),
+                _ => ("e", &mut of_events),
+            };
+            let _ = write!(
+                conditions,
+                " AND {table}.kind = ANY (ARRAY(SELECT id FROM {{schema}}.kinds WHERE name = ANY ({kinds})))"
+            );
+        }
+        let mut reads_events = false;
+        let mut and = |condition: String| {
+            let _ = write!(of_events, " AND {condition}");
+            reads_events = true;
+        };
+        let chat = filter.chat.as_ref();
+        let chat = chat.map(|chat| parameter(Parameter::Bytes(chat.as_bytes().to_vec())));
+        if let Some(key) = &filter.key {
+            let key = parameter(Parameter::Bytes(key.as_bytes().to_vec()));
+            and(format!("e.key = {key}[1]"));
+        }
+        if let Some(from) = filter.accepted_from {
+            let from = parameter(Parameter::Number(rows::micros_of(from)));
+            and(format!("e.accepted >= {from}"));
+        }
+        if let Some(until) = filter.accepted_until {
+            let until = parameter(Parameter::Number(rows::micros_of(until)));
+            and(format!("e.accepted < {until}"));
+        }
+        if let Some(error) = &filter.error {
+            let error = error.to_ascii_lowercase().into_bytes();
+            let error = parameter(Parameter::Bytes(error));
+            let has_it = format!(
+                "({{schema}}.contains(f.outcome, {error}[1]) OR {{schema}}.contains(f.reason, {error}[1]))"
+            );
+            and(match source {
+                Source::Failed => format!(
+                    "e.seq = ANY (ARRAY(
+                        SELECT f.seq FROM {{schema}}.failures AS f WHERE f.seq BETWEEN $1 AND $2 AND {has_it}
+                    ))"
+                ),
+                _ => format!(
+                    "EXISTS (SELECT FROM {{schema}}.failures AS f WHERE f.seq = e.seq AND {has_it})"
+                ),
+            });
+        }
+
+        let order = match newest_first {
+            true => "DESC",
+            false => "ASC",
+        };
+        let events = match source {
+            Source::Events | Source::Failed => format!(
+                "{{schema}}.events AS e CROSS JOIN LATERAL ({}) AS s",
+                places(Look::up())
+            ),
+            Source::Chat => {
+                let chat = chat.unwrap_or_default();
+                format!(
+                    "(
+                        SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events
+                        WHERE chat = {chat}[1] AND substr(sha256(chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)
+                        OFFSET 0
+                    ) AS e CROSS JOIN LATERAL ({}) AS s",
+                    places(Look::up())
+                )
+            }
+            Source::Kept => {
+                let limit = match reads_events {
+                    true => String::new(),
+                    // Those of the page are found before anything else is read of them.
+                    false => format!("ORDER BY s.seq {order} LIMIT $3"),
+                };
+                format!(
+                    "(
+                        SELECT * FROM ({}) AS s WHERE true{of_places} {limit}
+                    ) AS s JOIN {{schema}}.events AS e ON e.seq = s.seq",
+                    places(Look::through(&filter.states))
+                )
+            }
+            Source::Ended => {
+                format!(
+                    "({ENDED} t.seq BETWEEN $1 AND $2) AS s JOIN {{schema}}.events AS e ON e.seq = s.seq"
+                )
+            }
+        };
+        let sql = format!(
+            "SELECT {COLUMNS} FROM {events} JOIN {{schema}}.kinds AS k ON k.id = e.kind
+            WHERE e.seq BETWEEN $1 AND $2{of_places}{of_events} ORDER BY e.seq {order} LIMIT $3"
+        );
+        Self {
+            sql: schema.sql(&sql).into(),
+            parameters,
+            has_steps: match source {
+                Source::Chat => false,
+                Source::Kept => reads_events,
+                Source::Events | Source::Failed | Source::Ended => true,
+            },
+        }
+    }
+
+    fn values(&self, numbers: &RangeInclusive<i64>, limit: usize) -> Vec<Value> {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        let bounds = [*numbers.start(), *numbers.end(), limit];
+        let parameters = self.parameters.iter().map(|parameter| match parameter {
+            Parameter::Number(number) => Value::Number(*number),
+            Parameter::Numbers(numbers) => Value::List(List::Numbers(
+                numbers.iter().map(|number| Some(*number)).collect(),
+            )),
+            Parameter::Texts(texts) => Value::List(List::Texts(Some(texts.clone()))),
+            Parameter::Bytes(bytes) => rows::bytes(bytes),
+        });
+        bounds
+            .map(Value::Number)
+            .into_iter()
+            .chain(parameters)
+            .collect()
+    }
+}
+
+/// All events, each with its place.
+pub(super) fn every_event() -> String {
+    format!(
+        "{{schema}}.events AS e JOIN {{schema}}.kinds AS k ON k.id = e.kind CROSS JOIN LATERAL ({}) AS s",
+        places(Look::up())
+    )
+}
+
+const ENDED: &str =
+    "SELECT t.seq, t.state::integer, t.at, NULL::bigint AS due, t.failures, NULL::integer AS kind
+    FROM {schema}.ended AS t WHERE";
+
+/// How rows of the places are found: a condition for each place that is looked at.
+#[derive(Default)]
+struct Look {
+    head: Option<&'static str>,
+    wait: Option<&'static str>,
+    aside: Option<&'static str>,
+    dead: Option<&'static str>,
+    ended: Option<&'static str>,
+}
+
+impl Look {
+    /// The place of an event.
+    fn up() -> Self {
+        Self {
+            head: Some(
+                "t.lane = coalesce(e.lane, 0) AND t.own = CASE WHEN e.lane IS NULL THEN e.seq ELSE 0 END
+                    AND t.seq = e.seq AND t.due < 9223372036854775807",
+            ),
+            wait: Some("t.lane = e.lane AND t.seq = e.seq"),
+            aside: Some("t.seq = e.seq"),
+            dead: Some("t.seq = e.seq"),
+            ended: Some("t.seq = e.seq"),
+        }
+    }
+
+    /// Everything that may be in these states, unsettled or dead.
+    fn through(states: &[EventState]) -> Self {
+        const NUMBERS: &str = "t.seq BETWEEN $1 AND $2";
+
+        let waits = states
+            .iter()
+            .any(|state| matches!(state, EventState::Waiting | EventState::Retrying));
+        let is_unsettled = states.iter().any(|state| state.is_unsettled());
+        Self {
+            head: is_unsettled.then_some("t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"),
+            wait: waits.then_some(NUMBERS),
+            aside: waits.then_some(NUMBERS),
+            dead: states.contains(&EventState::Dead).then_some(NUMBERS),
+            ended: None,
+        }
+    }
+}
+
+/// The places of events: number, state, when it was settled, when it is due, failures, kind.
+fn places(look: Look) -> String {
+    let unsettled = |table: &str, fence: &str, found: &str| {
+        let state = state("t", fence);
+        format!(
+            "SELECT t.seq, {state} AS state, NULL::bigint AS at,
+                CASE WHEN t.due > {NOW} AND {fence} IS NULL THEN t.due END AS due, t.failures, t.kind
+            FROM {{schema}}.{table} AS t WHERE {found}"
+        )
+    };
+    let dead = |found: &str| {
+        format!(
+            "SELECT t.seq, 6 AS state, t.at, NULL::bigint AS due, t.failures, t.kind
+            FROM {{schema}}.dead AS t WHERE {found}"
+        )
+    };
+    let tables = [
+        look.head.map(|found| unsettled("head", "t.fence", found)),
+        look.wait
+            .map(|found| unsettled("wait", "NULL::uuid", found)),
+        look.aside
+            .map(|found| unsettled("aside", "NULL::uuid", found)),
+        look.dead.map(dead),
+        look.ended.map(|found| format!("{ENDED} {found}")),
+    ];
+    let tables: Vec<_> = tables.into_iter().flatten().collect();
+    tables.join(" UNION ALL ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filter(states: &[EventState], chat: bool, error: bool) -> Filter {
+        Filter {
+            states: states.to_vec(),
+            chat: chat.then(|| "chat".to_owned()),
+            error: error.then(|| "error".to_owned()),
+            ..Filter::default()
+        }
+    }
+
+    #[test]
+    fn few_tables_are_searched_where_the_filter_allows_it() {
+        use EventState::{Dead, Discarded, Handled, Retrying};
+        for (states, chat, error, expected) in [
+            (&[][..], false, false, Source::Events),
+            (&[], true, true, Source::Chat),
+            (&[Dead], true, false, Source::Chat),
+            (&[Dead, Retrying], false, true, Source::Kept),
+            (&[Handled, Discarded], false, false, Source::Ended),
+            (&[Handled, Discarded], false, true, Source::Failed),
+            (&[], false, true, Source::Failed),
+            (&[Handled, Dead], false, false, Source::Events),
+        ] {
+            assert_eq!(Source::of(&filter(states, chat, error)), expected);
+        }
+    }
+
+    #[test]
+    fn steps_become_larger_while_they_are_quick() {
+        assert_eq!(next_size(STEP, Duration::ZERO), 8 * STEP);
+        assert_eq!(next_size(STEP, QUICK), 2 * STEP);
+        assert_eq!(next_size(STEP, FAST), STEP);
+        assert_eq!(next_size(STEP, SLOW), STEP / 2);
+        assert_eq!(next_size(LARGEST_STEP, Duration::ZERO), LARGEST_STEP);
+        assert_eq!(next_size(1000, SLOW), 1000);
+    }
+}

@@ -1,0 +1,475 @@
+//! What the queue in PostgreSQL keeps of deliveries and attempts, and what an operator asks of it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use http::{HeaderMap, HeaderValue};
+use tokio::task::JoinSet;
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::{
+    Accepted, Change, EventId, EventState, Failure, Filter, NewEvent, Page, PostgresQueue, Queue,
+    Settled, Settlement, Take,
+};
+use tower_webhook::store::{Claim, EventKey, PostgresStore, Store};
+
+use crate::postgres::{
+    Database, LEASE, Older, RETENTION, VERSION_2, VERSION_3, accept, count, end, event, execute,
+    failure, key, take,
+};
+
+/// What migrates version 3 to version 4.
+const VERSION_4: &str = include_str!("../../src/store/postgres/inbox_4.sql");
+
+fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
+    HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])
+}
+
+fn with_headers(event: NewEvent, headers: HeaderMap) -> NewEvent {
+    NewEvent {
+        delivery: event.delivery.with_headers(headers),
+        ..event
+    }
+}
+
+fn after(failure: Failure) -> Settlement {
+    Settlement::Retry {
+        after: Duration::ZERO,
+        failure: Some(failure),
+        counts: true,
+        blocks_lane: true,
+    }
+}
+
+fn failure_after(took: u64) -> Failure {
+    Failure {
+        took: Some(Duration::from_micros(took)),
+        ..failure()
+    }
+}
+
+async fn list(queue: &PostgresQueue, filter: &Filter, page: Page) -> Vec<EventId> {
+    let listed = queue.list(filter, page).await.unwrap();
+    listed.events.iter().map(|event| event.id).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_of_version_4_is_upgraded_beside_a_process_that_continues() {
+    let database = Database::create().await;
+    // One session, so that the older process has the plans of before the upgrade.
+    let pool = database.pool(1).await;
+    execute(&pool, VERSION_2).await;
+    for version in [VERSION_3, VERSION_4] {
+        execute(&pool, &version.replace("{schema}", "tower_webhook")).await;
+    }
+    execute(
+        &pool,
+        "INSERT INTO tower_webhook.migrations VALUES (3), (4)",
+    )
+    .await;
+    let old = Older {
+        pool: pool.clone(),
+        has_batches: true,
+    };
+    let (handled, lease) = old.accept("handled", 1).await;
+    old.settle(lease, 3, false, false).await;
+    let (redriven, lease) = old.accept("redriven", 1).await;
+    old.settle(lease, 3, false, false).await;
+    assert_eq!(old.call(&format!("redrive({redriven})")).await, 0);
+    let (in_progress, held) = old.accept("in progress", 2).await;
+    let (behind, _) = old.accept("behind", 2).await;
+    let (retried, lease) = old.accept("retried", 3).await;
+    old.accept("behind it", 3).await;
+    old.settle(lease, 2, true, false).await;
+    let (aside, lease) = old.accept("aside", 4).await;
+    old.settle(lease, 2, false, false).await;
+    let (dead, lease) = old.accept("dead", 5).await;
+    old.settle(lease, 6, false, false).await;
+    let (holding, lease) = old.accept("holding", 6).await;
+    old.settle(lease, 6, false, true).await;
+
+    let queue = database.queue().await;
+    let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
+    assert_eq!(count(&pool, version).await, 5);
+    for (id, state, failures) in [
+        (handled, EventState::Handled, 0),
+        (redriven, EventState::Waiting, 0),
+        (in_progress, EventState::InProgress, 0),
+        (behind, EventState::Waiting, 0),
+        (retried, EventState::Retrying, 1),
+        (aside, EventState::Retrying, 1),
+        (dead, EventState::Dead, 1),
+        (holding, EventState::Dead, 1),
+    ] {
+        let record = queue.get(id).await.unwrap().unwrap();
+        assert_eq!(record.summary.state, state, "event {id}");
+        assert!(record.headers.is_empty() && record.body.is_some());
+        let took: Vec<_> = record.failures.iter().map(|f| f.failure.took).collect();
+        assert_eq!(took, vec![None; failures], "event {id}");
+    }
+    let failed = Filter {
+        error: Some("NO LUCK".to_owned()),
+        ..Filter::default()
+    };
+    let found = list(&queue, &failed, Page::oldest(10)).await;
+    assert_eq!(found, [retried, aside, dead, holding]);
+    let blocked = queue.blocked_lanes(None, None, 10).await.unwrap();
+    let blocked: Vec<_> = blocked.iter().map(|of| (of.event.id, of.waiting)).collect();
+    assert_eq!(blocked, [(retried, 1), (holding, 0)]);
+
+    // The older process continues, with events of either.
+    let (theirs, lease_of_theirs) = old.accept("theirs", 7).await;
+    let ours = with_headers(event(Some(key("ours")), Some(8)), headers(17));
+    let (ours, taken) = accept(&queue, ours).await;
+    old.settle(taken.map(|taken| taken.lease), 2, true, false)
+        .await;
+    let (lease, retry) = (lease_of_theirs.unwrap(), after(failure_after(1500)));
+    let settled = queue.settle(&lease, &retry, None).await.unwrap();
+    assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
+    for (id, took, kept) in [
+        (ours, None, headers(17)),
+        (theirs, Some(Duration::from_micros(1500)), HeaderMap::new()),
+    ] {
+        let record = queue.get(id).await.unwrap().unwrap();
+        assert_eq!(record.failures[0].failure.took, took);
+        assert_eq!(record.headers, kept);
+    }
+    old.settle(held, 3, false, false).await;
+    assert_eq!(old.call(&format!("redrive({handled})")).await, 0);
+    assert_eq!(old.call(&format!("redrive({holding})")).await, 0);
+    assert_eq!(old.call(&format!("discard({dead})")).await, 0);
+    assert_eq!(old.call(&format!("discard({aside})")).await, 0);
+    for id in [ours, retried] {
+        let from = Some(EventState::Retrying);
+        assert_eq!(queue.redrive(id, from).await.unwrap(), Change::Made);
+    }
+    let mut left = 8;
+    while left > 0 {
+        for taken in queue.claim(&take(), 10, 10).await.unwrap().events {
+            end(&queue, &taken, Settlement::Handled).await;
+            left -= 1;
+        }
+    }
+    assert_eq!(queue.stats().await.unwrap().unsettled(), 0);
+    let record = queue.get(ours).await.unwrap().unwrap();
+    assert_eq!(record.headers, headers(17));
+
+    // Its purge deletes the headers, too.
+    execute(&pool, "SELECT pg_sleep(0.01)").await;
+    old.call("purge(0, 1000)").await;
+    let record = queue.get(ours).await.unwrap().unwrap();
+    assert!(record.body.is_none() && record.headers.is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_a_batch_stay_with_their_events() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    // Keys that the store gave up: their events are accepted one at a time.
+    let store = PostgresStore::new(database.pool(1).await);
+    for at in 0..10 {
+        let key = key(&format!("known {at}"));
+        let claim = store.claim(&key, LEASE, RETENTION);
+        let Claim::Acquired(lease) = claim.await.unwrap() else {
+            panic!("the key is new");
+        };
+        store.release(&lease).await.unwrap();
+    }
+    // What is kept for an event, by its number in this test.
+    let kept = |at: i32| match at % 3 {
+        0 => headers(at),
+        _ => HeaderMap::new(),
+    };
+    let accepts = (0..60).map(|at| {
+        let name = match at % 6 {
+            0 | 1 => format!("known {}", at / 6),
+            // Two of each.
+            _ => format!("new {}", at % 30),
+        };
+        let guard = EventKey::new("guard", name.as_bytes(), b"");
+        let new = NewEvent {
+            guard: (at % 5 == 0).then_some(guard),
+            dead: (at % 15 == 9).then(failure),
+            ..event(Some(key(&name)), (at % 4 > 0).then_some(i64::from(at % 4)))
+        };
+        let queue = queue.clone();
+        async move {
+            let new = with_headers(new, kept(at));
+            let next = (at % 2 == 0).then(take);
+            (at, queue.accept(new, next.as_ref()).await.unwrap())
+        }
+    });
+    let mut events = HashMap::new();
+    let mut leases = Vec::new();
+    let mut duplicates = 0;
+    for (at, accepted) in join_all(accepts).await {
+        match accepted {
+            Accepted::New { id, taken } => {
+                events.insert(id, at);
+                if let Some(taken) = taken {
+                    assert_eq!(taken.delivery.headers(), &kept(at));
+                    leases.push(taken.lease);
+                }
+            }
+            Accepted::Duplicate { same_body: true } => duplicates += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((events.len(), duplicates), (30, 30));
+    for (id, at) in &events {
+        let record = queue.get(*id).await.unwrap().unwrap();
+        assert_eq!(record.headers, kept(*at), "event {id} of {at}");
+    }
+
+    // Each event that is taken later has its own ones, claimed or handed over.
+    let next = take();
+    let mut handled = 0;
+    loop {
+        let claims = queue.claim(&next, 7, 7).await.unwrap();
+        let claimed = claims.events.iter().map(|taken| {
+            assert_eq!(taken.delivery.headers(), &kept(events[&taken.lease.id]));
+            taken.lease
+        });
+        leases.extend(claimed);
+        if leases.is_empty() {
+            break;
+        }
+        handled += leases.len();
+        let ends = leases
+            .iter()
+            .map(|lease| queue.settle(lease, &Settlement::Handled, Some(&next)));
+        let mut taken = Vec::new();
+        for settled in join_all(ends).await {
+            let Settled::Ended(next) = settled.unwrap() else {
+                panic!("its lease is held");
+            };
+            taken.extend(next.map(|next| {
+                let at = events[&next.lease.id];
+                assert_eq!(next.delivery.headers(), &kept(at), "handed over");
+                next.lease
+            }));
+        }
+        leases = taken;
+    }
+    let stats = queue.stats().await.unwrap();
+    assert_eq!(stats.unsettled(), 0);
+    assert_eq!(handled as u64 + stats.dead(), 30);
+
+    tokio::time::sleep(Duration::from_millis(10)).await;
+    while queue.purge(Duration::ZERO).await.unwrap() {}
+    let pool = database.pool(1).await;
+    let left = "SELECT count(headers) FROM tower_webhook.events WHERE body IS NULL";
+    assert_eq!(count(&pool, left).await, 0);
+    // Those of dead letters stay until their chats are forgotten.
+    for lane in 1..4 {
+        queue.forget(&lane.to_string()).await.unwrap();
+    }
+    let left = "SELECT count(headers) FROM tower_webhook.events WHERE chat IS NOT NULL";
+    assert_eq!(count(&pool, left).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_attempt_that_lost_its_lease_notes_no_duration() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let brief = Take {
+        lease: Duration::from_micros(1),
+        ..take()
+    };
+    let mut stale = Vec::new();
+    for lane in 0..5 {
+        let accepted = queue.accept(event(None, Some(lane)), Some(&brief)).await;
+        let Accepted::New { taken, .. } = accepted.unwrap() else {
+            panic!("it has no key");
+        };
+        stale.push(taken.unwrap().lease);
+    }
+    tokio::time::sleep(Duration::from_millis(1)).await;
+    for round in 0..3u64 {
+        let claims = queue.claim(&take(), 5, 5).await.unwrap();
+        assert_eq!(claims.events.len(), 5);
+        let held = claims.events.iter().map(|taken| taken.lease);
+        // Both at one time, and so in one statement.
+        let late = after(failure_after(99));
+        let mut ends: Vec<_> = stale.iter().map(|lease| (*lease, late.clone())).collect();
+        ends.extend(held.map(|lease| {
+            let end = match lease.id.0 % 5 {
+                0 => after(failure()),
+                _ => after(failure_after(round)),
+            };
+            (lease, end)
+        }));
+        let settled = ends
+            .iter()
+            .map(|(lease, end)| queue.settle(lease, end, None));
+        let settled = join_all(settled).await;
+        for (at, settled) in settled.into_iter().enumerate() {
+            assert_eq!(matches!(settled.unwrap(), Settled::Lost), at < 5);
+        }
+    }
+    for lease in stale {
+        let record = queue.get(lease.id).await.unwrap().unwrap();
+        let took = record.failures.iter().map(|past| past.failure.took);
+        let expected = (0..3).map(|round| {
+            let is_known = lease.id.0 % 5 > 0;
+            is_known.then_some(Duration::from_micros(round))
+        });
+        assert!(took.eq(expected), "{:?}", record.failures);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_changes_from_one_state_one_is_made() {
+    const LANES: i64 = 40;
+
+    let database = Database::create().await;
+    let queues = [database.queue().await, database.queue().await];
+    let mut dead = Vec::new();
+    for lane in 0..LANES {
+        let (id, taken) = accept(&queues[0], event(None, Some(lane))).await;
+        accept(&queues[0], event(None, Some(lane))).await;
+        let give_up = Settlement::Dead {
+            failure: failure(),
+            hold_lane: lane % 2 == 0,
+        };
+        end(&queues[0], &taken.unwrap(), give_up).await;
+        dead.push(id);
+    }
+    let dead = Arc::new(dead);
+    let mut changes = JoinSet::new();
+    for at in 0..4 {
+        let (queue, dead) = (queues[at % 2].clone(), Arc::clone(&dead));
+        changes.spawn(async move {
+            let from = Some(EventState::Dead);
+            let changed = dead.iter().map(|id| {
+                let queue = &queue;
+                async move {
+                    match at {
+                        0 => queue.discard(*id, from).await.unwrap(),
+                        _ => queue.redrive(*id, from).await.unwrap(),
+                    }
+                }
+            });
+            join_all(changed).await
+        });
+    }
+    // Whoever works meanwhile takes those that were redriven.
+    let worker = queues[0].clone();
+    changes.spawn(async move {
+        for _ in 0..20 {
+            for taken in worker.claim(&take(), 3, 3).await.unwrap().events {
+                end(&worker, &taken, Settlement::Handled).await;
+            }
+        }
+        Vec::new()
+    });
+    let changes = changes.join_all().await;
+    for (at, id) in dead.iter().enumerate() {
+        let of_event = changes.iter().filter_map(|changes| changes.get(at));
+        let made = of_event.filter(|change| **change == Change::Made).count();
+        assert_eq!(made, 1, "changes of event {id}: {changes:?}");
+    }
+}
+
+/// Of 60,000 events, most of them handled: steps find what one statement finds.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_search_in_steps_finds_what_one_statement_finds() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let kinds = [EventKind::MESSAGE_CREATED, EventKind::CHAT_RATED];
+    execute(
+        &pool,
+        &format!(
+            "INSERT INTO tower_webhook.kinds (name, is_seen, is_paused)
+             VALUES ('{}', true, false), ('{}', true, false);
+             INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, body)
+             OVERRIDING SYSTEM VALUE
+             SELECT at, at, 0, at % 100, 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
+             FROM generate_series(5, 60000) AS at;
+             INSERT INTO tower_webhook.dead
+             SELECT seq, seq, kind, 1 FROM tower_webhook.events WHERE seq % 5000 = 17;
+             INSERT INTO tower_webhook.wait
+             SELECT lane, seq, 0, kind, 0, 0, false FROM tower_webhook.events WHERE seq % 7000 = 17;
+             INSERT INTO tower_webhook.ended
+             SELECT seq, seq, NULL, 0, CASE WHEN seq % 8000 = 17 THEN 5 ELSE 3 END, true
+             FROM tower_webhook.events WHERE seq % 5000 <> 17 AND seq % 7000 <> 17;
+             INSERT INTO tower_webhook.failures (seq, at, outcome, reason)
+             SELECT seq, 0, 'error', convert_to('It took ' || seq, 'UTF8')
+             FROM tower_webhook.events WHERE seq % 2500 = 17",
+            kinds[0], kinds[1]
+        ),
+    )
+    .await;
+    let states = |states: &[EventState]| Filter {
+        states: states.to_vec(),
+        ..Filter::default()
+    };
+    let error = |filter: Filter| Filter {
+        error: Some("IT TOOK".to_owned()),
+        ..filter
+    };
+    let keyed = queue.list(&Filter::default(), Page::oldest(1)).await;
+    let key = keyed.unwrap().events[0].key.clone();
+    let all = [
+        states(&[EventState::Discarded]),
+        states(&[EventState::Dead]),
+        states(&[EventState::Waiting]),
+        states(&[EventState::InProgress, EventState::Ignored]),
+        states(&[EventState::Dead, EventState::Discarded]),
+        error(states(&[])),
+        error(states(&[EventState::Dead])),
+        error(states(&[EventState::Handled, EventState::Waiting])),
+        Filter {
+            key,
+            ..states(&[EventState::Handled])
+        },
+        Filter {
+            kinds: vec![kinds[1].clone()],
+            ..error(states(&[EventState::Handled]))
+        },
+        Filter {
+            chat: Some("17".to_owned()),
+            ..states(&[EventState::Dead, EventState::Retrying])
+        },
+    ];
+    for (filter, newest_first) in all
+        .iter()
+        .flat_map(|filter| [(filter, true), (filter, false)])
+    {
+        let first = Page {
+            newest_first,
+            ..Page::oldest(1000)
+        };
+        let expected = list(&queue, filter, first).await;
+        let within = list(&queue, filter, first.within(LEASE)).await;
+        assert_eq!(within, expected, "{filter:?}");
+
+        let mut page = Page {
+            limit: 3,
+            ..first.within(Duration::ZERO)
+        };
+        let (mut found, mut steps) = (Vec::new(), 0);
+        loop {
+            let listed = queue.list(filter, page).await.unwrap();
+            found.extend(listed.events.iter().map(|event| event.id));
+            steps += 1;
+            let last = listed.events.last().map(|event| event.id);
+            let is_full = listed.events.len() == page.limit;
+            let Some(next) = listed.searched.or(last.filter(|_| is_full)) else {
+                break;
+            };
+            page.after = Some(next);
+        }
+        assert_eq!(found, expected, "{filter:?} in {steps} steps");
+    }
+    // Nothing is found, and it takes several steps to know.
+    let nothing = error(Filter {
+        key: Some(tower_webhook::IdempotencyKey::new(HeaderValue::from_static("no")).unwrap()),
+        ..Filter::default()
+    });
+    let listed = queue.list(&nothing, Page::newest(10).within(Duration::ZERO));
+    let searched = listed.await.unwrap().searched;
+    assert_eq!(searched, Some(EventId(50_001)));
+}
