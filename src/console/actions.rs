@@ -66,8 +66,8 @@ pub(super) async fn change(
         let Path((number, name)) = path?;
         let Form(shown) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
         let (id, action) = (id(&number)?, action(&name)?);
-        let states: Vec<EventState> = shown.state.parse().into_iter().collect();
-        let made = make(&console, actor(&console, &headers), action, id, states);
+        let from = state(&shown.state)?;
+        let made = make(&console, actor(&console, &headers), action, id, from);
         match made.await? {
             Change::Made => Ok(format!("/events/{id}")),
             change => Err(refused(id, change)),
@@ -90,17 +90,17 @@ async fn in_task<T: Send + 'static>(
     }
 }
 
-/// Changes an event if it is in one of these states, or in any if there are none.
+/// Changes an event, with `from` only if it is in this state.
 async fn make(
     console: &Console,
     actor: Option<String>,
     action: Action,
     id: EventId,
-    states: Vec<EventState>,
+    from: Option<EventState>,
 ) -> Result<Change, Problem> {
     let inbox = Arc::clone(inbox(console)?);
     in_task(async move {
-        let change = action.apply_in(&*inbox, id, &states).await;
+        let change = action.apply(&*inbox, id, from).await;
         match &change {
             Ok(change) => tracing::info!(
                 actor,
@@ -122,7 +122,24 @@ async fn make(
     .await
 }
 
-/// Changes the events that are selected in a list. The body has a field `id` for each.
+/// The state that a page has shown, if it has.
+fn state(text: &str) -> Result<Option<EventState>, Problem> {
+    let unknown = |error| Problem::bad(format!("`{text}`: {error}."));
+    match text {
+        "" => Ok(None),
+        text => text.parse().map(Some).map_err(unknown),
+    }
+}
+
+/// Parses an event as `7:dead`, or `7` for any state.
+fn selected(text: &str) -> Result<(EventId, Option<EventState>), Problem> {
+    match text.split_once(':') {
+        Some((number, shown)) => Ok((id(number)?, state(shown)?)),
+        None => Ok((id(text)?, None)),
+    }
+}
+
+/// Changes the events that are selected in a list. The body has a field `id` for each, with the state that was shown.
 pub(super) async fn change_selected(
     State(console): State<Arc<Console>>,
     Extension(site): Extension<Site>,
@@ -133,7 +150,7 @@ pub(super) async fn change_selected(
         let (mut ids, mut name, mut query) = (Vec::new(), String::new(), String::new());
         for (field, value) in form_urlencoded::parse(&body) {
             match &*field {
-                "id" => ids.push(id(&value)?),
+                "id" => ids.push(selected(&value)?),
                 "action" => name = value.into_owned(),
                 "query" => query = value.into_owned(),
                 _ => {}
@@ -145,8 +162,8 @@ pub(super) async fn change_selected(
         }
         let actor = actor(&console, &headers);
         let mut unchanged = Vec::new();
-        for id in &ids {
-            let change = make(&console, actor.clone(), action, *id, Vec::new()).await?;
+        for &(id, from) in &ids {
+            let change = make(&console, actor.clone(), action, id, from).await?;
             if change != Change::Made {
                 unchanged.push(id.to_string());
             }

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
 use tokio::task::yield_now;
+use tokio::time::Instant;
 
 use super::operations::Operations;
+use super::routes::{SEARCH, next};
 use crate::error::Chain;
 use crate::inbox::{Change, EventId, EventState, Filter, Page};
 use crate::store::StoreError;
@@ -37,29 +40,16 @@ impl Action {
         }
     }
 
-    /// Changes an event if it is in one of these states, or in any if there are none.
-    pub(super) async fn apply_in(
+    /// Changes an event, with `from` only if it is in this state.
+    pub(super) async fn apply(
         self,
         inbox: &dyn Operations,
         id: EventId,
-        states: &[EventState],
+        from: Option<EventState>,
     ) -> Result<Change, StoreError> {
-        if !states.is_empty() {
-            match inbox.get(id).await? {
-                None => return Ok(Change::NotFound),
-                Some(record) if !states.contains(&record.summary.state) => {
-                    return Ok(Change::WrongState);
-                }
-                Some(_) => {}
-            }
-        }
-        self.apply(inbox, id).await
-    }
-
-    async fn apply(self, inbox: &dyn Operations, id: EventId) -> Result<Change, StoreError> {
         match self {
-            Self::Redrive => inbox.redrive(id, None).await,
-            Self::Discard => inbox.discard(id, None).await,
+            Self::Redrive => inbox.redrive(id, from).await,
+            Self::Discard => inbox.discard(id, from).await,
         }
     }
 }
@@ -106,6 +96,9 @@ pub(super) struct Counted {
 /// The number up to which events are counted for a preview.
 const COUNT_UP_TO: usize = 10_000;
 
+/// The time after which the count ends.
+const COUNT_WITHIN: Duration = Duration::from_secs(3);
+
 /// The number of events that are read and changed at a time.
 const STEP: usize = 500;
 const AT_ONCE: usize = 32;
@@ -115,24 +108,20 @@ pub(super) async fn preview(
     inbox: &dyn Operations,
     filter: &Filter,
 ) -> Result<Counted, StoreError> {
-    let mut page = Page::oldest(STEP);
+    let began = Instant::now();
+    let mut page = Page::oldest(STEP).within(SEARCH);
     let mut events = 0;
     loop {
-        let found = inbox.list(filter, page).await?.events;
-        events += found.len();
-        if found.len() < page.limit {
+        let listed = inbox.list(filter, page).await?;
+        events += listed.events.len();
+        page.after = next(&listed, STEP);
+        let is_more = page.after.is_some();
+        if !is_more || events >= COUNT_UP_TO || began.elapsed() >= COUNT_WITHIN {
             return Ok(Counted {
-                events,
-                is_more: false,
+                events: events.min(COUNT_UP_TO),
+                is_more,
             });
         }
-        if events >= COUNT_UP_TO {
-            return Ok(Counted {
-                events: COUNT_UP_TO,
-                is_more: true,
-            });
-        }
-        page.after = found.last().map(|event| event.id);
     }
 }
 
@@ -228,7 +217,8 @@ impl Job {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     }
 
-    /// Changes the events up to the newest one, so that events which come meanwhile are left alone.
+    /// Changes the events up to the newest one, so that events which come meanwhile are left alone, as are those that
+    /// have left the state in which they were listed.
     async fn change_all(
         &self,
         inbox: &dyn Operations,
@@ -236,15 +226,14 @@ impl Job {
         newest: Option<EventId>,
     ) -> Result<(), StoreError> {
         let Some(newest) = newest else { return Ok(()) };
-        let mut page = Page::oldest(STEP);
+        let mut page = Page::oldest(STEP).within(SEARCH);
         loop {
-            let found = inbox.list(filter, page).await?.events;
-            page.after = found.last().map(|event| event.id);
-            let is_last = found.len() < STEP || page.after >= Some(newest);
-            let mut ids: Vec<_> = found.into_iter().map(|event| event.id).collect();
-            ids.retain(|id| *id <= newest);
-            let mut changes = stream::iter(ids)
-                .map(|id| self.change(inbox, id, &filter.states))
+            let listed = inbox.list(filter, page).await?;
+            page.after = next(&listed, STEP);
+            let is_last = page.after.is_none_or(|after| after >= newest);
+            let events = listed.events.into_iter();
+            let mut changes = stream::iter(events.filter(|event| event.id <= newest))
+                .map(|event| self.change(inbox, event.id, event.state))
                 .buffer_unordered(AT_ONCE);
             let mut failed = Ok(());
             while let Some(changed) = changes.next().await {
@@ -262,12 +251,12 @@ impl Job {
         &self,
         inbox: &dyn Operations,
         id: EventId,
-        states: &[EventState],
+        listed: EventState,
     ) -> Result<(), StoreError> {
         if self.is_cancelled.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let count = match self.action.apply_in(inbox, id, states).await? {
+        let count = match self.action.apply(inbox, id, Some(listed)).await? {
             Change::Made => &self.changed,
             Change::NotFound | Change::WrongState | Change::WithoutBody => &self.skipped,
         };

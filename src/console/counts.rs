@@ -54,6 +54,11 @@ impl Counts {
         }
     }
 
+    /// Lets the next page count, after a change that it must show.
+    pub(super) fn forget(&self) {
+        *self.lock() = Kept::default();
+    }
+
     /// Counts, or waits for the counting that is in progress. It goes on when the caller is dropped.
     async fn count<Q: Queue>(&self, inbox: Inbox<Q>) -> Result<Stats, StoreError> {
         let running = self.lock().counting.clone();

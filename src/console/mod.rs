@@ -172,16 +172,17 @@ mod tests {
     use super::*;
     use crate::event::EventKind;
     use crate::inbox::{
-        Change, EventId, EventRecord, EventState, EventSummary, Filter, Page, Stats,
+        BlockedLane, Change, EventId, EventRecord, EventState, EventSummary, Filter, Listed, Page,
+        Stats,
     };
 
-    /// One dead letter, whose redrive panics. A pause waits for a permit.
+    /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
     struct Faulty {
         permits: Arc<Semaphore>,
     }
 
     impl Operations for Faulty {
-        fn list<'a>(&'a self, _: &'a Filter, _: Page) -> Answer<'a, Vec<EventSummary>> {
+        fn list<'a>(&'a self, _: &'a Filter, page: Page) -> Answer<'a, Listed> {
             let event = EventSummary {
                 id: EventId(1),
                 kind: EventKind::CHAT_RATED,
@@ -194,18 +195,31 @@ mod tests {
                 settled_at: None,
                 failures: 1,
             };
-            Box::pin(async { Ok(vec![event]) })
+            let listed = Listed {
+                events: vec![event],
+                searched: page.newest_first.then_some(EventId(7)),
+            };
+            Box::pin(async { Ok(listed) })
+        }
+
+        fn blocked_lanes<'a>(
+            &'a self,
+            _: Option<&'a str>,
+            _: Option<EventId>,
+            _: usize,
+        ) -> Answer<'a, Vec<BlockedLane>> {
+            Box::pin(pending())
         }
 
         fn get(&self, _: EventId) -> Answer<'_, Option<EventRecord>> {
             Box::pin(pending())
         }
 
-        fn redrive(&self, _: EventId) -> Answer<'_, Change> {
+        fn redrive(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
             Box::pin(async { panic!("the queue is faulty") })
         }
 
-        fn discard(&self, _: EventId) -> Answer<'_, Change> {
+        fn discard(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
             Box::pin(pending())
         }
 
@@ -241,16 +255,29 @@ mod tests {
         post.body(Body::from("action=redrive")).unwrap()
     }
 
+    async fn get(app: Router, path: &str) -> String {
+        let get = Request::get(path).body(Body::empty()).unwrap();
+        let page = app.oneshot(get).await.unwrap().into_body();
+        let page = page.collect().await.unwrap().to_bytes();
+        String::from_utf8(page.to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_was_not_searched_to_its_end_says_so() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let list = get(app, "/events?error=refused").await;
+        assert!(list.contains("stopped after event 7"), "{list}");
+        let on = r#"<a href="/events?error=refused&amp;after=7" rel="next">Search on</a>"#;
+        assert!(list.contains(on), "{list}");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_job_that_panics_has_ended() {
         let app = console(&Arc::new(Semaphore::new(0)));
         let started = app.clone().oneshot(post("/all")).await.unwrap();
         assert_eq!(started.headers()["location"], "/jobs/1");
         sleep(Duration::from_secs(1)).await;
-        let job = Request::get("/jobs/1").body(Body::empty()).unwrap();
-        let job = app.oneshot(job).await.unwrap().into_body();
-        let job = job.collect().await.unwrap().to_bytes();
-        let job = String::from_utf8(job.to_vec()).unwrap();
+        let job = get(app, "/jobs/1").await;
         assert!(job.contains("Stopped, because a change panicked."), "{job}");
         assert!(!job.contains("Cancel"), "{job}");
     }

@@ -9,7 +9,8 @@ use tokio::time::timeout;
 use super::counts::Counts;
 use crate::event::EventKind;
 use crate::inbox::{
-    Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Queue, Stats,
+    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Queue,
+    Stats,
 };
 use crate::store::StoreError;
 
@@ -29,6 +30,12 @@ fn read<'a, T>(reading: impl Future<Output = Result<T, StoreError>> + Send + 'a)
 pub(super) trait Operations: Send + Sync {
     fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed>;
     fn get(&self, id: EventId) -> Answer<'_, Option<EventRecord>>;
+    fn blocked_lanes<'a>(
+        &'a self,
+        chat: Option<&'a str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Answer<'a, Vec<BlockedLane>>;
     fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
     fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
     fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
@@ -56,6 +63,15 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.inbox.list(filter, page))
     }
 
+    fn blocked_lanes<'a>(
+        &'a self,
+        chat: Option<&'a str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Answer<'a, Vec<BlockedLane>> {
+        read(self.inbox.blocked_lanes(chat, after, limit))
+    }
+
     fn get(&self, id: EventId) -> Answer<'_, Option<EventRecord>> {
         read(self.inbox.get(id))
     }
@@ -69,11 +85,19 @@ impl<Q: Queue> Operations for Counted<Q> {
     }
 
     fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()> {
-        Box::pin(self.inbox.pause(kind))
+        Box::pin(async move {
+            let set = self.inbox.pause(kind).await;
+            self.counts.forget();
+            set
+        })
     }
 
     fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()> {
-        Box::pin(self.inbox.resume(kind))
+        Box::pin(async move {
+            let set = self.inbox.resume(kind).await;
+            self.counts.forget();
+            set
+        })
     }
 
     fn stats(&self) -> Answer<'_, Stats> {

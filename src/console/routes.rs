@@ -29,7 +29,7 @@ use super::{Console, actions};
 use crate::delivery::IdempotencyKey;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::{EventId, EventState, Filter, Page};
+use crate::inbox::{EventId, EventState, Filter, Listed, Page};
 use crate::store::StoreError;
 
 pub(super) fn router(console: Arc<Console>) -> Router {
@@ -215,6 +215,9 @@ pub(super) struct Search {
     /// The number of hours within which the event was accepted.
     #[serde(default)]
     pub(super) hours: String,
+    /// A text in an error of the event.
+    #[serde(default)]
+    pub(super) error: String,
     #[serde(default)]
     pub(super) order: String,
     #[serde(default)]
@@ -246,6 +249,7 @@ impl Search {
             filter.kinds = vec![kind.parse::<EventKind>().map_err(wrong)?];
         }
         filter.chat = text(&self.chat);
+        filter.error = text(&self.error);
         if let Some(key) = text(&self.key) {
             let value = HeaderValue::from_str(&key).ok();
             let wrong = || Problem::bad("The key contains characters that no header can have.");
@@ -269,7 +273,7 @@ impl Search {
             after: text(&self.after).map(|after| id(&after)).transpose()?,
             limit,
             newest_first: self.newest_first(),
-            within: None,
+            within: Some(SEARCH),
         })
     }
 
@@ -282,6 +286,7 @@ impl Search {
             ("chat", &self.chat),
             ("key", &self.key),
             ("hours", &self.hours),
+            ("error", &self.error),
             ("order", &self.order),
         ] {
             if !value.trim().is_empty() {
@@ -296,8 +301,30 @@ fn text(value: &str) -> Option<String> {
     Some(value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
+/// The time after which a page shows what was found until then.
+pub(super) const SEARCH: Duration = Duration::from_secs(1);
+
+/// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
+pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
+    let last = listed
+        .events
+        .last()
+        .filter(|_| listed.events.len() >= limit);
+    listed.searched.or(last.map(|event| event.id))
+}
+
 /// The number of events on a page.
 const ROWS: usize = 50;
+
+/// What follows a list.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum More {
+    Nothing,
+    /// Another page, after this event.
+    Page(EventId),
+    /// Events that were not searched, after this one.
+    Search(EventId),
+}
 
 async fn events(
     State(console): State<Arc<Console>>,
@@ -308,15 +335,16 @@ async fn events(
     let list = async {
         let Query(search) = search?;
         let filter = search.filter()?;
-        let found = inbox(&console)?
+        let mut listed = inbox(&console)?
             .list(&filter, search.page(ROWS + 1)?)
-            .await?
-            .events;
-        let (rows, is_more) = match found.get(..ROWS) {
-            Some(rows) => (rows, found.len() > ROWS),
-            None => (&found[..], false),
+            .await?;
+        let is_more = listed.events.len() > ROWS;
+        listed.events.truncate(ROWS);
+        let more = match (is_more, listed.events.last()) {
+            (true, Some(last)) => More::Page(last.id),
+            _ => listed.searched.map_or(More::Nothing, More::Search),
         };
-        Ok(page::events(&view, &search, rows, is_more))
+        Ok(page::events(&view, &search, &listed.events, more))
     };
     answer(&view, list.await)
 }
@@ -341,12 +369,18 @@ async fn event(
             ))
         };
         let record = record.ok_or_else(gone)?;
-        let lane = match &record.summary.chat {
-            Some(chat) if record.summary.state.is_unsettled() => {
-                unsettled_of(&**inbox, chat).await?
+        let event = &record.summary;
+        let mut lane = page::Place::default();
+        if let Some(chat) = &event.chat {
+            // A dead letter may hold its lane.
+            if event.state.is_unsettled() || event.state == EventState::Dead {
+                let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
+                lane.blocked = blocked.into_iter().next();
             }
-            _ => Vec::new(),
-        };
+            if event.state.is_unsettled() {
+                lane.unsettled = unsettled_of(&**inbox, chat).await?;
+            }
+        }
         Ok(page::event(&view, &record, &lane))
     };
     answer(&view, event.await)
@@ -363,7 +397,7 @@ async fn unsettled_of(
         chat: Some(chat.to_owned()),
         ..Filter::default()
     };
-    let page = Page::oldest(LANE);
+    let page = Page::oldest(LANE).within(SEARCH);
     Ok(inbox.list(&filter, page).await?.events)
 }
 
@@ -384,13 +418,18 @@ async fn chat(
             newest_first: false,
             ..search.page(LANE)?
         };
-        let events = inbox(&console)?.list(&filter, page).await?.events;
-        if events.is_empty() && page.after.is_none() {
+        let listed = inbox(&console)?.list(&filter, page).await?;
+        let more = match (next(&listed, LANE), listed.searched) {
+            (Some(last), None) => More::Page(last),
+            (_, searched) => searched.map_or(More::Nothing, More::Search),
+        };
+        let events = listed.events;
+        if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
             return Err(Problem::not_found(format!(
                 "There is no event of the chat `{chat}`."
             )));
         }
-        Ok(page::chat(&view, &chat, &events, events.len() == LANE))
+        Ok(page::chat(&view, &chat, &events, more))
     };
     answer(&view, chat.await)
 }
@@ -398,27 +437,20 @@ async fn chat(
 /// The number of blocked lanes that are shown.
 const LANES: usize = 50;
 
-async fn lanes(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
+async fn lanes(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Response {
     let view = View::new(&console, &site);
     let lanes = async {
+        let Query(search) = search?;
+        let after = text(&search.after).map(|after| id(&after)).transpose()?;
         let inbox = inbox(&console)?;
-        let filter = Filter {
-            states: vec![EventState::Retrying],
-            ..Filter::default()
-        };
-        let page = Page::oldest(LANES);
-        let mut lanes = Vec::new();
-        for head in inbox.list(&filter, page).await?.events {
-            let Some(chat) = head.chat.clone() else {
-                continue;
-            };
-            let lane = unsettled_of(&**inbox, &chat).await?;
-            if lane.first().is_some_and(|first| first.id == head.id) && lane.len() > 1 {
-                lanes.push((head, lane.len() - 1));
-            }
-        }
-        lanes.sort_by_key(|(_, waiting)| std::cmp::Reverse(*waiting));
-        Ok(page::lanes(&view, &lanes, LANE - 1))
+        let mut lanes = inbox.blocked_lanes(None, after, LANES + 1).await?;
+        let is_more = lanes.len() > LANES;
+        lanes.truncate(LANES);
+        Ok(page::lanes(&view, &lanes, is_more))
     };
     answer(&view, lanes.await)
 }

@@ -80,14 +80,23 @@ async fn filters(page: &Page) {
     page.set("#kind", "chat-rated").await;
     page.set("#chat", "dead").await;
     page.set("#key", "dead-1").await;
+    page.set("#error", "CRM").await;
     page.choose("#hours", "24").await;
     page.choose("#order", "oldest").await;
     page.follow(FIND).await;
     assert_eq!(page.rows().await, 1);
     assert_eq!(page.count("#rows a[href='/events/2']").await, 1);
-    let chosen = "return ['state', 'kind', 'chat', 'key', 'hours', 'order'].map(
+    let chosen = "return ['state', 'kind', 'chat', 'error', 'key', 'hours', 'order'].map(
         (id) => document.getElementById(id).value)";
-    let all = json!(["dead", "chat-rated", "dead", "dead-1", "24", "oldest"]);
+    let all = json!([
+        "dead",
+        "chat-rated",
+        "dead",
+        "CRM",
+        "dead-1",
+        "24",
+        "oldest"
+    ]);
     assert_eq!(page.script(chosen).await, Some(all));
 
     page.set("#chat", HOSTILE).await;
@@ -105,7 +114,9 @@ async fn retry_now(page: &Page, desk: &Desk) {
     page.until_contains("#lanes", "stuck").await;
     page.follow("#lanes a[href='/events/3']").await;
     page.until_contains("#state", "retrying").await;
-    page.until_contains("#lane", "after it: 2").await;
+    page.until_contains("#lane", "with 2 events behind it")
+        .await;
+    page.until_contains("#timeline", "failed after ").await;
     page.until_contains("#redrive-3", "Retry now").await;
     page.follow("#redrive-3").await;
     page.until_reloaded_text("#timeline", |text| text.matches(ERROR).count() == 2)
@@ -147,7 +158,7 @@ async fn selected_events(page: &Page, desk: &Desk) {
     page.choose("#order", "oldest").await;
     page.follow(FIND).await;
     for id in [6, 7] {
-        page.activate(&format!("input[value='{id}']")).await;
+        page.activate(&format!("input[value^='{id}:']")).await;
     }
     page.follow("#selected button[value=redrive]").await;
     for id in [6, 7] {
@@ -156,7 +167,7 @@ async fn selected_events(page: &Page, desk: &Desk) {
     // The same list again.
     page.until_path("/events").await;
     assert_eq!(page.count("#rows a[href='/events/6']").await, 0);
-    page.activate("input[value='8']").await;
+    page.activate("input[value^='8:']").await;
     page.follow("#selected button[value=discard]").await;
     assert_eq!(desk.state(8).await, EventState::Discarded);
     assert_eq!(desk.state(9).await, EventState::Dead);

@@ -169,6 +169,10 @@ async fn pages_show_what_happened() {
     get(&app, "/events?key=dead-1&kind=chat-rated&hours=24")
         .await
         .shows(r#"href="/events/2""#);
+    get(&app, "/events?error=NO+SUCH+customer")
+        .await
+        .shows(r#"href="/events/2""#)
+        .hides(r#"href="/events/3""#);
     get(&app, "/events?state=unsettled&kind=chat-closed")
         .await
         .is(200)
@@ -187,13 +191,14 @@ async fn pages_show_what_happened() {
         .shows(r#"href="/events/3">event 3</a>"#);
     let head = get(&app, "/events/3").await;
     head.shows("the CRM is down")
-        .shows("It is the first one of its lane.")
-        .shows("Unsettled events of the chat after it: 1.");
+        .shows("Its lane has waited for it for")
+        .shows("with 1 event behind it.");
     get(&app, "/lanes")
         .await
         .is(200)
         .shows("stuck")
-        .shows("event 3");
+        .shows("event 3")
+        .shows("1 event</td>");
     get(&app, "/chat?id=stuck")
         .await
         .is(200)
@@ -300,6 +305,11 @@ async fn changes_are_made_and_logged_with_the_operator() {
         selected.is(303).location.as_deref(),
         Some("/events?state=unsettled")
     );
+    let stale = post(&app, "/selected", "id=4:dead&action=discard").await;
+    stale.is(409).shows("0 events were discarded").shows("4.");
+    post(&app, "/selected", "id=4:no&action=discard")
+        .await
+        .is(400);
     let partly = post(&app, "/selected", "id=4&id=3&action=discard").await;
     partly.is(409).shows("1 events were discarded").shows("3.");
 

@@ -2,18 +2,22 @@
 
 use maud::{Markup, html};
 
-use super::super::routes::LANE;
+use super::super::routes::{LANE, More};
 use super::View;
-use super::events::table;
-use super::parts::{ago, button, chat as chat_link, clip, full_time, state};
-use crate::inbox::{EventRecord, EventState, EventSummary};
+use super::events::{rest, table, waiting};
+use super::parts::{ago, button, chat as chat_link, clip, full_time, short, state};
+use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
-/// `lane` has the unsettled events of its chat.
-pub(in super::super) fn event(
-    view: &View<'_>,
-    record: &EventRecord,
-    lane: &[EventSummary],
-) -> Markup {
+/// What is known of the lane of an event.
+#[derive(Default)]
+pub(in super::super) struct Place {
+    /// The first unsettled events of its chat, if the event is unsettled.
+    pub(in super::super) unsettled: Vec<EventSummary>,
+    /// The event for which the lane waits.
+    pub(in super::super) blocked: Option<BlockedLane>,
+}
+
+pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Place) -> Markup {
     let event = &record.summary;
     let content = html! {
         div.title {
@@ -41,7 +45,7 @@ pub(in super::super) fn event(
                     h2 { "Timeline" }
                     div #timeline data-live { (timeline(view, record)) }
                 }
-                @if !lane.is_empty() {
+                @if lane.blocked.is_some() || !lane.unsettled.is_empty() {
                     section {
                         h2 { "Lane" }
                         div #lane data-live { (place(view, event, lane)) }
@@ -52,6 +56,17 @@ pub(in super::super) fn event(
                 section {
                     h2 { "Payload" }
                     (payload(view, record))
+                }
+                @if !record.headers.is_empty() && !view.console.hides_payloads {
+                    section {
+                        h2 { "Headers" }
+                        dl {
+                            @for (name, value) in record.headers.iter().take(HEADERS) {
+                                dt { (clip(name.as_str(), 60)) }
+                                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 300)) } }
+                            }
+                        }
+                    }
                 }
             }
         }
@@ -74,6 +89,9 @@ fn actions(view: &View<'_>, record: &EventRecord) -> Markup {
     }
 }
 
+/// The number of headers that are shown.
+const HEADERS: usize = 20;
+
 /// The number of failures that are shown.
 const FAILURES: usize = 20;
 
@@ -87,8 +105,9 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
             @for failure in &record.failures[earlier..] {
                 li {
                     (full_time(failure.at)) " " b.bad { (failure.failure.outcome) }
+                    @if let Some(took) = failure.failure.took { " after " (short(took)) }
                     @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-                    @else { " " (clip(&failure.failure.reason, 300)) }
+                    @else { ": " (clip(&failure.failure.reason, 300)) }
                 }
             }
             @if let Some(settled) = event.settled_at {
@@ -101,22 +120,34 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
     }
 }
 
-fn place(view: &View<'_>, event: &EventSummary, lane: &[EventSummary]) -> Markup {
+fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
+    let lane = &place.unsettled;
     let is_cut = lane.len() >= LANE;
     let before = lane.iter().take_while(|it| it.id != event.id).count();
     let behind = lane.len() - before - usize::from(before < lane.len());
+    let link =
+        |id: EventId| html! { a href=(view.url(format_args!("/events/{id}"))) { "event " (id) } };
+    let first = lane.first().filter(|first| first.id != event.id);
     html! {
-        @match lane.first().filter(|first| first.id != event.id && !event.is_redriven) {
-            Some(first) => p {
-                "Waits behind " a href=(view.url(format_args!("/events/{}", first.id))) { "event " (first.id) }
-                " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago)"
-                @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
-                "."
+        @match &place.blocked {
+            Some(blocked) if blocked.event.id == event.id => p {
+                "Its lane has waited for it for " (ago(blocked.since)) ", with " (waiting(blocked)) " behind it."
             },
-            None if event.is_redriven => p { "It was redriven, and waits for no other event." },
-            None => p { "It is the first one of its lane." },
+            _ if event.is_redriven => p { "It was redriven, and waits for no other event." },
+            Some(blocked) => p {
+                "Waits behind " (link(blocked.event.id)) " (" (blocked.event.state) "), for which the lane has waited for "
+                (ago(blocked.since)) ", with " (waiting(blocked)) " behind it."
+            },
+            None => @match first {
+                Some(first) => p {
+                    "Waits behind " (link(first.id)) " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago)"
+                    @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
+                    "."
+                },
+                None => p { "It is the first one of its lane." },
+            },
         }
-        @if behind > 0 {
+        @if behind > 0 && place.blocked.as_ref().is_none_or(|blocked| blocked.event.id != event.id) {
             p { "Unsettled events of the chat after it: " @if is_cut { "at least " } (behind) "." }
         }
     }
@@ -148,16 +179,14 @@ pub(in super::super) fn chat(
     view: &View<'_>,
     chat: &str,
     events: &[EventSummary],
-    is_more: bool,
+    more: More,
 ) -> Markup {
     let content = html! {
         div.title { h1 { "Chat " (clip(chat, 200)) } }
         section {
             p.quiet { "Its events, in the order in which they were accepted." }
             div #rows data-live { (table(view, events, false)) }
-            @if is_more && let Some(last) = events.last() {
-                div.pages { a href={ (view.chat(chat)) "&after=" (last.id) } rel="next" { "Next page" } }
-            }
+            (rest(&view.chat(chat), more, false))
         }
     };
     view.page(&format!("Chat {}", clip(chat, 60)), "/events", &content)

@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering;
 use maud::{Markup, html};
 
 use super::super::bulk::{Action, Counted, Ended, Job};
-use super::super::routes::{Search, past};
+use super::super::routes::{More, Search, past};
 use super::View;
 use super::parts::{ago, chat, clip, kinds, state, time};
-use crate::inbox::{EventState, EventSummary};
+use crate::inbox::{BlockedLane, EventState, EventSummary};
 
 pub(in super::super) fn events(
     view: &View<'_>,
     search: &Search,
     rows: &[EventSummary],
-    is_more: bool,
+    more: More,
 ) -> Markup {
     let query = search.query();
     let content = html! {
@@ -22,8 +22,8 @@ pub(in super::super) fn events(
         div.stack {
             section { (form(view, search)) }
             section {
-                @if rows.is_empty() { p { "No event matches." } }
-                @else {
+                @if rows.is_empty() && !matches!(more, More::Search(_)) { p { "No event matches." } }
+                @else if !rows.is_empty() {
                     @if view.can_change() {
                         form #selected method="post" action=(view.url("/selected")) {
                             input type="hidden" name="query" value=(query);
@@ -37,12 +37,6 @@ pub(in super::super) fn events(
                     } @else {
                         div #rows data-live { (table(view, rows, false)) }
                     }
-                    div.pages {
-                        @if !search.after.is_empty() { a href=(view.url(format_args!("/events?{query}"))) { "First page" } }
-                        @if is_more && let Some(last) = rows.last() {
-                            a href=(view.url(format_args!("/events?{query}&after={}", last.id))) rel="next" { "Next page" }
-                        }
-                    }
                     @if view.can_change() {
                         p {
                             "All that match: "
@@ -52,10 +46,28 @@ pub(in super::super) fn events(
                         }
                     }
                 }
+                (rest(&view.url(format_args!("/events?{query}")), more, !search.after.is_empty()))
             }
         }
     };
     view.page("Events", "/events", &content)
+}
+
+/// The links below a list, whose URL has a query.
+pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
+    html! {
+        @if let More::Search(last) = more {
+            p { "The search has stopped after event " (last) ", because it took long." }
+        }
+        div.pages {
+            @if has_first { a href=(list) { "First page" } }
+            @match more {
+                More::Nothing => "",
+                More::Page(last) => a href={ (list) "&after=" (last) } rel="next" { "Next page" },
+                More::Search(last) => a href={ (list) "&after=" (last) } rel="next" { "Search on" },
+            }
+        }
+    }
 }
 
 fn form(view: &View<'_>, search: &Search) -> Markup {
@@ -80,6 +92,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                     (kinds())
                 }
                 div.grow { label for="chat" { "Chat" } input #chat name="chat" value=(search.chat); }
+                div.grow { label for="error" { "Text of an error" } input #error name="error" value=(search.error); }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
                     label for="hours" { "Accepted within" }
@@ -122,7 +135,7 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) ->
                 @for event in rows {
                     tr {
                         @if can_select {
-                            td { input type="checkbox" name="id" value=(event.id) aria-label={ "Select event " (event.id) }; }
+                            td { input type="checkbox" name="id" value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
@@ -137,16 +150,14 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) ->
     }
 }
 
-/// `counted_up_to` is the greatest number of waiting events that is counted.
-pub(in super::super) fn lanes(
-    view: &View<'_>,
-    lanes: &[(EventSummary, usize)],
-    counted_up_to: usize,
-) -> Markup {
+/// The number of waiting events that the queue counts.
+const MOST_WAITING: u64 = 1_000;
+
+pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: bool) -> Markup {
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
         section {
-            p.quiet { "Chats in which later events wait for an event that is retried. The 50 oldest events that are retried are searched." }
+            p.quiet { "Chats that wait for an event that has failed: it is tried again, or is a dead letter that holds its lane." }
             div #lanes data-live {
                 @if lanes.is_empty() { p { "None." } }
                 @else {
@@ -162,25 +173,36 @@ pub(in super::super) fn lanes(
                             }
                         }
                         tbody {
-                            @for (head, waiting) in lanes {
+                            @for lane in lanes {
+                                @let head = &lane.event;
                                 tr {
                                     td.wide { (chat(view, head.chat.as_deref())) }
                                     td data-label="Blocked by" { a href=(view.url(format_args!("/events/{}", head.id))) { "event " (head.id) } }
                                     td { (clip(head.kind.as_str(), 60)) }
-                                    td data-label="Since" { (ago(head.accepted_at)) }
+                                    td data-label="Since" { (ago(lane.since)) }
                                     td { (state(head)) }
-                                    td.number data-label="Waiting" {
-                                        @if *waiting >= counted_up_to { "more than " (counted_up_to - 1) } @else { (waiting) }
-                                    }
+                                    td.number data-label="Waiting" { (waiting(lane)) }
                                 }
                             }
                         }
                     }
                 }
             }
+            @if is_more && let Some(last) = lanes.last() {
+                div.pages { a href=(view.url(format_args!("/lanes?after={}", last.event.id))) rel="next" { "Next page" } }
+            }
         }
     };
     view.page("Lanes", "/lanes", &content)
+}
+
+/// The events that wait behind the one that blocks a lane.
+pub(super) fn waiting(lane: &BlockedLane) -> String {
+    match lane.waiting {
+        1 => "1 event".to_owned(),
+        MOST_WAITING.. => format!("at least {MOST_WAITING} events"),
+        other => format!("{other} events"),
+    }
 }
 
 fn counted(counted: Counted) -> String {
@@ -218,11 +240,11 @@ pub(in super::super) fn confirm(
             p { (effect) }
             form method="post" action=(view.url("/all")) {
                 input type="hidden" name="action" value=(name);
-                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours)] {
+                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours), ("error", &search.error)] {
                     input type="hidden" name=(field) value=(value);
                 }
                 div.row.middle {
-                    button class=(class) disabled[matched.events == 0] { "Yes, " (name) " " (counted(matched)) }
+                    button class=(class) disabled[matched.events == 0 && !matched.is_more] { "Yes, " (name) " " (counted(matched)) }
                     a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
                 }
             }

@@ -8,7 +8,7 @@ mod parts;
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
-pub(super) use self::event::{chat, event};
+pub(super) use self::event::{Place, chat, event};
 pub(super) use self::events::{confirm, events, job, lanes};
 pub(super) use self::overview::overview;
 use super::Console;

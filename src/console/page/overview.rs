@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
+use std::time::Duration;
 
 use maud::{Markup, html};
 
 use super::View;
-use super::parts::{ago, clip, gauge, long, time};
+use super::parts::{clip, gauge, long, time};
 use crate::event::EventKind;
 use crate::inbox::{KindStats, Stats};
 use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
@@ -27,6 +28,8 @@ const ALERTS: usize = 5;
 struct Row<'a> {
     kind: &'a EventKind,
     stats: Option<&'a KindStats>,
+    /// The age of the oldest unsettled event.
+    age: Option<Duration>,
     spent: Option<&'a Spent>,
     minutes: Option<&'a [Minute; 60]>,
     is_tripped: bool,
@@ -64,9 +67,16 @@ pub(in super::super) fn overview(
     let rows: Vec<_> = kinds
         .into_iter()
         .take(KINDS)
-        .map(|kind| Row {
+        .map(|kind| {
+            let of_kind = stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind));
+            (kind, of_kind)
+        })
+        .map(|(kind, of_kind)| Row {
             kind,
-            stats: stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind)),
+            stats: of_kind,
+            age: stats
+                .zip(of_kind)
+                .and_then(|(stats, of_kind)| stats.age(of_kind)),
             spent: spent.iter().find(|it| it.kind.as_ref() == Some(kind)),
             minutes: minutes.get(kind),
             is_tripped: tripped.contains(kind),
@@ -195,7 +205,10 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
                 (count("Retrying", "retrying", stats.map_or(0, |it| it.retrying)))
                 (count("Dead", "dead", stats.map_or(0, |it| it.dead)))
                 td data-label="Oldest" {
-                    @if let Some(oldest) = stats.and_then(|it| it.oldest) { (ago(oldest)) }
+                    @if let Some(age) = row.age { (long(age)) }
+                    @if let Some(lanes) = stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
+                        small { a href=(view.url("/lanes")) { (lanes) @if lanes == 1 { " lane waits" } @else { " lanes wait" } } }
+                    }
                 }
             }
             td data-label="Handled" { @if let Some(minutes) = row.minutes { (sparkline(minutes)) } }

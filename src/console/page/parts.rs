@@ -66,6 +66,15 @@ pub(super) fn long(duration: Duration) -> String {
     }
 }
 
+/// Formats the duration of an attempt, such as `35 ms` or `1.2 s`.
+pub(super) fn short(duration: Duration) -> String {
+    match duration.as_secs() {
+        0 => format!("{} ms", duration.as_millis()),
+        1..60 => format!("{:.1} s", duration.as_secs_f64()),
+        _ => long(duration),
+    }
+}
+
 pub(super) fn state(event: &EventSummary) -> Markup {
     let class = match event.state {
         EventState::Handled => "badge good",
