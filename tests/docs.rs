@@ -9,7 +9,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+
 const PAGES: &str = "src/docs";
+const PICTURES: &str = "pictures/";
 const ITEMS: &str = "https://docs.rs/tower-webhook/latest/tower_webhook/";
 const SOURCE: &str = "https://docs.rs/crate/tower-webhook/latest/source/";
 
@@ -84,11 +88,26 @@ fn labels_differ_in_more_than_case() {
 #[test]
 fn every_page_is_a_module() {
     let modules = read(&root().join(PAGES).join("mod.rs"));
+    let modules: String = modules.split_whitespace().collect();
     for page in pages() {
         let file = page.path.file_name().unwrap().to_str().unwrap();
         let module = file.trim_end_matches(".md");
-        let line = format!("page!({module}, \"{file}\"");
+        let line = format!("page!({module},\"{file}\"");
         assert!(modules.contains(&line), "mod.rs lacks {line}");
+    }
+}
+
+/// GitHub shows the file, and rustdoc its text. `tests/browser/story.rs` writes both.
+#[test]
+fn every_picture_is_small_and_the_same_in_rustdoc() {
+    let directory = root().join(PAGES).join(PICTURES);
+    let pictures = files_in(&directory, "webp");
+    assert_eq!(pictures.len(), files_in(&directory, "b64").len());
+    for path in pictures {
+        let picture = fs::read(&path).unwrap();
+        assert!(picture.len() < 60_000, "{}", path.display());
+        let text = read(&path.with_extension("b64"));
+        assert_eq!(text, BASE64_STANDARD.encode(picture), "{}", path.display());
     }
 }
 
@@ -338,6 +357,10 @@ fn in_rustdoc(target: &str) -> Option<String> {
     if target.contains("://") {
         return None;
     }
+    if let Some(picture) = target.strip_prefix(PICTURES) {
+        let text = root().join(PAGES).join(PICTURES).join(picture);
+        return Some(data(&read(&text.with_extension("b64"))));
+    }
     if let Some(example) = target.strip_prefix("../../") {
         return Some(format!("{SOURCE}{example}"));
     }
@@ -349,14 +372,28 @@ fn in_rustdoc(target: &str) -> Option<String> {
 
 fn definitions_for_rustdoc() -> BTreeMap<String, String> {
     let all = read(&root().join(PAGES).join("links.md"));
-    let of_features = read(&root().join(PAGES).join("mod.rs"));
-    let of_features = of_features
+    let modules = read(&root().join(PAGES).join("mod.rs"));
+    let of_features = modules
         .lines()
         .filter_map(|line| line.split_once("doc = \"")?.1.split('"').next());
+    let lists = modules.split("pictures = [").skip(1);
+    let lists = lists.map(|rest| rest.split_once(']').expect("`]`").0);
+    let names = lists.flat_map(|list| list.split('"').skip(1).step_by(2));
+    let pictures = names.map(|name| {
+        let text = root().join(PAGES).join(PICTURES).join(name);
+        let text = read(&text.with_extension("b64"));
+        (format!("picture-{name}"), data(&text))
+    });
     all.lines()
         .chain(of_features)
         .filter_map(definition)
+        .chain(pictures)
         .collect()
+}
+
+/// The picture of a page as part of it.
+fn data(text: &str) -> String {
+    format!("data:image/webp;base64,{text}")
 }
 
 /// `Spec 6, rules 3 and 4` as the anchors of the platform's page.

@@ -26,9 +26,20 @@
 /// Rustdoc reports the doctests of all pages as those of `links.md`, with the module of the page.
 ///
 /// A page whose doctests need a feature names it. Without the feature it is shown, and not tested.
+///
+/// A page names its pictures. Rustdoc cannot take files along, so that they are part of the page, as text.
 macro_rules! page {
-    ($name:ident, $file:literal $(, tested_with = $feature:tt)?) => {
+    ($name:ident, $file:literal $(, tested_with = $feature:tt)? $(, pictures = [$($picture:literal),*])?) => {
         #[doc = include_str!("links.md")]
+        $($(
+            #[cfg_attr(
+                doc,
+                doc = concat!(
+                    "[picture-", $picture, "]: data:image/webp;base64,",
+                    include_str!(concat!("pictures/", $picture, ".b64"))
+                )
+            )]
+        )*)?
         #[cfg_attr(feature = "admin", doc = "[`admin`]: crate::admin")]
         #[cfg_attr(feature = "admin", doc = "[`AdminClient`]: crate::admin::AdminClient")]
         #[cfg_attr(feature = "console", doc = "[`Console`]: crate::console::Console")]
@@ -116,7 +127,11 @@ macro_rules! page {
 page!(alarms, "alarms.md");
 page!(answers, "answers.md");
 page!(architecture, "architecture.md");
-page!(console, "console.md");
+page!(
+    console,
+    "console.md",
+    pictures = ["overview", "event", "lanes", "drained"]
+);
 page!(getting_started, "getting_started.md");
 page!(guarantees, "guarantees.md");
 page!(inbox, "inbox.md", tested_with = "inbox");

@@ -7,3 +7,4 @@ mod chromium;
 mod console;
 mod desk;
 mod sandbox;
+mod story;

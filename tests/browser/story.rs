@@ -1,0 +1,204 @@
+//! An operator's night: the system behind a receiver is down, and a person repairs what happened meanwhile.
+//!
+//! `PICTURES=src/docs/pictures` writes the pictures of the page on the console.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use serde_json::{Value, json};
+
+use crate::chromium::{Page, Window, until};
+use crate::sandbox::post;
+use crate::support::program::{Server, curl};
+
+/// The chats of the first night, whose messages are retried, and those whose end is a dead letter.
+const CHATS: usize = 12;
+const CLOSED: usize = 6;
+
+#[tokio::test]
+async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
+    let dir = tempfile::tempdir().unwrap();
+    // The command of the receiver succeeds while the file exists. Otherwise, it fails for the moment, or for good.
+    let crm = dir.path().join("crm");
+    fs::write(&crm, "").unwrap();
+    let exec = format!(
+        "test -e '{}' && exit; echo 'the CRM refused the connection' >&2; grep -q chat-closed && exit 1; exit 75",
+        crm.display()
+    );
+    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let any = "127.0.0.1:0";
+    let args = [
+        "--demo",
+        "--inbox",
+        &inbox,
+        "--console",
+        any,
+        "--metrics",
+        any,
+        "--exec",
+        &exec,
+        "--max-attempts",
+        "1",
+    ];
+    let receiver = Server::start("receiver", &args);
+    let (console, metrics) = (
+        announced(&receiver, "console"),
+        announced(&receiver, "metrics"),
+    );
+    let args = ["--demo", "--rate", "0", "--target", &receiver.url];
+    let sandbox = Server::start("sandbox", &args);
+
+    let chats: Vec<_> = (1..=CHATS + CLOSED)
+        .map(|n| format!("chats/c-{n}"))
+        .collect();
+    for chat in &chats {
+        post(&sandbox, "chats", "text=Where+is+my+parcel%3F");
+        post(&sandbox, &format!("{chat}/open"), "");
+    }
+    until("events that are handled", async || {
+        (lines(&receiver).len() >= 3 * chats.len()).then_some(())
+    })
+    .await;
+    let before = lines(&receiver).len();
+
+    fs::remove_file(&crm).unwrap();
+    for (n, chat) in chats.iter().enumerate() {
+        if n < CHATS {
+            for text in ["Hello?", "Is+anybody+there%3F"] {
+                let form = format!("text={text}&from=customer");
+                post(&sandbox, &format!("{chat}/message"), &form);
+            }
+        }
+        post(&sandbox, &format!("{chat}/close"), "");
+    }
+    let window = Window::new(1280);
+    let test = async |page: Page| {
+        // The warning, and its reason.
+        page.until_contains("#alerts", "message-created fail in many chats")
+            .await;
+        page.until_contains("#problems", "the CRM refused the connection")
+            .await;
+        page.until_text("#kinds-table a[href*='state=dead']", |dead| {
+            dead == CLOSED.to_string()
+        })
+        .await;
+        let scraped = curl(&[&metrics]);
+        let tripped = r#"webhook_inbox_tripped{kind="message-created"} 1"#;
+        assert!(scraped.contains(tripped), "{scraped}");
+        page.picture("overview").await;
+
+        // A chat, and the event that it waits for.
+        page.follow("#alerts a").await;
+        page.until_contains("h1", "Events").await;
+        page.follow("#rows a[href*='/chat?']").await;
+        page.until_contains("#rows", "waiting").await;
+        page.follow("#rows tr:has(.warn) a[href^='/events/']").await;
+        page.until_contains("#state", "retrying").await;
+        page.until_contains("#timeline", "the CRM refused the connection")
+            .await;
+        page.until_contains("#lane", "with 2 events behind it")
+            .await;
+        page.picture("event").await;
+        let first = page.client.current_url().await.unwrap();
+        page.follow(".site a:nth-child(3)").await;
+        page.until_text("#lanes", |lanes| lanes.matches("event ").count() >= 10)
+            .await;
+        page.picture("lanes").await;
+
+        // Repaired: one event first, which lets the others of its kind follow. Then the dead letters.
+        fs::write(&crm, "").unwrap();
+        page.goto(first.as_str()).await;
+        page.follow("button.main").await;
+        page.until_contains("#state", "handled").await;
+        page.follow(".site a").await;
+        page.follow("#kinds-table a[href*='state=dead']").await;
+        page.follow("a[href*='action=redrive']").await;
+        let question = format!("redrive {CLOSED} events?");
+        page.until_contains("h1", &question).await;
+        page.follow("main form button").await;
+        page.until_contains("#job", "Done.").await;
+        page.follow(".site a").await;
+        page.until_contains("h1", "Overview").await;
+        until("an inbox without unsettled events", async || {
+            let left = "return document.querySelectorAll('#kinds-table a, #alerts p').length";
+            (page.script(left).await? == json!(0)).then_some(())
+        })
+        .await;
+        page.picture("drained").await;
+        page.has_no_errors().await;
+    };
+    window.open(&console, test).await;
+
+    // Nothing is lost, doubled, or out of order.
+    let lines = lines(&receiver);
+    assert_eq!(lines.len() - before, 3 * CHATS + CLOSED, "{lines:#?}");
+    let keys: HashSet<_> = lines.iter().map(|line| line["key"].as_str()).collect();
+    assert_eq!(keys.len(), lines.len());
+    let mut chats = HashMap::<_, Vec<_>>::new();
+    for line in &lines[before..] {
+        let payload = &line["payload"];
+        let chat = payload["chat"]["id"].as_str().or(payload["id"].as_str());
+        let event = payload["text"].as_str().or(line["event"].as_str());
+        chats.entry(chat.unwrap()).or_default().push(event.unwrap());
+    }
+    assert_eq!(chats.len(), CHATS + CLOSED);
+    for (chat, events) in chats {
+        let expected = ["Hello?", "Is anybody there?", "chat-closed"];
+        let is_closed_alone = events.len() == 1;
+        let expected = if is_closed_alone {
+            &expected[2..]
+        } else {
+            &expected
+        };
+        assert_eq!(events, expected, "{chat}");
+    }
+    let scraped = curl(&[&metrics]);
+    assert!(scraped.contains(r#"webhook_inbox_tripped{kind="message-created"} 0"#));
+    assert_eq!(sandbox.stop(), 0);
+    assert_eq!(receiver.stop(), 0);
+}
+
+/// The URL of the console or the metrics.
+fn announced(receiver: &Server, what: &str) -> String {
+    let err = receiver.program.err();
+    let (_, url) = err.split_once(&format!("{what} on ")).unwrap();
+    url.lines().next().unwrap().to_owned()
+}
+
+/// The events that were handled.
+fn lines(receiver: &Server) -> Vec<Value> {
+    let out = receiver.out();
+    let complete = out.rsplit_once('\n').map_or("", |(lines, _)| lines);
+    let lines = complete.lines();
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+impl Page {
+    /// Writes a picture of the window, also as text for rustdoc, into the directory that the environment names.
+    async fn picture(&self, name: &str) {
+        let Some(directory) = std::env::var_os("PICTURES") else {
+            return;
+        };
+        let end = "return Math.min(innerHeight, Math.ceil(document.querySelector('footer').getBoundingClientRect().bottom))";
+        let height = self.script(end).await;
+        let picture = self
+            .devtools(
+                "Page.captureScreenshot",
+                json!({
+                    "format": "webp", "quality": 80,
+                    "clip": { "x": 0, "y": 0, "width": self.window.width, "height": height, "scale": 1 },
+                }),
+            )
+            .await;
+        let text = picture["data"].as_str().unwrap();
+        let picture = BASE64_STANDARD.decode(text).unwrap();
+        assert!(picture.len() < 60_000, "{name}: {} bytes", picture.len());
+        let file = std::path::Path::new(&directory).join(name);
+        fs::write(file.with_extension("webp"), picture).unwrap();
+        fs::write(file.with_extension("b64"), text).unwrap();
+    }
+}
