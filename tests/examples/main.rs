@@ -90,6 +90,17 @@ mod openssl;
 mod operations;
 #[cfg(all(
     feature = "axum",
+    feature = "inbox",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod outages;
+#[cfg(all(
+    feature = "axum",
     feature = "moka",
     feature = "postgres",
     feature = "redis",

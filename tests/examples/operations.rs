@@ -10,8 +10,8 @@ use tempfile::TempDir;
 
 use crate::support::program::{example, installed};
 
-const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/operations");
-const ALERTS: &str = include_str!("../../examples/operations/alerts.yml");
+pub(crate) const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/operations");
+pub(crate) const ALERTS: &str = include_str!("../../examples/operations/alerts.yml");
 const DASHBOARD: &str = include_str!("../../examples/operations/dashboard.json");
 const UNIT: &str = include_str!("../../examples/operations/receiver.service");
 const METRICS: &str = include_str!("../../src/docs/metrics.md");
@@ -19,7 +19,7 @@ const ALARMS: &str = include_str!("../../src/docs/alarms.md");
 
 /// Runs a program, and returns what it wrote.
 #[track_caller]
-fn check(program: &str, package: &str, dir: &Path, args: &[&str]) -> String {
+pub(crate) fn check(program: &str, package: &str, dir: &Path, args: &[&str]) -> String {
     let output = Command::new(program).args(args).current_dir(dir).output();
     let output = installed(output, program, package);
     let text = [output.stdout, output.stderr].concat();
@@ -28,7 +28,7 @@ fn check(program: &str, package: &str, dir: &Path, args: &[&str]) -> String {
     text
 }
 
-fn alerts() -> BTreeSet<&'static str> {
+pub(crate) fn alerts() -> BTreeSet<&'static str> {
     let names = ALERTS
         .lines()
         .filter_map(|line| line.trim().strip_prefix("- alert: "));

@@ -144,6 +144,12 @@ impl State {
             kinds.insert(kind, of(kind));
         }
         for (id, event) in &self.events {
+            // Most events are settled: they are passed over quickly.
+            if let Place::Ended { state, .. } = event.place
+                && state != EventState::Dead
+            {
+                continue;
+            }
             let summary = self.summary(*id, event);
             let stats = kinds.entry(&event.kind).or_insert_with(|| of(&event.kind));
             *match summary.state {
