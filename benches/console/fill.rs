@@ -63,6 +63,10 @@ impl Filled {
             ("event, retrying", format!("/events/{failed}")),
             ("chat", format!("/chat?id=c-{:027}", turn % 10_000)),
             ("lanes", "/lanes".to_owned()),
+            (
+                "preview of a redrive",
+                "/all?action=redrive&state=dead".to_owned(),
+            ),
         ]
     }
 }

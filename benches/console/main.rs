@@ -11,7 +11,6 @@ mod fill;
 #[allow(dead_code)]
 #[path = "../loopback/report.rs"]
 mod report;
-#[allow(dead_code)]
 #[path = "../../tests/support/postgres.rs"]
 mod server;
 

@@ -97,7 +97,7 @@ pub(super) struct Counted {
 const COUNT_UP_TO: usize = 10_000;
 
 /// The time after which the count ends.
-const COUNT_WITHIN: Duration = Duration::from_secs(3);
+const COUNT_WITHIN: Duration = Duration::from_millis(50);
 
 /// The number of events that are read and changed at a time.
 const STEP: usize = 500;

@@ -302,7 +302,7 @@ fn text(value: &str) -> Option<String> {
 }
 
 /// The time after which a page shows what was found until then.
-pub(super) const SEARCH: Duration = Duration::from_secs(1);
+pub(super) const SEARCH: Duration = Duration::from_millis(50);
 
 /// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
 pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
