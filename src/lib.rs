@@ -164,6 +164,7 @@
 //! The spans also have the attributes that OpenTelemetry defines for messages: `messaging.system` (`webhook`),
 //! `messaging.operation.name` (`receive` or `process`), `messaging.message.id` (the key),
 //! `messaging.message.conversation_id` (the chat), and `error.type` (the outcome, if it is a failure).
+//! The example `otlp` exports them over OTLP, and links each attempt of an inbox to its delivery.
 //!
 //! No secret and no payload is logged. A layer of your own around these layers can read the outcome, or the
 //! refusal, in the response's extensions: see [`Decision`].

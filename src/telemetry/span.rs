@@ -56,10 +56,12 @@ impl DeliverySpan {
         this
     }
 
-    /// Creates the span of an attempt to handle an event of an inbox.
+    /// Creates the span of an attempt to handle an event of an inbox. It has no parent: the delivery has been answered,
+    /// perhaps days ago.
     #[cfg(feature = "inbox")]
     pub(crate) fn attempt(delivery: &RawDelivery, event: i64) -> Self {
         let this = Self::starting(info_span!(
+            parent: None,
             "attempt",
             event,
             kind = Empty,

@@ -88,6 +88,8 @@ mod openssl;
     feature = "sqlite"
 ))]
 mod operations;
+#[cfg(all(feature = "inbox", feature = "sqlite"))]
+mod otlp;
 #[cfg(all(
     feature = "axum",
     feature = "inbox",
