@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use nix::sys::signal::Signal;
+use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -173,4 +174,22 @@ fn nothing_is_damaged_by_a_wrong_call() {
     }
     let both = run("receiver", &["--inbox", &url, "--store", "memory"]);
     assert_eq!(both.code, 2, "{both:?}");
+}
+
+#[test]
+fn a_locked_file_is_an_error_that_says_so() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    drop(start(&url, "true", &[]));
+    let holder = Connection::open(dir.path().join("webhooks.db")).unwrap();
+    holder
+        .execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE")
+        .unwrap();
+    let receiver = run("receiver", &["--secret", "s", "--inbox", &url]);
+    for ended in [receiver, inbox(&url, &["list"])] {
+        assert_eq!(ended.code, 1, "{ended:?}");
+        assert!(ended.err.contains("locked by another process"), "{ended:?}");
+    }
+    drop(holder);
+    assert_eq!(inbox(&url, &["list"]).code, 0);
 }
