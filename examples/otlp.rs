@@ -110,7 +110,7 @@ fn export_traces() -> anyhow::Result<SdkTracerProvider> {
         .build();
     let spans = tracing_opentelemetry::layer()
         .with_tracer(traces.tracer("tower-webhook"))
-        // The parent of a span is that of `tracing`.
+        // A span's parent is its parent in `tracing`, not the active OpenTelemetry context.
         .with_context_activation(false)
         // The exporter's own requests must not be traced.
         .with_filter(Targets::new().with_target("tower_webhook", LevelFilter::INFO));
@@ -127,7 +127,7 @@ async fn continue_trace(request: Request, next: Next) -> Response {
     next.run(request).with_context(sender).await
 }
 
-/// Replaces the header `traceparent`, which the inbox keeps with the event, by the span `delivery`.
+/// Writes the context of the span `delivery` to the header `traceparent`, which the inbox keeps with the event.
 fn keep_span<B>(mut request: http::Request<B>) -> http::Request<B> {
     let delivery = Span::current().context();
     let mut headers = HeaderInjector(request.headers_mut());

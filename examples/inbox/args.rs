@@ -116,7 +116,7 @@ pub(crate) struct Matching {
     /// The event with this idempotency key
     #[arg(long, value_name = "KEY", value_parser = key)]
     key: Option<IdempotencyKey>,
-    /// Events that have failed with this text in the error, in upper or lower case
+    /// Events that have failed with an error that contains this text, ignoring ASCII case
     #[arg(long, value_name = "TEXT")]
     error: Option<String>,
     /// Events that were accepted at least this long ago

@@ -122,7 +122,7 @@ async fn make(
     .await
 }
 
-/// The state that a page has shown, if it has.
+/// Parses the state that the page showed. `None` if it sent none.
 fn state(text: &str) -> Result<Option<EventState>, Problem> {
     let unknown = |error| Problem::bad(format!("`{text}`: {error}."));
     match text {

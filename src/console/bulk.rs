@@ -217,8 +217,8 @@ impl Job {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     }
 
-    /// Changes the events up to the newest one, so that events which come meanwhile are left alone, as are those that
-    /// have left the state in which they were listed.
+    /// Changes the events up to the newest one. Events that are accepted later, and events whose state has changed
+    /// since they were listed, are not changed.
     async fn change_all(
         &self,
         inbox: &dyn Operations,

@@ -1,4 +1,4 @@
-//! The counts of an inbox, which take a second for millions of events: pages do not wait for them so long.
+//! The counts of an inbox. Counting millions of events takes a second, and pages do not wait for that long.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::store::{StoreError, StoreErrorKind};
 /// How long a page waits for new counts if there are earlier ones.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Of the time, counting takes one part in so many at most, if it takes longer than [`WAIT`].
+/// Counts that take longer than [`WAIT`] are kept for this many times their duration.
 const SHARE: u32 = 10;
 
 /// The last counts, and those that are made now.
@@ -33,7 +33,7 @@ struct Last {
 }
 
 impl Counts {
-    /// Returns the counts of now, or the last ones, if those of now would take long.
+    /// Returns new counts, or the last ones if counting takes longer than [`WAIT`].
     pub(super) async fn get<Q: Queue>(&self, inbox: &Inbox<Q>) -> Result<Stats, StoreError> {
         let known = {
             let kept = self.lock();
@@ -54,12 +54,12 @@ impl Counts {
         }
     }
 
-    /// Lets the next page count, after a change that it must show.
+    /// Drops the last counts after a change, so that the next page counts again.
     pub(super) fn forget(&self) {
         *self.lock() = Kept::default();
     }
 
-    /// Counts, or waits for the counting that is in progress. It goes on when the caller is dropped.
+    /// Counts, or waits for the counting in progress, which continues if the caller is dropped.
     async fn count<Q: Queue>(&self, inbox: Inbox<Q>) -> Result<Stats, StoreError> {
         let running = self.lock().counting.clone();
         if let Some(mut running) = running {

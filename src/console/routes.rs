@@ -301,7 +301,7 @@ fn text(value: &str) -> Option<String> {
     Some(value.trim().to_owned()).filter(|value| !value.is_empty())
 }
 
-/// The time after which a page shows what was found until then.
+/// The time limit of a search. After it, the page shows the events that were found.
 pub(super) const SEARCH: Duration = Duration::from_millis(50);
 
 /// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
@@ -316,7 +316,7 @@ pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
 /// The number of events on a page.
 const ROWS: usize = 50;
 
-/// What follows a list.
+/// How a list continues.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum More {
     Nothing,

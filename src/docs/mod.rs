@@ -27,7 +27,7 @@
 ///
 /// A page whose doctests need a feature names it. Without the feature it is shown, and not tested.
 ///
-/// A page names its pictures. Rustdoc cannot take files along, so that they are part of the page, as text.
+/// A page names its pictures. Rustdoc does not copy files, so the page embeds them as data URLs.
 macro_rules! page {
     ($name:ident, $file:literal $(, tested_with = $feature:tt)? $(, pictures = [$($picture:literal),*])?) => {
         #[doc = include_str!("links.md")]

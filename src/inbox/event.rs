@@ -374,8 +374,8 @@ pub struct Page {
     pub limit: usize,
     /// Whether the newest event comes first.
     pub newest_first: bool,
-    /// The time after which the search ends, whatever it has found: a filter that few of millions of events match
-    /// takes seconds. With `None`, the search ends when the page is full or all events were searched.
+    /// The time after which the search ends, even if the page is not full: if few of millions of events match, a full
+    /// search takes seconds. With `None`, the search ends when the page is full or all events were searched.
     pub within: Option<Duration>,
 }
 

@@ -2,13 +2,13 @@
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-/// What identifies the trace of a request: see <https://www.w3.org/TR/trace-context/>.
+/// The headers that identify the trace of a request: see <https://www.w3.org/TR/trace-context/>.
 pub(super) const TRACE: [HeaderName; 2] = [
     HeaderName::from_static("traceparent"),
     HeaderName::from_static("tracestate"),
 ];
 
-/// The length of the longest value that is kept. It is that of a `tracestate` that everybody has to pass on.
+/// The maximum length of a kept value: the specification asks to propagate at least 512 characters of `tracestate`.
 const LONGEST: usize = 512;
 
 /// The headers of these names, without values that are too long.
@@ -37,7 +37,7 @@ pub(super) fn to_bytes(headers: &HeaderMap) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// Reads stored headers, and passes over lines that are none.
+/// Parses stored headers, and skips lines that are not valid headers.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 pub(super) fn from_bytes(bytes: &[u8]) -> HeaderMap {
     let header = |line: &[u8]| {

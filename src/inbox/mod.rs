@@ -329,8 +329,9 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
-    /// Sets the names of the headers that are kept with an event: by default `traceparent` and `tracestate`, by which an
-    /// attempt days later can be linked to the request. Their values are stored, so name none that holds a secret. A value above 512 bytes is not kept. The headers are deleted with the body.
+    /// Sets the names of the headers that are kept with an event: by default `traceparent` and `tracestate`, which can
+    /// link an attempt to its request days later. Their values are stored, so do not name a header that holds a secret.
+    /// A value of more than 512 bytes is not kept. The headers are deleted with the body.
     ///
     /// A handler reads them with [`RawDelivery::headers`].
     ///
@@ -421,8 +422,8 @@ impl<Q: Queue> Inbox<Q> {
     /// once, and keeps its place in its lane.
     ///
     /// Nothing is changed if an attempt is in progress ([`Change::WrongState`]), or if the event's body was deleted
-    /// ([`Change::WithoutBody`]). With `from`, nothing is changed either if the event is in another state: use it when a
-    /// person decides by the state that was shown, or when two programs may redrive the same events.
+    /// ([`Change::WithoutBody`]). With `from`, an event in another state is not changed either: use it when a person
+    /// decides by the state that was shown, or when two programs may redrive the same events.
     ///
     /// # Errors
     ///

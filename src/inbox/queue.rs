@@ -116,8 +116,8 @@ pub trait Queue: Send + Sync + 'static {
     /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
     /// after `after`, and with `chat`, only the lane of that chat.
     ///
-    /// The event that was taken last from the lane, or else its first one, has failed or crashed and is tried again, or
-    /// is a dead letter that holds the lane.
+    /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
+    /// and is tried again, or is a dead letter that holds the lane.
     ///
     /// # Errors
     ///
@@ -141,8 +141,8 @@ pub trait Queue: Send + Sync + 'static {
 
     /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
     /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
-    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]), and with `from`, neither
-    /// is an event in another state, compared in the same atomic step.
+    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]). With `from`, an event in
+    /// another state is not changed either; the comparison and the change are one atomic step.
     ///
     /// # Errors
     ///
@@ -186,8 +186,9 @@ pub trait Queue: Send + Sync + 'static {
         paused: bool,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
 
-    /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies` ago, and
-    /// settled events whose retention has expired. Dead letters stay. Returns whether there may be more to delete.
+    /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
+    /// ago, and settled events whose retention has expired. Dead letters stay. Returns whether there may be more to
+    /// delete.
     ///
     /// # Errors
     ///
@@ -345,7 +346,7 @@ pub struct KindStats {
     pub retrying: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Events for which their lane waits since they failed: those of [`blocked_lanes`](Queue::blocked_lanes).
+    /// Events that have failed and block their lanes: those of [`blocked_lanes`](Queue::blocked_lanes).
     pub blocking: u64,
     /// When the oldest unsettled event was accepted.
     pub oldest: Option<SystemTime>,

@@ -416,7 +416,7 @@ async fn other_sites_can_neither_post_nor_read() {
 
 /// In two browsers, on two consoles over one inbox.
 #[tokio::test]
-async fn of_two_operators_who_act_at_once_one_is_told_that_the_other_was_faster() {
+async fn slower_of_two_operators_who_change_an_event_gets_a_conflict() {
     let desk = Desk::new(ERROR);
     for n in 1..=3 {
         desk.accept(event(&format!("dead-{n}"), 1)).await;

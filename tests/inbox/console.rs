@@ -361,7 +361,7 @@ async fn all_that_match_are_changed_after_a_preview() {
 
 /// The worker handles events while the job redrives them.
 #[tokio::test(start_paused = true)]
-async fn redrive_of_100_000_events_that_is_cancelled_half_way_loses_and_doubles_nothing() {
+async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
     const EVENTS: usize = 100_000;
     let inbox = inbox();
     let accept = async |kind: EventKind, n: usize| {

@@ -320,7 +320,7 @@ async fn an_attempt_that_lost_its_lease_notes_no_duration() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_changes_from_one_state_one_is_made() {
+async fn one_of_several_changes_from_the_same_state_is_made() {
     const LANES: i64 = 40;
 
     let database = Database::create().await;

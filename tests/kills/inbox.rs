@@ -92,8 +92,8 @@ impl Storage {
     async fn fail(&mut self, receivers: &[Receiver], sender: &Sender, random: &mut fastrand::Rng) {
         match self {
             Self::File(path) => {
-                // No process can write beyond the end of the log, as if the disk were full, or beyond less: what is
-                // accepted until the log is that long has to be handled later.
+                // No process can write beyond the end of the log, or beyond an earlier offset, as if the disk were
+                // full. Events that are accepted until the log has that length have to be handled later.
                 let log = path.with_extension("db-wal");
                 let size = fs::metadata(log).unwrap().len();
                 let size = size.min(random.u64(..256 * 1024));

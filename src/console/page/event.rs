@@ -135,7 +135,7 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
             },
             _ if event.is_redriven => p { "It was redriven, and waits for no other event." },
             Some(blocked) => p {
-                "Waits behind " (link(blocked.event.id)) " (" (blocked.event.state) "), for which the lane has waited for "
+                "Waits behind " (link(blocked.event.id)) " (" (blocked.event.state) "), which has blocked the lane for "
                 (ago(blocked.since)) ", with " (waiting(blocked)) " behind it."
             },
             None => @match first {
@@ -144,7 +144,7 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
                     @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
                     "."
                 },
-                None => p { "It is the first one of its lane." },
+                None => p { "It is the first event of its lane." },
             },
         }
         @if behind > 0 && place.blocked.as_ref().is_none_or(|blocked| blocked.event.id != event.id) {

@@ -57,7 +57,7 @@ pub(in super::super) fn events(
 pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
     html! {
         @if let More::Search(last) = more {
-            p { "The search has stopped after event " (last) ", because it took long." }
+            p { "The search stopped after event " (last) " because it reached its time limit." }
         }
         div.pages {
             @if has_first { a href=(list) { "First page" } }
@@ -92,7 +92,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                     (kinds())
                 }
                 div.grow { label for="chat" { "Chat" } input #chat name="chat" value=(search.chat); }
-                div.grow { label for="error" { "Text of an error" } input #error name="error" value=(search.error); }
+                div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
                     label for="hours" { "Accepted within" }

@@ -1,4 +1,4 @@
-//! What is kept of a delivery and its attempts, and what a person finds by it.
+//! Headers, durations, searches by error, blocked lanes, and changes from an expected state.
 
 use std::time::Duration;
 
@@ -34,8 +34,8 @@ fn headers() -> HeaderMap {
     headers
 }
 
-/// The headers of a delivery are kept with its body: each attempt has them, also after a retry and in the hand-over of
-/// a lane, and so has the record, until the body is deleted.
+/// The headers of a delivery are kept with its body. Until the body is deleted, each attempt has them, including
+/// retries and events that are handed over with their lanes, and so has the record.
 ///
 /// # Panics
 ///
@@ -197,7 +197,7 @@ pub async fn errors_are_found<H: Harness>(harness: &H) {
     expect("connection reset", &[], &[]).await;
 }
 
-/// A search that is limited in time finds everything by its pages, in both directions.
+/// The pages of a search with a time limit have all events, in both orders.
 ///
 /// # Panics
 ///
@@ -362,7 +362,7 @@ pub async fn blocked_lanes_are_listed<H: Harness>(harness: &H) {
     assert_eq!(found.len(), 1, "an event that crashed blocks its lane");
 }
 
-/// With the state that a person has seen, an event in another one is neither redriven nor discarded.
+/// With an expected state, an event in another state is neither redriven nor discarded.
 ///
 /// # Panics
 ///

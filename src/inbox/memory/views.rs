@@ -144,6 +144,7 @@ impl State {
             kinds.insert(kind, of(kind));
         }
         for (id, event) in &self.events {
+            let stats = kinds.entry(&event.kind).or_insert_with(|| of(&event.kind));
             // Most events are settled: they are passed over quickly.
             if let Place::Ended { state, .. } = event.place
                 && state != EventState::Dead
@@ -151,7 +152,6 @@ impl State {
                 continue;
             }
             let summary = self.summary(*id, event);
-            let stats = kinds.entry(&event.kind).or_insert_with(|| of(&event.kind));
             *match summary.state {
                 EventState::Waiting => &mut stats.waiting,
                 EventState::InProgress => &mut stats.in_progress,

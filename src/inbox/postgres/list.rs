@@ -17,11 +17,6 @@ use crate::store::StoreError;
 const STEP: i64 = 10_000;
 const LARGEST_STEP: i64 = 100_000_000;
 
-/// The times below which the next step covers more numbers, and above which it covers fewer.
-const QUICK: Duration = Duration::from_millis(50);
-const FAST: Duration = Duration::from_millis(250);
-const SLOW: Duration = Duration::from_millis(500);
-
 impl PostgresQueue {
     pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let began = Instant::now();
@@ -68,7 +63,7 @@ impl PostgresQueue {
                 listed.searched = Some(EventId(searched));
                 return Ok(listed);
             }
-            size = next_size(size, asked.elapsed());
+            size = next_size(size, asked.elapsed(), within);
         }
         Ok(listed)
     }
@@ -86,12 +81,13 @@ impl PostgresQueue {
     }
 }
 
-/// How many numbers the next step covers, after one of `size` numbers.
-fn next_size(size: i64, took: Duration) -> i64 {
+/// How many numbers the next step covers, after one of `size` numbers, so that a step takes a fourth of the time of the
+/// search at most.
+fn next_size(size: i64, took: Duration, within: Duration) -> i64 {
     let next = match took {
-        took if took < QUICK => size.saturating_mul(8),
-        took if took < FAST => size.saturating_mul(2),
-        took if took < SLOW => size,
+        took if took < within / 20 => size.saturating_mul(4),
+        took if took < within / 8 => size.saturating_mul(2),
+        took if took < within / 4 => size,
         _ => size / 2,
     };
     next.clamp(1000, LARGEST_STEP)
@@ -400,11 +396,17 @@ mod tests {
 
     #[test]
     fn steps_become_larger_while_they_are_quick() {
-        assert_eq!(next_size(STEP, Duration::ZERO), 8 * STEP);
-        assert_eq!(next_size(STEP, QUICK), 2 * STEP);
-        assert_eq!(next_size(STEP, FAST), STEP);
-        assert_eq!(next_size(STEP, SLOW), STEP / 2);
-        assert_eq!(next_size(LARGEST_STEP, Duration::ZERO), LARGEST_STEP);
-        assert_eq!(next_size(1000, SLOW), 1000);
+        let next = |size, millis| {
+            let took = Duration::from_millis(millis);
+            next_size(size, took, Duration::from_millis(400))
+        };
+        assert_eq!(next(STEP, 0), 4 * STEP);
+        assert_eq!(next(STEP, 20), 2 * STEP);
+        assert_eq!(next(STEP, 50), STEP);
+        assert_eq!(next(STEP, 100), STEP / 2);
+        assert_eq!(next(LARGEST_STEP, 0), LARGEST_STEP);
+        assert_eq!(next(1000, 100), 1000);
+        let no_time = next_size(STEP, Duration::ZERO, Duration::ZERO);
+        assert_eq!(no_time, STEP / 2);
     }
 }

@@ -112,7 +112,7 @@ use crate::store::{OpenError, StoreError};
 /// **Lists** of dead letters and unsettled events, of a chat, and of events that failed with an error read no other
 /// events. [Blocked lanes](Queue::blocked_lanes) are found by an index of the first events that have failed. Lists that
 /// select by key, kind or time read all events in turn until the page is full. With [`Page::within`], they search in
-/// steps, each of which is a statement that takes some ten milliseconds, and end after that time.
+/// steps of about a fourth of that time, and end after it.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes a function gives it another name, so workers of both

@@ -1,4 +1,4 @@
-//! Where a list looks for the events of a filter: in steps of some milliseconds.
+//! The search for the events of a filter, in steps of a few milliseconds.
 
 use std::ops::RangeInclusive;
 
