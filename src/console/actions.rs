@@ -162,10 +162,17 @@ pub(super) async fn change_selected(
         }
         let actor = actor(&console, &headers);
         let mut unchanged = Vec::new();
-        for &(id, from) in &ids {
-            let change = make(&console, actor.clone(), action, id, from).await?;
-            if change != Change::Made {
-                unchanged.push(id.to_string());
+        for (at, &(id, from)) in ids.iter().enumerate() {
+            match make(&console, actor.clone(), action, id, from).await {
+                Ok(Change::Made) => {}
+                Ok(_) => unchanged.push(id.to_string()),
+                Err(mut problem) => {
+                    problem.add(&format!(
+                        "The first {at} of {} events were tried before.",
+                        ids.len()
+                    ));
+                    return Err(problem);
+                }
             }
         }
         if !unchanged.is_empty() {
@@ -177,6 +184,10 @@ pub(super) async fn change_selected(
             );
             return Err(Problem::new(StatusCode::CONFLICT, reason));
         }
+        // Only what a URL can have.
+        let query = form_urlencoded::Serializer::new(String::new())
+            .extend_pairs(form_urlencoded::parse(query.as_bytes()))
+            .finish();
         Ok(format!("/events?{query}"))
     };
     let changed = changed.await;
@@ -191,7 +202,7 @@ pub(super) async fn change_all(
 ) -> Response {
     let started = async {
         let Form(search) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
-        let (action, filter) = (action(&search.action)?, search.filter()?);
+        let (action, filter) = (action(&search.action)?, search.filter(&console)?);
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, &headers);
         let job = console

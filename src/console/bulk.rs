@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
@@ -96,9 +95,6 @@ pub(super) struct Counted {
 /// The number up to which events are counted for a preview.
 const COUNT_UP_TO: usize = 10_000;
 
-/// The time after which the count ends.
-const COUNT_WITHIN: Duration = Duration::from_millis(50);
-
 /// The number of events that are read and changed at a time.
 const STEP: usize = 500;
 const AT_ONCE: usize = 32;
@@ -116,7 +112,7 @@ pub(super) async fn preview(
         events += listed.events.len();
         page.after = next(&listed, STEP);
         let is_more = page.after.is_some();
-        if !is_more || events >= COUNT_UP_TO || began.elapsed() >= COUNT_WITHIN {
+        if !is_more || events >= COUNT_UP_TO || began.elapsed() >= SEARCH {
             return Ok(Counted {
                 events: events.min(COUNT_UP_TO),
                 is_more,

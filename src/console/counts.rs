@@ -15,6 +15,9 @@ const WAIT: Duration = Duration::from_millis(50);
 /// Counts that take longer than [`WAIT`] are kept for this many times their duration.
 const SHARE: u32 = 10;
 
+/// The age up to which the last counts are shown while new ones are made, if counting does not take longer.
+const OLDEST: Duration = Duration::from_secs(30);
+
 /// The last counts, and those that are made now.
 #[derive(Clone, Default)]
 pub(super) struct Counts(Arc<Mutex<Kept>>);
@@ -24,6 +27,8 @@ struct Kept {
     last: Option<Last>,
     /// The end of the counting that is in progress.
     counting: Option<watch::Receiver<()>>,
+    /// The number of changes after which counts were forgotten.
+    changes: u64,
 }
 
 struct Last {
@@ -43,7 +48,10 @@ impl Counts {
             {
                 return Ok(last.stats.clone());
             }
-            kept.last.as_ref().map(|last| last.stats.clone())
+            let oldest = |last: &&Last| OLDEST.max(2 * SHARE * last.took);
+            let last = kept.last.as_ref();
+            last.filter(|last| last.at.elapsed() < oldest(last))
+                .map(|last| last.stats.clone())
         };
         let Some(known) = known else {
             return self.count(inbox.clone()).await;
@@ -56,27 +64,41 @@ impl Counts {
 
     /// Drops the last counts after a change, so that the next page counts again.
     pub(super) fn forget(&self) {
-        *self.lock() = Kept::default();
+        let mut kept = self.lock();
+        *kept = Kept {
+            changes: kept.changes + 1,
+            ..Kept::default()
+        };
     }
 
     /// Counts, or waits for the counting in progress, which continues if the caller is dropped.
     async fn count<Q: Queue>(&self, inbox: Inbox<Q>) -> Result<Stats, StoreError> {
+        let asked = Instant::now();
         let running = self.lock().counting.clone();
         if let Some(mut running) = running {
             // It ends by being dropped.
             let _ = running.changed().await;
-            if let Some(last) = &self.lock().last {
+            if let Some(last) = &self.lock().last
+                && last.at >= asked
+            {
                 return Ok(last.stats.clone());
             }
         }
         let (ends, counting) = watch::channel(());
-        self.lock().counting = Some(counting);
+        let changes = {
+            let mut kept = self.lock();
+            kept.counting = Some(counting);
+            kept.changes
+        };
         let of = self.clone();
         let counted = tokio::spawn(async move {
             let _ends = ends;
             let began = Instant::now();
             let stats = inbox.stats().await;
             let mut kept = of.lock();
+            if kept.changes != changes {
+                return stats;
+            }
             kept.counting = None;
             if let Ok(stats) = &stats {
                 kept.last = Some(Last {

@@ -107,6 +107,12 @@ impl Problem {
         Self::new(StatusCode::NOT_FOUND, reason)
     }
 
+    /// Adds a sentence to the reason.
+    pub(super) fn add(&mut self, sentence: &str) {
+        self.reason.push(' ');
+        self.reason.push_str(sentence);
+    }
+
     pub(super) fn page(self, view: &View<'_>) -> Response {
         let reason = match self.has_error && view.console.hides_payloads {
             true => "The queue failed. The log has the reason.",
@@ -230,8 +236,12 @@ pub(super) struct Search {
 }
 
 impl Search {
-    pub(super) fn filter(&self) -> Result<Filter, Problem> {
+    pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
         let mut filter = Filter::default();
+        // A search would tell which texts they have.
+        if console.hides_payloads && text(&self.error).is_some() {
+            return Err(Problem::bad("The texts of errors are hidden."));
+        }
         match self.state.as_str() {
             "" => {}
             "unsettled" => {
@@ -334,7 +344,7 @@ async fn events(
     let view = View::new(&console, &site);
     let list = async {
         let Query(search) = search?;
-        let filter = search.filter()?;
+        let filter = search.filter(&console)?;
         let mut listed = inbox(&console)?
             .list(&filter, search.page(ROWS + 1)?)
             .await?;
@@ -378,7 +388,9 @@ async fn event(
                 lane.blocked = blocked.into_iter().next();
             }
             if event.state.is_unsettled() {
-                lane.unsettled = unsettled_of(&**inbox, chat).await?;
+                let listed = unsettled_of(&**inbox, chat).await?;
+                lane.is_cut = next(&listed, LANE).is_some();
+                lane.unsettled = listed.events;
             }
         }
         Ok(page::event(&view, &record, &lane))
@@ -387,10 +399,7 @@ async fn event(
 }
 
 /// The first unsettled events of a chat, in the order of their lane.
-async fn unsettled_of(
-    inbox: &dyn Operations,
-    chat: &str,
-) -> Result<Vec<crate::inbox::EventSummary>, StoreError> {
+async fn unsettled_of(inbox: &dyn Operations, chat: &str) -> Result<Listed, StoreError> {
     let all = EventState::ALL.into_iter();
     let filter = Filter {
         states: all.filter(|state| state.is_unsettled()).collect(),
@@ -398,7 +407,7 @@ async fn unsettled_of(
         ..Filter::default()
     };
     let page = Page::oldest(LANE).within(SEARCH);
-    Ok(inbox.list(&filter, page).await?.events)
+    inbox.list(&filter, page).await
 }
 
 async fn chat(
@@ -465,7 +474,7 @@ async fn confirm(
     let confirm = async {
         let Query(search) = search?;
         let action = actions::action(&search.action)?;
-        let matched = preview(&**inbox(&console)?, &search.filter()?).await?;
+        let matched = preview(&**inbox(&console)?, &search.filter(&console)?).await?;
         Ok(page::confirm(&view, action, &search, matched))
     };
     answer(&view, confirm.await)

@@ -375,7 +375,8 @@ pub struct Page {
     /// Whether the newest event comes first.
     pub newest_first: bool,
     /// The time after which the search ends, even if the page is not full: if few of millions of events match, a full
-    /// search takes seconds. With `None`, the search ends when the page is full or all events were searched.
+    /// search takes seconds. With `None`, the search ends when the page is full or all events were searched. A queue may
+    /// ignore it where it finds events by an index.
     pub within: Option<Duration>,
 }
 
@@ -437,7 +438,8 @@ pub struct Listed {
 pub struct BlockedLane {
     /// The event for which the lane waits: one that is tried again, or a dead letter that holds the lane.
     pub event: EventSummary,
-    /// When the event became a dead letter, or failed first. For an event that has only crashed, when it was accepted.
+    /// When the event became a dead letter, or when it failed first with a failure that counts. Without such a failure,
+    /// when it was accepted.
     pub since: SystemTime,
     /// The number of events that wait behind it. Not more than 1,000 are counted.
     pub waiting: u64,

@@ -15,6 +15,9 @@ const LONGEST: usize = 512;
 pub(super) fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for name in names {
+        if kept.contains_key(name) {
+            continue;
+        }
         for value in headers.get_all(name) {
             if value.len() <= LONGEST {
                 kept.append(name, value.clone());

@@ -381,7 +381,8 @@ impl<Q: Queue> Inbox<Q> {
         Worker::new(self.clone(), service)
     }
 
-    /// Returns a page of the events that match, without their bodies.
+    /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
+    /// full is not the last one.
     ///
     /// # Errors
     ///

@@ -102,7 +102,8 @@ pub trait Queue: Send + Sync + 'static {
         next: Option<&Take>,
     ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
 
-    /// Returns a page of the events that match.
+    /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
+    /// one.
     ///
     /// # Errors
     ///
@@ -117,7 +118,7 @@ pub trait Queue: Send + Sync + 'static {
     /// after `after`, and with `chat`, only the lane of that chat.
     ///
     /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
-    /// and is tried again, or is a dead letter that holds the lane.
+    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the event is taken again.
     ///
     /// # Errors
     ///

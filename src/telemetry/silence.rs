@@ -64,6 +64,9 @@ struct Seen {
 struct State {
     rhythms: BTreeMap<EventKind, Rhythm>,
     closed: ClosedChats,
+    /// Whether chats were ever closed and not rated in time.
+    #[cfg(feature = "metrics")]
+    was_unrated: bool,
 }
 
 impl Silence {
@@ -194,12 +197,18 @@ impl Silence {
             .collect()
     }
 
-    /// The time within which each kind is expected, or `None` if it is not expected now.
+    /// The time within which each kind is expected, or `None` if it is not expected any more. A kind that was never
+    /// expected is left out: an earlier process may have learned a time that the alert still uses.
     #[cfg(feature = "metrics")]
     pub(super) fn expected_now(&self) -> BTreeMap<EventKind, Option<Duration>> {
-        let state = self.state();
+        let mut state = self.state();
         let unrated = self.unrated(&state, Instant::now());
-        self.expected(&state, unrated)
+        state.was_unrated |= unrated > 0;
+        let mut expected = self.expected(&state, unrated);
+        if !state.was_unrated {
+            expected.retain(|_, within| within.is_some());
+        }
+        expected
     }
 
     #[cfg(feature = "metrics")]

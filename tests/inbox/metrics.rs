@@ -239,7 +239,8 @@ async fn expectations_are_recorded_as_they_change() {
     };
     assert_eq!(
         expected(),
-        of(&[("chat-rated", f64::INFINITY), ("order-placed", 240.0)])
+        // An earlier process may have learned when chats are rated.
+        of(&[("order-placed", 240.0)])
     );
 
     // Chats are closed every hour for a week, and not rated. Forged kinds do not displace one that is expected.

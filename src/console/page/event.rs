@@ -2,7 +2,7 @@
 
 use maud::{Markup, html};
 
-use super::super::routes::{LANE, More};
+use super::super::routes::More;
 use super::View;
 use super::events::{rest, table, waiting};
 use super::parts::{ago, button, chat as chat_link, clip, full_time, short, state};
@@ -13,6 +13,8 @@ use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
 pub(in super::super) struct Place {
     /// The first unsettled events of its chat, if the event is unsettled.
     pub(in super::super) unsettled: Vec<EventSummary>,
+    /// Whether there may be more of them.
+    pub(in super::super) is_cut: bool,
     /// The event for which the lane waits.
     pub(in super::super) blocked: Option<BlockedLane>,
 }
@@ -121,8 +123,14 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
 }
 
 fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
-    let lane = &place.unsettled;
-    let is_cut = lane.len() >= LANE;
+    let is_cut = place.is_cut;
+    // Others stand in no line: nothing waits for them.
+    let stands = |it: &&EventSummary| {
+        it.id == event.id
+            || place.blocked.is_some()
+            || !it.is_redriven && it.state != EventState::Retrying
+    };
+    let lane: Vec<_> = place.unsettled.iter().filter(stands).collect();
     let before = lane.iter().take_while(|it| it.id != event.id).count();
     let behind = lane.len() - before - usize::from(before < lane.len());
     let link =
@@ -138,12 +146,15 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
                 "Waits behind " (link(blocked.event.id)) " (" (blocked.event.state) "), which has blocked the lane for "
                 (ago(blocked.since)) ", with " (waiting(blocked)) " behind it."
             },
+            _ if event.state == EventState::InProgress => p { "An attempt is in progress." },
+            _ if event.state == EventState::Retrying => p { "It is retried, and its lane does not wait for it." },
             None => @match first {
                 Some(first) => p {
                     "Waits behind " (link(first.id)) " (" (first.state) ", accepted " (ago(first.accepted_at)) " ago)"
                     @if before > 1 { " and " @if is_cut { "at least " } (before - 1) " more" }
                     "."
                 },
+                None if lane.is_empty() => p { "Which events wait before it was not found in time." },
                 None => p { "It is the first event of its lane." },
             },
         }

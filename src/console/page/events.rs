@@ -92,7 +92,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                     (kinds())
                 }
                 div.grow { label for="chat" { "Chat" } input #chat name="chat" value=(search.chat); }
-                div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); }
+                @if !view.console.hides_payloads { div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); } }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
                     label for="hours" { "Accepted within" }
@@ -207,7 +207,7 @@ pub(super) fn waiting(lane: &BlockedLane) -> String {
 
 fn counted(counted: Counted) -> String {
     match counted.is_more {
-        true => format!("more than {} events", counted.events),
+        true => format!("at least {} events", counted.events),
         false if counted.events == 1 => "1 event".to_owned(),
         false => format!("{} events", counted.events),
     }

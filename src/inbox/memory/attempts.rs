@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Due, Event, FOREVER, Key, OVERHEAD, Place, State};
+use super::{Due, Event, FOREVER, Key, OVERHEAD, Place, State, size};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::inbox::event::{
@@ -46,7 +46,8 @@ impl State {
         }
         let now = self.now;
         let is_dead = new.dead.is_some();
-        self.bytes += OVERHEAD + new.delivery.body().len() as u64;
+        let size = size(new.delivery.body(), new.delivery.headers());
+        self.bytes += OVERHEAD + size;
         let event = Event {
             kind: new.delivery.kind().clone(),
             key: new.delivery.key().cloned(),

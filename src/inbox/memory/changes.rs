@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Event, OVERHEAD, Place, State};
+use super::{Event, OVERHEAD, Place, State, size};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::queue::Change;
 
@@ -104,9 +104,9 @@ impl State {
 
     fn delete_body(&mut self, id: i64) {
         if let Some(body) = self.event(id).body.take() {
-            self.bytes -= body.len() as u64;
+            let headers = std::mem::take(&mut self.event(id).headers);
+            self.bytes -= size(&body, &headers);
         }
-        self.event(id).headers.clear();
     }
 
     pub(super) fn purge(&mut self, keep_bodies: Duration) -> bool {

@@ -169,8 +169,16 @@ enum Place {
     Holding { at: Instant },
 }
 
-/// What an event takes beside its body.
+/// What an event takes beside its body and its headers.
 const OVERHEAD: u64 = 400;
+
+fn size(body: &Bytes, headers: &HeaderMap) -> u64 {
+    let lines = headers.iter();
+    let headers: usize = lines
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    (body.len() + headers) as u64
+}
 
 impl State {
     fn time_of_day(&self, at: Instant) -> SystemTime {

@@ -15,7 +15,7 @@ use crate::store::StoreError;
 
 /// How many numbers of events the first step of a search covers, and how many the largest one.
 const STEP: i64 = 10_000;
-const LARGEST_STEP: i64 = 100_000_000;
+const LARGEST_STEP: i64 = 500_000;
 
 impl PostgresQueue {
     pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
@@ -112,9 +112,15 @@ impl Source {
     fn of(filter: &Filter) -> Self {
         let is_kept = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
         let states = &filter.states;
+        // Of these tables, only that of dead letters is in the order of the numbers.
+        let only_dead = states.iter().all(|state| *state == EventState::Dead);
+        let reads_events = filter.error.is_some()
+            || filter.key.is_some()
+            || filter.accepted_from.is_some()
+            || filter.accepted_until.is_some();
         if filter.chat.is_some() {
             Self::Chat
-        } else if !states.is_empty() && states.iter().all(is_kept) {
+        } else if !states.is_empty() && states.iter().all(is_kept) && (only_dead || !reads_events) {
             Self::Kept
         } else if filter.error.is_some() {
             Self::Failed
@@ -384,7 +390,9 @@ mod tests {
             (&[][..], false, false, Source::Events),
             (&[], true, true, Source::Chat),
             (&[Dead], true, false, Source::Chat),
-            (&[Dead, Retrying], false, true, Source::Kept),
+            (&[Dead], false, true, Source::Kept),
+            (&[Dead, Retrying], false, false, Source::Kept),
+            (&[Dead, Retrying], false, true, Source::Failed),
             (&[Handled, Discarded], false, false, Source::Ended),
             (&[Handled, Discarded], false, true, Source::Failed),
             (&[], false, true, Source::Failed),

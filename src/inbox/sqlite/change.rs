@@ -4,7 +4,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::kinds::Names;
 use super::lanes;
-use super::row::{Work, place, state};
+use super::row::{DELETE_FAILURES, Work, place, state};
 use super::settle::end;
 use super::{list, row, search};
 use crate::inbox::event::{EventId, EventState};
@@ -19,19 +19,17 @@ const REDRIVE: &str = "
 const OF_CHAT: &str = "
     SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 AND chat = ?3 ORDER BY seq";
 const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
-const DELETE_HEADERS: &str = "DELETE FROM headers WHERE seq = ?1";
 const WITHOUT_BODY: &str =
     "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state BETWEEN 3 AND 4";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 8] = [
+pub(super) const STATEMENTS: [&str; 7] = [
     EVENT,
     HAS_BODY,
     HAS_FAILED,
     REDRIVE,
     OF_CHAT,
     DELETE_BODY,
-    DELETE_HEADERS,
     WITHOUT_BODY,
 ];
 
@@ -172,16 +170,15 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
             give_up(tx, *seq, &event)?;
         }
         // Their texts may quote the body.
-        row::delete_failures(tx, *seq)?;
+        tx.prepare(DELETE_FAILURES)?.execute([seq])?;
         bodies += u64::from(delete_body(tx, *seq)?);
     }
     Ok(bodies)
 }
 
-/// Deletes the body and the headers of an event that is settled, and returns whether it had one.
+/// Deletes the body of an event that is settled, and with it the headers, and returns whether it had one.
 pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<bool> {
     let deleted = tx.prepare(DELETE_BODY)?.execute([seq])?;
-    tx.prepare(DELETE_HEADERS)?.execute([seq])?;
     tx.prepare(WITHOUT_BODY)?.execute([seq])?;
     Ok(deleted == 1)
 }

@@ -5,7 +5,8 @@ use std::time::Duration;
 use rusqlite::Statement;
 
 use super::change::delete_body;
-use super::{memo, row};
+use super::memo;
+use super::row::DELETE_FAILURES;
 use crate::storage::sqlite::{Tx, clock};
 
 // Without a LIMIT: the few rows that are needed are read one by one. The states 3 and 4 have a body, which is deleted
@@ -37,7 +38,7 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<
         let last = memo::last(tx)?;
         for seq in &expired {
             delete_body(tx, *seq)?;
-            row::delete_failures(tx, *seq)?;
+            tx.prepare(DELETE_FAILURES)?.execute([seq])?;
             let delete = match *seq == last {
                 true => KEEP_NUMBER,
                 false => DELETE,

@@ -73,14 +73,11 @@ const FAIL: &str = "
     SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4 FROM failures WHERE seq = ?1
     RETURNING number";
 const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <= ?2";
-// A process of version 4 deletes failures and leaves their durations.
-const TOOK: &str = "INSERT OR REPLACE INTO durations (seq, number, took) VALUES (?1, ?2, ?3)";
-const TOOK_LONG_AGO: &str = "DELETE FROM durations WHERE seq = ?1 AND number <= ?2";
-const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
-const DELETE_DURATIONS: &str = "DELETE FROM durations WHERE seq = ?1";
+const TOOK: &str = "INSERT INTO durations (seq, number, took) VALUES (?1, ?2, ?3)";
+pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 10] = [
+pub(super) const STATEMENTS: [&str; 8] = [
     BY_SEQ,
     INSERT,
     UPDATE,
@@ -88,9 +85,7 @@ pub(super) const STATEMENTS: [&str; 10] = [
     FAIL,
     FAILED_LONG_AGO,
     TOOK,
-    TOOK_LONG_AGO,
     DELETE_FAILURES,
-    DELETE_DURATIONS,
 ];
 
 impl Work {
@@ -193,15 +188,7 @@ pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result
     if number > FAILURES {
         let last = number - FAILURES;
         tx.prepare(FAILED_LONG_AGO)?.execute([seq, last])?;
-        tx.prepare(TOOK_LONG_AGO)?.execute([seq, last])?;
     }
-    Ok(())
-}
-
-/// Deletes the failures of an event.
-pub(super) fn delete_failures(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
-    tx.prepare(DELETE_FAILURES)?.execute([seq])?;
-    tx.prepare(DELETE_DURATIONS)?.execute([seq])?;
     Ok(())
 }
 

@@ -37,8 +37,9 @@ const KEPT: [&str; 2] = both!(
     SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
 );
 /// Each place of the lane is in the order of the numbers.
-const KEPT_OF_CHAT: [&str; 2] = both!(
-    "
+macro_rules! unsettled_of_chat {
+    () => {
+        "
             SELECT seq FROM work INDEXED BY work_line
             WHERE lane = ?3 AND place = 2 AND seq BETWEEN ?1 AND ?2
             UNION
@@ -57,9 +58,15 @@ const KEPT_OF_CHAT: [&str; 2] = both!(
             SELECT seq FROM work INDEXED BY work_line
             WHERE lane = ?3 AND place = 7 AND seq BETWEEN ?1 AND ?2
             UNION
-            SELECT seq FROM work INDEXED BY work_alone WHERE lane IS NULL AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
+            SELECT seq FROM work INDEXED BY work_alone WHERE lane IS NULL AND seq BETWEEN ?1 AND ?2"
+    };
+}
+const UNSETTLED_OF_CHAT: [&str; 2] = both!(unsettled_of_chat!());
+const KEPT_OF_CHAT: [&str; 2] = both!(
+    unsettled_of_chat!(),
+    "
+    UNION
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
 );
 const TRIED: [&str; 2] = both!(
     "SELECT seq FROM work INDEXED BY work_tried
@@ -69,7 +76,7 @@ const TRIED: [&str; 2] = both!(
 const TAKEN: &str = "SELECT seq FROM work INDEXED BY work_due WHERE place = 4 AND place <> 6";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 15] = [
+pub(super) const STATEMENTS: [&str; 17] = [
     ALL[0],
     ALL[1],
     FAILED[0],
@@ -80,6 +87,8 @@ pub(super) const STATEMENTS: [&str; 15] = [
     UNSETTLED[1],
     KEPT[0],
     KEPT[1],
+    UNSETTLED_OF_CHAT[0],
+    UNSETTLED_OF_CHAT[1],
     KEPT_OF_CHAT[0],
     KEPT_OF_CHAT[1],
     TRIED[0],
@@ -131,7 +140,11 @@ pub(super) fn candidates(
         // Its lane, and the events that stand in none.
         let lane = Lane::of_chat(chat).0;
         let values = params![first, last, lane];
-        return some(tx, KEPT_OF_CHAT[order], values, CANDIDATES);
+        let sql = match only(|state| state.is_unsettled()) {
+            true => UNSETTLED_OF_CHAT[order],
+            false => KEPT_OF_CHAT[order],
+        };
+        return some(tx, sql, values, CANDIDATES);
     }
     let sql = match only(|state| state.is_unsettled()) {
         true => UNSETTLED[order],

@@ -101,7 +101,7 @@ pub(crate) const FORMAT: Format = Format {
         "",
         // 5. `headers` has lines `name: value`, for events that have some. `durations` has the microseconds that failed
         // attempts took, by the numbers of `failures`. They are tables of their own, because SQLite would read all of a
-        // table to add a column.
+        // table to add a column. Triggers delete them, also for processes of version 4.
         "CREATE TABLE headers (
             seq     INTEGER PRIMARY KEY,
             headers BLOB    NOT NULL
@@ -112,6 +112,10 @@ pub(crate) const FORMAT: Format = Format {
             took   INTEGER NOT NULL,
             PRIMARY KEY (seq, number)
         ) STRICT, WITHOUT ROWID;
+        CREATE TRIGGER bodies_headers AFTER DELETE ON bodies
+            BEGIN DELETE FROM headers WHERE seq = OLD.seq; END;
+        CREATE TRIGGER failures_durations AFTER DELETE ON failures
+            BEGIN DELETE FROM durations WHERE seq = OLD.seq AND number = OLD.number; END;
         CREATE INDEX work_blocking ON work (seq)
             WHERE place < 6 AND lane IS NOT NULL AND (tried OR crashes > 0);
         CREATE INDEX work_tried ON work (seq) WHERE tried OR crashes > 0;

@@ -90,6 +90,10 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 ..of(&[Waiting])
             },
             Filter {
+                chat: Some("chat-3".to_owned()),
+                ..of(&[Waiting, Dead])
+            },
+            Filter {
                 kinds: vec![EventKind::CHAT_CLOSED],
                 ..of(&[Handled])
             },
