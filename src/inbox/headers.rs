@@ -1,6 +1,8 @@
 //! The headers of a delivery that are kept with its event.
 
-use http::header::{HeaderMap, HeaderName, HeaderValue};
+#[cfg(any(test, feature = "sqlite", feature = "postgres"))]
+use http::header::HeaderValue;
+use http::header::{HeaderMap, HeaderName};
 
 /// The headers that identify the trace of a request: see <https://www.w3.org/TR/trace-context/>.
 pub(super) const TRACE: [HeaderName; 2] = [
