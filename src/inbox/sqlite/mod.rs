@@ -85,7 +85,7 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// or replace the file while a process has it open.
 ///
 /// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in
-/// one transaction that takes milliseconds, or a second for a million unsettled events. A process of the earlier
+/// one transaction. Version 5 reads the unsettled events once, for new indexes. A process of the earlier
 /// release that has the file open as a store continues to work, but drops the keys of unsettled events when their
 /// retention ends.
 ///
