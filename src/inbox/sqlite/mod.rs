@@ -147,6 +147,13 @@ impl SqliteQueue {
         Ok(self.engine.run(need, work).await?)
     }
 
+    async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        Ok(self.engine.read(work).await?)
+    }
+
     /// Runs durable work that may take an event for the caller. The work is told whether the caller still waits: an event
     /// that is taken for nobody waits for the end of its lease, and counts as crashed.
     async fn run_for<T: Send + 'static>(
@@ -229,7 +236,7 @@ impl Queue for SqliteQueue {
         while listed.events.len() < limit {
             page.limit = limit - listed.events.len();
             let filter = filter.clone();
-            let step = self.run(Need::Read, move |tx| list::list(tx, &filter, page));
+            let step = self.read(move |tx| list::list(tx, &filter, page));
             let found = step.await?;
             listed.events.extend(found.events);
             if found.seen.is_none() {
@@ -254,7 +261,7 @@ impl Queue for SqliteQueue {
         let (mut lanes, mut after) = (Vec::new(), after);
         while lanes.len() < limit {
             let most = (limit - lanes.len()).min(LANES_AT_ONCE);
-            let step = self.run(Need::Read, move |tx| lanes::blocking(tx, lane, after, most));
+            let step = self.read(move |tx| lanes::blocking(tx, lane, after, most));
             let found = step.await?;
             let is_last = found.len() < most;
             lanes.extend(found);
@@ -267,7 +274,7 @@ impl Queue for SqliteQueue {
     }
 
     async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.run(Need::Read, move |tx| list::get(tx, id)).await
+        self.read(move |tx| list::get(tx, id)).await
     }
 
     async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
@@ -284,7 +291,7 @@ impl Queue for SqliteQueue {
         let (mut bodies, mut seen) = (0, 0);
         loop {
             let chat = chat.to_owned();
-            let step = self.run(Need::Read, move |tx| change::of_chat(tx, &chat, seen));
+            let step = self.read(move |tx| change::of_chat(tx, &chat, seen));
             let (events, next) = step.await?;
             for events in events.chunks(AT_ONCE) {
                 let events = events.to_vec();
@@ -315,18 +322,18 @@ impl Queue for SqliteQueue {
         let mut counts = Counts::default();
         while !counts.is_complete() {
             let before = counts;
-            let step = self.run(Need::Read, move |tx| {
+            let step = self.read(move |tx| {
                 let mut counts = before.clone();
                 counts.step(tx)?;
                 Ok(counts)
             });
             counts = step.await?;
         }
-        self.run(Need::Read, move |tx| counts.stats(tx)).await
+        self.read(move |tx| counts.stats(tx)).await
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        self.run(Need::Read, |tx| list::size(tx)).await
+        self.read(|tx| list::size(tx)).await
     }
 }
 

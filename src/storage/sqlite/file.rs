@@ -53,6 +53,14 @@ pub(super) fn connect_aside(path: &Path, format: &Format) -> Result<Connection, 
     Ok(db)
 }
 
+/// Opens the file once more, for work that changes nothing.
+pub(super) fn connect_to_read(path: &Path, format: &Format) -> Result<Connection, Reason> {
+    let db = connect(path, wait)?;
+    migrate::version(&db.unchecked_transaction()?, format)?;
+    db.execute_batch("PRAGMA query_only = ON")?;
+    Ok(db)
+}
+
 #[allow(unused_mut, reason = "rusqlite before 0.41 sets handlers through `&`")]
 fn connect(path: &Path, busy: fn(i32) -> bool) -> Result<Connection, Reason> {
     // Without `SQLITE_OPEN_URI`: a path is a path.
@@ -97,7 +105,7 @@ fn wait_up_to(patience: Duration, tries: i32) -> bool {
 ///
 /// SQLite keeps writing to a file that was deleted, of which nothing would be left after a restart. Windows does
 /// not delete a file that is open.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileId {
     #[cfg(unix)]
     device_and_inode: (u64, u64),

@@ -1,28 +1,34 @@
-//! A file of SQLite, and the thread that does all work on it.
+//! A file of SQLite, and the threads that do all work on it.
 
+mod batches;
 mod checkpoint;
 pub(crate) mod clock;
 mod error;
 mod file;
 mod migrate;
+#[cfg(feature = "inbox")]
+mod reader;
+mod thread;
 mod transaction;
 mod writer;
 
 use std::path::{self, Path};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use self::batches::Batches;
 use self::checkpoint::Checkpoints;
 use self::clock::Clock;
 use self::error::{FileError, Reason};
-use self::writer::{Batches, Writer};
+use self::file::FileId;
+use self::thread::Thread;
 use super::Error;
 
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
 pub(crate) use self::clock::Machine;
 #[cfg(feature = "inbox")]
 pub(crate) use self::error::is_damage;
+pub(crate) use self::thread::Need;
 pub(crate) use self::transaction::Tx;
-pub(crate) use self::writer::Need;
 
 /// What a file holds, as the owner of its tables knows it.
 pub(crate) struct Format {
@@ -40,12 +46,15 @@ pub(crate) trait Upkeep: Send {
     fn step(&mut self, tx: &Tx<'_>, calls: u16) -> rusqlite::Result<()>;
 }
 
-/// A handle on an open file. Clones share its thread; dropping the last one waits until the file is
+/// A handle on an open file. Clones share its threads; dropping the last one waits until the file is
 /// closed.
 #[derive(Clone)]
 pub(crate) struct Engine {
     path: Arc<Path>,
-    writer: Arc<Writer>,
+    #[cfg(feature = "inbox")]
+    /// Before the writer, whose connection is closed last: it leaves no log behind.
+    reader: Arc<Thread>,
+    writer: Arc<Thread>,
 }
 
 impl Engine {
@@ -65,19 +74,23 @@ impl Engine {
         };
         let open = || {
             let db = file::open(&path, format)?;
-            let batches = Batches::new(db, format, upkeep, Clock::start(machine))?;
+            let id = FileId::of(&path).map_err(Reason::Thread)?;
+            let clock = Arc::new(Mutex::new(Clock::start(machine)));
+            let batches = Batches::new(db, format, upkeep, Arc::clone(&clock))?;
             let aside = file::connect_aside(&path, format)?;
             let checkpoints =
                 Checkpoints::start(&path, aside, checkpoint_every).map_err(Reason::Thread)?;
-            Writer::start(&path, batches, checkpoints).map_err(Reason::Thread)
-        };
-        match open() {
-            Ok(writer) => Ok(Self {
+            #[cfg(feature = "inbox")]
+            let reader = reader::start(&path, id.clone(), format, clock).map_err(Reason::Thread)?;
+            let writer = writer::start(&path, id, batches, checkpoints).map_err(Reason::Thread)?;
+            Ok(Self {
                 path: Arc::clone(&path),
+                #[cfg(feature = "inbox")]
+                reader: Arc::new(reader),
                 writer: Arc::new(writer),
-            }),
-            Err(reason) => Err(FileError::new(&path, reason).into()),
-        }
+            })
+        };
+        open().map_err(|reason: Reason| FileError::new(&path, reason).into())
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -93,6 +106,15 @@ impl Engine {
         work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, Error> {
         self.writer.run(need, work).await
+    }
+
+    /// Does work that changes nothing, and may take long, beside those that write. It sees what was committed before.
+    #[cfg(feature = "inbox")]
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.reader.run(Need::Read, work).await
     }
 }
 
