@@ -60,7 +60,7 @@ pub trait Queue: Send + Sync + 'static {
 
     /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
     /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
-    /// due for longest first.
+    /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
     ///
     /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
     ///
@@ -242,7 +242,8 @@ pub struct Claims {
     /// The events.
     pub events: Vec<TakenEvent>,
     /// The time until another event of the kinds is due or its lease expires. Zero if more events may be due now, and
-    /// `None` if no such time is known.
+    /// `None` if no such time is known. A worker asks a [shared](Queue::SHARED) queue earlier in any case, as others change
+    /// it, too.
     pub next_due: Option<Duration>,
 }
 

@@ -17,6 +17,8 @@ mod postgres;
 #[cfg(feature = "postgres")]
 mod postgres_model;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
+mod postgres_pinned;
+#[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres_records;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod published;

@@ -299,7 +299,7 @@ async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
 
     let queue = database.queue().await;
     let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 5);
+    assert_eq!(count(&pool, version).await, 6);
     // A receiver of version 2 may continue meanwhile.
     execute(&pool, &insert("after")).await;
     for name in ["before", "after"] {
@@ -758,10 +758,13 @@ impl Order {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
+    two_processes(&Database::create().await).await;
+}
+
+pub(crate) async fn two_processes(database: &Database) {
     const EVENTS: usize = 2000;
     const LANES: i64 = 10;
 
-    let database = Database::create().await;
     let queues = [database.queue().await, database.queue().await];
     let order = Arc::new(Order::default());
     let mut tasks = JoinSet::new();

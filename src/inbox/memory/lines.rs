@@ -36,10 +36,34 @@ impl State {
         line.remove(&id);
         let first = line.first().copied();
         match first {
-            Some(first) => self.set_ready(first),
+            Some(first) => self.promote(first),
             None => drop(self.lanes.remove(&lane)),
         }
         first
+    }
+
+    /// Makes the first event of a line ready. One that waited for another one until now is due from now on.
+    fn promote(&mut self, id: i64) {
+        let now = self.now;
+        if self.is_first(id) && !self.is_ready(id) {
+            if let Place::Line { due } = &mut self.event(id).place {
+                *due = now.max(*due);
+            }
+            self.set_ready(id);
+        }
+    }
+
+    fn is_ready(&self, id: i64) -> bool {
+        let Some(event) = self.events.get(&id) else {
+            return false;
+        };
+        let Place::Line { due } = event.place else {
+            return false;
+        };
+        [&self.ready, &self.suspects].iter().any(|ready| {
+            let events = ready.get(&event.kind);
+            events.is_some_and(|events| events.contains(&(due, id)))
+        })
     }
 
     /// Makes an event ready, unless its lane waits for another one.

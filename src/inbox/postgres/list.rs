@@ -15,7 +15,7 @@ use crate::store::StoreError;
 
 /// How many numbers of events the first step of a search covers, and how many the largest one.
 const STEP: i64 = 10_000;
-const LARGEST_STEP: i64 = 500_000;
+const LARGEST_STEP: i64 = 50_000;
 
 impl PostgresQueue {
     pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
@@ -217,6 +217,8 @@ impl Search {
             true => "DESC",
             false => "ASC",
         };
+        // Where only the places are compared, the events of the page are found before anything else is read of them.
+        let page = format!("ORDER BY seq {order} LIMIT $3");
         let events = match source {
             Source::Events | Source::Failed => format!(
                 "{{schema}}.events AS e CROSS JOIN LATERAL ({}) AS s",
@@ -224,31 +226,37 @@ impl Search {
             ),
             Source::Chat => {
                 let chat = chat.unwrap_or_default();
+                let page = match of_places.is_empty() && of_events.is_empty() {
+                    true => &page,
+                    false => "OFFSET 0",
+                };
                 format!(
                     "(
                         SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events
                         WHERE chat = {chat}[1] AND substr(sha256(chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)
-                        OFFSET 0
+                            AND seq BETWEEN $1 AND $2 {page}
                     ) AS e CROSS JOIN LATERAL ({}) AS s",
                     places(Look::up())
                 )
             }
-            Source::Kept => {
-                let limit = match reads_events {
-                    true => String::new(),
-                    // Those of the page are found before anything else is read of them.
-                    false => format!("ORDER BY s.seq {order} LIMIT $3"),
+            Source::Kept | Source::Ended => {
+                let look = match source {
+                    Source::Ended => Look::ended(),
+                    _ => Look::through(&filter.states),
                 };
+                let page = match of_events.is_empty() {
+                    true => page.as_str(),
+                    false => "",
+                };
+                let places = each_place(look).map(|place| {
+                    format!("(SELECT * FROM ({place}) AS s WHERE true{of_places} {page})")
+                });
+                let places: Vec<_> = places.collect();
                 format!(
                     "(
-                        SELECT * FROM ({}) AS s WHERE true{of_places} {limit}
+                        SELECT * FROM ({}) AS s {page}
                     ) AS s JOIN {{schema}}.events AS e ON e.seq = s.seq",
-                    places(Look::through(&filter.states))
-                )
-            }
-            Source::Ended => {
-                format!(
-                    "({ENDED} t.seq BETWEEN $1 AND $2) AS s JOIN {{schema}}.events AS e ON e.seq = s.seq"
+                    places.join(" UNION ALL ")
                 )
             }
         };
@@ -261,7 +269,11 @@ impl Search {
             parameters,
             has_steps: match source {
                 Source::Chat => false,
-                Source::Kept => reads_events,
+                // The page is found in the order of the numbers, or there are few candidates.
+                Source::Kept => {
+                    reads_events
+                        || !filter.kinds.is_empty() && filter.states.contains(&EventState::Waiting)
+                }
                 Source::Events | Source::Failed | Source::Ended => true,
             },
         }
@@ -331,18 +343,35 @@ impl Look {
             .iter()
             .any(|state| matches!(state, EventState::Waiting | EventState::Retrying));
         let is_unsettled = states.iter().any(|state| state.is_unsettled());
+        let of_wait = match states.contains(&EventState::Waiting) {
+            true => NUMBERS,
+            // The condition of an index.
+            false => "t.seq BETWEEN $1 AND $2 AND (t.is_tried OR t.crashes > 0)",
+        };
         Self {
             head: is_unsettled.then_some("t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"),
-            wait: waits.then_some(NUMBERS),
+            wait: waits.then_some(of_wait),
             aside: waits.then_some(NUMBERS),
             dead: states.contains(&EventState::Dead).then_some(NUMBERS),
             ended: None,
         }
     }
+
+    /// Everything that is settled and not dead.
+    fn ended() -> Self {
+        Self {
+            ended: Some("t.seq BETWEEN $1 AND $2"),
+            ..Self::default()
+        }
+    }
+}
+
+fn places(look: Look) -> String {
+    each_place(look).collect::<Vec<_>>().join(" UNION ALL ")
 }
 
 /// The places of events: number, state, when it was settled, when it is due, failures, kind.
-fn places(look: Look) -> String {
+fn each_place(look: Look) -> impl Iterator<Item = String> {
     let unsettled = |table: &str, fence: &str, found: &str| {
         let state = state("t", fence);
         format!(
@@ -366,8 +395,7 @@ fn places(look: Look) -> String {
         look.dead.map(dead),
         look.ended.map(|found| format!("{ENDED} {found}")),
     ];
-    let tables: Vec<_> = tables.into_iter().flatten().collect();
-    tables.join(" UNION ALL ")
+    tables.into_iter().flatten()
 }
 
 #[cfg(test)]

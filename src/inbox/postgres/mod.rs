@@ -3,6 +3,7 @@
 mod batches;
 mod calls;
 mod claiming;
+mod floors;
 mod list;
 mod parameters;
 mod rows;
@@ -19,10 +20,11 @@ use tokio::sync::Semaphore;
 use self::batches::Batches;
 use self::calls::{Acceptance, End};
 use self::claiming::Claiming;
+use self::floors::{Floor, Floors};
 use self::statements::Statements;
 use super::event::{
-    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Lane, Listed, NewEvent,
-    Page, Settlement, Take, TakenEvent,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Kinds, Lane, Listed,
+    NewEvent, Page, Settlement, Take, TakenEvent,
 };
 use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
 use crate::config::ConfigError;
@@ -137,6 +139,7 @@ struct Shared {
     acceptances: Batches<Acceptance>,
     ends: Batches<End>,
     abandoned_claims: Arc<Semaphore>,
+    floors: Floors,
 }
 
 impl PostgresQueue {
@@ -177,6 +180,7 @@ impl PostgresQueue {
                 acceptances: Batches::new(),
                 ends: Batches::new(),
                 abandoned_claims: Arc::new(Semaphore::new(1)),
+                floors: Floors::default(),
             }),
             tables: Arc::new(tables),
         }
@@ -220,9 +224,15 @@ impl PostgresQueue {
         one(self.call(sql, values).await?)
     }
 
-    /// The events of a claim. Its last row has none.
-    fn claims(&self, mut rows: Vec<PgRow>) -> Result<Claims, StoreError> {
+    /// Takes events. The last row of a claim has none.
+    async fn take(&self, kinds: &Kinds, mut values: Vec<Value>) -> Result<Claims, StoreError> {
+        let floor = self.shared.floors.of(kinds);
+        values.extend(floor.values());
+        let mut rows = self.call(&self.shared.statements.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
+        let took = rows::duration(&last, 17)?.unwrap_or_default();
+        let found = Floor::read(&last, 13)?;
+        self.shared.floors.learn(kinds, &floor, found, took);
         let events = rows.iter().map(|row| {
             let taken = rows::taken(row, 0)?;
             let mut taken = taken.ok_or_else(|| corrupt("an event without a number"))?;
@@ -311,18 +321,15 @@ impl Queue for PostgresQueue {
         suspects: usize,
     ) -> Result<Claims, StoreError> {
         let [only, except] = parameters::kinds(Some(&take.kinds));
-        let values = [
+        let values = vec![
             Value::Number(micros(take.lease)),
             only,
             except,
             parameters::number(limit),
             parameters::number(suspects),
         ];
-        let queue = self.clone();
-        let execution = async move {
-            let rows = queue.call(&queue.shared.statements.claim, &values).await?;
-            queue.claims(rows)
-        };
+        let (queue, kinds) = (self.clone(), take.kinds.clone());
+        let execution = async move { queue.take(&kinds, values).await };
         Claiming::new(self, Box::pin(execution)).await
     }
 

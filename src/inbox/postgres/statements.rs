@@ -67,25 +67,15 @@ const ACCEPT: &str = "
     FROM {schema}.accept_all($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) AS a
     ORDER BY a.o_at";
 
-/// The headers are looked up once for all events: few have any.
-const CLAIM: &str = "
-    WITH taken AS MATERIALIZED (
-        SELECT * FROM {schema}.claim($1, $2, $3, $4, $5) WITH ORDINALITY
-    ), kept AS MATERIALIZED (
-        SELECT * FROM {schema}.headers_of((SELECT array_agg(t.o_seq) FROM taken AS t WHERE t.o_seq IS NOT NULL))
-    )
-    SELECT
-        t.o_seq, t.o_fence, t.o_place, t.o_is_in_lane, t.o_kind, t.o_key, t.o_body, t.o_accepted, t.o_is_redriven,
-        t.o_failures, t.o_crashes, t.o_tried_for, k.o_headers
-    FROM taken AS t LEFT JOIN kept AS k ON k.o_event = t.o_seq
-    ORDER BY t.ordinality";
+const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6, $7, $8, $9)";
 
 const EXTEND: &str = "
     SELECT {schema}.extend(e.seq, e.fence, e.place, $4)
     FROM unnest($1::bigint[], $2::uuid[], $3::bigint[]) WITH ORDINALITY AS e (seq, fence, place, at)
     ORDER BY e.at";
 
-/// The durations of attempts are noted for those that failed.
+/// The durations of attempts are noted for those that failed. The headers are looked up once for all events: few have
+/// any.
 const SETTLE: &str = "
     WITH settled AS MATERIALIZED (
         SELECT s.*, CASE WHEN s.o_is_held THEN {schema}.note_duration($1[s.o_at], $14[s.o_at]) END AS is_noted

@@ -29,6 +29,7 @@ const FIRST_BEHIND: &str = concat!(
 const FIRST_PLACE: &str =
     "SELECT place FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place";
 const MOVE: &str = "UPDATE work SET place = ?2 WHERE seq = ?1";
+const PROMOTE: &str = "UPDATE work SET place = ?2, due = max(due, ?3) WHERE seq = ?1";
 const EXPIRE: &str = "UPDATE work SET place = ?2, crashes = ?3 WHERE seq = ?1";
 const RETURNED: &str = concat!(
     "SELECT ",
@@ -50,11 +51,12 @@ const BLOCKING: &str = concat!(
 const WAITING: &str = "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = 6";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 10] = [
+pub(super) const STATEMENTS: [&str; 11] = [
     FIRST,
     FIRST_BEHIND,
     FIRST_PLACE,
     MOVE,
+    PROMOTE,
     EXPIRE,
     RETURNED,
     TAKE,
@@ -129,7 +131,9 @@ pub(super) fn take_first(
             self::take(tx, &first, kind, take)
         }
         _ if first.place == place::BEHIND => {
-            set_place(tx, first.seq, first.ready())?;
+            // It could not be taken before.
+            let promoted = params![first.seq, first.ready(), tx.now];
+            tx.prepare(PROMOTE)?.execute(promoted)?;
             Ok(None)
         }
         _ => Ok(None),
