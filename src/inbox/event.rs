@@ -441,9 +441,11 @@ pub struct BlockedLane {
     /// When the event became a dead letter, or when it failed first with a failure that counts. Without such a failure,
     /// when it was accepted.
     pub since: SystemTime,
-    /// The number of events that wait behind it. Not more than 1,000 are counted.
+    /// The number of events that wait behind it. Not more than [`MOST_WAITING`](Self::MOST_WAITING) are counted.
     pub waiting: u64,
 }
 
-/// How many events of a blocked lane are counted.
-pub(super) const MOST_WAITING: usize = 1000;
+impl BlockedLane {
+    /// How many of the events that wait are counted.
+    pub const MOST_WAITING: u64 = 1000;
+}

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tower_webhook::inbox::{EventId, PostgresQueue, Queue, Settlement, Take};
 
 use crate::postgres::{Database, accept, count, end, event, execute, take, two_processes};
@@ -91,14 +91,12 @@ async fn claims_do_not_read_again_what_was_deleted() {
     let whole = pinned.reads().await - before;
     assert!(whole >= 3 * DELETED, "the first claim has read {whole}");
 
-    let began = Instant::now();
-    let mut fewest = whole;
-    while fewest > 1000 && began.elapsed() < Duration::from_secs(20) {
-        let before = pinned.reads().await;
+    let before = pinned.reads().await;
+    for _ in 0..20 {
         assert!(pinned.claim(&take()).await.is_empty());
-        fewest = fewest.min(pinned.reads().await - before);
     }
-    assert!(fewest <= 1000, "every claim has read {fewest} or more");
+    let others = pinned.reads().await - before;
+    assert!(others <= 1000, "twenty more have read {others}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -122,7 +120,7 @@ async fn all_that_becomes_due_is_taken() {
     let (_, held) = accept(queue, event(None, Some(8))).await;
     let held_back = untaken(8).await;
     assert!(pinned.claim(&take()).await.is_empty());
-    sleep(Duration::from_millis(1500)).await;
+    sleep(Duration::from_millis(3500)).await;
     assert!(pinned.claim(&take()).await.is_empty());
 
     let new = untaken(1).await;

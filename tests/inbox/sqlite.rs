@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rusqlite::Connection;
@@ -69,6 +70,22 @@ impl Harness for Shared {
     }
 }
 
+/// As many threads as processes that may use a file during a deploy. A thread for each handle of all rules, which run at
+/// the same time, would be a hundred of them that ask for one lock.
+struct Several {
+    queues: Vec<SqliteQueue>,
+    opened: AtomicUsize,
+}
+
+impl Harness for Several {
+    type Queue = SqliteQueue;
+
+    async fn open(&self) -> SqliteQueue {
+        let at = self.opened.fetch_add(1, Ordering::Relaxed);
+        self.queues[at % self.queues.len()].clone()
+    }
+}
+
 fn event(key: &str, lane: i64) -> NewEvent {
     NewEvent {
         delivery: RawDelivery::new(EventKind::CHAT_RATED, key.to_owned()),
@@ -89,8 +106,16 @@ fn take(lease: Duration) -> Take {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn conforms_with_a_thread_for_each_handle() {
-    conformance::run(&Scratch::new()).await;
+async fn conforms_with_several_threads() {
+    let scratch = Scratch::new();
+    let queues = (0..4).map(|_| scratch.queue()).collect();
+    let opened = AtomicUsize::new(0);
+    conformance::run(&Several { queues, opened }).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_when_each_handle_closes_the_file() {
+    conformance::nothing_ends_with_its_handle(&Scratch::new()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

@@ -150,9 +150,6 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) ->
     }
 }
 
-/// The number of waiting events that the queue counts.
-const MOST_WAITING: u64 = 1_000;
-
 pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: bool) -> Markup {
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
@@ -200,7 +197,9 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
 pub(super) fn waiting(lane: &BlockedLane) -> String {
     match lane.waiting {
         1 => "1 event".to_owned(),
-        MOST_WAITING.. => format!("at least {MOST_WAITING} events"),
+        BlockedLane::MOST_WAITING.. => {
+            format!("at least {} events", BlockedLane::MOST_WAITING)
+        }
         other => format!("{other} events"),
     }
 }

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Event, Place, State};
 use crate::event::EventKind;
-use crate::inbox::event::{
-    BlockedLane, EventId, EventState, EventSummary, Filter, Lane, MOST_WAITING, Page,
-};
+use crate::inbox::event::{BlockedLane, EventId, EventState, EventSummary, Filter, Lane, Page};
 use crate::inbox::queue::{KindStats, Stats};
 
 impl State {
@@ -118,7 +116,7 @@ impl State {
             Some(BlockedLane {
                 event: self.summary(id, event),
                 since: self.time_of_day(since),
-                waiting: line.saturating_sub(1).min(MOST_WAITING) as u64,
+                waiting: (line.saturating_sub(1) as u64).min(BlockedLane::MOST_WAITING),
             })
         };
         blocking

@@ -4,9 +4,10 @@
 //! open they cannot be, and each claim would read all of them again.
 
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use sqlx::postgres::PgRow;
+use tokio::time::Instant;
 
 use crate::inbox::event::Kinds;
 use crate::storage::Error;
@@ -61,14 +62,14 @@ struct Known {
 }
 
 impl Floors {
-    /// Where a claim of these kinds begins. An event may have become due below the floor since it was known. So a claim
-    /// that takes little time has none, and the others have none often enough.
+    /// Where a claim of these kinds begins. An event may have become due below the floor since it was known. So there is
+    /// none where a claim without one takes little time, and elsewhere only for some time.
     pub(super) fn of(&self, kinds: &Kinds) -> Floor {
         let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let known = known.iter().find(|known| known.of == *kinds);
         let known = known.filter(|known| {
             let (at, took) = known.whole;
-            took >= SLOW && at.elapsed() < (took * SHARE).min(LONGEST)
+            took >= SLOW && at.elapsed() < VALID
         });
         known.map(|known| known.floor.clone()).unwrap_or_default()
     }
@@ -101,16 +102,15 @@ impl Floors {
 /// The time of a claim that has read many deleted rows, at half a microsecond each.
 const SLOW: Duration = Duration::from_millis(20);
 
-/// Claims without a floor take one in so many parts of the time, and are not further apart than this.
-const SHARE: u32 = 20;
-const LONGEST: Duration = Duration::from_secs(30);
+/// After this long, a claim begins without a floor.
+const VALID: Duration = Duration::from_secs(30);
 
 /// A worker has one set of kinds at a time, and another one while a kind is tripped.
 const MOST: usize = 32;
 
 #[cfg(test)]
 mod tests {
-    use std::thread::sleep;
+    use tokio::time::advance;
 
     use super::*;
     use crate::event::EventKind;
@@ -135,27 +135,27 @@ mod tests {
         assert!(!learnt(SLOW / 2).of(&Kinds::all()).is_known());
     }
 
-    #[test]
-    fn slow_claims_have_a_floor_for_some_time() {
+    #[tokio::test(start_paused = true)]
+    async fn slow_claims_have_a_floor_for_some_time() {
         let floors = learnt(SLOW);
         assert_eq!(floors.of(&Kinds::all()).ready, 7);
         // What a claim with a floor takes says nothing of one without.
         floors.learn(&Kinds::all(), &floor(7), floor(8), Duration::ZERO);
         assert_eq!(floors.of(&Kinds::all()).ready, 8);
-        sleep(SLOW * SHARE);
+        advance(VALID).await;
         assert!(!floors.of(&Kinds::all()).is_known());
     }
 
     #[test]
     fn each_set_of_kinds_has_a_floor_of_its_own() {
-        let floors = learnt(LONGEST);
+        let floors = learnt(SLOW);
         let only = |number: usize| {
             let name = format!("kind_{number}");
             Kinds::only([EventKind::from_bytes(name.as_bytes()).unwrap()])
         };
         assert!(!floors.of(&only(0)).is_known());
         for number in 0..MOST {
-            floors.learn(&only(number), &Floor::default(), floor(9), LONGEST);
+            floors.learn(&only(number), &Floor::default(), floor(9), SLOW);
         }
         assert!(!floors.of(&Kinds::all()).is_known());
         assert_eq!(floors.of(&only(0)).ready, 9);

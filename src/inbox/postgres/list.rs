@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::statements::{COLUMNS, NOW, state};
 use super::{PostgresQueue, one, rows};
-use crate::inbox::event::{EventId, EventState, EventSummary, Filter, Listed, Page};
+use crate::inbox::event::{EventId, EventState, EventSummary, Filter, Lane, Listed, Page};
 use crate::storage::postgres::{List, Schema, Value, column};
 use crate::store::StoreError;
 
@@ -100,6 +100,8 @@ enum Source {
     Events,
     /// Those of a chat, by an index.
     Chat,
+    /// Those of a chat that are unsettled or dead, by its lane.
+    Lane,
     /// Those that failed.
     Failed,
     /// Those that are unsettled or dead: few, beside those that were handled.
@@ -118,9 +120,13 @@ impl Source {
             || filter.key.is_some()
             || filter.accepted_from.is_some()
             || filter.accepted_until.is_some();
+        let only_kept = !states.is_empty() && states.iter().all(is_kept);
         if filter.chat.is_some() {
-            Self::Chat
-        } else if !states.is_empty() && states.iter().all(is_kept) && (only_dead || !reads_events) {
+            match only_kept {
+                true => Self::Lane,
+                false => Self::Chat,
+            }
+        } else if only_kept && (only_dead || !reads_events) {
             Self::Kept
         } else if filter.error.is_some() {
             Self::Failed
@@ -168,7 +174,7 @@ impl Search {
             let kinds = filter.kinds.iter().map(ToString::to_string);
             let kinds = parameter(Parameter::Texts(kinds.collect()));
             let (table, conditions) = match source {
-                Source::Kept => ("s", &mut of_places),
+                Source::Kept | Source::Lane => ("s", &mut of_places),
                 _ => ("e", &mut of_events),
             };
             let _ = write!(
@@ -183,6 +189,14 @@ impl Search {
         };
         let chat = filter.chat.as_ref();
         let chat = chat.map(|chat| parameter(Parameter::Bytes(chat.as_bytes().to_vec())));
+        let mut lane = String::new();
+        if let (Source::Lane, Some(of)) = (source, &filter.chat) {
+            lane = parameter(Parameter::Number(Lane::of_chat(of).0));
+            and(format!(
+                "e.chat = {}[1]",
+                chat.as_deref().unwrap_or_default()
+            ));
+        }
         if let Some(key) = &filter.key {
             let key = parameter(Parameter::Bytes(key.as_bytes().to_vec()));
             and(format!("e.key = {key}[1]"));
@@ -222,7 +236,7 @@ impl Search {
         let events = match source {
             Source::Events | Source::Failed => format!(
                 "{{schema}}.events AS e CROSS JOIN LATERAL ({}) AS s",
-                places(Look::up())
+                places(Look::up(), "")
             ),
             Source::Chat => {
                 let chat = chat.unwrap_or_default();
@@ -230,17 +244,21 @@ impl Search {
                     true => &page,
                     false => "OFFSET 0",
                 };
+                // The inner query keeps the planner from looking for the chat in the order of the numbers.
                 format!(
                     "(
-                        SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events
-                        WHERE chat = {chat}[1] AND substr(sha256(chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)
-                            AND seq BETWEEN $1 AND $2 {page}
+                        SELECT * FROM (
+                            SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events
+                            WHERE chat = {chat}[1] AND substr(sha256(chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)
+                            OFFSET 0
+                        ) AS e WHERE seq BETWEEN $1 AND $2 {page}
                     ) AS e CROSS JOIN LATERAL ({}) AS s",
-                    places(Look::up())
+                    places(Look::up(), "")
                 )
             }
-            Source::Kept | Source::Ended => {
+            Source::Lane | Source::Kept | Source::Ended => {
                 let look = match source {
+                    Source::Lane => Look::of_lane(&filter.states),
                     Source::Ended => Look::ended(),
                     _ => Look::through(&filter.states),
                 };
@@ -248,15 +266,11 @@ impl Search {
                     true => page.as_str(),
                     false => "",
                 };
-                let places = each_place(look).map(|place| {
-                    format!("(SELECT * FROM ({place}) AS s WHERE true{of_places} {page})")
-                });
-                let places: Vec<_> = places.collect();
                 format!(
                     "(
                         SELECT * FROM ({}) AS s {page}
                     ) AS s JOIN {{schema}}.events AS e ON e.seq = s.seq",
-                    places.join(" UNION ALL ")
+                    places(look, &format!("{of_places} {page}"))
                 )
             }
         };
@@ -265,10 +279,10 @@ impl Search {
             WHERE e.seq BETWEEN $1 AND $2{of_places}{of_events} ORDER BY e.seq {order} LIMIT $3"
         );
         Self {
-            sql: schema.sql(&sql).into(),
+            sql: schema.sql(&sql.replace("{lane}", &lane)).into(),
             parameters,
             has_steps: match source {
-                Source::Chat => false,
+                Source::Chat | Source::Lane => false,
                 // The page is found in the order of the numbers, or there are few candidates.
                 Source::Kept => {
                     reads_events
@@ -302,13 +316,9 @@ impl Search {
 pub(super) fn every_event() -> String {
     format!(
         "{{schema}}.events AS e JOIN {{schema}}.kinds AS k ON k.id = e.kind CROSS JOIN LATERAL ({}) AS s",
-        places(Look::up())
+        places(Look::up(), "")
     )
 }
-
-const ENDED: &str =
-    "SELECT t.seq, t.state::integer, t.at, NULL::bigint AS due, t.failures, NULL::integer AS kind
-    FROM {schema}.ended AS t WHERE";
 
 /// How rows of the places are found: a condition for each place that is looked at.
 #[derive(Default)]
@@ -357,6 +367,19 @@ impl Look {
         }
     }
 
+    /// What may be in these states in the line of a lane, or stands in none.
+    fn of_lane(states: &[EventState]) -> Self {
+        let all = Self::through(states);
+        Self {
+            head: all.head.map(|_| {
+                "t.lane IN ({lane}, 0) AND t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"
+            }),
+            wait: all.wait.map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
+            aside: all.aside.map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
+            ..all
+        }
+    }
+
     /// Everything that is settled and not dead.
     fn ended() -> Self {
         Self {
@@ -366,36 +389,41 @@ impl Look {
     }
 }
 
-fn places(look: Look) -> String {
-    each_place(look).collect::<Vec<_>>().join(" UNION ALL ")
-}
-
-/// The places of events: number, state, when it was settled, when it is due, failures, kind.
-fn each_place(look: Look) -> impl Iterator<Item = String> {
+/// The places of events: number, state, when it was settled, when it is due, failures, kind. `rest` is the rest of each
+/// query, in which `s` is the place: it must be there that a query is limited, for the planner to use its index.
+fn places(look: Look, rest: &str) -> String {
+    let place = |table: &str, found: &str, state: &str, at: &str, due: &str| {
+        let rest = rest
+            .replace("s.state", &format!("({state})"))
+            .replace("s.kind", "t.kind");
+        let kind = match table {
+            "ended" => "NULL::integer",
+            _ => "t.kind",
+        };
+        format!(
+            "(
+                SELECT t.seq, {state} AS state, {at}::bigint AS at, {due}::bigint AS due, t.failures, {kind} AS kind
+                FROM {{schema}}.{table} AS t WHERE {found}{rest}
+            )"
+        )
+    };
     let unsettled = |table: &str, fence: &str, found: &str| {
-        let state = state("t", fence);
-        format!(
-            "SELECT t.seq, {state} AS state, NULL::bigint AS at,
-                CASE WHEN t.due > {NOW} AND {fence} IS NULL THEN t.due END AS due, t.failures, t.kind
-            FROM {{schema}}.{table} AS t WHERE {found}"
-        )
+        let due = format!("CASE WHEN t.due > {NOW} AND {fence} IS NULL THEN t.due END");
+        place(table, found, &state("t", fence), "NULL", &due)
     };
-    let dead = |found: &str| {
-        format!(
-            "SELECT t.seq, 6 AS state, t.at, NULL::bigint AS due, t.failures, t.kind
-            FROM {{schema}}.dead AS t WHERE {found}"
-        )
-    };
-    let tables = [
+    let places = [
         look.head.map(|found| unsettled("head", "t.fence", found)),
         look.wait
             .map(|found| unsettled("wait", "NULL::uuid", found)),
         look.aside
             .map(|found| unsettled("aside", "NULL::uuid", found)),
-        look.dead.map(dead),
-        look.ended.map(|found| format!("{ENDED} {found}")),
+        look.dead
+            .map(|found| place("dead", found, "6", "t.at", "NULL")),
+        look.ended
+            .map(|found| place("ended", found, "t.state::integer", "t.at", "NULL")),
     ];
-    tables.into_iter().flatten()
+    let places: Vec<_> = places.into_iter().flatten().collect();
+    places.join(" UNION ALL ")
 }
 
 #[cfg(test)]
@@ -417,7 +445,9 @@ mod tests {
         for (states, chat, error, expected) in [
             (&[][..], false, false, Source::Events),
             (&[], true, true, Source::Chat),
-            (&[Dead], true, false, Source::Chat),
+            (&[Dead], true, false, Source::Lane),
+            (&[Retrying], true, true, Source::Lane),
+            (&[Handled, Retrying], true, false, Source::Chat),
             (&[Dead], false, true, Source::Kept),
             (&[Dead, Retrying], false, false, Source::Kept),
             (&[Dead, Retrying], false, true, Source::Failed),

@@ -108,18 +108,20 @@ use crate::store::{OpenError, StoreError};
 /// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count free
 /// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
 /// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
-/// milliseconds: set `idle_in_transaction_session_timeout`. No query plan depends on statistics: the functions only
-/// use indexes.
+/// milliseconds: set `idle_in_transaction_session_timeout`. A claim that took more than 20 ms notes from where on the
+/// next ones have to read, for 30 s. An event that becomes ready by a transaction of more than 3 s, or was put aside and is
+/// ready when the attempt of a later one of its lane has failed, can wait that long then. No query plan of what accepts, claims and settles depends on statistics: the functions only use
+/// indexes.
 ///
-/// **Lists** of dead letters and unsettled events, of a chat, and of events that failed with an error read no other
-/// events. [Blocked lanes](Queue::blocked_lanes) are found by an index of the first events that have failed. Lists that
-/// select by key, kind or time read all events in turn until the page is full. With [`Page::within`], they search in
-/// steps of about a fourth of that time, and end after it.
+/// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
+/// of unsettled ones also reads the first event of each lane. [Blocked lanes](Queue::blocked_lanes) are found by an index
+/// of the first events that have failed. Lists that select by key, kind or time read all events in turn until the page
+/// is full. With [`Page::within`], they search in steps of about a fourth of that time, and end after it.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes a function gives it another name, so workers of both
 /// releases can run at the same time. Processes of version 4 keep no headers of the events that they accept, and no
-/// durations of the attempts that they settle.
+/// durations of the attempts that they settle. Those of version 5 read all deleted rows with each claim.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has
 /// unless it was dropped. Once the schema exists, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,

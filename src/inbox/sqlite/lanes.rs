@@ -11,7 +11,7 @@ use super::row::{self, Work, place};
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{BlockedLane, EventId, EventLease, Lane, MOST_WAITING, Take, TakenEvent};
+use crate::inbox::event::{BlockedLane, EventId, EventLease, Lane, Take, TakenEvent};
 use crate::inbox::headers;
 use crate::storage::sqlite::{Tx, is_damage};
 use crate::store::Fence;
@@ -265,7 +265,7 @@ pub(super) fn blocking(
         let mut waiting = tx.prepare(WAITING)?;
         let mut rows = waiting.query([work.lane])?;
         let mut waiting = 0;
-        while waiting < MOST_WAITING as u64 && rows.next()?.is_some() {
+        while waiting < BlockedLane::MOST_WAITING && rows.next()?.is_some() {
             waiting += 1;
         }
         let first_failed = work.first_failed.map_or(event.accepted_at, row::time);

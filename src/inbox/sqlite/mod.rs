@@ -38,7 +38,8 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// webhooks, and the queue in PostgreSQL when several do.
 ///
 /// **How it works.** As in [`SqliteStore`], one thread does the work of all callers, and calls that arrive while one
-/// transaction is committed go into the next one. Acceptances, settlements and changes by a person wait for the disk
+/// transaction is committed go into the next one. Another thread reads lists, counts and single events beside it, from what
+/// was committed. Acceptances, settlements and changes by a person wait for the disk
 /// (`synchronous = FULL`). A claim does not: it reaches the disk together with the next operation that waits.
 ///
 /// **What a crash costs.** A crash of a process costs its attempts: their events are taken again when their leases
@@ -66,7 +67,7 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// unsettled events and dead letters, which takes half a second for a million. [`list`](Queue::list) reads the events
 /// that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an error;
 /// [`forget`](Queue::forget) reads all events. These three work in steps of some milliseconds, with other calls in
-/// between, so their result is not a snapshot.
+/// between, so their result is not a snapshot. They do not delay those that accept and handle events.
 ///
 /// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason and the duration of the attempt.
 ///
@@ -89,7 +90,7 @@ use crate::store::{OpenError, SqliteStore, StoreError};
 /// release that has the file open as a store continues to work, but drops the keys of unsettled events when their
 /// retention ends.
 ///
-/// Clones share one thread. Dropping the last one waits until the file is closed.
+/// Clones share their threads. Dropping the last one waits until the file is closed.
 ///
 /// ```no_run
 /// use tower_webhook::inbox::SqliteQueue;
@@ -120,7 +121,7 @@ impl SqliteQueue {
         Ok(Self { engine })
     }
 
-    /// Uses the file of a store, and its thread.
+    /// Uses the file of a store, and its threads.
     ///
     /// ```no_run
     /// use tower_webhook::inbox::SqliteQueue;
