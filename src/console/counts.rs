@@ -1,12 +1,13 @@
 //! The counts of an inbox. Counting millions of events takes a second, and pages do not wait for that long.
 
+use std::future::Future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
-use crate::inbox::{Inbox, Queue, Stats};
+use crate::inbox::Stats;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How long a page waits for new counts if there are earlier ones.
@@ -16,7 +17,7 @@ const WAIT: Duration = Duration::from_millis(50);
 const SHARE: u32 = 10;
 
 /// The age up to which the last counts are shown while new ones are made, if counting does not take longer.
-const OLDEST: Duration = Duration::from_secs(30);
+const OLDEST: Duration = Duration::from_secs(5 * 60);
 
 /// The last counts, and those that are made now.
 #[derive(Clone, Default)]
@@ -38,26 +39,30 @@ struct Last {
 }
 
 impl Counts {
-    /// Returns new counts, or the last ones if counting takes longer than [`WAIT`].
-    pub(super) async fn get<Q: Queue>(&self, inbox: &Inbox<Q>) -> Result<Stats, StoreError> {
+    /// Returns new counts, or the last ones if counting takes longer than [`WAIT`], and their age.
+    pub(super) async fn get(
+        &self,
+        count: impl Future<Output = Result<Stats, StoreError>> + Send + 'static,
+    ) -> Result<(Stats, Duration), StoreError> {
+        let new = |stats| (stats, Duration::ZERO);
         let known = {
             let kept = self.lock();
-            if let Some(last) = &kept.last
-                && last.took > WAIT
-                && last.at.elapsed() < SHARE * last.took
-            {
-                return Ok(last.stats.clone());
-            }
-            let oldest = |last: &&Last| OLDEST.max(2 * SHARE * last.took);
             let last = kept.last.as_ref();
-            last.filter(|last| last.at.elapsed() < oldest(last))
-                .map(|last| last.stats.clone())
+            let last = last.map(|last| (last, last.at.elapsed()));
+            if let Some((last, age)) = last
+                && last.took > WAIT
+                && age < SHARE * last.took
+            {
+                return Ok((last.stats.clone(), age));
+            }
+            last.filter(|(last, age)| *age < OLDEST.max(2 * SHARE * last.took))
+                .map(|(last, age)| (last.stats.clone(), age))
         };
         let Some(known) = known else {
-            return self.count(inbox.clone()).await;
+            return self.count(count).await.map(new);
         };
-        match timeout(WAIT, self.count(inbox.clone())).await {
-            Ok(counted) => counted,
+        match timeout(WAIT, self.count(count)).await {
+            Ok(counted) => counted.map(new),
             Err(_) => Ok(known),
         }
     }
@@ -72,7 +77,10 @@ impl Counts {
     }
 
     /// Counts, or waits for the counting in progress, which continues if the caller is dropped.
-    async fn count<Q: Queue>(&self, inbox: Inbox<Q>) -> Result<Stats, StoreError> {
+    async fn count(
+        &self,
+        count: impl Future<Output = Result<Stats, StoreError>> + Send + 'static,
+    ) -> Result<Stats, StoreError> {
         let asked = Instant::now();
         let running = self.lock().counting.clone();
         if let Some(mut running) = running {
@@ -94,7 +102,7 @@ impl Counts {
         let counted = tokio::spawn(async move {
             let _ends = ends;
             let began = Instant::now();
-            let stats = inbox.stats().await;
+            let stats = count.await;
             let mut kept = of.lock();
             if kept.changes != changes {
                 return stats;
@@ -117,5 +125,68 @@ impl Counts {
 
     fn lock(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use tokio::time::{advance, sleep};
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// Counts that are recognised by their time, and take some.
+    async fn stats(number: u64, took: Duration) -> Result<Stats, StoreError> {
+        sleep(took).await;
+        Ok(Stats {
+            kinds: Vec::new(),
+            at: SystemTime::UNIX_EPOCH + Duration::from_secs(number),
+            is_paused: false,
+        })
+    }
+
+    async fn get(counts: &Counts, number: u64, took: Duration) -> (u64, Duration) {
+        let (stats, age) = counts.get(stats(number, took)).await.unwrap();
+        let at = stats.at.duration_since(SystemTime::UNIX_EPOCH);
+        (at.unwrap().as_secs(), age)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn quick_counts_are_always_new() {
+        let counts = Counts::default();
+        for number in 1..3 {
+            let counted = get(&counts, number, WAIT / 2).await;
+            assert_eq!(counted, (number, Duration::ZERO));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_page_does_not_wait_for_slow_counts_and_shows_their_age() {
+        let counts = Counts::default();
+        assert_eq!(get(&counts, 1, SECOND).await, (1, Duration::ZERO));
+        advance(4 * SECOND).await;
+        assert_eq!(get(&counts, 2, SECOND).await, (1, 4 * SECOND));
+
+        // Old enough for new ones, which are made while the page shows these.
+        advance(60 * SECOND).await;
+        let began = Instant::now();
+        let (number, age) = get(&counts, 3, SECOND).await;
+        assert_eq!(began.elapsed(), WAIT);
+        assert_eq!((number, age), (1, 64 * SECOND));
+        sleep(SECOND).await;
+        assert_eq!(get(&counts, 4, SECOND).await.0, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn counts_of_long_ago_or_before_a_change_are_not_shown() {
+        let counts = Counts::default();
+        get(&counts, 1, SECOND).await;
+        advance(OLDEST).await;
+        assert_eq!(get(&counts, 2, SECOND).await, (2, Duration::ZERO));
+        counts.forget();
+        assert_eq!(get(&counts, 3, SECOND).await, (3, Duration::ZERO));
     }
 }

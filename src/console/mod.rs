@@ -234,7 +234,7 @@ mod tests {
             Box::pin(pending())
         }
 
-        fn stats(&self) -> Answer<'_, Stats> {
+        fn stats(&self) -> Answer<'_, (Stats, Duration)> {
             Box::pin(pending())
         }
     }

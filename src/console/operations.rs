@@ -40,7 +40,8 @@ pub(super) trait Operations: Send + Sync {
     fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
     fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
     fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
-    fn stats(&self) -> Answer<'_, Stats>;
+    /// The counts, and how long ago they were made.
+    fn stats(&self) -> Answer<'_, (Stats, Duration)>;
 }
 
 /// An inbox, and its last counts.
@@ -100,7 +101,8 @@ impl<Q: Queue> Operations for Counted<Q> {
         })
     }
 
-    fn stats(&self) -> Answer<'_, Stats> {
-        read(self.counts.get(&self.inbox))
+    fn stats(&self) -> Answer<'_, (Stats, Duration)> {
+        let inbox = self.inbox.clone();
+        read(self.counts.get(async move { inbox.stats().await }))
     }
 }

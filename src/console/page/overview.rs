@@ -24,6 +24,9 @@ const LONGEST_KIND: usize = 64;
 /// The number of warnings of one sort.
 const ALERTS: usize = 5;
 
+/// The age from which on that of the counts is shown.
+const SOME_TIME: Duration = Duration::from_secs(10);
+
 /// What is known of a kind.
 struct Row<'a> {
     kind: &'a EventKind,
@@ -38,9 +41,10 @@ struct Row<'a> {
 
 pub(in super::super) fn overview(
     view: &View<'_>,
-    stats: Option<&Stats>,
+    counted: Option<&(Stats, Duration)>,
     error: Option<&str>,
 ) -> Markup {
+    let stats = counted.map(|(stats, _)| stats);
     let console = view.console;
     let spent = console.budget.as_ref().map(FailureBudget::spent);
     let silent = console.silence.as_ref().map(Silence::silent);
@@ -115,6 +119,9 @@ pub(in super::super) fn overview(
                 h2 { "Kinds" }
                 div #kinds-table data-live {
                     (table(view, &rows, is_paused))
+                    @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {
+                        p.quiet { "Counted " (long(*age)) " ago. New counts are being made." }
+                    }
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }
             }
