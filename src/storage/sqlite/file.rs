@@ -54,6 +54,7 @@ pub(super) fn connect_aside(path: &Path, format: &Format) -> Result<Connection, 
 }
 
 /// Opens the file once more, for work that changes nothing.
+#[cfg(feature = "inbox")]
 pub(super) fn connect_to_read(path: &Path, format: &Format) -> Result<Connection, Reason> {
     let db = connect(path, wait)?;
     migrate::version(&db.unchecked_transaction()?, format)?;
