@@ -1,8 +1,10 @@
 -- Version 6: claims that need not read deleted rows again, which stay as long as an old transaction of anybody does, and
 -- lists of a large backlog.
 
--- In the order of the lists: all that wait behind others, and those of them that have failed, which are few.
-CREATE INDEX wait_seq ON {schema}.wait (seq);
+-- In the order of the lists: all that wait behind others, and those of them that have failed, which are few. Numbers
+-- grow, so full pages are not split.
+ALTER INDEX {schema}.events_pkey SET (fillfactor = 100);
+CREATE INDEX wait_seq ON {schema}.wait (seq) WITH (fillfactor = 100);
 CREATE INDEX wait_failed ON {schema}.wait (seq) WHERE is_tried OR crashes > 0;
 
 -- As in version 3, but an event that waited behind others is due when it becomes the first one: it could not be taken
