@@ -120,7 +120,7 @@ pub(in super::super) fn overview(
                 div #kinds-table data-live {
                     (table(view, &rows, is_paused))
                     @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {
-                        p.quiet { "Counted " (long(*age)) " ago. New counts are being made." }
+                        p.quiet { "Counted " (long(*age)) " ago." }
                     }
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }

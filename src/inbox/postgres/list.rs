@@ -100,7 +100,7 @@ enum Source {
     Events,
     /// Those of a chat, by an index.
     Chat,
-    /// Those of a chat that are unsettled or dead, by its lane.
+    /// Those of a chat that are unsettled, by its lane.
     Lane,
     /// Those that failed.
     Failed,
@@ -122,7 +122,7 @@ impl Source {
             || filter.accepted_until.is_some();
         let only_kept = !states.is_empty() && states.iter().all(is_kept);
         if filter.chat.is_some() {
-            match only_kept {
+            match !states.is_empty() && states.iter().all(|state| state.is_unsettled()) {
                 true => Self::Lane,
                 false => Self::Chat,
             }
@@ -189,13 +189,11 @@ impl Search {
         };
         let chat = filter.chat.as_ref();
         let chat = chat.map(|chat| parameter(Parameter::Bytes(chat.as_bytes().to_vec())));
+        let chat = chat.unwrap_or_default();
         let mut lane = String::new();
         if let (Source::Lane, Some(of)) = (source, &filter.chat) {
             lane = parameter(Parameter::Number(Lane::of_chat(of).0));
-            and(format!(
-                "e.chat = {}[1]",
-                chat.as_deref().unwrap_or_default()
-            ));
+            and(format!("e.chat = {chat}[1]"));
         }
         if let Some(key) = &filter.key {
             let key = parameter(Parameter::Bytes(key.as_bytes().to_vec()));
@@ -227,6 +225,10 @@ impl Search {
             });
         }
 
+        // The condition of an index.
+        let of_chat = format!(
+            "e.chat = {chat}[1] AND substr(sha256(e.chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)"
+        );
         let order = match newest_first {
             true => "DESC",
             false => "ASC",
@@ -239,7 +241,6 @@ impl Search {
                 places(Look::up(), "")
             ),
             Source::Chat => {
-                let chat = chat.unwrap_or_default();
                 let page = match of_places.is_empty() && of_events.is_empty() {
                     true => &page,
                     false => "OFFSET 0",
@@ -248,9 +249,8 @@ impl Search {
                 format!(
                     "(
                         SELECT * FROM (
-                            SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events
-                            WHERE chat = {chat}[1] AND substr(sha256(chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)
-                            OFFSET 0
+                            SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events AS e
+                            WHERE {{of_chat}} OFFSET 0
                         ) AS e WHERE seq BETWEEN $1 AND $2 {page}
                     ) AS e CROSS JOIN LATERAL ({}) AS s",
                     places(Look::up(), "")
@@ -279,15 +279,14 @@ impl Search {
             WHERE e.seq BETWEEN $1 AND $2{of_places}{of_events} ORDER BY e.seq {order} LIMIT $3"
         );
         Self {
-            sql: schema.sql(&sql.replace("{lane}", &lane)).into(),
+            sql: schema
+                .sql(&sql.replace("{lane}", &lane).replace("{of_chat}", &of_chat))
+                .into(),
             parameters,
             has_steps: match source {
                 Source::Chat | Source::Lane => false,
                 // The page is found in the order of the numbers, or there are few candidates.
-                Source::Kept => {
-                    reads_events
-                        || !filter.kinds.is_empty() && filter.states.contains(&EventState::Waiting)
-                }
+                Source::Kept => reads_events,
                 Source::Events | Source::Failed | Source::Ended => true,
             },
         }
@@ -372,10 +371,19 @@ impl Look {
         let all = Self::through(states);
         Self {
             head: all.head.map(|_| {
-                "t.lane IN ({lane}, 0) AND t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"
+                "(
+                    t.lane = {lane} AND t.own = 0
+                    OR t.lane = 0 AND t.own = ANY (ARRAY(
+                        SELECT e.seq FROM {schema}.events AS e WHERE {of_chat} AND e.lane IS NULL
+                    ))
+                ) AND t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"
             }),
-            wait: all.wait.map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
-            aside: all.aside.map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
+            wait: all
+                .wait
+                .map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
+            aside: all
+                .aside
+                .map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
             ..all
         }
     }
@@ -445,7 +453,7 @@ mod tests {
         for (states, chat, error, expected) in [
             (&[][..], false, false, Source::Events),
             (&[], true, true, Source::Chat),
-            (&[Dead], true, false, Source::Lane),
+            (&[Dead], true, false, Source::Chat),
             (&[Retrying], true, true, Source::Lane),
             (&[Handled, Retrying], true, false, Source::Chat),
             (&[Dead], false, true, Source::Kept),

@@ -108,19 +108,20 @@ use crate::store::{OpenError, StoreError};
 /// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count free
 /// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
 /// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
-/// milliseconds: set `idle_in_transaction_session_timeout`. A claim that took more than 20 ms notes from where on the
-/// next ones have to read, for 30 s. An event that becomes ready by a transaction of more than 3 s, or was put aside and is
-/// ready when the attempt of a later one of its lane has failed, can wait that long then. No query plan of what accepts, claims and settles depends on statistics: the functions only use
+/// milliseconds: set `idle_in_transaction_session_timeout`. After a claim that took more than 20 ms, the
+/// next ones start reading where it found the first entry, for 30 s. Meanwhile, two kinds of events can wait that long: one
+/// made ready by a transaction that took more than 3 s, and one that was put aside and returned while a later event of its
+/// lane was tried, if that attempt fails. No query plan of what accepts, claims and settles depends on statistics: the functions only use
 /// indexes.
 ///
 /// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
-/// of unsettled ones also reads the first event of each lane. [Blocked lanes](Queue::blocked_lanes) are found by an index
+/// of unsettled ones also reads the first event of each lane, and one of dead letters of a chat the events of that chat. [Blocked lanes](Queue::blocked_lanes) are found by an index
 /// of the first events that have failed. Lists that select by key, kind or time read all events in turn until the page
 /// is full. With [`Page::within`], they search in steps of about a fourth of that time, and end after it.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
-/// migration as that of the store. A later release that changes a function gives it another name, so workers of both
-/// releases can run at the same time. Processes of version 4 keep no headers of the events that they accept, and no
+/// migration as that of the store. A later release that changes what a function takes or returns adds another one, so
+/// workers of both releases can run at the same time. Processes of version 4 keep no headers of the events that they accept, and no
 /// durations of the attempts that they settle. Those of version 5 read all deleted rows with each claim.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has

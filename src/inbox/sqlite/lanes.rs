@@ -83,6 +83,13 @@ fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
     Ok(())
 }
 
+/// Makes an event ready that could not be taken before.
+fn promote(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<()> {
+    let promoted = params![work.seq, work.ready(), tx.now];
+    tx.prepare(PROMOTE)?.execute(promoted)?;
+    Ok(())
+}
+
 /// Lets the events of a lane return to their line that were put aside until now.
 pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
     let mut returned = tx.prepare(RETURNED)?;
@@ -105,10 +112,17 @@ pub(super) fn advance(
     take: Option<&Take>,
 ) -> rusqlite::Result<Option<TakenEvent>> {
     let Some(lane) = lane else { return Ok(None) };
-    if first(tx, lane)?.is_none() {
+    let Some(before) = first(tx, lane)? else {
         return Ok(None);
-    }
+    };
     return_now(tx, lane)?;
+    // The first of those that have just returned could not be taken before, either.
+    if before.place == place::ASIDE
+        && let Some(returned) = first(tx, lane)?
+        && returned.place != place::ASIDE
+    {
+        promote(tx, &returned)?;
+    }
     take_first(tx, lane, take)
 }
 
@@ -131,9 +145,7 @@ pub(super) fn take_first(
             self::take(tx, &first, kind, take)
         }
         _ if first.place == place::BEHIND => {
-            // It could not be taken before.
-            let promoted = params![first.seq, first.ready(), tx.now];
-            tx.prepare(PROMOTE)?.execute(promoted)?;
+            promote(tx, &first)?;
             Ok(None)
         }
         _ => Ok(None),

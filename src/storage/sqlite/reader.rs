@@ -1,4 +1,4 @@
-//! The thread that reads what takes long: searches, counts, pages of a list. Nobody who writes waits for it.
+//! The thread that reads what takes long: searches, counts, pages of a list. The writer works beside it.
 
 use std::io;
 use std::path::Path;
@@ -22,13 +22,13 @@ pub(super) fn start(
     let of = Arc::clone(path);
     Thread::start(path, "webhook-sqlite-r", move |queue| {
         serve(&of, &file, queue, || {
-            let db = file::connect_to_read(&of, format)?;
+            let db = file::connect_to_read(&of)?;
             Ok(Batches::new(db, format, Vec::new(), Arc::clone(&clock))?)
         });
     })
 }
 
-/// Opens the connection for the first call: many processes never read.
+/// Opens the connection for the first call, as many processes never read.
 fn serve(
     path: &Arc<Path>,
     file: &FileId,

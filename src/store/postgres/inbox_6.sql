@@ -1,8 +1,8 @@
 -- Version 6: claims that need not read deleted rows again, which stay as long as an old transaction of anybody does, and
 -- lists of a large backlog.
 
--- In the order of the lists: all that wait behind others, and those of them that have failed, which are few. Numbers
--- grow, so full pages are not split.
+-- In the order of the lists: all that wait behind others, and those of them that have failed, which are few. New numbers
+-- are the largest ones, so they split no full page.
 ALTER INDEX {schema}.events_pkey SET (fillfactor = 100);
 CREATE INDEX wait_seq ON {schema}.wait (seq) WITH (fillfactor = 100);
 CREATE INDEX wait_failed ON {schema}.wait (seq) WHERE is_tried OR crashes > 0;
@@ -49,9 +49,9 @@ BEGIN
     RETURN v_head;
 END $tower_webhook$;
 
--- As in version 3, with the headers, and with a floor: no event of the kinds that can be taken (`p_kinds`) and that has
--- not crashed is due before `p_ready`, no crashed one before `p_crashed`, and no lease ends between now and
--- `p_leased`. The last row has no number, and contains the next floor: kinds, the three times, and how long the claim
+-- As in version 3, with the headers, and with a floor: of the kinds in `p_kinds`, no event that has never
+-- crashed is due before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between
+-- now and `p_leased`. The last row has no number, and contains the next floor: kinds, the three times, and how long the claim
 -- took. Only a floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later
 -- one of its lane. So the caller has to claim without a floor from time to time.
 CREATE FUNCTION {schema}.claim(
@@ -226,8 +226,8 @@ BEGIN
     RETURN NEXT;
 END $tower_webhook$;
 
--- As in version 5. Where no other event of the lane has failed, the first one is not looked up: that takes more time than
--- all the rest.
+-- As in version 5. If no other event of the lane has failed, the head is used without looking for the first event: that
+-- look-up takes more time than all the rest.
 CREATE OR REPLACE FUNCTION {schema}.blocked(p_now bigint, p_lane bigint)
 RETURNS TABLE (
     o_lane bigint, o_seq bigint, o_kind integer, o_state integer, o_due bigint, o_failures integer,

@@ -31,6 +31,6 @@ pub(crate) const MIGRATIONS: [&str; 6] = [
     include_str!("inbox_4.sql"),
     // 5. Two columns that are NULL in every row, and functions beside those that there are.
     include_str!("inbox_5.sql"),
-    // 6. Two indexes and a function.
+    // 6. Two indexes, a function, and two functions that do the same in another way.
     include_str!("inbox_6.sql"),
 ];

@@ -415,3 +415,20 @@ async fn a_full_disk_refuses_events_and_loses_none() {
     queue.add(keyed(2, accepted)).await;
     assert_eq!(queue.take_some(10_000).await.len(), 1);
 }
+
+/// As in the other queues.
+#[tokio::test]
+async fn an_event_that_returned_while_its_lane_was_busy_is_due_when_the_lane_is_free() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let aside = queue.add_and_take(event(1)).await;
+    let of_aside = aside.lease.id.0;
+    queue.end(&aside, retry(5 * SECOND, false)).await;
+    let busy = queue.add_and_take(event(1)).await;
+    desk.wait(7 * SECOND);
+    let other = queue.add(event(2)).await;
+    desk.wait(3 * SECOND);
+    let settled = queue.settle(&busy.lease, &Settlement::Handled, None);
+    assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
+    assert_eq!(ids(&queue.take_some(8).await), [other, of_aside]);
+}

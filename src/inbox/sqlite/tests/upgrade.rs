@@ -166,3 +166,24 @@ async fn the_statements_of_version_3_work_on_an_upgraded_file() {
         assert_eq!(same_body, same);
     }
 }
+
+/// Nothing was read before, so the connection of the reader is opened after the upgrade.
+#[tokio::test]
+async fn a_process_works_on_when_a_later_release_upgrades_its_file() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let first = queue.add(event(1)).await;
+    let later = Connection::open(desk.path()).unwrap();
+    later.pragma_update(None, "user_version", 1000).unwrap();
+
+    let second = queue.add(event(2)).await;
+    let listed = queue.list(&Filter::default(), Page::oldest(10)).await;
+    let ids: Vec<_> = listed
+        .unwrap()
+        .events
+        .iter()
+        .map(|event| event.id.0)
+        .collect();
+    assert_eq!(ids, [first, second]);
+    assert_eq!(queue.stats().await.unwrap().unsettled(), 2);
+}
