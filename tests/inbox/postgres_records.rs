@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
@@ -386,12 +386,12 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
              VALUES ('{}', true, false), ('{}', true, false);
              INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, body)
              OVERRIDING SYSTEM VALUE
-             SELECT at, at, 0, at % 100, 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
+             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
              FROM generate_series(5, 60000) AS at;
              INSERT INTO tower_webhook.dead
              SELECT seq, seq, kind, 1 FROM tower_webhook.events WHERE seq % 5000 = 17;
              INSERT INTO tower_webhook.wait
-             SELECT lane, seq, 0, kind, 0, 0, false FROM tower_webhook.events WHERE seq % 7000 = 17;
+             SELECT lane, seq, 0, kind, 0, 0, false FROM tower_webhook.events WHERE seq % 7000 = 17 AND seq % 5000 <> 17;
              INSERT INTO tower_webhook.ended
              SELECT seq, seq, NULL, 0, CASE WHEN seq % 8000 = 17 THEN 5 ELSE 3 END, true
              FROM tower_webhook.events WHERE seq % 5000 <> 17 AND seq % 7000 <> 17;
@@ -410,6 +410,7 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
         error: Some("IT TOOK".to_owned()),
         ..filter
     };
+    let second = |at| SystemTime::UNIX_EPOCH + Duration::from_secs(at);
     let keyed = queue.list(&Filter::default(), Page::oldest(1)).await;
     let key = keyed.unwrap().events[0].key.clone();
     let all = [
@@ -432,6 +433,23 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
         Filter {
             chat: Some("17".to_owned()),
             ..states(&[EventState::Dead, EventState::Retrying])
+        },
+        Filter {
+            accepted_from: Some(second(30_000)),
+            ..error(states(&[]))
+        },
+        Filter {
+            accepted_from: Some(second(20_000)),
+            accepted_until: Some(second(20_060)),
+            ..states(&[EventState::Handled])
+        },
+        Filter {
+            accepted_until: Some(second(60)),
+            ..states(&[])
+        },
+        Filter {
+            accepted_from: Some(second(100_000)),
+            ..states(&[])
         },
     ];
     for (filter, newest_first) in all
@@ -464,6 +482,13 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
         }
         assert_eq!(found, expected, "{filter:?} in {steps} steps");
     }
+    // The first step begins where the events are.
+    let old = Filter {
+        accepted_until: Some(second(1_000)),
+        ..Filter::default()
+    };
+    let listed = queue.list(&old, Page::newest(10).within(Duration::ZERO));
+    assert_eq!(listed.await.unwrap().events.len(), 10);
     // Nothing is found, and it takes several steps to know.
     let nothing = error(Filter {
         key: Some(tower_webhook::IdempotencyKey::new(HeaderValue::from_static("no")).unwrap()),

@@ -17,6 +17,9 @@ use crate::store::StoreError;
 const STEP: i64 = 10_000;
 const LARGEST_STEP: i64 = 50_000;
 
+/// An event may have a smaller number than one that was accepted up to so many microseconds before it.
+const DISORDER: i64 = 60_000_000;
+
 impl PostgresQueue {
     pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let began = Instant::now();
@@ -36,6 +39,15 @@ impl PostgresQueue {
             return Ok(listed);
         };
         let (mut first, mut last) = (first.max(oldest), last.min(newest));
+        // Numbers are in the order of acceptance but for transactions at the same time.
+        if let Some(from) = filter.accepted_from {
+            let from = rows::micros_of(from).saturating_sub(DISORDER);
+            first = first.max(self.accepted_at(oldest..=newest, from).await?);
+        }
+        if let Some(until) = filter.accepted_until {
+            let until = rows::micros_of(until).saturating_add(DISORDER);
+            last = last.min(self.accepted_at(oldest..=newest, until).await?);
+        }
         let mut size = STEP;
         while first <= last {
             let numbers = match page.newest_first {
@@ -66,6 +78,27 @@ impl PostgresQueue {
             size = next_size(size, asked.elapsed(), within);
         }
         Ok(listed)
+    }
+
+    /// The first of these numbers whose event was accepted at a time in microseconds or later, or the one after the last.
+    async fn accepted_at(
+        &self,
+        numbers: RangeInclusive<i64>,
+        time: i64,
+    ) -> Result<i64, StoreError> {
+        let (mut low, mut high) = (*numbers.start(), numbers.end().saturating_add(1));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let values = [Value::Number(middle)];
+            let rows = self.read(&self.shared.statements.from_number, &values);
+            match rows.await?.first() {
+                Some(row) if column::<i64>(row, 1)? < time => {
+                    low = column::<i64>(row, 0)?.saturating_add(1);
+                }
+                _ => high = middle,
+            }
+        }
+        Ok(low)
     }
 
     /// The first events that match among these numbers.

@@ -116,8 +116,8 @@ use crate::store::{OpenError, StoreError};
 ///
 /// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
 /// of unsettled ones also reads the first event of each lane, and one of dead letters of a chat the events of that chat. [Blocked lanes](Queue::blocked_lanes) are found by an index
-/// of the first events that have failed. Lists that select by key, kind or time read all events in turn until the page
-/// is full. With [`Page::within`], they search in steps of about a fourth of that time, and end after it.
+/// of the first events that have failed. Lists that select by key or kind, of a time or not, read all events in turn until the
+/// page is full. With [`Page::within`], they search in steps of about a fourth of that time, and end after it.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes what a function takes or returns adds another one, so

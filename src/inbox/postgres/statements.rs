@@ -14,6 +14,7 @@ pub(super) struct Statements {
     pub(super) get: Arc<str>,
     pub(super) failures: Arc<str>,
     pub(super) numbers: Arc<str>,
+    pub(super) from_number: Arc<str>,
     pub(super) blocked_lanes: Arc<str>,
     pub(super) redrive: Arc<str>,
     pub(super) redrive_from: Arc<str>,
@@ -42,6 +43,9 @@ impl Statements {
                 "SELECT at, outcome, reason, took FROM {schema}.failures WHERE seq = $1 ORDER BY id",
             ),
             numbers: sql("SELECT min(seq), max(seq) FROM {schema}.events"),
+            from_number: sql(
+                "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1",
+            ),
             blocked_lanes: sql("SELECT * FROM {schema}.blocked_lanes($1[1], $2, $3) ORDER BY o_seq"),
             redrive: sql("SELECT {schema}.redrive($1)"),
             redrive_from: sql("SELECT {schema}.redrive_from($1, $2)"),
