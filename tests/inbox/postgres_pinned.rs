@@ -5,7 +5,7 @@ use std::time::Duration;
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
-use tower_webhook::inbox::{EventId, PostgresQueue, Queue, Settlement, Take};
+use tower_webhook::inbox::{Accepted, EventId, PostgresQueue, Queue, Settlement, Take};
 
 use crate::postgres::{Database, accept, count, end, event, execute, take, two_processes};
 
@@ -74,7 +74,7 @@ impl Pinned {
 
     /// Claims until an event is taken.
     async fn takes(&self, id: EventId) {
-        let taken = timeout(Duration::from_secs(40), async {
+        let taken = timeout(Duration::from_secs(10), async {
             while !self.claim(&take()).await.contains(&id) {
                 sleep(Duration::from_millis(20)).await;
             }
@@ -110,7 +110,7 @@ async fn all_that_becomes_due_is_taken() {
     let untaken = async |lane: i64| {
         let accepted = queue.accept(event(None, Some(lane)), None).await.unwrap();
         match accepted {
-            tower_webhook::inbox::Accepted::New { id, .. } => id,
+            Accepted::New { id, .. } => id,
             other => panic!("{other:?}"),
         }
     };

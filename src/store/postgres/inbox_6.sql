@@ -1,8 +1,8 @@
--- Version 6: claims that need not read deleted rows again, which stay as long as an old transaction of anybody does, and
--- lists of a large backlog.
+-- Version 6: claims that need not read deleted rows again, which stay as long as an old transaction of anybody does,
+-- and lists of a large backlog.
 
--- In the order of the lists: all that wait behind others, and those of them that have failed, which are few. New numbers
--- are the largest ones, so they split no full page.
+-- In the order of the lists: all that wait behind others, and those of them that have failed, which are few. New
+-- numbers are the largest ones, so they split no full page.
 ALTER INDEX {schema}.events_pkey SET (fillfactor = 100);
 CREATE INDEX wait_seq ON {schema}.wait (seq) WITH (fillfactor = 100);
 CREATE INDEX wait_failed ON {schema}.wait (seq) WHERE is_tried OR crashes > 0;
@@ -49,11 +49,11 @@ BEGIN
     RETURN v_head;
 END $tower_webhook$;
 
--- As in version 3, with the headers, and with a floor: of the kinds in `p_kinds`, no event that has never
--- crashed is due before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between
--- now and `p_leased`. The last row has no number, and contains the next floor: kinds, the three times, and how long the claim
--- took. Only a floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later
--- one of its lane. So the caller has to claim without a floor from time to time.
+-- As in version 3, with the headers, and with a floor: of the kinds in `p_kinds`, no event that has never crashed is
+-- due before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
+-- `p_leased`. The last row has no number, and contains the next floor: kinds, the three times, and how long the claim
+-- took. Only a floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a
+-- later one of its lane. So the caller has to claim without a floor from time to time.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
     p_kinds bigint[], p_ready bigint, p_crashed bigint, p_leased bigint
