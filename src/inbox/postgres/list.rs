@@ -109,7 +109,8 @@ impl PostgresQueue {
         limit: usize,
     ) -> Result<Vec<EventSummary>, StoreError> {
         let values = search.values(&numbers, limit);
-        let rows = self.read(&search.sql, &values).await?;
+        let rows = self.tables.pool.fetch_uncompiled(&search.sql, &values);
+        let rows = rows.await.map_err(|error| self.error(error))?;
         Ok(rows.iter().map(rows::summary).collect::<Result<_, _>>()?)
     }
 }

@@ -59,10 +59,10 @@ use crate::store::{OpenError, StoreError};
 /// written when it is accepted, and taken in the same transaction if a worker has room; when it is settled, the next
 /// event of its lane is taken. Concurrent calls share a statement, up to 128: while one is executed, the calls that
 /// arrive are collected for the next one. After a statement for eight or more, the next one waits for 1 ms, as a larger
-/// statement costs the server less for each event. The row with the body is inserted once. Only narrow rows change: one for the first event
-/// of each lane (table `head`), and one for each event that waits behind it (`wait`). They are deleted when the event
-/// is handled. The row of a lane's head is also the lock of the lane: operations in different lanes do not wait for
-/// each other.
+/// statement costs the server less for each event. The row with the body is inserted once. Only narrow rows change: one
+/// for the first event of each lane (table `head`), and one for each event that waits behind it (`wait`). They are
+/// deleted when the event is handled. The row of a lane's head is also the lock of the lane: operations in different
+/// lanes do not wait for each other.
 ///
 /// **Keys** are those of a [`PostgresStore`](crate::store::PostgresStore) in the same schema. An event that the store
 /// recorded as done is a duplicate for the queue, and an event that the queue accepted is done for the store. The key
@@ -102,27 +102,29 @@ use crate::store::{OpenError, StoreError};
 /// [kept](super::Inbox::keep_headers) are in the row of the event, 90 bytes for a `traceparent`, and are deleted with
 /// its body. They add nothing to the row of an event without headers.
 ///
-/// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a
-/// time, and skips rows that others have locked. autovacuum, which must be on, makes the room free for the next events.
+/// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a time,
+/// and skips rows that others have locked. autovacuum, which must be on, makes the room free for the next events.
 /// `head` and `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a
 /// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count free
 /// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
 /// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
-/// milliseconds: set `idle_in_transaction_session_timeout`. After a claim that took more than 20 ms, the
-/// next ones start reading where it found the first entry, for 30 s. Meanwhile, two kinds of events can wait that long: one
-/// made ready by a transaction that took more than 3 s, and one that was put aside and returned while a later event of its
-/// lane was tried, if that attempt fails. No query plan of what accepts, claims and settles depends on statistics: the functions only use
-/// indexes.
+/// milliseconds: set `idle_in_transaction_session_timeout`. After a claim that took more than 20 ms, the next ones
+/// start reading where it found the first entry, for 30 s. Meanwhile, two kinds of events can wait that long: one made
+/// ready by a transaction that took more than 3 s, and one that was put aside and returned while a later event of its
+/// lane was tried, if that attempt fails. No query plan of what accepts, claims and settles depends on statistics: the
+/// functions only use indexes.
 ///
 /// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
-/// of unsettled ones also reads the first event of each lane, and one of dead letters of a chat the events of that chat. [Blocked lanes](Queue::blocked_lanes) are found by an index
-/// of the first events that have failed. Lists that select by key or kind, of a time or not, read all events in turn until the
-/// page is full. With [`Page::within`], they search in steps of about a fourth of that time, and end after it.
+/// of unsettled ones also reads the first event of each lane, and one of dead letters of a chat the events of that
+/// chat. [Blocked lanes](Queue::blocked_lanes) are found by an index of the first events that have failed. Lists that
+/// select by key or kind, of a time or not, read all events in turn until the page is full. With [`Page::within`], they
+/// search in steps of about a fourth of that time, and end after it. Each statement of a list is a transaction that only
+/// reads, with `jit = off`.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes what a function takes or returns adds another one, so
-/// workers of both releases can run at the same time. Processes of version 4 keep no headers of the events that they accept, and no
-/// durations of the attempts that they settle. Those of version 5 read all deleted rows with each claim.
+/// workers of both releases can run at the same time. Processes of version 4 keep no headers of the events that they
+/// accept, and no durations of the attempts that they settle. Those of version 5 read all deleted rows with each claim.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has
 /// unless it was dropped. Once the schema exists, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,
@@ -447,7 +449,7 @@ impl Queue for PostgresQueue {
     async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
         let kind = kind.map(ToString::to_string).unwrap_or_default();
         let values = [Value::Text(kind), Value::Number(paused.into())];
-        self.read(&self.shared.statements.pause, &values).await?;
+        self.call(&self.shared.statements.pause, &values).await?;
         Ok(())
     }
 

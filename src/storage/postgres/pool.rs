@@ -110,9 +110,31 @@ impl Pool {
         sql: &Arc<str>,
         values: &[Value],
     ) -> sqlx::Result<Vec<PgRow>> {
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+        self.fetch_in_transaction(begin, sql, values).await
+    }
+
+    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, and less than the planner expects. It is not
+    /// compiled by LLVM, which takes longer than most of them.
+    #[cfg(feature = "inbox")]
+    pub(crate) async fn fetch_uncompiled(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off";
+        self.fetch_in_transaction(begin, sql, values).await
+    }
+
+    #[cfg(feature = "inbox")]
+    async fn fetch_in_transaction(
+        &self,
+        begin: &'static str,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
         loop {
             let mut busy = Busy::new(self.acquire().await?);
-            let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
             let mut transaction = busy.connection.begin_with(begin).await?;
             match query(sql, values).fetch_all(&mut *transaction).await {
                 // Another transaction waits for one of our locks, too.
