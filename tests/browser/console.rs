@@ -7,7 +7,7 @@ use serde_json::json;
 use tower_webhook::inbox::EventState;
 
 use crate::chromium::{HOSTILE, Input, Page, Window};
-use crate::desk::{Desk, TRIP_AFTER, event, serve};
+use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
 use crate::support::delivery::RequestExt;
 
 const ERROR: &str = "the CRM is down";
@@ -143,6 +143,7 @@ async fn one_event(page: &Page, desk: &Desk) {
     page.follow(FIND).await;
     page.follow("#rows a[href='/events/2']").await;
     page.until_contains("#state", "dead").await;
+    page.until_contains("#headers", TRACE_PARENT).await;
     page.follow("#discard-2").await;
     page.until_contains("#state", "discarded").await;
     assert_eq!(page.count("#discard-2").await, 0);
@@ -322,7 +323,8 @@ async fn accessible(width: u32) {
 async fn script_in_texts_is_shown_and_never_executed() {
     let desk = Desk::new(HOSTILE);
     let dead = format!("dead{HOSTILE}");
-    desk.accept(event(&dead, 1)).await;
+    desk.accept(event(&dead, 1).with("tracestate", HOSTILE))
+        .await;
     let stuck = format!("stuck{HOSTILE}");
     desk.accept(event(&stuck, 1)).await;
     desk.accept(event(&stuck, 2)).await;
@@ -339,6 +341,7 @@ async fn script_in_texts_is_shown_and_never_executed() {
             ("events/1", "main dl code"),
             ("events/1", "#timeline"),
             ("events/1", "pre"),
+            ("events/1", "#headers"),
             ("lanes", "#lanes"),
             (&format!("chat?id={}", encode(&dead)), "h1"),
             (&format!("chat?id={hostile}"), "main"),

@@ -55,6 +55,9 @@ pub(crate) struct Desk {
     _worker: WorkerHandle,
 }
 
+/// The trace in which the first five events were delivered.
+pub(crate) const TRACE_PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+
 /// The event `n` of a chat.
 pub(crate) fn event(chat: &str, n: usize) -> Request<Full<Bytes>> {
     let body = serde_json::json!({ "id": chat, "rating": n }).to_string();
@@ -140,7 +143,8 @@ impl Desk {
             ("stuck", 2),
             ("stuck", 3),
         ] {
-            self.accept(event(chat, n)).await;
+            let traced = event(chat, n).with("traceparent", TRACE_PARENT);
+            self.accept(traced).await;
         }
         self.until(3, EventState::Retrying).await;
         self.until(2, EventState::Dead).await;

@@ -62,7 +62,7 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
                 @if !record.headers.is_empty() && !view.console.hides_payloads {
                     section {
                         h2 { "Headers" }
-                        dl {
+                        dl #headers {
                             @for (name, value) in record.headers.iter().take(HEADERS) {
                                 dt { (clip(name.as_str(), 60)) }
                                 dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 300)) } }
