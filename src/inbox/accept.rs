@@ -192,7 +192,9 @@ async fn accept<Q: Queue>(
     answer: oneshot::Sender<Answered>,
 ) {
     let Inbox { shared, settings } = &inbox;
-    if let Err(refusal) = shared.check_backlog(settings).await {
+    if let Err(refusal) = shared.check_backlog(settings).await
+        && !inbox.has(delivery.key()).await
+    {
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
     }

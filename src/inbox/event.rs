@@ -365,6 +365,37 @@ pub struct Filter {
     pub error: Option<String>,
 }
 
+impl Filter {
+    /// Whether an event meets all conditions but [`error`](Self::error), as a summary has no failures.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};
+    /// # fn example(event: &EventSummary) {
+    /// let dead = Filter { states: vec![EventState::Dead], ..Filter::default() };
+    /// assert_eq!(dead.matches(event), event.state == EventState::Dead);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn matches(&self, event: &EventSummary) -> bool {
+        (self.states.is_empty() || self.states.contains(&event.state))
+            && (self.kinds.is_empty() || self.kinds.contains(&event.kind))
+            && (self.chat.is_none() || self.chat == event.chat)
+            && (self.key.is_none() || self.key == event.key)
+            && self
+                .accepted_from
+                .is_none_or(|from| event.accepted_at >= from)
+            && self
+                .accepted_until
+                .is_none_or(|until| event.accepted_at < until)
+    }
+
+    /// Whether an event has failed with the [`error`](Self::error), if there is one.
+    pub(super) fn has_error<'a>(&self, failures: impl IntoIterator<Item = &'a Failure>) -> bool {
+        let error = self.error.as_deref();
+        error.is_none_or(|text| failures.into_iter().any(|failure| failure.contains(text)))
+    }
+}
+
 /// Selects a page of a list of events. The list is sorted by number.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
@@ -420,6 +451,14 @@ impl Page {
     pub fn within(mut self, time: Duration) -> Self {
         self.within = Some(time);
         self
+    }
+
+    /// Whether an event is not on the pages before this one.
+    pub(super) fn is_after(&self, id: EventId) -> bool {
+        self.after.is_none_or(|after| match self.newest_first {
+            true => id < after,
+            false => id > after,
+        })
     }
 }
 

@@ -89,10 +89,10 @@ pub use self::sqlite::SqliteQueue;
 use self::worker::Workers;
 pub use self::worker::{OnFailure, Worker, WorkerHandle};
 use crate::config::ConfigError;
-use crate::delivery::RawDelivery;
+use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::{EventKind, SenderPolicy};
 use crate::execution::Limits;
-use crate::store::StoreError;
+use crate::store::{EventKey, StoreError};
 use crate::telemetry::{CallTarget, Observer, Observers};
 
 /// Accepts events into a [`Queue`], and lists and changes them.
@@ -256,7 +256,8 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Sets the size of the queue, in bytes, at which deliveries are answered with 503 (`backlog-full`): 10 GiB by
-    /// default. A warning is logged at 80 % of it.
+    /// default. A warning is logged at 80 % of it. Deliveries of events that are
+    /// already stored are not refused.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
@@ -384,12 +385,54 @@ impl<Q: Queue> Inbox<Q> {
     /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
     /// full is not the last one.
     ///
+    /// An event is found by its key without a search, if the inbox that accepted it had the same
+    /// [`namespace`](Self::namespace). Then it is the only one on the list: events that another namespace has with this key,
+    /// or that were accepted with it before its retention ended, are left out. A key that is not known is searched for
+    /// among all events.
+    ///
     /// # Errors
     ///
     /// When the queue fails.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        let list = self.shared.queue.list(filter, page);
+        let list = async {
+            let event = self.with_key(filter.key.as_ref()).await?.filter(|event| {
+                let failures = event.failures.iter().map(|past| &past.failure);
+                filter.matches(&event.summary) && filter.has_error(failures)
+            });
+            let Some(event) = event else {
+                return self.shared.queue.list(filter, page).await;
+            };
+            let is_listed = page.limit > 0 && page.is_after(event.summary.id);
+            Ok(Listed {
+                events: is_listed.then_some(event.summary).into_iter().collect(),
+                searched: None,
+            })
+        };
         self.settings.call("list", list).await
+    }
+
+    /// Whether an event with this key is stored.
+    async fn has(&self, key: Option<&IdempotencyKey>) -> bool {
+        let limit = self.settings.limits.store_timeout;
+        let event = self.with_key(key);
+        let event = self.settings.call_within(limit, "find", event).await;
+        event.is_ok_and(|event| event.is_some())
+    }
+
+    async fn with_key(
+        &self,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<Option<EventRecord>, StoreError> {
+        let Some(key) = key else {
+            return Ok(None);
+        };
+        let digest = EventKey::new(&self.settings.limits.namespace, key.as_bytes(), b"").key();
+        let Some(id) = self.shared.queue.find(digest).await? else {
+            return Ok(None);
+        };
+        // The event may have been deleted.
+        let event = self.shared.queue.get(id).await?;
+        Ok(event.filter(|event| event.summary.key.as_ref() == Some(key)))
     }
 
     /// Returns up to `limit` lanes that wait for an event that has failed: one that is tried again, or a dead letter

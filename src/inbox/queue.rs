@@ -102,6 +102,15 @@ pub trait Queue: Send + Sync + 'static {
         next: Option<&Take>,
     ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
 
+    /// Returns the number of the event that was accepted with a key, by the digest of namespace and key
+    /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
+    /// if the key was accepted again after its retention. The event may have been deleted.
+    ///
+    /// # Errors
+    ///
+    /// As for [`accept`](Self::accept).
+    fn find(&self, key: u128) -> impl Future<Output = Result<Option<EventId>, StoreError>> + Send;
+
     /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
     /// one.
     ///
@@ -118,7 +127,8 @@ pub trait Queue: Send + Sync + 'static {
     /// after `after`, and with `chat`, only the lane of that chat.
     ///
     /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
-    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the event is taken again.
+    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
+    /// event is taken again.
     ///
     /// # Errors
     ///

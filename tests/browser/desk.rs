@@ -201,6 +201,10 @@ impl Queue for Gated {
         self.queue.settle(lease, settlement, next).await
     }
 
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        self.queue.find(key).await
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.queue.list(filter, page).await
     }

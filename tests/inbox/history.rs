@@ -474,6 +474,10 @@ impl Queue for Spy {
         Ok(settled)
     }
 
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        self.queue.inner.find(key).await
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.queue.inner.list(filter, page).await
     }

@@ -214,6 +214,11 @@ impl<Q: Queue> Queue for Faulty<Q> {
         Ok(settled)
     }
 
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        self.works()?;
+        self.queue.find(key).await
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.works()?;
         self.queue.list(filter, page).await

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
@@ -19,7 +19,8 @@ use tower_webhook::inbox::{
 };
 use tower_webhook::signature::Signature;
 use tower_webhook::{
-    Delivery, EventRouter, HandlerError, HandlerResult, Outcome, RawDelivery, SignatureLayer,
+    Delivery, EventRouter, HandlerError, HandlerResult, IdempotencyKey, Outcome, RawDelivery,
+    SignatureLayer,
 };
 
 use crate::support::delivery::{RequestExt, delivery, secret, send};
@@ -121,6 +122,82 @@ pub(crate) async fn states(inbox: &Inbox<MemoryQueue>) -> Vec<EventState> {
     let page = Page::oldest(1000);
     let listed = inbox.list(&Filter::default(), page).await.unwrap();
     listed.events.into_iter().map(|event| event.state).collect()
+}
+
+/// The numbers of the events that match, in the order of the page.
+async fn listed(inbox: &Inbox<MemoryQueue>, filter: &Filter, page: Page) -> Vec<i64> {
+    let listed = inbox.list(filter, page).await.unwrap();
+    assert_eq!(listed.searched, None);
+    listed.events.iter().map(|event| event.id.0).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_are_found_by_their_keys() {
+    let of_crm = inbox().namespace("crm");
+    let of_others = of_crm.clone().namespace("");
+    let accept = async || send(&webhooks(&of_crm), event("chat", 1)).await.assert_ok();
+    accept().await;
+    send(&webhooks(&of_crm), event("chat", 2)).await.assert_ok();
+    let key = Filter {
+        key: IdempotencyKey::new(HeaderValue::from_static("chat-1")),
+        ..Filter::default()
+    };
+    for inbox in [&of_crm, &of_others] {
+        for page in [Page::oldest(10), Page::newest(10)] {
+            assert_eq!(listed(inbox, &key, page).await, [1]);
+            assert!(listed(inbox, &key, page.after(EventId(1))).await.is_empty());
+        }
+        assert_eq!(
+            listed(inbox, &key, Page::newest(1).after(EventId(2))).await,
+            [1]
+        );
+        assert!(listed(inbox, &key, Page::oldest(0)).await.is_empty());
+        let mut others = Vec::new();
+        others.push(Filter {
+            states: vec![EventState::Dead],
+            ..key.clone()
+        });
+        others.push(Filter {
+            kinds: vec![EventKind::CHAT_OPENED],
+            ..key.clone()
+        });
+        others.push(Filter {
+            chat: Some("chat-1".to_owned()),
+            ..key.clone()
+        });
+        others.push(Filter {
+            error: Some("the CRM".to_owned()),
+            ..key.clone()
+        });
+        others.push(Filter {
+            accepted_until: Some(SystemTime::UNIX_EPOCH),
+            ..key.clone()
+        });
+        for other in others {
+            assert!(
+                listed(inbox, &other, Page::oldest(10)).await.is_empty(),
+                "{other:?}"
+            );
+        }
+    }
+
+    of_crm.discard(EventId(1), None).await.unwrap();
+    sleep(30 * DAY).await;
+    accept().await;
+    // Event 1 is not deleted yet, and the index has the newest one.
+    assert_eq!(listed(&of_crm, &key, Page::oldest(10)).await, [3]);
+    assert_eq!(listed(&of_others, &key, Page::oldest(10)).await, [1, 3]);
+    // If the newest one does not match, another one may.
+    for (state, expected) in [(EventState::Waiting, 3), (EventState::Discarded, 1)] {
+        let of_state = Filter {
+            states: vec![state],
+            ..key.clone()
+        };
+        assert_eq!(
+            listed(&of_crm, &of_state, Page::oldest(10)).await,
+            [expected]
+        );
+    }
 }
 
 /// The headers that a handler sees, and those of the record.
@@ -597,6 +674,7 @@ async fn a_full_inbox_answers_503_and_forgets_nothing() {
     assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(refused.retry_after(), Some(600));
     assert!((4..=5).contains(&accepted), "{accepted}");
+    send(&webhooks, event("a", 0)).await.assert_replayed();
     let worker = inbox.worker(crm.router()).spawn();
     until(|| crm.handled() == accepted).await;
     worker.drain(SECOND).await.unwrap();

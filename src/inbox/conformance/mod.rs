@@ -93,7 +93,9 @@ pub use self::records::{
     failures_keep_their_durations, headers_are_kept, searches_end_in_time,
 };
 use self::steps::named;
-pub use self::views::{events_are_counted, lists_are_complete, paused_kinds_wait};
+pub use self::views::{
+    events_are_counted, events_are_found_by_key, lists_are_complete, paused_kinds_wait,
+};
 pub use self::workers::{lanes_run_one_at_a_time, no_lane_starves_another};
 use super::Queue;
 
@@ -185,6 +187,7 @@ pub async fn run<H: Harness>(harness: &H) {
         unsettled_events_are_discarded
         chats_are_forgotten
         lists_are_complete
+        events_are_found_by_key
         events_are_counted
         paused_kinds_wait
         handles_share_everything

@@ -6,11 +6,12 @@ use tokio::time::sleep;
 
 use super::make::{chat, dead, failure, key, lane, retry, skip};
 use super::steps::{Trial, ok};
-use super::{HELD, Harness, SHORT};
+use super::{HELD, Harness, RETAIN, SHORT};
 use crate::inbox::{
-    Change, EventId, EventState, EventSummary, Filter, KindStats, Kinds, Page, Queue, Settled,
-    Settlement,
+    Change, EventId, EventState, EventSummary, Filter, KindStats, Kinds, NewEvent, Page, Queue,
+    Settled, Settlement,
 };
+use crate::store::EventKey;
 
 /// A pause is seen by all handles within this time.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -208,6 +209,46 @@ pub async fn lists_are_complete<H: Harness>(harness: &H) {
         [accepted[4], accepted[6]],
         "a page after an event that does not match"
     );
+}
+
+/// An event is found by its key as long as it is kept, and the newest one if its key was accepted again.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub async fn events_are_found_by_key<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let key = key();
+    let event = |body| NewEvent {
+        retain: SHORT,
+        ..trial.with_key(&key, body)
+    };
+    let digest = EventKey::new("", key.as_bytes(), b"").key();
+    let expect = async |expected: Option<EventId>, what: &str| {
+        let found = ok(other.queue.find(digest).await, "find");
+        assert_eq!(found, expected, "the event of a key {what}");
+    };
+    expect(None, "that is unknown").await;
+    let taken = trial.taken(event("{}"), HELD).await;
+    let first = taken.lease.id;
+    expect(Some(first), "in progress").await;
+    let what = "the second of two deliveries";
+    trial.duplicate(event("[]"), false, what).await;
+    expect(Some(first), "that was delivered twice").await;
+    sleep(2 * SHORT).await;
+    expect(Some(first), "that is unsettled after its retention").await;
+    let discarded = Settlement::Discarded(failure("discarded"));
+    trial.settle(&taken, &discarded).await;
+
+    sleep(2 * SHORT).await;
+    let second = trial.accept(event("[]")).await;
+    assert_ne!(second, first, "the number of another event");
+    expect(Some(second), "that was accepted again").await;
+    trial.purge(RETAIN).await;
+    let deleted = ok(other.queue.get(first).await, "get");
+    assert!(deleted.is_none(), "the first event was not deleted");
+    expect(Some(second), "whose first event was deleted").await;
 }
 
 /// The counts of a kind are those of its events, as they change.

@@ -257,6 +257,11 @@ impl Queue for MemoryQueue {
         Ok(self.lock().settle(lease, settlement, next))
     }
 
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let state = self.lock();
+        Ok(state.keys.get(&key).map(|key| EventId(key.event)))
+    }
+
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         Ok(Listed {
             events: self.lock().list(filter, page),

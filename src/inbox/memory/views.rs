@@ -37,34 +37,11 @@ impl State {
     }
 
     pub(super) fn list(&self, filter: &Filter, page: Page) -> Vec<EventSummary> {
-        let matches = |summary: &EventSummary| {
-            (filter.states.is_empty() || filter.states.contains(&summary.state))
-                && (filter.kinds.is_empty() || filter.kinds.contains(&summary.kind))
-                && (filter.chat.is_none() || filter.chat == summary.chat)
-                && (filter.key.is_none() || filter.key == summary.key)
-                && filter
-                    .accepted_from
-                    .is_none_or(|from| summary.accepted_at >= from)
-                && filter
-                    .accepted_until
-                    .is_none_or(|until| summary.accepted_at < until)
-        };
-        let has_error = |event: &Event| {
-            filter
-                .error
-                .as_deref()
-                .is_none_or(|text| event.past.iter().any(|(_, failure)| failure.contains(text)))
-        };
-        let is_after = |id: i64| {
-            page.after
-                .is_none_or(|EventId(after)| match page.newest_first {
-                    true => id < after,
-                    false => id > after,
-                })
-        };
         let select = |(id, event): (&i64, &Event)| {
-            let summary = is_after(*id).then(|| self.summary(*id, event))?;
-            (matches(&summary) && has_error(event)).then_some(summary)
+            let is_after = page.is_after(EventId(*id));
+            let summary = is_after.then(|| self.summary(*id, event))?;
+            let failures = event.past.iter().map(|(_, failure)| failure);
+            (filter.matches(&summary) && filter.has_error(failures)).then_some(summary)
         };
         match page.newest_first {
             true => self

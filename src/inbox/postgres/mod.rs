@@ -118,8 +118,8 @@ use crate::store::{OpenError, StoreError};
 /// of unsettled ones also reads the first event of each lane, and one of dead letters of a chat the events of that
 /// chat. [Blocked lanes](Queue::blocked_lanes) are found by an index of the first events that have failed. Lists that
 /// select by key or kind, of a time or not, read all events in turn until the page is full. With [`Page::within`], they
-/// search in steps of about a fourth of that time, and end after it. Each statement of a list is a transaction that only
-/// reads, with `jit = off`.
+/// search in steps of about an eighth of that time, and end after it. The statement that reads the events is a
+/// transaction of its own, with `jit = off`. [`Inbox::list`](super::Inbox::list) finds the event of a key by an index.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes what a function takes or returns adds another one, so
@@ -377,6 +377,14 @@ impl Queue for PostgresQueue {
             self.lend(next);
         }
         Ok(settled)
+    }
+
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let rows = self
+            .read(&self.shared.statements.find, &[Value::Id(key)])
+            .await?;
+        let event = rows.first().map(|row| column(row, 0)).transpose()?;
+        Ok(event.map(EventId))
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {

@@ -13,6 +13,7 @@ pub(super) struct Statements {
     pub(super) settle: Arc<str>,
     pub(super) get: Arc<str>,
     pub(super) failures: Arc<str>,
+    pub(super) find: Arc<str>,
     pub(super) numbers: Arc<str>,
     pub(super) from_number: Arc<str>,
     pub(super) blocked_lanes: Arc<str>,
@@ -42,6 +43,7 @@ impl Statements {
             failures: sql(
                 "SELECT at, outcome, reason, took FROM {schema}.failures WHERE seq = $1 ORDER BY id",
             ),
+            find: sql("SELECT event FROM {schema}.keys WHERE key = $1 AND event IS NOT NULL"),
             numbers: sql("SELECT min(seq), max(seq) FROM {schema}.events"),
             from_number: sql(
                 "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1",

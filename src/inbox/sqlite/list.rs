@@ -75,7 +75,7 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> rusqlite::Result
         let Some(event) = summary(tx, EventId(seq), &mut names)? else {
             continue;
         };
-        if !matches(filter, &event) {
+        if !filter.matches(&event) {
             continue;
         }
         if let Some(text) = &error
@@ -146,19 +146,6 @@ fn accepted_at(tx: &Tx<'_>, first: i64, last: i64, time: i64) -> rusqlite::Resul
 fn millis(time: SystemTime) -> i64 {
     let since_1970 = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX)
-}
-
-fn matches(filter: &Filter, event: &EventSummary) -> bool {
-    (filter.states.is_empty() || filter.states.contains(&event.state))
-        && (filter.kinds.is_empty() || filter.kinds.contains(&event.kind))
-        && (filter.chat.is_none() || filter.chat == event.chat)
-        && (filter.key.is_none() || filter.key == event.key)
-        && filter
-            .accepted_from
-            .is_none_or(|from| event.accepted_at >= from)
-        && filter
-            .accepted_until
-            .is_none_or(|until| event.accepted_at < until)
 }
 
 pub(super) fn summary(

@@ -28,7 +28,7 @@ use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
 use crate::event::EventKind;
 use crate::storage::Error;
 use crate::storage::sqlite::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
-use crate::store::sqlite::schema;
+use crate::store::sqlite::{keys, schema};
 use crate::store::{OpenError, SqliteStore, StoreError};
 
 /// Keeps events in a SQLite file: the durable choice for one machine.
@@ -227,6 +227,11 @@ impl Queue for SqliteQueue {
             settle::settle(tx, &lease, &settlement, next)
         })
         .await
+    }
+
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let event = self.read(move |tx| keys::event(tx, key)).await?;
+        Ok(event.map(EventId))
     }
 
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {

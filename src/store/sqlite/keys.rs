@@ -55,6 +55,8 @@ const AGAIN_OF_EVENT: &str = "
     UPDATE keys
     SET body = ?2, fence = x'', attempt = 1, done = 1, lease_until = -?3, keep_until = ?4
     WHERE id = ?1";
+#[cfg(feature = "inbox")]
+const EVENT: &str = "SELECT -lease_until FROM keys WHERE key = ?1 AND lease_until < 0";
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 9] = [
@@ -69,7 +71,7 @@ pub(super) const STATEMENTS: [&str; 9] = [
     super::schema::FORMAT.set_highest_time,
 ];
 #[cfg(all(test, feature = "inbox"))]
-pub(crate) const STATEMENTS_OF_EVENTS: [&str; 3] = [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT];
+pub(crate) const STATEMENTS_OF_EVENTS: [&str; 4] = [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT, EVENT];
 
 /// A fence as it is stored beside the digest of a body that is of version 2.
 fn stored(fence: Fence) -> [u8; 17] {
@@ -203,6 +205,14 @@ pub(crate) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>
         .query_row([id.key().to_be_bytes()], Known::read)
         .optional()?;
     Ok(known.and_then(|known| known.taken(tx.now, id)))
+}
+
+/// The number of the event that was accepted with a key.
+#[cfg(feature = "inbox")]
+pub(crate) fn event(tx: &Tx<'_>, key: u128) -> rusqlite::Result<Option<i64>> {
+    let mut event = tx.prepare(EVENT)?;
+    let event = event.query_row([key.to_be_bytes()], |row| row.get(0));
+    event.optional()
 }
 
 /// Records the key as that of an event, unless it is done or in flight.

@@ -35,6 +35,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             ..keyed(lane, round / 3)
         };
         queue.accept(guarded, Some(&take())).await.unwrap();
+        assert!(queue.find(id(round / 3).key()).await.unwrap().is_some());
         queue.accept(keyed(lane, 1000 + round), None).await.unwrap();
         if round % 20 == 0 {
             // A key that a store released.
