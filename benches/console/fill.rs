@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use rusqlite::Connection;
+use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
 use tower_webhook::inbox::{Failure, Queue, Settlement, SqliteQueue};
+use tower_webhook::store::EventKey;
+use tower_webhook::{EventKind, RawDelivery};
 
 use crate::events::{Events, take};
 
@@ -33,7 +35,7 @@ impl Filled {
     pub(crate) fn pages(&self) -> Vec<(&'static str, String)> {
         let turn = self.turn.get() + 1;
         self.turn.set(turn);
-        let number = 1 + turn * 7_919 % self.handled;
+        let number = asked(turn, self.handled);
         let failed = self.failed;
         vec![
             ("overview", "/".to_owned()),
@@ -48,7 +50,7 @@ impl Filled {
             ("events, waiting", "/events?state=waiting".to_owned()),
             ("events, handled", "/events?state=handled".to_owned()),
             (
-                "events, of a rare kind",
+                "events, of a kind that none is of",
                 "/events?kind=chat-rated".to_owned(),
             ),
             ("events, of a chat", format!("/events?chat=old-{number}")),
@@ -69,6 +71,23 @@ impl Filled {
             ),
         ]
     }
+}
+
+/// The handled event that the pages of a turn ask for.
+fn asked(turn: u64, handled: u64) -> u64 {
+    1 + turn * 7_919 % handled
+}
+
+/// The handled events that pages ask for, and the digests of their keys. Other events have random digests.
+fn keys(handled: u64) -> impl Iterator<Item = (i64, [u8; 16])> {
+    let mut numbers: Vec<_> = (1..1000).map(|turn| asked(turn, handled)).collect();
+    numbers.sort_unstable();
+    numbers.dedup();
+    numbers.into_iter().map(|number| {
+        let key = format!("old-key-{number}");
+        let digest = EventKey::new("", key.as_bytes(), b"").key();
+        (number.cast_signed(), digest.to_be_bytes())
+    })
 }
 
 /// Lets events wait, and some of them fail.
@@ -127,13 +146,22 @@ fn filled(began: Instant, handled: u64, failed: i64) -> Filled {
     }
 }
 
+/// So that the kinds exist: that of all events, and one of which all events were deleted.
+async fn accept_both_kinds(queue: &impl Queue) -> Result<()> {
+    let events = Events::of_chats(1);
+    queue.accept(events.next(), None).await?;
+    let mut rare = events.next();
+    rare.delivery = RawDelivery::new(EventKind::CHAT_RATED, "{}");
+    (rare.lane, rare.chat, rare.key) = (None, None, None);
+    queue.accept(rare, None).await?;
+    Ok(())
+}
+
 /// Events that were handled in the last eight days, without their bodies.
 pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Result<Filled> {
     let began = Instant::now();
     let handled = count - count / WAITING;
-    // So that the kind exists, with the number 1.
-    let events = Events::of_chats(1);
-    queue.accept(events.next(), None).await?;
+    accept_both_kinds(queue).await?;
     let db = Connection::open(path)?;
     db.execute_batch(&format!(
         "PRAGMA cache_size = -1000000;
@@ -147,10 +175,17 @@ pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Resu
              highest - ({handled} - n) * 691200000 / {handled}, 0, 0
          FROM numbers, clock;
          INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-         SELECT randomblob(16), zeroblob(16), x'', 1, 1, -seq, keep_until FROM events;
-         COMMIT;"
+         SELECT randomblob(16), zeroblob(16), x'', 1, 1, -seq, keep_until FROM events;"
     ))
     .context("filling the file")?;
+    for (number, digest) in keys(handled) {
+        db.prepare_cached(
+            "INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+             SELECT ?2, zeroblob(16), x'', 1, 1, -seq, keep_until FROM events WHERE seq = ?1",
+        )?
+        .execute(params![number, digest])?;
+    }
+    db.execute_batch("COMMIT")?;
     drop(db);
     let failed = wait_and_fail(queue, count / WAITING).await?;
     Ok(filled(began, handled, failed))
@@ -163,8 +198,7 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
 ) -> Result<Filled> {
     let began = Instant::now();
     let handled = count - count / WAITING;
-    let events = Events::of_chats(1);
-    queue.accept(events.next(), None).await?;
+    accept_both_kinds(queue).await?;
     for sql in [
         "DELETE FROM tower_webhook.events".to_owned(),
         "DELETE FROM tower_webhook.head".to_owned(),
@@ -172,7 +206,7 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
             "INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, digest)
              OVERRIDING SYSTEM VALUE
              SELECT n + 1, now - ({handled} - n) * 691200000000 / {handled}, now + 691200000000, n / 5,
-                 (SELECT max(id) FROM tower_webhook.kinds), convert_to('old-key-' || n, 'UTF8'),
+                 (SELECT id FROM tower_webhook.kinds WHERE name = 'chat-closed'), convert_to('old-key-' || n, 'UTF8'),
                  convert_to('old-' || n / 5, 'UTF8'), gen_random_uuid()
              FROM generate_series(1, {handled}) AS n, tower_webhook.micros() AS now"
         ),
@@ -190,6 +224,18 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
             .await
             .with_context(|| sql)?;
     }
+    let (numbers, digests): (Vec<_>, Vec<_>) = keys(handled)
+        .map(|(number, digest)| (number, digest.to_vec()))
+        .unzip();
+    sqlx::query(
+        "INSERT INTO tower_webhook.keys (key, body, done_until, old_body, event)
+         SELECT encode(digest, 'hex')::uuid, gen_random_uuid(), clock_timestamp() + interval '8 days', NULL, number + 1
+         FROM unnest($1::bigint[], $2::bytea[]) AS asked (number, digest)",
+    )
+    .bind(numbers)
+    .bind(digests)
+    .execute(pool)
+    .await?;
     let failed = wait_and_fail(queue, count / WAITING).await?;
     Ok(filled(began, handled, failed))
 }

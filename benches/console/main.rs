@@ -48,9 +48,6 @@ const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 /// Events that are accepted per second.
 const RATE: u64 = 1000;
 
-/// The pause between two pages: about 20 operators who look at pages that update themselves.
-const PAUSE: Duration = Duration::from_millis(50);
-
 /// Measure the pages of the console beside a queue with millions of events, while 1,000 events per second are accepted.
 ///
 /// Nine of ten events are handled, the others wait; one of 500 of those has failed, and one of 500 is dead.
@@ -72,6 +69,10 @@ struct Args {
     /// The duration of each measurement [default: 10]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
+
+    /// The number of operators, each of whom looks at a page that updates itself once a second
+    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..))]
+    operators: u32,
 
     /// Measure only this queue
     #[arg(long, value_name = "QUEUE")]
@@ -111,16 +112,19 @@ fn run(args: &Args) -> Result<()> {
     if quick || cfg!(debug_assertions) {
         println!("THESE FIGURES ARE MEANINGLESS: they only show that the benchmark works");
     }
+    let pause = Duration::from_secs(1) / args.operators;
     let effort = match quick {
         true => Effort {
             events: args.events.unwrap_or(10_000),
             rounds: args.rounds.unwrap_or(1),
             time: Duration::from_secs(args.seconds.unwrap_or(1)),
+            pause,
         },
         false => Effort {
             events: args.events.unwrap_or(10_000_000),
             rounds: args.rounds.unwrap_or(5),
             time: Duration::from_secs(args.seconds.unwrap_or(10)),
+            pause,
         },
     };
     let runtime = Builder::new_multi_thread().enable_all().build()?;
@@ -163,6 +167,8 @@ struct Effort {
     events: u64,
     rounds: u64,
     time: Duration,
+    /// The time between two pages.
+    pause: Duration,
 }
 
 async fn measure<Q: Queue + Clone>(
@@ -186,7 +192,7 @@ async fn measure<Q: Queue + Clone>(
         let began = Instant::now();
         while began.elapsed() < effort.time {
             if !has_console {
-                sleep(PAUSE).await;
+                sleep(effort.pause).await;
                 continue;
             }
             for (what, path) in filled.pages() {
@@ -194,7 +200,7 @@ async fn measure<Q: Queue + Clone>(
                 page(&console, &path).await?;
                 let took = asked.elapsed().as_secs_f64() * 1e3;
                 pages.entry(what).or_default().push(took);
-                sleep(PAUSE).await;
+                sleep(effort.pause).await;
             }
         }
         is_over.store(true, Ordering::Relaxed);

@@ -9,6 +9,7 @@ use tokio::time::Instant;
 
 use super::statements::{COLUMNS, NOW, state};
 use super::{PostgresQueue, one, rows};
+use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, EventSummary, Filter, Lane, Listed, Page};
 use crate::storage::postgres::{List, Schema, Value, column};
 use crate::store::StoreError;
@@ -23,15 +24,19 @@ const DISORDER: i64 = 60_000_000;
 impl PostgresQueue {
     pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let began = Instant::now();
-        let search = Search::new(&self.tables.schema, filter, page.newest_first);
         let mut listed = Listed::default();
+        let kinds = self.numbers_of(&filter.kinds).await?;
+        if kinds.is_empty() && !filter.kinds.is_empty() {
+            return Ok(listed);
+        }
+        let search = Search::new(&self.tables.schema, filter, kinds, page.newest_first);
         let (first, last) = match (page.after, page.newest_first) {
             (None, _) => (i64::MIN, i64::MAX),
             (Some(id), true) => (i64::MIN, id.0.saturating_sub(1)),
             (Some(id), false) => (id.0.saturating_add(1), i64::MAX),
         };
         let Some(within) = page.within.filter(|_| search.has_steps) else {
-            listed.events = self.step(&search, first..=last, page.limit).await?;
+            (listed.events, _) = self.step(&search, first..=last, page.limit).await?;
             return Ok(listed);
         };
         let row = one(self.read(&self.shared.statements.numbers, &[]).await?)?;
@@ -49,14 +54,17 @@ impl PostgresQueue {
             last = last.min(self.accepted_at(oldest..=newest, until).await?);
         }
         let mut size = STEP;
-        while first <= last {
+        while let Some(next) = self.next(&search, first..=last).await? {
+            match page.newest_first {
+                true => last = next,
+                false => first = next,
+            }
             let numbers = match page.newest_first {
                 true => first.max(last.saturating_sub(size - 1))..=last,
                 false => first..=last.min(first.saturating_add(size - 1)),
             };
-            let asked = Instant::now();
             let left = page.limit - listed.events.len();
-            let found = self.step(&search, numbers.clone(), left).await?;
+            let (found, took) = self.step(&search, numbers.clone(), left).await?;
             listed.events.extend(found);
             if listed.events.len() >= page.limit {
                 return Ok(listed);
@@ -75,9 +83,34 @@ impl PostgresQueue {
                 listed.searched = Some(EventId(searched));
                 return Ok(listed);
             }
-            size = next_size(size, asked.elapsed(), within);
+            size = next_size(size, took, within);
         }
         Ok(listed)
+    }
+
+    /// The numbers of those kinds that are known.
+    async fn numbers_of(&self, kinds: &[EventKind]) -> Result<Vec<i64>, StoreError> {
+        if kinds.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names = kinds.iter().map(ToString::to_string).collect();
+        let names = [Value::List(List::Texts(Some(names)))];
+        let rows = self.read(&self.shared.statements.kinds, &names).await?;
+        Ok(rows
+            .iter()
+            .map(|row| column(row, 0))
+            .collect::<Result<_, _>>()?)
+    }
+
+    /// The next of these numbers that may match.
+    async fn next(
+        &self,
+        search: &Search,
+        numbers: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, StoreError> {
+        let values = [*numbers.start(), *numbers.end()].map(Value::Number);
+        let rows = self.read(&search.next, &values).await?;
+        Ok(rows.first().map(|row| column(row, 0)).transpose()?)
     }
 
     /// The first of these numbers whose event was accepted at a time in microseconds or later, or the one after the last.
@@ -101,27 +134,28 @@ impl PostgresQueue {
         Ok(low)
     }
 
-    /// The first events that match among these numbers.
+    /// The first events that match among these numbers, and the time of the statement.
     async fn step(
         &self,
         search: &Search,
         numbers: RangeInclusive<i64>,
         limit: usize,
-    ) -> Result<Vec<EventSummary>, StoreError> {
+    ) -> Result<(Vec<EventSummary>, Duration), StoreError> {
         let values = search.values(&numbers, limit);
-        let rows = self.tables.pool.fetch_uncompiled(&search.sql, &values);
-        let rows = rows.await.map_err(|error| self.error(error))?;
-        Ok(rows.iter().map(rows::summary).collect::<Result<_, _>>()?)
+        let rows = self.tables.pool.fetch_without_jit(&search.sql, &values);
+        let (rows, took) = rows.await.map_err(|error| self.error(error))?;
+        let events = rows.iter().map(rows::summary).collect::<Result<_, _>>()?;
+        Ok((events, took))
     }
 }
 
-/// How many numbers the next step covers, after one of `size` numbers, so that a step takes a fourth of the time of the
+/// How many numbers the next step covers, after one of `size` numbers, so that a step takes an eighth of the time of the
 /// search at most.
 fn next_size(size: i64, took: Duration, within: Duration) -> i64 {
     let next = match took {
-        took if took < within / 20 => size.saturating_mul(4),
-        took if took < within / 8 => size.saturating_mul(2),
-        took if took < within / 4 => size,
+        took if took < within / 40 => size.saturating_mul(4),
+        took if took < within / 16 => size.saturating_mul(2),
+        took if took < within / 8 => size,
         _ => size / 2,
     };
     next.clamp(1000, LARGEST_STEP)
@@ -175,6 +209,8 @@ impl Source {
 /// A statement, and its parameters after the range of numbers, which are the first two, and the limit.
 struct Search {
     sql: Arc<str>,
+    /// A statement for the first number of a range that may match.
+    next: Arc<str>,
     parameters: Vec<Parameter>,
     has_steps: bool,
 }
@@ -183,12 +219,12 @@ struct Search {
 enum Parameter {
     Number(i64),
     Numbers(Vec<i64>),
-    Texts(Vec<String>),
     Bytes(Vec<u8>),
 }
 
 impl Search {
-    fn new(schema: &Schema, filter: &Filter, newest_first: bool) -> Self {
+    /// With the numbers of the filter's kinds.
+    fn new(schema: &Schema, filter: &Filter, kinds: Vec<i64>, newest_first: bool) -> Self {
         let source = Source::of(filter);
         let mut parameters = Vec::new();
         let mut parameter = |value: Parameter| {
@@ -204,17 +240,13 @@ impl Search {
             let states = parameter(Parameter::Numbers(states.collect()));
             let _ = write!(of_places, " AND s.state = ANY ({states})");
         }
-        if !filter.kinds.is_empty() {
-            let kinds = filter.kinds.iter().map(ToString::to_string);
-            let kinds = parameter(Parameter::Texts(kinds.collect()));
+        if !kinds.is_empty() {
+            let kinds = parameter(Parameter::Numbers(kinds));
             let (table, conditions) = match source {
                 Source::Kept | Source::Lane => ("s", &mut of_places),
                 _ => ("e", &mut of_events),
             };
-            let _ = write!(
-                conditions,
-                " AND {table}.kind = ANY (ARRAY(SELECT id FROM {{schema}}.kinds WHERE name = ANY ({kinds})))"
-            );
+            let _ = write!(conditions, " AND {table}.kind = ANY ({kinds})");
         }
         let mut reads_events = false;
         let mut and = |condition: String| {
@@ -312,7 +344,17 @@ impl Search {
             "SELECT {COLUMNS} FROM {events} JOIN {{schema}}.kinds AS k ON k.id = e.kind
             WHERE e.seq BETWEEN $1 AND $2{of_places}{of_events} ORDER BY e.seq {order} LIMIT $3"
         );
+        let table = match source {
+            Source::Failed => "failures",
+            Source::Ended => "ended",
+            Source::Kept => "dead",
+            Source::Events | Source::Chat | Source::Lane => "events",
+        };
+        let next = format!(
+            "SELECT seq FROM {{schema}}.{table} WHERE seq BETWEEN $1 AND $2 ORDER BY seq {order} LIMIT 1"
+        );
         Self {
+            next: schema.sql(&next).into(),
             sql: schema
                 .sql(&sql.replace("{lane}", &lane).replace("{of_chat}", &of_chat))
                 .into(),
@@ -334,7 +376,6 @@ impl Search {
             Parameter::Numbers(numbers) => Value::List(List::Numbers(
                 numbers.iter().map(|number| Some(*number)).collect(),
             )),
-            Parameter::Texts(texts) => Value::List(List::Texts(Some(texts.clone()))),
             Parameter::Bytes(bytes) => rows::bytes(bytes),
         });
         bounds
@@ -510,8 +551,8 @@ mod tests {
         };
         assert_eq!(next(STEP, 0), 4 * STEP);
         assert_eq!(next(STEP, 20), 2 * STEP);
-        assert_eq!(next(STEP, 50), STEP);
-        assert_eq!(next(STEP, 100), STEP / 2);
+        assert_eq!(next(STEP, 30), STEP);
+        assert_eq!(next(STEP, 50), STEP / 2);
         assert_eq!(next(LARGEST_STEP, 0), LARGEST_STEP);
         assert_eq!(next(1000, 100), 1000);
         let no_time = next_size(STEP, Duration::ZERO, Duration::ZERO);

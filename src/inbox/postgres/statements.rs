@@ -14,6 +14,7 @@ pub(super) struct Statements {
     pub(super) get: Arc<str>,
     pub(super) failures: Arc<str>,
     pub(super) find: Arc<str>,
+    pub(super) kinds: Arc<str>,
     pub(super) numbers: Arc<str>,
     pub(super) from_number: Arc<str>,
     pub(super) blocked_lanes: Arc<str>,
@@ -44,6 +45,7 @@ impl Statements {
                 "SELECT at, outcome, reason, took FROM {schema}.failures WHERE seq = $1 ORDER BY id",
             ),
             find: sql("SELECT event FROM {schema}.keys WHERE key = $1 AND event IS NOT NULL"),
+            kinds: sql("SELECT id::bigint FROM {schema}.kinds WHERE name = ANY ($1)"),
             numbers: sql("SELECT min(seq), max(seq) FROM {schema}.events"),
             from_number: sql(
                 "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1",

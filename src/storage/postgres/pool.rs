@@ -14,6 +14,8 @@ use sqlx::postgres::{PgArguments, PgPool, PgRow, Postgres};
 use sqlx::query::Query;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
+#[cfg(feature = "inbox")]
+use tokio::time::Instant;
 use tokio::time::timeout;
 
 use super::Value;
@@ -111,17 +113,18 @@ impl Pool {
         values: &[Value],
     ) -> sqlx::Result<Vec<PgRow>> {
         let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
-        self.fetch_in_transaction(begin, sql, values).await
+        let (rows, _) = self.fetch_in_transaction(begin, sql, values).await?;
+        Ok(rows)
     }
 
-    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, and less than the planner expects. It is not
-    /// compiled by LLVM, which takes longer than most of them.
+    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, with the time that it took. It is not compiled:
+    /// the planner overestimates such statements, and to compile them takes longer than to execute them.
     #[cfg(feature = "inbox")]
-    pub(crate) async fn fetch_uncompiled(
+    pub(crate) async fn fetch_without_jit(
         &self,
         sql: &Arc<str>,
         values: &[Value],
-    ) -> sqlx::Result<Vec<PgRow>> {
+    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
         let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off";
         self.fetch_in_transaction(begin, sql, values).await
     }
@@ -132,10 +135,11 @@ impl Pool {
         begin: &'static str,
         sql: &Arc<str>,
         values: &[Value],
-    ) -> sqlx::Result<Vec<PgRow>> {
+    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
         loop {
             let mut busy = Busy::new(self.acquire().await?);
             let mut transaction = busy.connection.begin_with(begin).await?;
+            let asked = Instant::now();
             match query(sql, values).fetch_all(&mut *transaction).await {
                 // Another transaction waits for one of our locks, too.
                 Err(error) if lost_a_race(&error) => {
@@ -143,9 +147,10 @@ impl Pool {
                     busy.is_sound = true;
                 }
                 Ok(rows) => {
+                    let took = asked.elapsed();
                     transaction.commit().await?;
                     busy.is_sound = true;
-                    return Ok(rows);
+                    return Ok((rows, took));
                 }
                 Err(error) => return Err(error),
             }
