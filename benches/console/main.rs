@@ -70,9 +70,10 @@ struct Args {
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 
-    /// The number of operators, each of whom looks at a page that updates itself once a second
-    #[arg(long, default_value_t = 5, value_parser = value_parser!(u32).range(1..))]
-    operators: u32,
+    /// The numbers of operators, each of whom looks at a page that updates itself once a second
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2, 5])]
+    #[arg(value_parser = value_parser!(u32).range(1..))]
+    operators: Vec<u32>,
 
     /// Measure only this queue
     #[arg(long, value_name = "QUEUE")]
@@ -112,19 +113,18 @@ fn run(args: &Args) -> Result<()> {
     if quick || cfg!(debug_assertions) {
         println!("THESE FIGURES ARE MEANINGLESS: they only show that the benchmark works");
     }
-    let pause = Duration::from_secs(1) / args.operators;
     let effort = match quick {
         true => Effort {
             events: args.events.unwrap_or(10_000),
             rounds: args.rounds.unwrap_or(1),
             time: Duration::from_secs(args.seconds.unwrap_or(1)),
-            pause,
+            operators: &args.operators,
         },
         false => Effort {
             events: args.events.unwrap_or(10_000_000),
             rounds: args.rounds.unwrap_or(5),
             time: Duration::from_secs(args.seconds.unwrap_or(10)),
-            pause,
+            operators: &args.operators,
         },
     };
     let runtime = Builder::new_multi_thread().enable_all().build()?;
@@ -163,21 +163,39 @@ fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-struct Effort {
+struct Effort<'a> {
     events: u64,
     rounds: u64,
     time: Duration,
-    /// The time between two pages.
-    pause: Duration,
+    operators: &'a [u32],
 }
 
 async fn measure<Q: Queue + Clone>(
     name: &str,
-    effort: &Effort,
+    effort: &Effort<'_>,
     inbox: Inbox<Q>,
     filled: Filled,
     verdicts: &mut Verdicts,
 ) -> Result<()> {
+    for operators in effort.operators {
+        measure_with(*operators, name, effort, &inbox, &filled, verdicts).await?;
+    }
+    Ok(())
+}
+
+async fn measure_with<Q: Queue + Clone>(
+    operators: u32,
+    name: &str,
+    effort: &Effort<'_>,
+    inbox: &Inbox<Q>,
+    filled: &Filled,
+    verdicts: &mut Verdicts,
+) -> Result<()> {
+    let pause = Duration::from_secs(1) / operators;
+    let name = match operators {
+        1 => format!("{name}, 1 operator"),
+        _ => format!("{name}, {operators} operators"),
+    };
     let console = Console::new().inbox(inbox.clone()).router();
     let events = Arc::new(Events::of_chats(10_000));
     let mut pages: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
@@ -192,7 +210,7 @@ async fn measure<Q: Queue + Clone>(
         let began = Instant::now();
         while began.elapsed() < effort.time {
             if !has_console {
-                sleep(effort.pause).await;
+                sleep(pause).await;
                 continue;
             }
             for (what, path) in filled.pages() {
@@ -200,7 +218,7 @@ async fn measure<Q: Queue + Clone>(
                 page(&console, &path).await?;
                 let took = asked.elapsed().as_secs_f64() * 1e3;
                 pages.entry(what).or_default().push(took);
-                sleep(effort.pause).await;
+                sleep(pause).await;
             }
         }
         is_over.store(true, Ordering::Relaxed);

@@ -13,10 +13,12 @@ use crate::store::{StoreError, StoreErrorKind};
 /// How long a page waits for new counts if there are earlier ones.
 const WAIT: Duration = Duration::from_millis(50);
 
-/// Counts that take longer than [`WAIT`] are kept for this many times their duration.
-const SHARE: u32 = 20;
+/// Counts that take longer than [`WAIT`] are kept for this many times their duration, as accepting is slower while the
+/// queue counts; and for [`KEPT`] at most.
+const SHARE: u32 = 100;
+const KEPT: Duration = Duration::from_secs(60);
 
-/// The age up to which the last counts are shown while new ones are made, if counting does not take longer.
+/// The age up to which the last counts are shown while new ones are made.
 const OLDEST: Duration = Duration::from_secs(5 * 60);
 
 /// The last counts, and those that are made now.
@@ -51,11 +53,11 @@ impl Counts {
             let last = last.map(|last| (last, last.at.elapsed()));
             if let Some((last, age)) = last
                 && last.took > WAIT
-                && age < SHARE * last.took
+                && age < (SHARE * last.took).min(KEPT)
             {
                 return Ok((last.stats.clone(), age));
             }
-            last.filter(|(last, age)| *age < OLDEST.max(2 * SHARE * last.took))
+            last.filter(|(_, age)| *age < OLDEST)
                 .map(|(last, age)| (last.stats.clone(), age))
         };
         let Some(known) = known else {
@@ -171,7 +173,7 @@ mod tests {
         assert_eq!(get(&counts, 2, SECOND).await, (1, 14 * SECOND));
 
         // Old enough for new ones, which are made while the page shows these.
-        advance(60 * SECOND).await;
+        advance(KEPT).await;
         let began = Instant::now();
         let (number, age) = get(&counts, 3, SECOND).await;
         assert_eq!(began.elapsed(), WAIT);
