@@ -71,7 +71,7 @@ struct Args {
     seconds: Option<u64>,
 
     /// The numbers of operators, each of whom looks at a page that updates itself once a second
-    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [2, 5])]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_values_t = [1, 5])]
     #[arg(value_parser = value_parser!(u32).range(1..))]
     operators: Vec<u32>,
 

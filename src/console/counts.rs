@@ -15,7 +15,7 @@ const WAIT: Duration = Duration::from_millis(50);
 
 /// Counts that take longer than [`WAIT`] are kept for this many times their duration, as accepting is slower while the
 /// queue counts; and for [`KEPT`] at most.
-const SHARE: u32 = 100;
+const SHARE: u32 = 200;
 const KEPT: Duration = Duration::from_secs(60);
 
 /// The age up to which the last counts are shown while new ones are made.
