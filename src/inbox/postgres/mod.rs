@@ -98,7 +98,7 @@ use crate::store::{OpenError, StoreError};
 /// begins a transaction of its own, which takes two more round trips.
 ///
 /// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 29, a waiting event takes 1.2 KB on disk, and a
-/// handled event whose body was deleted takes 440 bytes, key and all indexes included. The headers that are
+/// handled event whose body was deleted takes 430 bytes, key and all indexes included. The headers that are
 /// [kept](super::Inbox::keep_headers) are in the row of the event, 90 bytes for a `traceparent`, and are deleted with
 /// its body. They add nothing to the row of an event without headers.
 ///
