@@ -256,8 +256,7 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Sets the size of the queue, in bytes, at which deliveries are answered with 503 (`backlog-full`): 10 GiB by
-    /// default. A warning is logged at 80 % of it. Deliveries of events that are
-    /// already stored are not refused.
+    /// default. A warning is logged at 80 % of it. Deliveries of events that are already stored are not refused.
     ///
     /// ```
     /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
