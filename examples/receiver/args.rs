@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::thread;
 use std::time::Duration;
 
-use axum::http::Uri;
+use axum::http::{HeaderName, Uri};
 use clap::builder::NonEmptyStringValueParser;
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, ValueEnum, value_parser};
@@ -212,6 +212,23 @@ pub(crate) struct Args {
     /// `cargo run --features console,inbox,sqlite --example receiver`.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) console: Option<SocketAddr>,
+
+    /// Remove everything that changes something from the console
+    #[arg(long, requires = "console")]
+    #[cfg_attr(not(feature = "console"), allow(dead_code))]
+    pub(crate) console_read_only: bool,
+
+    /// Hide the payloads of events, and the texts of errors, in the console
+    #[arg(long, requires = "console")]
+    #[cfg_attr(not(feature = "console"), allow(dead_code))]
+    pub(crate) console_hide_payloads: bool,
+
+    /// The header in which a proxy in front of the console passes on the name of the operator, for the log
+    ///
+    /// Without such a proxy, anybody can set it.
+    #[arg(long, requires = "console", value_name = "HEADER")]
+    #[cfg_attr(not(feature = "console"), allow(dead_code))]
+    pub(crate) console_actor: Option<HeaderName>,
 
     /// Log an error when no event of a kind is delivered for so many hours, because its webhook may have been disabled
     ///

@@ -4,9 +4,23 @@ use std::net::SocketAddr;
 
 use tower_webhook::console::Console;
 
+use crate::args::Args;
 use crate::bind;
 
-pub(crate) async fn serve(console: Console, address: SocketAddr) -> anyhow::Result<()> {
+pub(crate) async fn serve(
+    mut console: Console,
+    address: SocketAddr,
+    args: &Args,
+) -> anyhow::Result<()> {
+    if args.console_read_only {
+        console = console.read_only();
+    }
+    if args.console_hide_payloads {
+        console = console.hide_payloads();
+    }
+    if let Some(header) = &args.console_actor {
+        console = console.actor_header(header.clone());
+    }
     let listener = bind(address, "--console 127.0.0.1:3002").await?;
     let address = listener.local_addr()?;
     eprintln!("console on http://{address}/");

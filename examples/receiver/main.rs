@@ -116,7 +116,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     };
     #[cfg(feature = "console")]
     if let Some(address) = args.console {
-        console::serve(setup.telemetry.show_in(console), address).await?;
+        console::serve(setup.telemetry.show_in(console), address, &args).await?;
     }
     #[cfg(not(feature = "console"))]
     if args.console.is_some() {

@@ -1,6 +1,9 @@
 //! A receiver with an inbox, and the example `inbox`, as an operator sees them.
 
+use std::collections::BTreeMap;
+use std::io::{Seek, Write};
 use std::path::Path;
+use std::process::Command;
 
 use nix::sys::signal::Signal;
 use rusqlite::Connection;
@@ -8,7 +11,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use super::receivers::{Receiver, run};
-use crate::support::program::{Ended, until};
+use crate::support::program::{Ended, Program, Server, curl, example, until};
 
 fn url(dir: &TempDir) -> String {
     format!("sqlite:{}", dir.path().join("webhooks.db").display())
@@ -96,6 +99,160 @@ fn events_are_acknowledged_while_the_command_fails_and_handled_in_order_later() 
             .iter()
             .all(|event| event["payload"]["id"].is_string())
     );
+}
+
+/// Beside the demo sandbox, whose chats are many.
+#[test]
+fn demo_fails_no_webhook_while_nothing_is_handled_and_handles_the_backlog_in_order() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let demo = |exec| Receiver::start(&["--demo", "--inbox", &url, "--exec", exec]);
+    let receiver = demo("false");
+    let sandbox = Server::start(
+        "sandbox",
+        &["--demo", "--rate", "1200", "--target", &receiver.url],
+    );
+    until("a backlog", || (states(&url).len() >= 60).then_some(()));
+    let page = curl(&[&sandbox.url]);
+    let webhooks = page.matches(" of 500</small>").count();
+    assert!(webhooks >= 5, "{page}");
+    assert_eq!(page.matches(">0 of 500</small>").count(), webhooks);
+    assert_eq!(page.matches(">delivering</span>").count(), webhooks);
+    assert_eq!(sandbox.stop(), 0);
+    assert!(receiver.out().is_empty());
+    receiver.signal(Signal::SIGTERM);
+    assert_eq!(receiver.program.finish().code, 0);
+    assert!(states(&url).iter().all(|state| state != "handled"));
+
+    let receiver = demo("true");
+    until("the end of the backlog", || {
+        let stats = inbox(&url, &["stats"]);
+        (stats.out == "every event is settled\n").then_some(())
+    });
+    let mut accepted: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let mut chats = BTreeMap::new();
+    for event in lines(&inbox(&url, &["list", "--json", "--limit", "100000"])) {
+        assert_eq!(event["state"], "handled", "{event}");
+        let [key, chat] = ["key", "chat"].map(|name| event[name].as_str().unwrap().to_owned());
+        chats.insert(key.clone(), chat.clone());
+        accepted.entry(chat).or_default().push(key);
+    }
+    let mut handled: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for line in receiver.out().lines() {
+        let line: Value = serde_json::from_str(line).unwrap();
+        let key = line["key"].as_str().unwrap();
+        let of_chat = handled.entry(chats[key].clone()).or_default();
+        of_chat.push(key.to_owned());
+    }
+    assert_eq!(handled, accepted);
+}
+
+#[test]
+fn later_events_of_a_chat_are_handled_if_a_failed_one_is_skipped() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let only_b = r#"grep -q '"key":"b"'"#;
+    let receiver = start(&url, only_b, &["--on-failure", "skip"]);
+    for key in ["a", "b"] {
+        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+    }
+    until("the second event", || {
+        (states(&url) == ["retrying", "handled"]).then_some(())
+    });
+}
+
+#[test]
+fn event_is_a_dead_letter_when_it_was_retried_for_long_enough() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "false", &["--retry-for", "1"]);
+    let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    until("the dead letter", || {
+        (states(&url) == ["dead"]).then_some(())
+    });
+}
+
+#[test]
+fn events_are_listed_by_what_is_known_of_them() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "true", &[]);
+    assert_eq!(inbox(&url, &["pause", "chat-opened"]).code, 0);
+    for (kind, key) in [("chat-rated", "a"), ("chat-opened", "b")] {
+        let sent = receiver.send("s", &["--event", kind, "--key", key]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+    }
+    until("the first event", || {
+        (states(&url) == ["handled", "waiting"]).then_some(())
+    });
+    let all = lines(&inbox(&url, &["list", "--json"]));
+    let chat = all[1]["chat"].as_str().unwrap();
+    for (filter, ids) in [
+        (&["--state", "handled"][..], &[1][..]),
+        (&["--state", "handled", "--state", "waiting"], &[1, 2]),
+        (&["--kind", "chat-opened"], &[2]),
+        (&["--chat", chat, "--kind", "chat-opened"], &[2]),
+        (&["--chat", "another"], &[]),
+        (&["--key", "b"], &[2]),
+        (&["--key", "c"], &[]),
+        (&["--older-than", "1h"], &[]),
+        (&["--newer-than", "1h"], &[1, 2]),
+        (&["--newest-first"], &[2, 1]),
+        (&["--newest-first", "--limit", "1"], &[2]),
+    ] {
+        let found = lines(&inbox(&url, &[&["list", "--json"], filter].concat()));
+        let found: Vec<_> = found.iter().map(|event| event["id"].as_i64()).collect();
+        let ids: Vec<_> = ids.iter().copied().map(Some).collect();
+        assert_eq!(found, ids, "{filter:?}");
+        let table = inbox(&url, &[&["list"], filter].concat());
+        assert_eq!(table.code, 0, "{table:?}");
+        assert_eq!(table.out.lines().count(), 1 + ids.len(), "{table:?}");
+    }
+    let stats = lines(&inbox(&url, &["stats", "--json"]));
+    assert!(!stats.is_empty());
+}
+
+/// Runs the command at a terminal, and types the answer.
+fn at_terminal(url: &str, args: &str, answer: &str) -> Ended {
+    let mut typed = tempfile::tempfile().unwrap();
+    typed.write_all(answer.as_bytes()).unwrap();
+    typed.rewind().unwrap();
+    let inbox = example("inbox");
+    let program = inbox.get_program().to_str().unwrap();
+    let command = format!("'{program}' --inbox '{url}' {args}");
+    let mut script = Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).stdin(typed);
+    Program::start(&mut script).finish()
+}
+
+#[test]
+fn changes_are_confirmed_at_a_terminal() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "true", &[]);
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    for key in ["a", "b"] {
+        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+    }
+    for answer in ["n\n", "\n"] {
+        let refused = at_terminal(&url, "discard 1", answer);
+        assert_eq!(refused.code, 1, "{refused:?}");
+        assert!(
+            refused.out.contains("Discard 1 event? [y/N]"),
+            "{refused:?}"
+        );
+        assert!(refused.out.contains("nothing was changed"), "{refused:?}");
+    }
+    assert_eq!(states(&url), ["waiting", "waiting"]);
+    let agreed = at_terminal(&url, "discard --all --state waiting", "y\n");
+    assert_eq!(agreed.code, 0, "{agreed:?}");
+    assert!(agreed.out.contains("Discard 2 events? [y/N]"), "{agreed:?}");
+    assert!(agreed.out.contains("chat-rated"), "no preview: {agreed:?}");
+    assert!(agreed.out.contains("discarded: 2"), "{agreed:?}");
+    assert_eq!(states(&url), ["discarded", "discarded"]);
 }
 
 #[test]
