@@ -148,6 +148,24 @@ fn demo_fails_no_webhook_while_nothing_is_handled_and_handles_the_backlog_in_ord
 }
 
 #[test]
+fn keys_are_known_with_and_without_an_inbox() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let answers = |place: &str, keys: [&str; 3]| {
+        let receiver = Receiver::start(&["--secret", "s", place, &url, "--exec", "true"]);
+        keys.map(|key| {
+            let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
+            assert_eq!(sent.code, 0, "{sent:?}");
+            sent.out.contains("it had been handled before")
+        })
+    };
+    assert_eq!(answers("--store", ["a", "b", "a"]), [false, false, true]);
+    assert_eq!(answers("--inbox", ["b", "c", "c"]), [true, false, true]);
+    assert_eq!(answers("--store", ["c", "b", "d"]), [true, true, false]);
+    assert_eq!(states(&url).len(), 1);
+}
+
+#[test]
 fn later_events_of_a_chat_are_handled_if_a_failed_one_is_skipped() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);

@@ -22,9 +22,11 @@ use tower_webhook::{
     Delivery, EventRouter, HandlerError, HandlerResult, IdempotencyKey, Outcome, RawDelivery,
     SignatureLayer,
 };
+use tracing::Level;
 
 use crate::support::delivery::{RequestExt, delivery, secret, send};
 use crate::support::lock;
+use crate::support::log::Log;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);
@@ -659,8 +661,10 @@ async fn discarding_an_event_in_progress_ends_its_attempt() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_inbox_answers_503_and_forgets_nothing() {
-    let (inbox, crm) = (inbox().backlog_limit(2000), Crm::default());
+async fn a_full_inbox_warns_answers_503_and_recovers() {
+    let log = Log::capture(Level::WARN);
+    let inbox = inbox().backlog_limit(2000).keep_bodies(Duration::ZERO);
+    let crm = Crm::default();
     let webhooks = webhooks(&inbox);
     let mut accepted = 0;
     let refused = loop {
@@ -675,9 +679,84 @@ async fn a_full_inbox_answers_503_and_forgets_nothing() {
     assert_eq!(refused.retry_after(), Some(600));
     assert!((4..=5).contains(&accepted), "{accepted}");
     send(&webhooks, event("a", 0)).await.assert_replayed();
+    assert_eq!(log.count(Level::WARN, "the inbox is nearly full"), 1);
+
     let worker = inbox.worker(crm.router()).spawn();
     until(|| crm.handled() == accepted).await;
+    // The worker deletes the bodies, and what is left of the events when their retention ends.
+    sleep(9 * DAY).await;
+    send(&webhooks, event("b", 1)).await;
+    sleep(2 * SECOND).await;
+    send(&webhooks, event("b", 2)).await.assert_ok();
+    until(|| crm.handled() > accepted).await;
+    assert!(inbox.get(EventId(1)).await.unwrap().is_none());
     worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_delete_the_bodies_of_handled_events() {
+    let (inbox, crm) = (inbox().keep_bodies(MINUTE), Crm::default());
+    let worker = inbox.worker(crm.router()).spawn();
+    send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
+    until(|| crm.handled() == 1).await;
+    let body = async || inbox.get(EventId(1)).await.unwrap().unwrap().body;
+    assert!(body().await.is_some());
+    sleep(3 * MINUTE).await;
+    assert!(body().await.is_none());
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn dead_letters_hold_their_lane_on_request() {
+    let inbox = inbox();
+    let handled = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&handled);
+    let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
+        let is_first = delivery.body().ends_with(br#""rating":1}"#);
+        count.fetch_add(usize::from(!is_first), Ordering::SeqCst);
+        async move {
+            match is_first {
+                true => Err(HandlerError::dead_letter("no such customer")),
+                false => Ok(()),
+            }
+        }
+    });
+    let worker = inbox.worker(events).hold_lane_on_dead().spawn();
+    for n in [1, 2] {
+        send(&webhooks(&inbox), event("a", n)).await.assert_ok();
+    }
+    sleep(DAY).await;
+    assert_eq!(
+        states(&inbox).await,
+        [EventState::Dead, EventState::Waiting]
+    );
+    inbox.discard(EventId(1), None).await.unwrap();
+    until(|| handled.load(Ordering::SeqCst) == 1).await;
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn chats_of_other_kinds_are_found_by_a_function() {
+    #[derive(serde::Deserialize)]
+    struct Ticket {
+        ticket: u32,
+    }
+
+    let inbox = inbox().chat_by(|delivery| {
+        let ticket: Ticket = delivery.decode().ok()?;
+        Some(format!("ticket-{}", ticket.ticket))
+    });
+    for (key, body) in [("1", r#"{"ticket":7}"#), ("2", r#"{"other":7}"#)] {
+        let event = delivery(body).kind("ticket-created").key(key);
+        send(&webhooks(&inbox), event).await.assert_ok();
+    }
+    let of_ticket = Filter {
+        chat: Some("ticket-7".to_owned()),
+        ..Filter::default()
+    };
+    assert_eq!(listed(&inbox, &of_ticket, Page::oldest(10)).await, [1]);
+    let other = inbox.get(EventId(2)).await.unwrap().unwrap();
+    assert_eq!(other.summary.chat, None);
 }
 
 #[tokio::test(start_paused = true)]

@@ -32,7 +32,7 @@ use crate::support::program::{PATIENCE, example, installed, until};
 
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.
-const SLACK: Duration = Duration::from_secs(10);
+const SLACK: Duration = Duration::from_secs(3);
 const SENDERS: usize = 8;
 const CHATS: usize = 20;
 /// With more unsettled events, the senders wait.
