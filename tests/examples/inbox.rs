@@ -40,14 +40,18 @@ fn start(url: &str, exec: &str, more: &[&str]) -> Receiver {
     Receiver::start(&[&args[..], more].concat())
 }
 
+fn send(receiver: &Receiver, kind: &str, key: &str) {
+    let sent = receiver.send("s", &["--event", kind, "--key", key]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+}
+
 #[test]
 fn events_are_acknowledged_while_the_command_fails_and_handled_in_order_later() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
     let receiver = start(&url, "echo 'no disk' >&2; exit 1", &[]);
     for key in ["a", "b", "c"] {
-        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
-        assert_eq!(sent.code, 0, "{sent:?}");
+        send(&receiver, "chat-rated", key);
     }
     // All are of one chat: the second and the third wait for the first one.
     until("the first failure", || {
@@ -172,8 +176,7 @@ fn later_events_of_a_chat_are_handled_if_a_failed_one_is_skipped() {
     let only_b = r#"grep -q '"key":"b"'"#;
     let receiver = start(&url, only_b, &["--on-failure", "skip"]);
     for key in ["a", "b"] {
-        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
-        assert_eq!(sent.code, 0, "{sent:?}");
+        send(&receiver, "chat-rated", key);
     }
     until("the second event", || {
         (states(&url) == ["retrying", "handled"]).then_some(())
@@ -185,8 +188,7 @@ fn event_is_a_dead_letter_when_it_was_retried_for_long_enough() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
     let receiver = start(&url, "false", &["--retry-for", "1"]);
-    let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
-    assert_eq!(sent.code, 0, "{sent:?}");
+    send(&receiver, "chat-rated", "a");
     until("the dead letter", || {
         (states(&url) == ["dead"]).then_some(())
     });
@@ -198,10 +200,8 @@ fn events_are_listed_by_what_is_known_of_them() {
     let url = url(&dir);
     let receiver = start(&url, "true", &[]);
     assert_eq!(inbox(&url, &["pause", "chat-opened"]).code, 0);
-    for (kind, key) in [("chat-rated", "a"), ("chat-opened", "b")] {
-        let sent = receiver.send("s", &["--event", kind, "--key", key]);
-        assert_eq!(sent.code, 0, "{sent:?}");
-    }
+    send(&receiver, "chat-rated", "a");
+    send(&receiver, "chat-opened", "b");
     until("the first event", || {
         (states(&url) == ["handled", "waiting"]).then_some(())
     });
@@ -252,8 +252,7 @@ fn changes_are_confirmed_at_a_terminal() {
     let receiver = start(&url, "true", &[]);
     assert_eq!(inbox(&url, &["pause"]).code, 0);
     for key in ["a", "b"] {
-        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
-        assert_eq!(sent.code, 0, "{sent:?}");
+        send(&receiver, "chat-rated", key);
     }
     for answer in ["n\n", "\n"] {
         let refused = at_terminal(&url, "discard 1", answer);
@@ -279,11 +278,9 @@ fn a_person_pauses_discards_and_redrives() {
     let url = url(&dir);
     let receiver = start(&url, "cat >/dev/null; exit 65", &["--max-attempts", "1"]);
     assert_eq!(inbox(&url, &["pause"]).code, 0);
-    let send = |key| {
-        let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
-        assert_eq!(sent.code, 0, "{sent:?}");
-    };
-    ["a", "b"].into_iter().for_each(send);
+    for key in ["a", "b"] {
+        send(&receiver, "chat-rated", key);
+    }
     let paused = inbox(&url, &["stats"]);
     assert!(
         paused
