@@ -54,9 +54,10 @@ fn silent_connections_do_not_shut_out_deliveries() {
         .args(["--secret", "s", "--header-timeout", "600"]);
     let few_files = Receiver::start_by(&mut command);
     let limited = ["--secret", "s", "--header-timeout", "600"];
-    let limited = Receiver::start(&[&limited[..], &["--max-connections", "4"]].concat());
+    // More than the deliveries, each of which may open a connection while another becomes idle.
+    let limited = Receiver::start(&[&limited[..], &["--max-connections", "32"]].concat());
 
-    for (receiver, limit) in [(few_files, 64), (limited, 4)] {
+    for (receiver, limit) in [(few_files, 64), (limited, 32)] {
         let silent: Vec<_> = (0..300).map(|_| connect(&receiver)).collect();
         // One that is still accepted later might take the place of an idle connection of `send`.
         until("the end of the silent connections", || {
