@@ -27,6 +27,7 @@ use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
 use tower_webhook::store::{Claim, EventKey, MokaStore, Store};
+use tower_webhook::telemetry::{Observation, Observer};
 use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer};
 
 use self::deliveries::{Deliveries, secret};
@@ -162,6 +163,20 @@ fn pipeline(deliveries: &Deliveries) -> Counted {
     sent(layer.layer(router()), deliveries)
 }
 
+/// An observer that does nothing.
+struct Nobody;
+
+impl Observer for Nobody {
+    fn observe(&self, observation: &Observation<'_>) {
+        black_box(observation);
+    }
+}
+
+fn observed() -> Counted {
+    let layer = WebhookLayer::with_store(secret(), store()).observer(Nobody);
+    sent(layer.layer(router()), &Deliveries::of(&chat()))
+}
+
 fn fresh() -> Counted {
     pipeline(&Deliveries::of(&chat()))
 }
@@ -186,6 +201,7 @@ fn forged() -> Counted {
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
 #[bench::route(args = (), setup = routing, config = at_most(17_980))]
 #[bench::pipeline(args = (), setup = fresh, config = at_most(74_600))]
+#[bench::pipeline_observed(args = (), setup = observed, config = at_most(76_480))]
 #[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_750))]
 #[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_050))]
 fn instructions(counted: Counted) {

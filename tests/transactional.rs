@@ -30,6 +30,7 @@ use tower_webhook::{
 use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
 use support::log::Log;
 use support::net::cutting_proxy;
+use support::observer::Notes;
 use support::postgres::{PostgresServer, Stop};
 
 /// What a run does after it has written its effect.
@@ -760,6 +761,42 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
         send(&second, event(level)).await.assert_replayed();
     }
     database.assert(2, 2).await;
+}
+
+#[tokio::test]
+async fn calls_of_the_database_are_observed_with_their_errors() {
+    let mut database = Database::start().await;
+    let notes = Notes::default();
+    let transactions = database.transactions().observer(notes.clone());
+    let transactions = transactions.store_timeout(Duration::from_secs(1)).unwrap();
+    let steps = [Step::Succeed, Step::Fail, Step::Overlook];
+    let service = service(&transactions, &Crm::new(steps));
+    let begin = [
+        "call store acquire: ok",
+        "call store begin: ok",
+        "call store insert: ok",
+    ];
+    let commit = "call store commit: ok";
+    let roll_back = "call store roll-back: ok";
+    for (key, end) in [
+        ("a", commit),
+        // It was handled before.
+        ("a", roll_back),
+        ("b", roll_back),
+        // The server refuses the commit, as a statement of the handler has failed.
+        ("c", commit),
+    ] {
+        send(&service, event(key)).await;
+        let calls = [&begin[..], &[end]].concat();
+        assert_eq!(notes.take(), calls, "{key}");
+    }
+    database.server.stop(Stop::Fast);
+    send(&service, event("d"))
+        .await
+        .assert_problem(503, "store-unavailable");
+    let calls = notes.take();
+    let failed = |call: &String| call.starts_with("call store acquire: the store");
+    assert!(calls.last().is_some_and(failed), "{calls:?}");
 }
 
 #[tokio::test]

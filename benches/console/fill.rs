@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
-use tower_webhook::inbox::{Failure, Queue, Settlement, SqliteQueue};
+use tower_webhook::inbox::{Failure, Filter, Page, Queue, Settlement, SqliteQueue};
 use tower_webhook::store::EventKey;
 use tower_webhook::{EventKind, RawDelivery};
 
@@ -25,9 +25,15 @@ const CALLERS: u64 = 64;
 pub(crate) struct Filled {
     /// The number of events that were handled.
     handled: u64,
-    /// The number of an event that has failed.
-    failed: i64,
+    unsettled: Unsettled,
     turn: std::cell::Cell<u64>,
+}
+
+/// The numbers of some events that were not handled.
+struct Unsettled {
+    retrying: i64,
+    dead: i64,
+    waiting: i64,
 }
 
 impl Filled {
@@ -36,7 +42,11 @@ impl Filled {
         let turn = self.turn.get() + 1;
         self.turn.set(turn);
         let number = asked(turn, self.handled);
-        let failed = self.failed;
+        let Unsettled {
+            retrying,
+            dead,
+            waiting,
+        } = self.unsettled;
         vec![
             ("overview", "/".to_owned()),
             ("events", "/events".to_owned()),
@@ -55,6 +65,10 @@ impl Filled {
             ),
             ("events, of a chat", format!("/events?chat=old-{number}")),
             ("events, of a key", format!("/events?key=old-key-{number}")),
+            (
+                "events, of a key that none has",
+                format!("/events?key=new-key-{number}"),
+            ),
             ("events, by an error", "/events?error=gateway".to_owned()),
             (
                 "events, by an error that none has",
@@ -62,7 +76,9 @@ impl Filled {
             ),
             ("events, of a day", "/events?hours=24".to_owned()),
             ("event, handled", format!("/events/{number}")),
-            ("event, retrying", format!("/events/{failed}")),
+            ("event, retrying", format!("/events/{retrying}")),
+            ("event, dead", format!("/events/{dead}")),
+            ("event, waiting", format!("/events/{waiting}")),
             ("chat", format!("/chat?id=c-{:027}", turn % 10_000)),
             ("lanes", "/lanes".to_owned()),
             (
@@ -91,7 +107,7 @@ fn keys(handled: u64) -> impl Iterator<Item = (i64, [u8; 16])> {
 }
 
 /// Lets events wait, and some of them fail.
-async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<i64> {
+async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<Unsettled> {
     let events = Arc::new(Events::of_chats(10_000.min(count)));
     let mut callers = JoinSet::new();
     for _ in 0..CALLERS {
@@ -111,7 +127,13 @@ async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<i64> {
         reason: "the CRM answered 502 Bad Gateway".to_owned(),
         took: Some(Duration::from_millis(1200)),
     };
-    let (mut failed, mut left) = (0, 2 * (count / FAILED));
+    let newest = queue.list(&Filter::default(), Page::newest(1)).await?;
+    let mut unsettled = Unsettled {
+        retrying: 0,
+        dead: 0,
+        waiting: newest.events.first().map_or(0, |event| event.id.0),
+    };
+    let mut left = 2 * (count / FAILED);
     while left > 0 {
         let claimed = queue.claim(&take(), left.min(100) as usize, 0).await?;
         for event in claimed.events {
@@ -127,21 +149,22 @@ async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<i64> {
                     hold_lane: left % 4 == 1,
                 },
             };
-            if left % 2 == 0 {
-                failed = event.lease.id.0;
+            match left % 2 {
+                0 => unsettled.retrying = event.lease.id.0,
+                _ => unsettled.dead = event.lease.id.0,
             }
             queue.settle(&event.lease, &settlement, None).await?;
             left -= 1;
         }
     }
-    Ok(failed)
+    Ok(unsettled)
 }
 
-fn filled(began: Instant, handled: u64, failed: i64) -> Filled {
+fn filled(began: Instant, handled: u64, unsettled: Unsettled) -> Filled {
     println!("\nFilled in {:.0?}", began.elapsed());
     Filled {
         handled,
-        failed,
+        unsettled,
         turn: std::cell::Cell::new(0),
     }
 }
@@ -187,8 +210,8 @@ pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Resu
     }
     db.execute_batch("COMMIT")?;
     drop(db);
-    let failed = wait_and_fail(queue, count / WAITING).await?;
-    Ok(filled(began, handled, failed))
+    let unsettled = wait_and_fail(queue, count / WAITING).await?;
+    Ok(filled(began, handled, unsettled))
 }
 
 pub(crate) async fn postgres<Q: Queue + Clone>(
@@ -236,6 +259,6 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
     .bind(digests)
     .execute(pool)
     .await?;
-    let failed = wait_and_fail(queue, count / WAITING).await?;
-    Ok(filled(began, handled, failed))
+    let unsettled = wait_and_fail(queue, count / WAITING).await?;
+    Ok(filled(began, handled, unsettled))
 }

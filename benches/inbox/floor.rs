@@ -6,7 +6,7 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use futures_util::future::try_join_all;
 use nix::time::ClockId;
 use rusqlite::config::DbConfig;
@@ -47,17 +47,30 @@ pub(crate) fn run(effort: &Effort) -> Result<()> {
 fn measure(effort: &Effort) -> Result<()> {
     effort.server_cores.pin()?;
     let directory = tempfile::tempdir_in(&effort.directory)?;
-    let path = |name: &str| directory.path().join(name);
+    for settles in [true, false] {
+        let what = if settles {
+            "accepted and settled"
+        } else {
+            "accepted"
+        };
+        let table = compare(effort, directory.path(), settles)?;
+        println!("\n## The floor: {what}, {AT_ONCE} at the same time\n\n{table}");
+    }
+    Ok(())
+}
+
+fn compare(effort: &Effort, directory: &Path, settles: bool) -> Result<Table> {
+    let path = |name: &str| directory.join(format!("{name}-{settles}"));
     let loops: [(&str, Loop<'_>); 3] = [
         (
             "SqliteQueue, without HTTP",
-            Box::new(queue(&path("queue.db"))?),
+            Box::new(queue(&path("queue.db"), settles)?),
         ),
         (
             "the same statements",
-            Box::new(statements(&path("statements.db"))?),
+            Box::new(statements(&path("statements.db"), settles)?),
         ),
-        ("a log", Box::new(log(&path("log"))?)),
+        ("a log", Box::new(log(&path("log"), settles)?)),
     ];
     let mut measured = loops.map(|(name, run)| (name, run, Vec::new(), Vec::new()));
     for _ in 0..effort.rounds {
@@ -78,12 +91,11 @@ fn measure(effort: &Effort) -> Result<()> {
         let [rate, cost] = [rates, costs].map(Spread::of);
         table.row([name.to_owned(), rate.show(0), cost.show(2)]);
     }
-    println!("\n## The floor: accepted and settled, {AT_ONCE} at the same time\n\n{table}");
-    Ok(())
+    Ok(table)
 }
 
-/// Callers that accept an event, take it, and settle it.
-fn queue(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
+/// Callers that accept an event, or accept it, take it and settle it.
+fn queue(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     let queue = SqliteQueue::open(path)?;
     let events = Events::of_chats(CHATS as u64);
@@ -91,14 +103,17 @@ fn queue(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
         let caller = async || {
             let mut count = 0;
             while clock.is_running() {
-                let accepted = queue.accept(events.next(), Some(&take())).await?;
+                let take = settles.then(take);
+                let accepted = queue.accept(events.next(), take.as_ref()).await?;
                 let Accepted::New { taken, .. } = accepted else {
                     bail!("a new event is {accepted:?}");
                 };
-                let taken = taken.context("the chats are in use")?;
-                queue
-                    .settle(&taken.lease, &Settlement::Handled, None)
-                    .await?;
+                if settles {
+                    let taken = taken.context("the chats are in use")?;
+                    queue
+                        .settle(&taken.lease, &Settlement::Handled, None)
+                        .await?;
+                }
                 count += 1;
             }
             Ok(count)
@@ -108,9 +123,9 @@ fn queue(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
     })
 }
 
-/// The statements that the queue runs for an event whose chat is free. A transaction accepts so many events, and settles
-/// as many of before.
-fn statements(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
+/// The statements that the queue runs for an event. A transaction accepts so many events, and settles as many of before,
+/// whose chats are free.
+fn statements(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
     const ACCEPT: [&str; 5] = [
         "INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
          VALUES (?1, ?2, x'', 1, 1, -?3, ?4) ON CONFLICT (key) DO NOTHING",
@@ -121,7 +136,7 @@ fn statements(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> 
         "SELECT place FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place",
         "INSERT INTO work
              (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried)
-         VALUES (?1, 1, ?2, 4, ?3, ?4, 0, 0, NULL, 0)",
+         VALUES (?1, 1, ?2, ?3, ?4, ?5, 0, 0, NULL, 0)",
     ];
     const SETTLE: [&str; 3] = [
         "DELETE FROM work
@@ -132,6 +147,7 @@ fn statements(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> 
     /// Now, when the key expires, and when the lease does.
     const TIMES: [i64; 3] = [1_800_000_000_000, 1_800_700_000_000, 1_800_000_030_000];
     const FENCE: [u8; 16] = [7; 16];
+    const NO_FENCE: [u8; 0] = [];
 
     drop(SqliteQueue::open(path)?);
     let db = Connection::open(path)?;
@@ -149,11 +165,10 @@ fn statements(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> 
         let mut count = 0;
         while clock.is_running() {
             db.execute_batch("BEGIN IMMEDIATE")?;
-            for (seq, lane) in before.drain(..) {
+            for (seq, lane) in before.drain(..).filter(|_| settles) {
                 done.execute(params![seq, FENCE, lane])?;
                 end.execute([seq, now])?;
-                none(next.query_row([lane], |_| Ok(())))?;
-                count += 1;
+                ensure!(!found(next.query_row([lane], |_| Ok(())))?, IN_USE);
             }
             for _ in 0..AT_ONCE {
                 seq += 1;
@@ -172,9 +187,15 @@ fn statements(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> 
                 let header = delivery.key().map(IdempotencyKey::as_bytes);
                 row.execute(params![seq, header, chat, now, keep_until])?;
                 body.execute(params![seq, &delivery.body()[..]])?;
-                none(is_busy.query_row([lane.0], |_| Ok(())))?;
-                work.execute(params![seq, lane.0, lease_until, FENCE])?;
+                let is_busy = found(is_busy.query_row([lane.0], |_| Ok(())))?;
+                match (settles, is_busy) {
+                    (true, true) => bail!(IN_USE),
+                    (true, false) => work.execute(params![seq, lane.0, 4, lease_until, FENCE])?,
+                    (false, true) => work.execute(params![seq, lane.0, 6, now, NO_FENCE])?,
+                    (false, false) => work.execute(params![seq, lane.0, 2, now, NO_FENCE])?,
+                };
                 before.push((seq, lane.0));
+                count += 1;
             }
             db.execute_batch("COMMIT")?;
         }
@@ -190,16 +211,18 @@ fn prepare<'a, const N: usize>(
     prepared?.try_into().ok().context("as many statements")
 }
 
-fn none(found: Result<(), Error>) -> Result<()> {
-    match found {
-        Err(Error::QueryReturnedNoRows) => Ok(()),
+const IN_USE: &str = "the chats are in use";
+
+fn found(row: Result<(), Error>) -> Result<bool> {
+    match row {
+        Err(Error::QueryReturnedNoRows) => Ok(false),
         Err(error) => Err(error.into()),
-        Ok(()) => bail!("the chats are in use"),
+        Ok(()) => Ok(true),
     }
 }
 
-/// Appends events and settlements to a file, and waits for the disk.
-fn log(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
+/// Appends events, and settlements, to a file, and waits for the disk.
+fn log(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
     let mut file = std::fs::File::create(path)?;
     let events = Events::of_chats(CHATS as u64);
     Ok(move |clock: &Clock| {
@@ -212,7 +235,9 @@ fn log(path: &Path) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
                 batch.extend_from_slice(key.as_bytes());
                 batch.extend_from_slice(event.chat.unwrap_or_default().as_bytes());
                 batch.extend_from_slice(event.delivery.body());
-                batch.extend_from_slice(&[0; 16]); // The settlement of another one.
+                if settles {
+                    batch.extend_from_slice(&[0; 16]); // The settlement of another one.
+                }
             }
             file.write_all(&batch)?;
             file.sync_data()?;

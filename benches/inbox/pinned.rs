@@ -8,6 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Result, ensure};
 use axum::body::Body;
 use http::{Request, StatusCode};
+use http_body_util::BodyExt as _;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, Row};
 use tokio::runtime::Builder;
 use tokio::task::JoinSet;
@@ -79,6 +80,12 @@ pub(crate) fn run(
         one(measured.lag),
         1,
     );
+    verdicts.add(
+        format!("{of}, deliveries not answered 200"),
+        AtMost(0.0),
+        one(measured.refused as f64),
+        0,
+    );
     let ratio = one(measured.pinned / measured.fresh);
     verdicts.add(format!("{of}, maximum, of fresh"), AtLeast(0.5), ratio, 2);
     Ok(())
@@ -89,6 +96,7 @@ struct Measured {
     backlog: u64,
     claim: f64,
     lag: f64,
+    refused: u64,
     fresh: f64,
     pinned: f64,
 }
@@ -98,6 +106,8 @@ struct Measured {
 struct Seen {
     accepted: AtomicU64,
     handled: AtomicU64,
+    /// Deliveries that were not answered 200.
+    refused: AtomicU64,
     /// Milliseconds from the acceptance to the start.
     lags: Mutex<Vec<f64>>,
 }
@@ -173,6 +183,7 @@ async fn measure(
         backlog,
         claim: quantile(claims, 0.99),
         lag: quantile(lags, 0.99),
+        refused: seen.refused.load(Ordering::Relaxed),
         fresh,
         pinned,
     })
@@ -223,6 +234,7 @@ async fn open(
     tick.set_missed_tick_behavior(MissedTickBehavior::Burst);
     let mut callers = JoinSet::new();
     let (mut most, mut claims, mut ticks) = (0, Vec::new(), 0);
+    let mut minute = 0;
     while began.elapsed() < time {
         tick.tick().await;
         for _ in 0..RATE / TICKS {
@@ -246,6 +258,14 @@ async fn open(
                     .await?;
             }
         }
+        if ticks % (60 * TICKS) == 0 {
+            let (of, minutes) = (&claims[minute..], ticks / (60 * TICKS));
+            let (p99, slowest) = (quantile(of.to_vec(), 0.99), quantile(of.to_vec(), 1.0));
+            eprintln!(
+                "after {minutes} min: largest backlog {most}, claims of the minute: p99 {p99:.1} ms, slowest {slowest:.1} ms"
+            );
+            minute = claims.len();
+        }
     }
     while let Some(ended) = callers.join_next().await {
         ended??;
@@ -256,13 +276,17 @@ async fn open(
 async fn send(webhooks: &Webhooks, deliveries: &Deliveries, seen: &Seen) -> Result<()> {
     let request = deliveries.request();
     let request = parse(&request)?;
+    let sent = Instant::now();
     let answer = webhooks.clone().oneshot(request).await?;
-    ensure!(
-        answer.status() == StatusCode::OK,
-        "answered {}",
-        answer.status()
-    );
-    seen.accepted.fetch_add(1, Ordering::Relaxed);
+    if answer.status() == StatusCode::OK {
+        seen.accepted.fetch_add(1, Ordering::Relaxed);
+    } else {
+        seen.refused.fetch_add(1, Ordering::Relaxed);
+        let (status, waited) = (answer.status(), sent.elapsed());
+        let body = answer.into_body().collect().await?.to_bytes();
+        let body = String::from_utf8_lossy(&body);
+        eprintln!("answered {status} after {waited:.1?}: {body}");
+    }
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
+use futures_util::poll;
 use indicatif::ProgressBar;
 use tokio::signal::ctrl_c;
 use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
@@ -44,22 +45,17 @@ pub(crate) async fn change<Q: Queue>(
     let mut counts = Counts::default();
     let mut stopped = std::pin::pin!(ctrl_c());
     for (id, from) in &ids {
-        let changing = async {
-            match action {
-                Action::Redrive => inbox.redrive(*id, *from).await,
-                Action::Discard => inbox.discard(*id, *from).await,
-            }
-        };
-        tokio::select! {
-            biased;
-            _ = &mut stopped => {
-                progress.finish_and_clear();
-                eprintln!("stopped after {} of {} events", counts.all(), ids.len());
-                break;
-            }
-            // Not cut short: what was begun is counted.
-            change = changing => counts.count(*id, change?, &progress),
+        // Not during a change: what was begun is counted.
+        if poll!(&mut stopped).is_ready() {
+            progress.finish_and_clear();
+            eprintln!("stopped after {} of {} events", counts.all(), ids.len());
+            break;
         }
+        let change = match action {
+            Action::Redrive => inbox.redrive(*id, *from).await,
+            Action::Discard => inbox.discard(*id, *from).await,
+        };
+        counts.count(*id, change?, &progress);
         progress.inc(1);
     }
     progress.finish_and_clear();

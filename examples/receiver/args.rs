@@ -238,6 +238,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "KIND=HOURS", value_parser = telemetry::expected)]
     pub(crate) expect: Vec<(EventKind, Duration)>,
 
+    /// Log an error when ten chats or more were closed or transferred, and none was rated for so many hours
+    #[arg(long, value_name = "HOURS", value_parser = value_parser!(u32).range(1..=8_760))]
+    pub(crate) rated_within: Option<u32>,
+
     /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
     #[arg(long, value_name = "BRAND")]
     pub(crate) header_prefix: Option<String>,

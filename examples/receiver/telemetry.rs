@@ -24,13 +24,16 @@ pub(crate) struct Telemetry {
 impl Telemetry {
     /// Starts to watch for silence, and to serve metrics if that is asked for.
     pub(crate) async fn start(args: &Args) -> anyhow::Result<Self> {
-        let silence = args
+        let mut silence = args
             .expect
             .iter()
             .cloned()
             .fold(Silence::new().learn(), |silence, (kind, within)| {
                 silence.expect(kind, within)
             });
+        if let Some(within) = args.rated_within {
+            silence = silence.rated_within(hours(within));
+        }
         tokio::spawn(silence.clone().watch());
         let (budget, recent) = (FailureBudget::default(), Recent::new());
         #[cfg(feature = "console")]
@@ -81,16 +84,19 @@ impl Telemetry {
     }
 }
 
+fn hours(hours: u32) -> Duration {
+    Duration::from_secs(u64::from(hours) * 60 * 60)
+}
+
 /// Parses `KIND=HOURS`.
 pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
     let expected = || {
         let (kind, hours) = text.split_once('=')?;
-        let hours: u32 = hours
+        let within: u32 = hours
             .parse()
             .ok()
             .filter(|hours| (1..=8_760).contains(hours))?;
-        let within = Duration::from_secs(u64::from(hours) * 60 * 60);
-        Some((kind.parse().ok()?, within))
+        Some((kind.parse().ok()?, self::hours(within)))
     };
     expected().ok_or_else(|| {
         "use a kind and a number of hours up to 8760, such as message-created=4".to_owned()

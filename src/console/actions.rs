@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Extension;
 use axum::body::Bytes;
-use axum::extract::rejection::{FormRejection, PathRejection};
+use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection};
 use axum::extract::{Form, Path, State};
 use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
@@ -64,7 +64,7 @@ pub(super) async fn change(
 ) -> Response {
     let changed = async {
         let Path((number, name)) = path?;
-        let Form(shown) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
+        let Form(shown) = form?;
         let (id, action) = (id(&number)?, action(&name)?);
         let from = state(&shown.state)?;
         let made = make(&console, actor(&console, &headers), action, id, from);
@@ -144,9 +144,10 @@ pub(super) async fn change_selected(
     State(console): State<Arc<Console>>,
     Extension(site): Extension<Site>,
     headers: HeaderMap,
-    body: Bytes,
+    body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let changed = async {
+        let body = body?;
         let (mut ids, mut name, mut query) = (Vec::new(), String::new(), String::new());
         for (field, value) in form_urlencoded::parse(&body) {
             match &*field {
@@ -201,7 +202,7 @@ pub(super) async fn change_all(
     form: Result<Form<Search>, FormRejection>,
 ) -> Response {
     let started = async {
-        let Form(search) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
+        let Form(search) = form?;
         let (action, filter) = (action(&search.action)?, search.filter(&console)?);
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, &headers);
@@ -278,7 +279,7 @@ async fn set_paused(
     is_paused: bool,
 ) -> Response {
     let set = async {
-        let Form(form) = form.map_err(|rejection| Problem::bad(rejection.body_text()))?;
+        let Form(form) = form?;
         let kind = form.kind()?;
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, headers);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
@@ -70,11 +70,48 @@ pub(super) struct Job {
     pub(super) query: String,
     /// The number of events that matched at first, and whether there were more.
     pub(super) matched: Counted,
+    /// `None` without any event.
+    pub(super) searched: Option<Searched>,
     pub(super) changed: AtomicU64,
     /// Events whose state did not allow the change.
     pub(super) skipped: AtomicU64,
     pub(super) is_cancelled: AtomicBool,
     pub(super) ended: Mutex<Option<Ended>>,
+}
+
+/// The events among which a job searches, and the one that it has reached.
+pub(super) struct Searched {
+    oldest: EventId,
+    newest: EventId,
+    reached: AtomicI64,
+}
+
+impl Searched {
+    fn new(oldest: EventId, newest: EventId) -> Self {
+        Self {
+            oldest,
+            newest,
+            reached: AtomicI64::new(oldest.0),
+        }
+    }
+
+    fn reach(&self, event: EventId) {
+        let event = event.min(self.newest);
+        self.reached.store(event.0, Ordering::Relaxed);
+    }
+
+    /// The event that was reached, and the newest one.
+    pub(super) fn until(&self) -> (EventId, EventId) {
+        (EventId(self.reached.load(Ordering::Relaxed)), self.newest)
+    }
+
+    /// The share that was searched, in percent.
+    pub(super) fn percent(&self) -> i64 {
+        let of = |to: i64| i128::from(to) - i128::from(self.oldest.0);
+        let (reached, all) = (of(self.reached.load(Ordering::Relaxed)), of(self.newest.0));
+        let percent = (100 * reached).checked_div(all).unwrap_or(100);
+        i64::try_from(percent).unwrap_or(100)
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -121,6 +158,13 @@ pub(super) async fn preview(
     }
 }
 
+/// Returns the first event of a page of all events, or one before it.
+async fn first(inbox: &dyn Operations, page: Page) -> Result<Option<EventId>, StoreError> {
+    let listed = inbox.list(&Filter::default(), page.within(SEARCH)).await?;
+    let first = listed.events.first().map(|event| event.id);
+    Ok(first.or(listed.searched))
+}
+
 impl Jobs {
     fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Job>>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
@@ -140,9 +184,9 @@ impl Jobs {
         actor: Option<String>,
     ) -> Result<Arc<Job>, StoreError> {
         let matched = preview(&*inbox, &filter).await?;
-        let newest = Page::newest(1);
-        let newest = inbox.list(&Filter::default(), newest).await?.events;
-        let newest = newest.first().map(|event| event.id);
+        let oldest = first(&*inbox, Page::oldest(1)).await?;
+        let newest = first(&*inbox, Page::newest(1)).await?;
+        let searched = newest.map(|newest| Searched::new(oldest.unwrap_or(newest), newest));
         let mut all = self.lock();
         let number = all.last_key_value().map_or(1, |(number, _)| number + 1);
         let job = Arc::new(Job {
@@ -150,6 +194,7 @@ impl Jobs {
             action,
             query,
             matched,
+            searched,
             changed: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
             is_cancelled: AtomicBool::new(false),
@@ -172,7 +217,7 @@ impl Jobs {
             job = number,
             "the console changes all events that match"
         );
-        tokio::spawn(Arc::clone(&job).run(inbox, filter, newest, actor));
+        tokio::spawn(Arc::clone(&job).run(inbox, filter, actor));
         Ok(job)
     }
 }
@@ -191,10 +236,9 @@ impl Job {
         self: Arc<Self>,
         inbox: Arc<dyn Operations>,
         filter: Filter,
-        newest: Option<EventId>,
         actor: Option<String>,
     ) {
-        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter, newest));
+        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter));
         let ended = match changes.catch_unwind().await {
             Ok(Ok(())) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
             Ok(Ok(())) => Ended::Done,
@@ -215,13 +259,11 @@ impl Job {
 
     /// Changes the events up to the newest one. Events that are accepted later, and events whose state has changed
     /// since they were listed, are not changed.
-    async fn change_all(
-        &self,
-        inbox: &dyn Operations,
-        filter: &Filter,
-        newest: Option<EventId>,
-    ) -> Result<(), StoreError> {
-        let Some(newest) = newest else { return Ok(()) };
+    async fn change_all(&self, inbox: &dyn Operations, filter: &Filter) -> Result<(), StoreError> {
+        let Some(searched) = &self.searched else {
+            return Ok(());
+        };
+        let newest = searched.newest;
         let mut page = Page::oldest(STEP).within(SEARCH);
         loop {
             let listed = inbox.list(filter, page).await?;
@@ -237,6 +279,7 @@ impl Job {
             }
             // Not before all changes have ended, so that each of them is counted.
             failed?;
+            searched.reach(page.after.unwrap_or(newest));
             if is_last || self.is_cancelled.load(Ordering::Relaxed) {
                 return Ok(());
             }

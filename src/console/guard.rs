@@ -1,30 +1,29 @@
 //! Which requests are answered, and who sent them.
 
+use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use axum::extract::{OriginalUri, Request, State};
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
-use http::header::HOST;
+use axum::response::Response;
+use http::header::{CONTENT_TYPE, HOST};
 use http::uri::Authority;
 use http::{HeaderMap, StatusCode};
 
 use super::Console;
-use super::page::Site;
+use super::page::{Site, View};
+use super::routes::Problem;
 use crate::telemetry::Short;
 
-/// Refuses requests under other host names, and notes where the console is mounted.
+/// Refuses requests under other host names, notes where the console is mounted, and makes pages of the refusals of the
+/// layers inside.
 pub(super) async fn guard(
     State(console): State<Arc<Console>>,
     OriginalUri(original): OriginalUri,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if !is_known_host(&console, &request) {
-        let reason = "The console is not reachable under this host name.";
-        return (StatusCode::MISDIRECTED_REQUEST, reason).into_response();
-    }
     let inner = request.uri().path();
     let base = match original.path().strip_suffix(inner) {
         Some(base) => base,
@@ -32,8 +31,38 @@ pub(super) async fn guard(
         None => original.path(),
     };
     let base = base.trim_end_matches('/').to_owned();
-    request.extensions_mut().insert(Site { base });
-    next.run(request).await
+    let site = Site { base };
+    if !is_known_host(&console, &request) {
+        let reason = "The console is not reachable under this host name.";
+        let problem = Problem::new(StatusCode::MISDIRECTED_REQUEST, reason);
+        return problem.page(&View::new(&console, &site));
+    }
+    request.extensions_mut().insert(site.clone());
+    let answer = next.run(request).await;
+    match reason(&answer) {
+        Some(reason) => {
+            let problem = Problem::new(answer.status(), reason);
+            problem.page(&View::new(&console, &site))
+        }
+        None => answer,
+    }
+}
+
+/// Why a layer refused a request, or `None` if the answer is a page already.
+fn reason(answer: &Response) -> Option<Cow<'static, str>> {
+    let status = answer.status();
+    let is_page = answer
+        .headers()
+        .get(CONTENT_TYPE)
+        .is_some_and(|kind| kind.as_bytes().starts_with(b"text/html"));
+    if is_page || !(status.is_client_error() || status.is_server_error()) {
+        return None;
+    }
+    Some(match status {
+        StatusCode::FORBIDDEN => "A page of another site has sent this request.".into(),
+        StatusCode::INTERNAL_SERVER_ERROR => "The console panicked. The log has the reason.".into(),
+        other => format!("The request was refused with {other}.").into(),
+    })
 }
 
 fn is_known_host(console: &Console, request: &Request) -> bool {

@@ -101,7 +101,7 @@ impl Console {
         self
     }
 
-    /// Shows the last problems, and the events of each minute.
+    /// Shows the last problems, the events of each minute, the answers of the last hour, and how long attempts took.
     pub fn recent(mut self, recent: Recent) -> Self {
         self.recent = Some(recent);
         self
@@ -162,7 +162,7 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use axum::body::Body;
-    use http::Request;
+    use http::{Request, StatusCode};
     use http_body_util::BodyExt;
     use tokio::sync::Semaphore;
     use tokio::time::{sleep, timeout};
@@ -212,7 +212,7 @@ mod tests {
         }
 
         fn get(&self, _: EventId) -> Answer<'_, Option<EventRecord>> {
-            Box::pin(pending())
+            panic!("the record is faulty")
         }
 
         fn redrive(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
@@ -280,6 +280,22 @@ mod tests {
         let job = get(app, "/jobs/1").await;
         assert!(job.contains("Stopped, because a change panicked."), "{job}");
         assert!(!job.contains("Cancel"), "{job}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_is_a_page_with_the_headers_of_all_pages() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let get = Request::get("/events/1").body(Body::empty()).unwrap();
+        let page = app.oneshot(get).await.unwrap();
+        assert_eq!(page.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(page.headers()["x-content-type-options"], "nosniff");
+        let page = page.into_body().collect().await.unwrap().to_bytes();
+        let page = String::from_utf8_lossy(&page);
+        assert!(
+            page.contains("The console panicked. The log has the reason."),
+            "{page}"
+        );
+        assert!(!page.contains("faulty"), "{page}");
     }
 
     #[derive(Clone, Default)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use axum::extract::rejection::{PathRejection, QueryRejection};
+use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
@@ -69,8 +69,8 @@ pub(super) fn router(console: Arc<Console>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .with_state(Arc::clone(&console))
         .layer(CsrfLayer::new())
-        .layer(from_fn_with_state(console, guard))
         .layer(CatchPanicLayer::new())
+        .layer(from_fn_with_state(console, guard))
         .layer(CompressionLayer::new())
         .layer(header(
             CONTENT_SECURITY_POLICY,
@@ -149,6 +149,18 @@ impl From<PathRejection> for Problem {
     }
 }
 
+impl From<FormRejection> for Problem {
+    fn from(rejection: FormRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<BytesRejection> for Problem {
+    fn from(rejection: BytesRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
 type Answer = Result<maud::Markup, Problem>;
 
 fn answer(view: &View<'_>, answer: Answer) -> Response {
@@ -221,6 +233,11 @@ pub(super) struct Search {
     /// The number of hours within which the event was accepted.
     #[serde(default)]
     pub(super) hours: String,
+    /// The times between which the event was accepted, such as `2026-11-22T20:15`.
+    #[serde(default)]
+    pub(super) from: String,
+    #[serde(default)]
+    pub(super) until: String,
     /// A text in an error of the event.
     #[serde(default)]
     pub(super) error: String,
@@ -271,6 +288,9 @@ impl Search {
             let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
             filter.accepted_from = SystemTime::now().checked_sub(ago);
         }
+        // With both, the later one.
+        filter.accepted_from = filter.accepted_from.max(time(&self.from)?);
+        filter.accepted_until = time(&self.until)?;
         Ok(filter)
     }
 
@@ -296,6 +316,8 @@ impl Search {
             ("chat", &self.chat),
             ("key", &self.key),
             ("hours", &self.hours),
+            ("from", &self.from),
+            ("until", &self.until),
             ("error", &self.error),
             ("order", &self.order),
         ] {
@@ -309,6 +331,24 @@ impl Search {
 
 fn text(value: &str) -> Option<String> {
     Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// Parses a time in UTC, with or without seconds, as browsers send it.
+fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
+    let Some(text) = self::text(text) else {
+        return Ok(None);
+    };
+    let with_seconds = match text.len() {
+        16 => format!("{text}:00"),
+        _ => text.clone(),
+    };
+    let wrong = |_| {
+        Problem::bad(format!(
+            "`{text}` is not a time such as `2026-11-22T20:15`, in UTC."
+        ))
+    };
+    let time = humantime::parse_rfc3339_weak(&with_seconds);
+    time.map(Some).map_err(wrong)
 }
 
 /// The time limit of a search. After it, the page shows the events that were found.
@@ -387,7 +427,8 @@ async fn event(
                 let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
                 lane.blocked = blocked.into_iter().next();
             }
-            if event.state.is_unsettled() {
+            let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
+            if event.state.is_unsettled() || holds {
                 let listed = unsettled_of(&**inbox, chat).await?;
                 lane.is_cut = next(&listed, LANE).is_some();
                 lane.unsettled = listed.events;

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
 
@@ -36,9 +36,10 @@ use crate::event::{EventKind, SenderPolicy};
 ///
 /// # Logs
 ///
-/// When a kind has spent 20 % of its limit, a line at `WARN` names the kind, the reasons, and when the webhook is
-/// disabled if deliveries continue to fail at the rate of the last five minutes. At 50 %, at 80 %, and above the limit,
-/// the line is at `ERROR`. A line is repeated only after the count has fallen below three quarters of its threshold.
+/// When a kind has spent 20 % of its limit, a line at `WARN` names the kind, the reasons, and the time at which the
+/// webhook is disabled if deliveries continue to fail at the rate of the last five minutes. At 50 %, at 80 %, and above
+/// the limit, the line is at `ERROR`. A line is repeated only after the count has fallen below three quarters of its
+/// threshold.
 ///
 /// # Requests without verification
 ///
@@ -200,12 +201,15 @@ impl Spent {
         let kind = self.kind.as_ref().map(tracing::field::display);
         let reasons = self.reasons_in_words();
         let (failures, limit) = (self.failures, self.limit);
-        let disabled_in = self.disabled_in.map(tracing::field::debug);
+        let disabled_at = self
+            .disabled_in
+            .and_then(|left| SystemTime::now().checked_add(left))
+            .map(httpdate::fmt_http_date);
         let text = self.describe(crossed);
         if crossed == Threshold::Warn {
-            tracing::warn!(kind, failures, limit, reasons, disabled_in, "{text}");
+            tracing::warn!(kind, failures, limit, reasons, disabled_at, "{text}");
         } else {
-            tracing::error!(kind, failures, limit, reasons, disabled_in, "{text}");
+            tracing::error!(kind, failures, limit, reasons, disabled_at, "{text}");
         }
     }
 

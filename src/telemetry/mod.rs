@@ -5,7 +5,7 @@
 //! - [`FailureBudget`] counts failed deliveries against the limit above which the platform disables a webhook, and logs
 //!   warnings before that.
 //! - [`Silence`] notices that a webhook delivers nothing any more.
-//! - [`Recent`] keeps the last problems, and counts the events of each minute.
+//! - [`Recent`] keeps the last problems and durations, and counts the events of each minute and the answers of an hour.
 #![cfg_attr(
     feature = "metrics",
     doc = "- [`Metrics`] records metrics through the [`metrics`](https://docs.rs/metrics) facade."

@@ -144,6 +144,8 @@ impl DeliveryEnded<'_> {
 pub struct AttemptEnded<'a> {
     /// The event's kind.
     pub kind: &'a EventKind,
+    /// In an inbox, the number of the event.
+    pub event: Option<i64>,
     /// The [name](crate::Outcome::name) of the outcome, or in an inbox also `crashed` or `interrupted`.
     pub outcome: &'static str,
     /// What becomes of the event.

@@ -1,4 +1,4 @@
-//! What happened lately: the last problems, and the events of each minute.
+//! What happened lately: the last problems, the events of each minute, and the durations of attempts.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
@@ -14,7 +14,8 @@ use super::observer::{AttemptEnd, AttemptEnded, DeliveryEnded, Observation, Obse
 use crate::error::Chain;
 use crate::event::EventKind;
 
-/// Keeps the last problems, and counts the events of each minute of the last hour, in memory.
+/// Keeps the last problems, counts the events of each minute and the answers of the last hour, and knows how long the
+/// last events of an inbox took, in memory.
 ///
 /// It is an [`Observer`]. Clones share what they have seen.
 ///
@@ -35,7 +36,7 @@ use crate::event::EventKind;
 ///
 /// Memory is bounded, whatever senders write: 100 different problems of verified deliveries and attempts, and 20 of
 /// requests that were not verified, with at most 256 characters of the reason. A new one replaces the one that was not
-/// seen for longest.
+/// seen for longest. The durations are those of the last 10,000 events that this process has settled.
 #[derive(Clone, Debug, Default)]
 pub struct Recent {
     shared: Arc<Shared>,
@@ -51,8 +52,19 @@ struct Shared {
 struct State {
     verified: Problems,
     unverified: Problems,
-    minutes: BTreeMap<EventKind, Minutes>,
+    minutes: BTreeMap<EventKind, Minutes<Minute>>,
+    answers: BTreeMap<&'static str, Minutes<u64>>,
     tripped: BTreeSet<EventKind>,
+    /// The events of an inbox that were settled, the latest one last.
+    durations: VecDeque<Settled>,
+}
+
+/// An event that was settled.
+#[derive(Debug)]
+struct Settled {
+    event: i64,
+    at: SystemTime,
+    took: Duration,
 }
 
 /// A problem of deliveries or attempts.
@@ -73,6 +85,8 @@ pub struct Problem {
     pub key: Option<String>,
     /// Whether the attempt of a worker had the problem, and not a delivery.
     pub is_from_inbox: bool,
+    /// In an inbox, the number of the last event.
+    pub event: Option<i64>,
 }
 
 /// The events of one minute.
@@ -122,6 +136,31 @@ impl Recent {
         self.state().tripped.clone()
     }
 
+    /// Returns how many deliveries and refused requests of the last hour had each outcome, named as in the [table of
+    /// answers](crate::docs::answers), or `disconnected`.
+    #[must_use]
+    pub fn answers(&self) -> BTreeMap<&'static str, u64> {
+        let now = Instant::now();
+        let state = self.state();
+        let answers = state.answers.iter();
+        answers
+            .map(|(outcome, minutes)| (*outcome, minutes.until(now).iter().sum::<u64>()))
+            .filter(|(_, count)| *count > 0)
+            .collect()
+    }
+
+    /// Returns how long the attempt took that settled an event at this time, give or take some seconds, if the event is
+    /// one of the last 10,000 that this process has settled.
+    #[must_use]
+    pub fn duration_of(&self, event: i64, settled_at: SystemTime) -> Option<Duration> {
+        let state = self.state();
+        let mut latest = state.durations.iter().rev();
+        let settled = latest.find(|settled| settled.event == event)?;
+        let apart = settled.at.duration_since(settled_at);
+        let apart = apart.unwrap_or_else(|before| before.duration());
+        (apart <= SAME_TIME).then_some(settled.took)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         let state = self.shared.state.lock();
         state.unwrap_or_else(PoisonError::into_inner)
@@ -129,8 +168,10 @@ impl Recent {
 
     fn delivery(&self, ended: &DeliveryEnded<'_>) {
         let is_failure = ended.is_failure();
+        let is_handled = ended.outcome == "handled";
         let is_problem = is_failure || GIVEN_UP.contains(&ended.outcome);
-        if !is_problem && ended.outcome != "handled" {
+        if !is_problem && !is_handled {
+            self.state().answered(ended.outcome);
             return;
         }
         let kind = self.shared.kinds.verified(ended);
@@ -145,13 +186,15 @@ impl Recent {
                 Some(Short(key).to_string())
             }),
             is_from_inbox: false,
+            event: None,
         });
         let mut state = self.state();
+        state.answered(ended.outcome);
         if let Some(kind) = kind {
             let minute = state.minutes.entry(kind).or_default().now();
             match is_failure {
                 true => minute.failed_deliveries += 1,
-                false => minute.handled += u32::from(ended.outcome == "handled"),
+                false => minute.handled += u32::from(is_handled),
             }
         }
         match problem {
@@ -181,8 +224,21 @@ impl Recent {
             reason: describe(ended.reason),
             key: None,
             is_from_inbox: true,
+            event: ended.event,
         });
         let mut state = self.state();
+        if ended.end == AttemptEnd::Settled
+            && let Some(event) = ended.event
+        {
+            if state.durations.len() == MOST_DURATIONS {
+                state.durations.pop_front();
+            }
+            state.durations.push_back(Settled {
+                event,
+                at: SystemTime::now(),
+                took: ended.duration,
+            });
+        }
         let minute = state.minutes.entry(kind).or_default().now();
         minute.handled += u32::from(is_handled);
         minute.failed_attempts += u32::from(is_problem);
@@ -218,6 +274,17 @@ const FAILURES: [&str; 3] = ["panicked", "handler-timeout", "crashed"];
 
 const MOST: usize = 100;
 const MOST_UNVERIFIED: usize = 20;
+const MOST_DURATIONS: usize = 10_000;
+
+/// How far the clocks of this process and of its queue may be apart. An event that was redriven may have been settled by
+/// another process since.
+const SAME_TIME: Duration = Duration::from_secs(10);
+
+impl State {
+    fn answered(&mut self, outcome: &'static str) {
+        *self.answers.entry(outcome).or_default().now() += 1;
+    }
+}
 
 fn describe(reason: Option<&(dyn Error + 'static)>) -> String {
     let Some(reason) = reason else {
@@ -258,14 +325,14 @@ impl Problems {
     }
 }
 
-/// The events of each minute, with the time at which it began.
+/// What was counted in each minute, with the time at which it began.
 #[derive(Debug, Default)]
-struct Minutes(VecDeque<(Instant, Minute)>);
+struct Minutes<T>(VecDeque<(Instant, T)>);
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-impl Minutes {
-    fn now(&mut self) -> &mut Minute {
+impl<T: Copy + Default> Minutes<T> {
+    fn now(&mut self) -> &mut T {
         let now = Instant::now();
         let began = match self.0.back() {
             Some((began, _)) => {
@@ -276,7 +343,7 @@ impl Minutes {
             None => now,
         };
         if self.0.back().is_none_or(|(last, _)| *last != began) {
-            self.0.push_back((began, Minute::default()));
+            self.0.push_back((began, T::default()));
         }
         while self.0.len() > 60 {
             self.0.pop_front();
@@ -285,8 +352,8 @@ impl Minutes {
         &mut self.0[last].1
     }
 
-    fn until(&self, now: Instant) -> [Minute; 60] {
-        let mut minutes = [Minute::default(); 60];
+    fn until(&self, now: Instant) -> [T; 60] {
+        let mut minutes = [T::default(); 60];
         for (began, minute) in &self.0 {
             let ago = now.saturating_duration_since(*began).as_secs() / 60;
             if let Some(place) = usize::try_from(ago)

@@ -110,6 +110,7 @@ pub(crate) struct AttemptWatch(Option<Box<Attempt>>);
 struct Attempt {
     observers: Observers,
     kind: EventKind,
+    event: Option<i64>,
     number: Option<NonZeroU32>,
     since_accepted: Option<Duration>,
     started: Instant,
@@ -130,11 +131,22 @@ impl AttemptWatch {
         Self(Some(Box::new(Attempt {
             observers: observers.clone(),
             kind: delivery.kind().clone(),
+            event: None,
             number,
             since_accepted: accepted.map(|at| at.elapsed().unwrap_or_default()),
             started: Instant::now(),
             duration: None,
         })))
+    }
+
+    /// Names the event of an inbox.
+    #[cfg(feature = "inbox")]
+    #[inline]
+    pub(crate) fn of_event(mut self, event: i64) -> Self {
+        if let Some(attempt) = &mut self.0 {
+            attempt.event = Some(event);
+        }
+        self
     }
 
     #[inline]
@@ -160,6 +172,7 @@ impl AttemptWatch {
         let Some(attempt) = self.0 else { return };
         let ended = AttemptEnded {
             kind: &attempt.kind,
+            event: attempt.event,
             outcome,
             end,
             duration: attempt

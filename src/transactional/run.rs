@@ -18,7 +18,8 @@ use crate::handler::{Handler, HandlerError, HandlerResult};
 use crate::outcome::Outcome;
 use crate::store::postgres::lease::TransactionalLease;
 use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId};
-use crate::store::{BodyDigest, EventKey, KeySpace, StoreError};
+use crate::store::{BodyDigest, EventKey, KeySpace, StoreError, StoreErrorKind};
+use crate::telemetry::CallTarget;
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
 /// [`Transactions::handler`].
@@ -144,7 +145,7 @@ impl Transactions {
         let Some(lease) = TransactionalLease::of(delivery) else {
             return Ok(None);
         };
-        let can_end = self.step(self.store.can_end(&lease)).await?;
+        let can_end = self.step("can-end", self.store.can_end(&lease)).await?;
         Ok(can_end.then_some(lease))
     }
 
@@ -157,14 +158,14 @@ impl Transactions {
     }
 
     async fn connection(&self) -> Result<HeldConnection, Outcome> {
-        self.step(self.store.acquire()).await
+        self.step("acquire", self.store.acquire()).await
     }
 
     async fn begin<'c>(
         &self,
         connection: &'c mut PgConnection,
     ) -> Result<PgTransaction<'c>, Outcome> {
-        self.step(self.store.begin(connection)).await
+        self.step("begin", self.store.begin(connection)).await
     }
 
     /// Inserts the key, if there is one, and returns the id of the transaction.
@@ -175,18 +176,16 @@ impl Transactions {
     ) -> Result<TxId, Outcome> {
         let limit = self.limits.handler_timeout;
         let Some(key) = key else {
-            return self.step(self.store.number(connection, limit)).await;
+            let number = self.store.number(connection, limit);
+            return self.step("insert", number).await;
         };
         let left = key.wait_until.saturating_duration_since(Instant::now());
         let wait = left.max(SHORTEST_WAIT);
         let insert = self
             .store
             .insert(connection, &key.id, self.limits.retention, wait, limit);
-        let inserted = match timeout(wait.saturating_add(self.limits.store_timeout), insert).await {
-            Ok(inserted) => inserted.map_err(|error| self.unavailable(error))?,
-            Err(_) => return Err(self.unavailable(StoreError::timed_out())),
-        };
-        match inserted {
+        let limit = wait.saturating_add(self.limits.store_timeout);
+        match self.call("insert", limit, insert).await? {
             Inserted::Fresh(number) => Ok(number),
             Inserted::InFlight => Err(self.in_flight()),
             Inserted::Done { same_body } => {
@@ -218,7 +217,8 @@ impl Transactions {
     }
 
     async fn roll_back(&self, transaction: PgTransaction<'_>) -> Result<(), Outcome> {
-        self.step(self.store.roll_back(transaction)).await
+        self.step("roll-back", self.store.roll_back(transaction))
+            .await
     }
 
     async fn commit(
@@ -227,28 +227,46 @@ impl Transactions {
         begun: &TxId,
         lease: Option<&TransactionalLease>,
     ) -> Result<(), Outcome> {
+        let observed = self.observers.begin(CallTarget::Store, "commit");
         let commit = self.store.commit(transaction, begun, lease);
-        let error: BoxError = match timeout(self.limits.store_timeout, commit).await {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(CommitError::LeaseLost)) => return Err(Outcome::LeaseLost),
-            Ok(Err(CommitError::Unknown(error))) => error.into(),
-            Ok(Err(error)) => return Err(Outcome::failed(error)),
-            Err(_) => StoreError::timed_out().into(),
+        let confirmed = match timeout(self.limits.store_timeout, commit).await {
+            Ok(Err(CommitError::Unknown(error))) => {
+                Err(StoreError::new(StoreErrorKind::Unavailable, error))
+            }
+            Ok(committed) => Ok(committed),
+            Err(_) => Err(StoreError::timed_out()),
         };
-        Err(Outcome::NotCommitted {
-            reason: error.into(),
-            retry_after: self.limits.policy.retry_every,
-        })
+        observed.end(&confirmed);
+        match confirmed {
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(CommitError::LeaseLost)) => Err(Outcome::LeaseLost),
+            Ok(Err(error)) => Err(Outcome::failed(error)),
+            Err(error) => Err(Outcome::NotCommitted {
+                reason: BoxError::from(error).into(),
+                retry_after: self.limits.policy.retry_every,
+            }),
+        }
     }
 
     async fn step<T>(
         &self,
+        operation: &'static str,
         step: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, Outcome> {
-        let result = timeout(self.limits.store_timeout, step).await;
-        result
-            .unwrap_or_else(|_| Err(StoreError::timed_out()))
-            .map_err(|error| self.unavailable(error))
+        self.call(operation, self.limits.store_timeout, step).await
+    }
+
+    async fn call<T>(
+        &self,
+        operation: &'static str,
+        limit: Duration,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, Outcome> {
+        let observed = self.observers.begin(CallTarget::Store, operation);
+        let result = timeout(limit, call).await;
+        let result = result.unwrap_or_else(|_| Err(StoreError::timed_out()));
+        observed.end(&result);
+        result.map_err(|error| self.unavailable(error))
     }
 
     fn unavailable(&self, error: StoreError) -> Outcome {

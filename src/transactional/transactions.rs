@@ -8,6 +8,7 @@ use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 use crate::execution::Limits;
 use crate::store::PostgresStore;
+use crate::telemetry::{Observer, Observers};
 
 /// Gives each handler a transaction that also holds its event's key.
 ///
@@ -18,6 +19,7 @@ pub struct Transactions {
     pub(super) store: PostgresStore,
     pub(super) limits: Limits,
     pub(super) turns: Turns,
+    pub(super) observers: Observers,
 }
 
 impl Transactions {
@@ -31,6 +33,7 @@ impl Transactions {
             store,
             limits: Limits::new(Duration::from_secs(10)),
             turns: Turns::default(),
+            observers: Observers::default(),
         }
     }
 
@@ -92,6 +95,39 @@ impl Transactions {
     /// When it is zero.
     pub fn handler_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
         self.change(|limits| limits.handler_timeout = timeout)
+    }
+
+    /// Observes the calls of the database, each a [`Call`](crate::telemetry::Observation::Call) with the operation
+    /// `acquire`, `begin`, `insert`, `commit`, `roll-back` or `can-end`. It replaces an earlier observer.
+    ///
+    /// The deliveries are observed by an observer of the [`SignatureLayer`](crate::SignatureLayer), and in an
+    /// [inbox](crate::docs::inbox) the attempts by that of the inbox.
+    ///
+    /// `insert` includes the time for which another delivery of the event is waited for.
+    ///
+    /// ```no_run
+    /// use tower_webhook::telemetry::{Observation, Observer};
+    /// use tower_webhook::transactional::Transactions;
+    ///
+    /// struct Errors;
+    ///
+    /// impl Observer for Errors {
+    ///     fn observe(&self, observation: &Observation<'_>) {
+    ///         if let Observation::Call(call) = observation
+    ///             && let Some(error) = call.error
+    ///         {
+    ///             eprintln!("{} failed: {error}", call.operation);
+    ///         }
+    ///     }
+    /// }
+    ///
+    /// # fn example(store: tower_webhook::store::PostgresStore) {
+    /// let transactions = Transactions::new(store).observer(Errors);
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.observers = Observers::new(observer);
+        self
     }
 
     fn change(mut self, set: impl FnOnce(&mut Limits)) -> Result<Self, ConfigError> {

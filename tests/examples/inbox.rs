@@ -3,12 +3,17 @@
 use std::collections::BTreeMap;
 use std::io::{Seek, Write};
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
+use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio::runtime::Runtime;
+use tower_webhook::inbox::{Failure, NewEvent, Queue, SqliteQueue};
+use tower_webhook::{EventKind, RawDelivery};
 
 use super::receivers::{Receiver, run};
 use crate::support::program::{Ended, Program, Server, curl, example, until};
@@ -232,17 +237,72 @@ fn events_are_listed_by_what_is_known_of_them() {
     assert!(!stats.is_empty());
 }
 
+/// The command at a terminal, which gets what is typed.
+fn terminal(url: &str, args: &str, typed: impl Into<Stdio>) -> Command {
+    let inbox = example("inbox");
+    let program = inbox.get_program().to_str().unwrap();
+    // Without `exec`, Ctrl-C could end a shell that waits for the command, and its code be the shell's.
+    let command = format!("exec '{program}' --inbox '{url}' {args}");
+    let mut script = Command::new("script");
+    script.args(["-qec", &command, "/dev/null"]).stdin(typed);
+    script
+}
+
 /// Runs the command at a terminal, and types the answer.
 fn at_terminal(url: &str, args: &str, answer: &str) -> Ended {
     let mut typed = tempfile::tempfile().unwrap();
     typed.write_all(answer.as_bytes()).unwrap();
     typed.rewind().unwrap();
-    let inbox = example("inbox");
-    let program = inbox.get_program().to_str().unwrap();
-    let command = format!("'{program}' --inbox '{url}' {args}");
-    let mut script = Command::new("script");
-    script.args(["-qec", &command, "/dev/null"]).stdin(typed);
-    Program::start(&mut script).finish()
+    Program::start(&mut terminal(url, args, typed)).finish()
+}
+
+/// Adds so many dead letters.
+fn add_dead(url: &str, count: usize) {
+    let queue = SqliteQueue::open(url.trim_start_matches("sqlite:")).unwrap();
+    let events = (0..count).map(|n| NewEvent {
+        delivery: RawDelivery::new(EventKind::CHAT_RATED, format!(r#"{{"n":{n}}}"#)),
+        key: None,
+        guard: None,
+        chat: None,
+        lane: None,
+        retain: Duration::from_secs(8 * 24 * 60 * 60),
+        dead: Some(Failure {
+            outcome: "dead-letter".to_owned(),
+            reason: "no such customer".to_owned(),
+            took: None,
+        }),
+    });
+    let accepts = join_all(events.map(|event| queue.accept(event, None)));
+    let accepted = Runtime::new().unwrap().block_on(accepts);
+    assert!(accepted.iter().all(Result::is_ok));
+}
+
+#[test]
+fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
+    const EVENTS: usize = 20_000;
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    add_dead(&url, EVENTS);
+    let args = "redrive --all --state dead --yes";
+    let mut redrive = Program::start(&mut terminal(&url, args, Stdio::piped()));
+    let mut keys = redrive.child.stdin.take().unwrap();
+    until("the progress bar", || {
+        let bars = redrive.out();
+        let (bar, _) = bars.rsplit_once(&format!("/{EVENTS}"))?;
+        let at = bar.rsplit(|c: char| !c.is_ascii_digit()).next()?;
+        (at.parse::<usize>().ok()? >= 50).then_some(())
+    });
+    keys.write_all(b"\x03").unwrap();
+    let ended = redrive.finish();
+    assert_eq!(ended.code, 1, "{ended:?}");
+    let (_, made) = ended.out.rsplit_once("redriven: ").unwrap();
+    let made: usize = made.trim().parse().unwrap();
+    assert!((50..EVENTS).contains(&made), "{made}");
+    let stopped = format!("stopped after {made} of {EVENTS} events");
+    assert!(ended.out.contains(&stopped), "{stopped}");
+    let stats = inbox(&url, &["stats"]);
+    let left = format!(" {} dead", EVENTS - made);
+    assert!(stats.out.contains(&left), "{left}: {stats:?}");
 }
 
 #[test]

@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{EventState, Filter, Inbox, MemoryQueue, Page, WorkerHandle};
+use tower_webhook::inbox::{EventState, Filter, Inbox, MemoryQueue, Page, Queue, WorkerHandle};
 use tower_webhook::sandbox::{Body, Fault, Faults, Sandbox, Settings, SimulatedChat, Webhook};
 use tower_webhook::store::{MokaStore, Store};
 use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Silence};
@@ -32,6 +32,7 @@ use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLay
 
 use super::operations::{ALERTS, FILES, alerts, check};
 use crate::support::lock;
+use crate::support::queue::FaultyQueue;
 use crate::support::store::{Operation, TestStore};
 
 const MINUTE: u64 = 60;
@@ -230,7 +231,12 @@ where
 
 impl Receiver {
     /// One with an inbox, which expects a message within so many seconds.
-    fn with_inbox(instance: &'static str, queue: &MemoryQueue, crm: &Crm, expected: u64) -> Self {
+    fn with_inbox<Q: Queue + Clone>(
+        instance: &'static str,
+        queue: &Q,
+        crm: &Crm,
+        expected: u64,
+    ) -> Self {
         let telemetry = Telemetry::new(instance, expected);
         let inbox = Inbox::new(queue.clone()).observer(Arc::clone(&telemetry.observer));
         let worker = inbox.worker(crm.router()).spawn();
@@ -244,7 +250,8 @@ impl Receiver {
                 let (inbox, record) = (inbox.clone(), record.clone());
                 Box::pin(async move {
                     record();
-                    inbox.record_metrics().await.unwrap();
+                    // It fails while the queue is away.
+                    let _ = inbox.record_metrics().await;
                 })
             }),
             _worker: Some(worker),
@@ -567,6 +574,20 @@ async fn store_away() -> (Simulation, Vec<&'static str>) {
     (it, vec!["WebhookStoreUnavailable"])
 }
 
+/// The server of the queue is away, and few events arrive.
+async fn queue_away() -> (Simulation, Vec<&'static str>) {
+    let mut it = Simulation::new("the queue is unavailable", 15, Faults::none());
+    let (queue, crm) = (FaultyQueue::new(MemoryQueue::new()), Crm::default());
+    it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
+    before(&mut it).await;
+    queue.faults.is_down.store(true, Ordering::SeqCst);
+    it.run(5 * MINUTE, 1.0).await;
+    it.firing(&["WebhookStoreUnavailable"]);
+    queue.faults.is_down.store(false, Ordering::SeqCst);
+    it.run(20 * MINUTE, 6.0).await;
+    (it, vec!["WebhookStoreUnavailable"])
+}
+
 /// A webhook is set inactive, and other kinds are still delivered. One receiver restarts before the alert, and the other
 /// one after it.
 async fn silent_webhook() -> (Simulation, Vec<&'static str>) {
@@ -685,6 +706,7 @@ async fn each_alert_fires_within_five_minutes_of_its_cause() {
         wrong_secret().await,
         receiver_down().await,
         store_away().await,
+        queue_away().await,
         silent_webhook().await,
         failing_workers().await,
         paused_inbox().await,

@@ -796,7 +796,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
-            "--console-actor", "--expect"]),
+            "--console-actor", "--expect", "--rated-within"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),

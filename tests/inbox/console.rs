@@ -1,12 +1,15 @@
 //! The operator's console, over a memory queue.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use http::header::{CONTENT_TYPE, HOST, HeaderName, LOCATION};
+use futures_util::StreamExt;
+use futures_util::stream;
+use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, LOCATION};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use tokio::task::yield_now;
@@ -14,7 +17,7 @@ use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_webhook::console::Console;
 use tower_webhook::inbox::{
-    EventId, EventState, Failure, Filter, Inbox, Lane, MemoryQueue, NewEvent, Page, Queue,
+    Accepted, EventId, EventState, Failure, Filter, Inbox, Lane, MemoryQueue, NewEvent, Page, Queue,
 };
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{
@@ -24,19 +27,20 @@ use tracing::Level;
 
 use super::worker::{Crm, DAY, SECOND, event, inbox, states, webhooks};
 use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use crate::support::lock;
 use crate::support::log::Log;
 
 /// What a page is.
 #[derive(Debug)]
-struct Seen {
-    status: StatusCode,
+pub(crate) struct Seen {
+    pub(crate) status: StatusCode,
     location: Option<String>,
     text: String,
 }
 
 impl Seen {
     #[track_caller]
-    fn shows(&self, text: &str) -> &Self {
+    pub(crate) fn shows(&self, text: &str) -> &Self {
         assert!(
             self.text.contains(text),
             "{text} is not in {:?}\n{}",
@@ -47,7 +51,7 @@ impl Seen {
     }
 
     #[track_caller]
-    fn hides(&self, text: &str) -> &Self {
+    pub(crate) fn hides(&self, text: &str) -> &Self {
         assert!(
             !self.text.contains(text),
             "{text} is in {:?}\n{}",
@@ -58,7 +62,7 @@ impl Seen {
     }
 
     #[track_caller]
-    fn is(&self, status: u16) -> &Self {
+    pub(crate) fn is(&self, status: u16) -> &Self {
         assert_eq!(self.status.as_u16(), status, "{}", self.text);
         self
     }
@@ -89,7 +93,7 @@ async fn request(app: &Router, request: Request<Body>) -> Seen {
     }
 }
 
-async fn get(app: &Router, path: &str) -> Seen {
+pub(crate) async fn get(app: &Router, path: &str) -> Seen {
     let get = Request::get(path).header(HOST, "localhost:3001");
     request(app, get.body(Body::empty()).unwrap()).await
 }
@@ -103,7 +107,7 @@ fn form(path: &str, fields: &str) -> Request<Body> {
         .unwrap()
 }
 
-async fn post(app: &Router, path: &str, fields: &str) -> Seen {
+pub(crate) async fn post(app: &Router, path: &str, fields: &str) -> Seen {
     request(app, form(path, fields)).await
 }
 
@@ -173,6 +177,16 @@ async fn pages_show_what_happened() {
         .await
         .shows(r#"href="/events/2""#)
         .hides(r#"href="/events/3""#);
+    for (time, found) in [
+        ("from=2020-01-01T00:00", true),
+        ("until=2020-01-01T00:00", false),
+        ("from=2100-01-01T00:00:00", false),
+        ("from=&until=2100-01-01T00:00&hours=1", true),
+    ] {
+        let list = get(&app, &format!("/events?state=dead&{time}")).await;
+        list.is(200);
+        assert_eq!(list.text.contains(r#"href="/events/2""#), found, "{time}");
+    }
     get(&app, "/events?state=unsettled&kind=chat-closed")
         .await
         .is(200)
@@ -192,7 +206,8 @@ async fn pages_show_what_happened() {
     let head = get(&app, "/events/3").await;
     head.shows("the CRM is down")
         .shows("Its lane has waited for it for")
-        .shows("with 1 event behind it.");
+        .shows("with 1 event behind it.")
+        .shows(r#"<p>Behind it:</p><ol><li><a href="/events/4">event 4</a>, chat-rated"#);
     get(&app, "/lanes")
         .await
         .is(200)
@@ -226,7 +241,16 @@ async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
         ),
         ("/events?kind=no+kind", 400, "is not a kind of event"),
         ("/events?hours=soon", 400, "is not a number of hours"),
+        ("/events?from=soon", 400, "`soon` is not a time such as"),
+        ("/events?until=2026-02-30T10:00", 400, "is not a time"),
+        ("/events?until=9999-99", 400, "is not a time"),
         ("/events?after=x", 400, "is not the number of an event"),
+        (
+            "/events?after=9223372036854775808",
+            400,
+            "is not the number",
+        ),
+        ("/lanes?after=1.5", 400, "is not the number of an event"),
         ("/events?key=%00", 400, "characters that no header can have"),
         ("/events?state=dead&state=dead", 400, "duplicate field"),
         ("/chat?id=none", 404, "There is no event of the chat"),
@@ -252,11 +276,26 @@ async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
         ("/pause", "kind=no+kind", 400),
         ("/all", "action=redrive&state=lost", 400),
         ("/events", "", 405),
+        ("/all", "action=redrive&action=discard", 422),
     ] {
         post(&app, path, fields)
             .await
             .is(status)
             .shows("Back to the overview");
+    }
+    // Cursors that no page has.
+    for after in [i64::MIN, -1, 0, i64::MAX] {
+        for order in ["newest", "oldest"] {
+            for page in ["events?", "lanes?", "chat?id=stuck&"] {
+                let path = format!("/{page}after={after}&order={order}");
+                get(&app, &path).await.is(200);
+            }
+        }
+    }
+    let large = format!("action=redrive&{}", "id=1&".repeat(500_000));
+    for path in ["/selected", "/all", "/pause", "/events/1/redrive"] {
+        let refused = post(&app, path, &large).await;
+        refused.is(413).shows("Back to the overview");
     }
     let put = Request::builder()
         .method(Method::PUT)
@@ -292,9 +331,33 @@ async fn changes_are_made_and_logged_with_the_operator() {
     );
     get(&app, "/events/2").await.shows("redriven");
 
-    post(&app, "/events/3/discard", "").await.is(303);
+    // The last line of the log has these fields.
+    let logged = |fields: &[(&str, &str)]| {
+        let line = log.events().pop().unwrap();
+        for (field, value) in fields {
+            assert_eq!(
+                line.get(field).map(String::as_str),
+                Some(*value),
+                "{line:?}"
+            );
+        }
+    };
+    let by_grace = |path: &str, fields: &str| form(path, fields).with("x-user", "grace");
+    let discard = by_grace("/events/3/discard", "");
+    request(&app, discard).await.is(303);
+    logged(&[
+        ("actor", "grace"),
+        ("action", "discard"),
+        ("event", "3"),
+        ("change", "Made"),
+    ]);
     let again = post(&app, "/events/3/discard", "").await;
     again.is(409).shows("another operator may have changed it");
+    logged(&[
+        ("action", "discard"),
+        ("event", "3"),
+        ("change", "WrongState"),
+    ]);
     let selected = post(
         &app,
         "/selected",
@@ -305,6 +368,7 @@ async fn changes_are_made_and_logged_with_the_operator() {
         selected.is(303).location.as_deref(),
         Some("/events?state=unsettled")
     );
+    logged(&[("action", "redrive"), ("event", "4"), ("change", "Made")]);
     let stale = post(&app, "/selected", "id=4:dead&action=discard").await;
     stale.is(409).shows("0 events were discarded").shows("4.");
     post(&app, "/selected", "id=4:no&action=discard")
@@ -322,6 +386,32 @@ async fn changes_are_made_and_logged_with_the_operator() {
     post(&app, "/resume", "").await.is(303);
     assert!(!inbox.stats().await.unwrap().is_paused);
     assert_eq!(log.count(Level::INFO, "the console pauses or resumes"), 4);
+    logged(&[("is_paused", "false")]);
+
+    let all = by_grace("/all", "action=discard&state=dead");
+    request(&app, all).await.is(303);
+    let started = log.events().into_iter().rev();
+    let mut started = started.filter(|line| line.contains_key("filter"));
+    let started = started.next().unwrap();
+    assert_eq!(
+        (
+            &*started["actor"],
+            &*started["action"],
+            &*started["filter"],
+            &*started["job"]
+        ),
+        ("grace", "discard", "state=dead", "1")
+    );
+    sleep(SECOND).await;
+    logged(&[
+        ("actor", "grace"),
+        ("job", "1"),
+        ("changed", "0"),
+        ("ended", "Done"),
+    ]);
+    request(&app, by_grace("/jobs/1/cancel", "")).await.is(303);
+    logged(&[("actor", "grace"), ("job", "1")]);
+    assert_eq!(log.count(Level::INFO, "the console cancels a job"), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -359,11 +449,13 @@ async fn all_that_match_are_changed_after_a_preview() {
     drop(crm);
 }
 
-/// The worker handles events while the job redrives them.
 #[tokio::test(start_paused = true)]
 async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
-    const EVENTS: usize = 100_000;
-    let inbox = inbox();
+    cancelled_redrive(inbox(), 100_000).await;
+}
+
+/// Redrives so many dead letters, more than the console counts, and cancels half-way. A worker handles them meanwhile.
+pub(crate) async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     let accept = async |kind: EventKind, n: usize| {
         let event = NewEvent {
             delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
@@ -378,14 +470,16 @@ async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
                 took: None,
             }),
         };
-        inbox.queue().accept(event, None).await.unwrap();
+        match inbox.queue().accept(event, None).await.unwrap() {
+            Accepted::New { id, .. } => (id, n),
+            other => panic!("{other:?}"),
+        }
     };
-    for n in 0..EVENTS {
-        accept(EventKind::CHAT_RATED, n).await;
-    }
-    accept(EventKind::CHAT_CLOSED, EVENTS).await;
+    let accepted = stream::iter(0..count).map(|n| accept(EventKind::CHAT_RATED, n));
+    let mut numbers: HashMap<_, _> = accepted.buffer_unordered(256).collect().await;
+    numbers.extend([accept(EventKind::CHAT_CLOSED, count).await]);
 
-    let runs: Arc<Vec<_>> = Arc::new((0..=EVENTS).map(|_| AtomicU32::new(0)).collect());
+    let runs: Arc<Vec<_>> = Arc::new((0..=count).map(|_| AtomicU32::new(0)).collect());
     let counted = Arc::clone(&runs);
     let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
         let body = std::str::from_utf8(delivery.body()).unwrap();
@@ -404,7 +498,7 @@ async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
     };
     post(&app, "/all", redrive).await.is(303);
     // Paused time stands still until the job has ended.
-    while redriven(&get(&app, "/jobs/1").await) < EVENTS / 2 {
+    while redriven(&get(&app, "/jobs/1").await) < count / 2 {
         for _ in 0..50 {
             yield_now().await;
         }
@@ -412,17 +506,21 @@ async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
     post(&app, "/jobs/1/cancel", "").await.is(303);
     let mut job = get(&app, "/jobs/1").await;
     while !job.text.contains("Cancelled.") {
+        job.hides("Done.").hides("Stopped");
         sleep(Duration::from_millis(1)).await;
         job = get(&app, "/jobs/1").await;
     }
     inbox.finish().await.unwrap();
-    job.shows("at least ");
+    job.shows("at least ").shows("up to event ");
+    let (percent, _) = job.text.split_once(r#"" max="100""#).unwrap();
+    let percent: usize = percent.rsplit('"').next().unwrap().parse().unwrap();
+    assert!((40..100).contains(&percent), "{percent} %");
     let redriven = redriven(&job);
-    assert!((EVENTS / 2..EVENTS).contains(&redriven), "{redriven}");
+    assert!((count / 2..count).contains(&redriven), "{redriven}");
     let handled: u32 = runs.iter().map(|runs| runs.load(Ordering::SeqCst)).sum();
     assert_eq!(handled as usize, redriven);
     let stats = inbox.stats().await.unwrap();
-    assert_eq!(stats.dead() as usize, EVENTS - redriven + 1);
+    assert_eq!(stats.dead() as usize, count - redriven + 1);
     // Those that are left were not handled, and all others once.
     let mut page = Page::oldest(1_000);
     let dead = Filter {
@@ -432,7 +530,7 @@ async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
     loop {
         let left = inbox.list(&dead, page).await.unwrap().events;
         for event in &left {
-            assert_eq!(runs[event.id.0 as usize - 1].load(Ordering::SeqCst), 0);
+            assert_eq!(runs[numbers[&event.id]].load(Ordering::SeqCst), 0);
         }
         page.after = left.last().map(|event| event.id);
         if left.len() < page.limit {
@@ -472,7 +570,10 @@ async fn other_sites_are_refused() {
         cross_site("origin", "http://localhost:9999"),
         cross_site("origin", "null"),
     ] {
-        request(&app, request_of_another).await.is(403);
+        request(&app, request_of_another)
+            .await
+            .is(403)
+            .shows("A page of another site has sent this request.");
     }
     for host in [
         "evil.example",
@@ -485,6 +586,7 @@ async fn other_sites_are_refused() {
         request(&app, get.body(Body::empty()).unwrap())
             .await
             .is(421)
+            .shows("not reachable under this host name")
             .hides("customer");
         let discard = form("/events/2/discard", "").with("host", host);
         request(&app, discard).await.is(421);
@@ -615,6 +717,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         .shows("120 of 500 failures in an hour")
         .shows("the platform disables the webhook in")
         .shows("100 requests ended before verification")
+        .shows("<li><b>120</b> failed</li><li><b>100</b> invalid-signature</li>")
         .shows("the CRM is down")
         .shows("chat-closed")
         .hides("href=\"/events\"")
@@ -712,8 +815,60 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     let app = Console::new().inbox(inbox.clone()).router();
     let oldest = inbox.get(EventId(1)).await.unwrap().unwrap();
     assert!(oldest.failures.len() > 20);
-    // `get` judges the size.
-    for path in ["/", "/events", "/events/1", "/events/2", "/lanes"] {
-        get(&app, path).await.is(200);
+    let mut others = 0;
+    for path in ["/style.css", "/live.js", "/icon.svg"] {
+        others += get(&app, path).await.text.len();
     }
+    for path in ["/", "/events", "/events/1", "/events/2", "/lanes"] {
+        let page = get(&app, path).await;
+        let size = page.is(200).text.len() + others;
+        assert!(size <= 50_000, "{path} and what it loads: {size} bytes");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_workers_did_lately_is_shown() {
+    let recent = Recent::new();
+    let inbox = inbox().observer(recent.clone());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(recent.clone())
+        .layer(inbox.accept());
+    let crm = Crm::default();
+    crm.down.store(true, Ordering::SeqCst);
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    let worker = inbox.worker(crm.router()).spawn();
+    sleep(Duration::from_millis(100)).await;
+    crm.down.store(false, Ordering::SeqCst);
+    *lock(&crm.takes) = Duration::from_millis(1_200);
+    inbox.finish().await.unwrap();
+    let app = Console::new().inbox(inbox).recent(recent).router();
+    get(&app, "/")
+        .await
+        .is(200)
+        .shows("<li><b>1</b> accepted</li>")
+        .shows(r#"<small class="bad">1 attempt failed</small>"#)
+        .shows(r#"<td><a href="/events/1"><time"#);
+    get(&app, "/events/1")
+        .await
+        .is(200)
+        .shows("<b>handled</b> after 1.2 s");
+    drop(worker);
+}
+
+#[tokio::test(start_paused = true)]
+async fn pages_are_compressed_for_browsers_that_ask() {
+    let app = Console::new().inbox(four_events().await).router();
+    let length = async |encoding: &str| {
+        let page = Request::get("/").header(ACCEPT_ENCODING, encoding);
+        let page = page.body(Body::empty()).unwrap();
+        let page = app.clone().oneshot(page).await.unwrap();
+        let encoding = page.headers().get(CONTENT_ENCODING).cloned();
+        let body = page.into_body().collect().await.unwrap().to_bytes();
+        (encoding, body.len())
+    };
+    let (none, whole) = length("identity").await;
+    assert_eq!(none, None);
+    let (gzip, compressed) = length("gzip, br").await;
+    assert_eq!(gzip.unwrap(), "gzip");
+    assert!(2 * compressed < whole, "{compressed} of {whole} bytes");
 }

@@ -5,6 +5,14 @@ mod support;
 
 #[cfg(all(feature = "console", feature = "moka"))]
 mod console;
+#[cfg(all(
+    feature = "conformance",
+    feature = "console",
+    feature = "moka",
+    feature = "postgres",
+    feature = "sqlite"
+))]
+mod console_queues;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
 mod history;

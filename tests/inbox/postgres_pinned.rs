@@ -1,13 +1,16 @@
 //! The queue in PostgreSQL while a transaction of somebody else stays open, so that no deleted row can be removed.
 
+use std::slice;
 use std::time::Duration;
 
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
-use tower_webhook::inbox::{Accepted, EventId, PostgresQueue, Queue, Settlement, Take};
+use tower_webhook::inbox::{
+    Accepted, Change, EventId, EventState, PostgresQueue, Queue, Settled, Settlement, Take,
+};
 
-use crate::postgres::{Database, accept, count, end, event, execute, take, two_processes};
+use crate::postgres::{Database, accept, count, end, event, execute, failure, take, two_processes};
 
 /// Beside these, a claim that reads all of them takes some tens of milliseconds.
 const DELETED: i64 = 120_000;
@@ -61,10 +64,17 @@ impl Pinned {
 
     /// How many entries of the index the claims of this connection have read.
     async fn reads(&self) -> i64 {
+        self.read("indexrelname = 'head_due'").await
+    }
+
+    /// How many entries of some indexes this connection has read.
+    async fn read(&self, indexes: &str) -> i64 {
         execute(&self.pool, "SELECT pg_stat_force_next_flush()").await;
-        let reads = "SELECT idx_tup_read FROM pg_stat_user_indexes
-            WHERE schemaname = 'tower_webhook' AND indexrelname = 'head_due'";
-        count(&self.pool, reads).await
+        let reads = format!(
+            "SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes
+            WHERE schemaname = 'tower_webhook' AND {indexes}"
+        );
+        count(&self.pool, &reads).await
     }
 
     async fn claim(&self, take: &Take) -> Vec<EventId> {
@@ -151,4 +161,116 @@ async fn all_that_becomes_due_is_taken() {
 async fn events_are_handled_once_and_in_the_order_of_their_lanes() {
     let pinned = Pinned::create().await;
     two_processes(&pinned.database).await;
+}
+
+/// As if a transaction that took long had made an event ready.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_became_due_below_the_floor_is_found_by_a_look() {
+    let pinned = Pinned::create().await;
+    let queue = &pinned.queue;
+    assert!(pinned.claim(&take()).await.is_empty());
+    let accepted = queue.accept(event(None, Some(1)), None).await.unwrap();
+    let Accepted::New { id, .. } = accepted else {
+        panic!("{accepted:?}")
+    };
+    let late = format!(
+        "UPDATE tower_webhook.head SET due = due - 60 * 1000000::bigint WHERE seq = {}",
+        id.0
+    );
+    execute(&pinned.pool, &late).await;
+    let before = pinned.reads().await;
+    assert!(pinned.claim(&take()).await.is_empty());
+    let read = pinned.reads().await - before;
+    assert!(read < DELETED, "a claim has read {read}");
+    let taken = timeout(Duration::from_secs(60), async {
+        while !pinned.claim(&take()).await.contains(&id) {
+            sleep(Duration::from_millis(100)).await;
+        }
+    });
+    assert!(taken.await.is_ok(), "event {id} was not taken");
+}
+
+/// A table that is empty whenever statistics are made is taken for one of which every index is a single page.
+#[tokio::test(flavor = "multi_thread")]
+async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_say() {
+    let pinned = Pinned::create().await;
+    let queue = &pinned.queue;
+    for sql in [
+        &*format!(
+            "INSERT INTO tower_webhook.wait (lane, seq, due, kind, failures, crashes, is_tried)
+            SELECT 1, -n, 0, 1, 0, 0, false FROM generate_series(1, {DELETED}) AS n"
+        ),
+        "DELETE FROM tower_webhook.wait WHERE seq < 0",
+        "ANALYZE tower_webhook.head, tower_webhook.wait",
+    ] {
+        execute(&pinned.pool, sql).await;
+    }
+    let retry = |blocks_lane| Settlement::Retry {
+        after: Duration::ZERO,
+        failure: None,
+        counts: true,
+        blocks_lane,
+    };
+    let before = pinned.read("true").await;
+    for lane in 10..20 {
+        let (_, alone) = accept(queue, event(None, Some(lane))).await;
+        let alone = alone.unwrap();
+        let leases = slice::from_ref(&alone.lease);
+        let extended = queue.extend(leases, Duration::from_secs(30)).await.unwrap();
+        assert_eq!(extended, [true]);
+        end(queue, &alone, Settlement::Handled).await;
+
+        // One that others wait for.
+        let (_, first) = accept(queue, event(None, Some(lane))).await;
+        queue.accept(event(None, Some(lane)), None).await.unwrap();
+        queue.accept(event(None, Some(lane)), None).await.unwrap();
+        end(queue, &first.unwrap(), Settlement::Handled).await;
+        let (_, other) = accept(queue, event(None, Some(lane + 100))).await;
+        end(queue, &other.unwrap(), retry(true)).await;
+
+        let (_, dead) = accept(queue, event(None, Some(lane + 200))).await;
+        let dead = dead.unwrap();
+        let failure = failure();
+        let hold_lane = lane % 2 == 0;
+        end(queue, &dead, Settlement::Dead { failure, hold_lane }).await;
+        let (id, from) = (dead.lease.id, Some(EventState::Dead));
+        let changed = match lane % 4 {
+            0 | 1 => queue.redrive(id, from).await.unwrap(),
+            _ => queue.discard(id, from).await.unwrap(),
+        };
+        assert_eq!(changed, Change::Made);
+    }
+    let read = pinned.read("true").await - before;
+    assert!(read <= 3_000, "{read} entries were read");
+
+    // Leases that expire, and events that return to their lanes. A claim reads `head_due`.
+    let others = "indexrelname <> 'head_due'";
+    let before = pinned.read(others).await;
+    let short = Take {
+        lease: Duration::from_millis(300),
+        ..take()
+    };
+    for lane in 400..410 {
+        for _ in 0..3 {
+            queue.accept(event(None, Some(lane)), None).await.unwrap();
+        }
+    }
+    let crashed = queue.claim(&short, 100, 100).await.unwrap().events;
+    sleep(Duration::from_millis(400)).await;
+    let taken = queue.claim(&take(), 100, 100).await.unwrap().events;
+    assert!(taken.len() >= crashed.len(), "{}", taken.len());
+    for event in &taken {
+        let put_aside = queue.settle(&event.lease, &retry(false), None).await;
+        assert!(matches!(put_aside, Ok(Settled::Ended(None))));
+    }
+    assert!(
+        !queue
+            .claim(&take(), 100, 100)
+            .await
+            .unwrap()
+            .events
+            .is_empty()
+    );
+    let read = pinned.read(others).await - before;
+    assert!(read <= 3_000, "{read} entries were read");
 }

@@ -91,7 +91,7 @@ async fn a_schema_of_version_4_is_upgraded_beside_a_process_that_continues() {
 
     let queue = database.queue().await;
     let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 6);
+    assert_eq!(count(&pool, version).await, 7);
     for (id, state, failures) in [
         (handled, EventState::Handled, 0),
         (redriven, EventState::Waiting, 0),

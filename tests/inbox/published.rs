@@ -17,11 +17,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::conformance::Harness;
 use tower_webhook::inbox::{
-    Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState,
-    EventSummary, Failure, Filter, Inbox, Kinds, Listed, MemoryQueue, NewEvent, Page,
+    Change, EventState, EventSummary, Failure, Filter, Inbox, Kinds, MemoryQueue, Page,
     PostgresQueue, Queue, Retry, Settled, Settlement, SqliteQueue, Stats, Take, TakenEvent,
 };
-use tower_webhook::store::{StoreError, StoreErrorKind};
 use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
 
 use crate::memory::Memory;
@@ -30,6 +28,7 @@ use crate::sqlite::Scratch;
 use crate::support::delivery::{RequestExt, delivery, send};
 use crate::support::postgres::{PostgresServer, Stop};
 use crate::support::program::{PATIENCE, Peer, say};
+use crate::support::queue::FaultyQueue;
 use crate::support::{eventually, lock};
 use crate::worker::{Crm, DAY, MINUTE, SECOND, event, inbox, until, webhooks};
 
@@ -126,155 +125,6 @@ where
     })
 }
 
-/// A queue whose calls fail on request.
-#[derive(Clone)]
-struct Faulty<Q> {
-    queue: Q,
-    faults: Arc<Faults>,
-}
-
-#[derive(Default)]
-struct Faults {
-    /// Every call fails, and has no effect.
-    is_down: AtomicBool,
-    /// Leases cannot be extended.
-    keeps_no_lease: AtomicBool,
-    /// Acceptances and settlements take effect, and their callers get an error.
-    loses_answers: AtomicBool,
-}
-
-impl<Q> Faulty<Q> {
-    fn new(queue: Q) -> Self {
-        Self {
-            queue,
-            faults: Arc::default(),
-        }
-    }
-
-    fn works(&self) -> Result<(), StoreError> {
-        match self.faults.is_down.load(Ordering::SeqCst) {
-            true => Err(Self::error()),
-            false => Ok(()),
-        }
-    }
-
-    fn answers(&self) -> Result<(), StoreError> {
-        match self.faults.loses_answers.load(Ordering::SeqCst) {
-            true => Err(Self::error()),
-            false => Ok(()),
-        }
-    }
-
-    fn error() -> StoreError {
-        StoreError::new(StoreErrorKind::Unavailable, "the connection was lost")
-    }
-}
-
-impl<Q: Queue> Queue for Faulty<Q> {
-    const SHARED: bool = true;
-
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        self.works()?;
-        let accepted = self.queue.accept(event, take).await?;
-        self.answers()?;
-        Ok(accepted)
-    }
-
-    async fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> Result<Claims, StoreError> {
-        self.works()?;
-        self.queue.claim(take, limit, suspects).await
-    }
-
-    async fn extend(
-        &self,
-        leases: &[EventLease],
-        lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
-        self.works()?;
-        if self.faults.keeps_no_lease.load(Ordering::SeqCst) {
-            return Err(Self::error());
-        }
-        self.queue.extend(leases, lease).await
-    }
-
-    async fn settle(
-        &self,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
-        self.works()?;
-        let settled = self.queue.settle(lease, settlement, next).await?;
-        self.answers()?;
-        Ok(settled)
-    }
-
-    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        self.works()?;
-        self.queue.find(key).await
-    }
-
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        self.works()?;
-        self.queue.list(filter, page).await
-    }
-
-    async fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> Result<Vec<BlockedLane>, StoreError> {
-        self.works()?;
-        self.queue.blocked_lanes(chat, after, limit).await
-    }
-
-    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.works()?;
-        self.queue.get(id).await
-    }
-
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.works()?;
-        self.queue.redrive(id, from).await
-    }
-
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.works()?;
-        self.queue.discard(id, from).await
-    }
-
-    async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        self.works()?;
-        self.queue.forget(chat).await
-    }
-
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
-        self.works()?;
-        self.queue.pause(kind, paused).await
-    }
-
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.works()?;
-        self.queue.purge(keep_bodies).await
-    }
-
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        self.works()?;
-        self.queue.stats().await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.works()?;
-        self.queue.size().await
-    }
-}
-
 /// There, a live worker missed its heartbeat, and its job was given to another one. When it ended nevertheless, it freed
 /// the place that the other one held, and 11 jobs ran where one was allowed. Here, it frees nothing.
 #[tokio::test(flavor = "multi_thread")]
@@ -319,8 +169,11 @@ async fn solid_queue_761() {
 async fn solid_queue_761_with_workers() {
     let (queue, crm) = (MemoryQueue::new(), Crm::default());
     *lock(&crm.takes) = 5 * MINUTE;
-    let queues = [Faulty::new(queue.clone()), Faulty::new(queue.clone())];
-    let worker = |queue: &Faulty<MemoryQueue>| {
+    let queues = [
+        FaultyQueue::new(queue.clone()),
+        FaultyQueue::new(queue.clone()),
+    ];
+    let worker = |queue: &FaultyQueue<MemoryQueue>| {
         let inbox = Inbox::new(queue.clone());
         let worker = inbox.worker(crm.router()).max_crashes(100);
         worker.handler_timeout(60 * MINUTE).unwrap().spawn()
@@ -892,7 +745,7 @@ async fn que_429() {
 async fn breeze_4095() {
     async fn rule<H: Harness>(harness: &H) {
         const EVENTS: usize = 100;
-        let inbox = Inbox::new(Faulty::new(harness.open().await));
+        let inbox = Inbox::new(FaultyQueue::new(harness.open().await));
         let faults = &inbox.queue().faults;
         let webhooks = webhooks(&inbox);
         let chat = |n: usize| format!("chat-{}", n % 7);
@@ -972,7 +825,7 @@ async fn svix_webhooks_1844() {
 /// The same for a day, with any queue.
 #[tokio::test(start_paused = true)]
 async fn svix_webhooks_1844_for_a_day() {
-    let queue = Faulty::new(MemoryQueue::new());
+    let queue = FaultyQueue::new(MemoryQueue::new());
     let (inbox, crm) = (Inbox::new(queue.clone()), Crm::default());
     let worker = inbox.worker(crm.router()).spawn();
     let webhooks = webhooks(&inbox);

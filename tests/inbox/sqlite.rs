@@ -18,7 +18,7 @@ use tower_webhook::inbox::{
     Accepted, EventId, EventState, Filter, Kinds, Lane, NewEvent, Page, Queue, Settled, Settlement,
     SqliteQueue, Take, TakenEvent,
 };
-use tower_webhook::store::{EventKey, KeyState, SqliteStore, Store};
+use tower_webhook::store::{EventKey, KeyState, OpenErrorKind, SqliteStore, Store, StoreErrorKind};
 
 use crate::support::program::{Peer, say};
 
@@ -293,4 +293,75 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     let check = "PRAGMA integrity_check";
     let sound: String = sql.query_row(check, [], |row| row.get(0)).unwrap();
     assert_eq!(sound, "ok");
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_used_are_refused_and_stay_as_they_are() {
+    let refusal = |scratch: &Scratch| {
+        let before = fs::read(scratch.path()).unwrap();
+        let error = SqliteQueue::open(scratch.path()).unwrap_err();
+        assert!(fs::read(scratch.path()).unwrap() == before, "{error}");
+        (error.kind(), error.to_string())
+    };
+    let newer = Scratch::new();
+    drop(newer.queue());
+    let sql = Connection::open(newer.path()).unwrap();
+    sql.execute_batch("PRAGMA user_version = 99; PRAGMA wal_checkpoint(TRUNCATE)")
+        .unwrap();
+    drop(sql);
+    let (kind, told) = refusal(&newer);
+    assert_eq!(kind, OpenErrorKind::NewerSchema);
+    assert!(told.contains("version 99 of the schema"), "{told}");
+
+    let foreign = Scratch::new();
+    let sql = Connection::open(foreign.path()).unwrap();
+    sql.execute_batch("CREATE TABLE invoices (id INTEGER)")
+        .unwrap();
+    drop(sql);
+    assert_eq!(refusal(&foreign).0, OpenErrorKind::Foreign);
+
+    let text = Scratch::new();
+    fs::write(text.path(), "To whom it may concern. ".repeat(1_000)).unwrap();
+    let (kind, told) = refusal(&text);
+    assert_eq!(kind, OpenErrorKind::Corrupt);
+    assert!(told.contains("is not a SQLite database"), "{told}");
+}
+
+#[tokio::test]
+async fn a_damaged_page_is_reported_and_other_events_can_be_read() {
+    let scratch = Scratch::new();
+    let queue = scratch.queue();
+    for n in 0..200 {
+        let event = NewEvent {
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, vec![b'1'; 2_000]),
+            ..event(&n.to_string(), n)
+        };
+        queue.accept(event, None).await.unwrap();
+    }
+    drop(queue);
+    let sql = Connection::open(scratch.path()).unwrap();
+    sql.execute_batch("PRAGMA wal_checkpoint(TRUNCATE)")
+        .unwrap();
+    drop(sql);
+    let mut bytes = fs::read(scratch.path()).unwrap();
+    // One with bodies of events.
+    let has_bodies = |page: &&mut [u8]| page.iter().filter(|byte| **byte == b'1').count() > 3_000;
+    let page = bytes.chunks_mut(4_096).filter(has_bodies).nth(20).unwrap();
+    page.fill(0xff);
+    fs::write(scratch.path(), bytes).unwrap();
+
+    let queue = scratch.queue();
+    let all = queue.list(&Filter::default(), Page::oldest(1_000)).await;
+    let (mut whole, mut damaged) = (0, 0);
+    for event in all.unwrap().events {
+        match queue.get(event.id).await {
+            Ok(Some(_)) => whole += 1,
+            Ok(None) => panic!("event {} was lost without an error", event.id),
+            Err(error) => {
+                assert_eq!(error.kind(), StoreErrorKind::Corrupt, "{error:?}");
+                damaged += 1;
+            }
+        }
+    }
+    assert!(whole > 100 && damaged > 0, "{whole} and {damaged}");
 }

@@ -134,6 +134,19 @@ async fn listed(inbox: &Inbox<MemoryQueue>, filter: &Filter, page: Page) -> Vec<
 }
 
 #[tokio::test(start_paused = true)]
+async fn deliveries_without_a_key_are_refused_if_one_is_required() {
+    let inbox = inbox();
+    let webhooks = SignatureLayer::new(secret())
+        .require_key()
+        .layer(inbox.accept());
+    let refused = send(&webhooks, delivery(r#"{"id":"a"}"#)).await;
+    refused.assert_problem(400, "missing-key");
+    assert!(states(&inbox).await.is_empty());
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    assert_eq!(states(&inbox).await, [EventState::Waiting]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn events_are_found_by_their_keys() {
     let of_crm = inbox().namespace("crm");
     let of_others = of_crm.clone().namespace("");

@@ -99,11 +99,7 @@ impl Storage {
                 let size = size.min(random.u64(..256 * 1024));
                 let limit = |limit: &str| {
                     for receiver in receivers {
-                        let mut prlimit = Command::new("prlimit");
-                        prlimit.args(["--pid", &receiver.child.id().to_string()]);
-                        prlimit.arg(format!("--fsize={limit}"));
-                        let ended = installed(prlimit.status(), "prlimit", "util-linux");
-                        assert!(ended.success());
+                        assert!(limit_files(receiver.child.id(), limit));
                     }
                 };
                 limit(&format!("{size}:unlimited"));
@@ -112,15 +108,31 @@ impl Storage {
                 sender.is_refused(receivers);
                 limit("unlimited:unlimited");
             }
-            Self::Server(server, pool) => match random.bool() {
-                true => {
+            Self::Server(server, pool) => match random.u8(..3) {
+                0 => {
+                    // The same for the server's own processes. One that cannot write its log panics, and the server
+                    // ends if it cannot recover either.
+                    let size = random.u64(..2 << 20);
+                    assert!(server.limit_files(&format!("{size}:unlimited")));
+                    sender.is_refused(receivers);
+                    sleep(Duration::from_millis(random.u64(100..1500))).await;
+                    sender.is_refused(receivers);
+                    // It may have ended.
+                    server.limit_files("unlimited:unlimited");
+                    let recovers = async || sqlx::query("SELECT 1").execute(&*pool).await;
+                    let recovers = until_ok(recovers);
+                    if timeout(Duration::from_secs(2), recovers).await.is_err() {
+                        server.restart();
+                    }
+                }
+                1 => {
                     server.stop(Stop::Immediate);
                     sender.is_refused(receivers);
                     sleep(Duration::from_millis(random.u64(100..1500))).await;
                     sender.is_refused(receivers);
                     server.restart();
                 }
-                false => {
+                _ => {
                     let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
                         WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'";
                     for _ in 0..3 {
@@ -132,6 +144,15 @@ impl Storage {
         }
         sender.is_accepted(receivers);
     }
+}
+
+/// Limits the length of the files that a process writes. Returns whether there is such a process.
+fn limit_files(process: u32, limit: &str) -> bool {
+    let mut prlimit = Command::new("prlimit");
+    prlimit.args(["--pid", &process.to_string()]);
+    prlimit.arg(format!("--fsize={limit}"));
+    let ended = installed(prlimit.output(), "prlimit", "util-linux");
+    ended.status.success()
 }
 
 /// Asks again while the connection is broken.

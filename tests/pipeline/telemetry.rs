@@ -2,13 +2,16 @@
 
 #![cfg(feature = "moka")]
 
+use std::convert::Infallible;
+use std::io;
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
+use http_body_util::channel::Channel;
 use tokio::time::{advance, sleep};
 use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
@@ -141,6 +144,36 @@ async fn refusals_are_observed_also_before_verification() {
             !seen[0].ends_with(": -"),
             "every refusal has a reason: {seen:?}"
         );
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn bodies_that_do_not_arrive_are_observed() {
+    let notes = Notes::default();
+    let layer = || WebhookLayer::new(secret()).observer(notes.clone());
+    let service = layer().layer(router([]));
+    let (_waits, slow) = Channel::<Bytes, Infallible>::new(1);
+    send(&service, delivery(BODY).map(|_| slow)).await;
+    let (breaks, broken) = Channel::<Bytes, io::Error>::new(1);
+    breaks.abort(io::ErrorKind::ConnectionReset.into());
+    send(&service, delivery(BODY).map(|_| broken)).await;
+    let full = layer().max_buffered(1).layer(router([]));
+    send(&full, delivery(" ".repeat(100_000))).await;
+    let unsigned = WebhookLayer::dangerously_unsigned().observer(notes.clone());
+    let unsigned = unsigned.layer(router([]));
+    send(&unsigned, delivery(BODY).without(SIGNATURE)).await;
+    let seen = notes.take_ends();
+    let starts = [
+        "delivery body-timeout 408 chat-rated - unverified ",
+        "delivery malformed-body 400 chat-rated - unverified ",
+        "delivery overloaded 503 chat-rated - unverified ",
+        "delivery handled 200 chat-rated - verified ",
+    ];
+    let deliveries = seen.iter().filter(|line| line.starts_with("delivery"));
+    let deliveries: Vec<_> = deliveries.collect();
+    assert_eq!(deliveries.len(), starts.len(), "{seen:?}");
+    for (line, start) in deliveries.iter().zip(starts) {
+        assert!(line.starts_with(start), "{line}");
     }
 }
 
@@ -305,6 +338,10 @@ async fn the_budget_is_logged_at_a_fifth_a_half_four_fifths_and_above_the_limit(
     assert_eq!(warning["failures"], "100");
     assert_eq!(warning["limit"], "500");
     assert!(warning["reasons"].contains("100 failed"), "{warning:?}");
+    // Within the hour at this rate.
+    let disabled_at = httpdate::parse_http_date(&warning["disabled_at"]).unwrap();
+    let hour = SystemTime::now() + Duration::from_secs(60 * 60);
+    assert!(disabled_at < hour, "{warning:?}");
     assert_eq!(
         budget.spent_by(&KIND).to_string(),
         "chat-rated: 600 of 500 failures in the last hour (120 %)"

@@ -9,6 +9,8 @@ pub(crate) mod net;
 pub(crate) mod observer;
 pub(crate) mod postgres;
 pub(crate) mod program;
+#[cfg(feature = "inbox")]
+pub(crate) mod queue;
 pub(crate) mod redis;
 #[cfg(feature = "moka")]
 pub(crate) mod store;

@@ -121,6 +121,28 @@ impl PostgresServer {
         pid.lines().next().unwrap().trim().parse().unwrap()
     }
 
+    /// Limits the length of the files that the server writes, such as `0:unlimited`. Returns whether the server runs.
+    pub(crate) fn limit_files(&self, limit: &str) -> bool {
+        let pid = fs::read_to_string(self.dir.path().join("data/postmaster.pid"));
+        let pid = pid.unwrap_or_default();
+        let pid = pid.lines().next().unwrap_or_default();
+        let limit = |process: &str| {
+            let mut prlimit = self.command(Path::new("prlimit"));
+            prlimit.args(["--pid", process, &format!("--fsize={limit}")]);
+            let ended = prlimit.stderr(Stdio::null()).status();
+            ended
+                .expect("`prlimit` can be run: install Debian's `util-linux`")
+                .success()
+        };
+        // First the server itself, since those that it starts have its limit.
+        let is_limited = limit(pid);
+        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+        for child in children.unwrap_or_default().split_whitespace() {
+            limit(child);
+        }
+        is_limited
+    }
+
     /// Ends the server and waits until it has ended. Its data stay.
     pub(crate) fn stop(&mut self, how: Stop) {
         let Some(mut guard) = self.guard.take() else {

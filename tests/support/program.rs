@@ -111,7 +111,9 @@ impl Program {
     }
 
     fn read(&self, name: &str) -> String {
-        fs::read_to_string(self.dir.path().join(name)).unwrap()
+        // A character may be written in part.
+        let bytes = fs::read(self.dir.path().join(name)).unwrap();
+        String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Waits for the URL that an example logs when it listens.

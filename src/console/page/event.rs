@@ -99,6 +99,12 @@ const FAILURES: usize = 20;
 
 fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
     let event = &record.summary;
+    // Failures have their own. A dead letter is one.
+    let is_success = matches!(event.state, EventState::Handled | EventState::Ignored);
+    let recent = view.console.recent.as_ref().filter(|_| is_success);
+    let took = recent
+        .zip(event.settled_at)
+        .and_then(|(recent, at)| recent.duration_of(event.id.0, at));
     let earlier = record.failures.len().saturating_sub(FAILURES);
     html! {
         ol.timeline {
@@ -113,7 +119,10 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
                 }
             }
             @if let Some(settled) = event.settled_at {
-                li { (full_time(settled)) " " b { (event.state) } }
+                li {
+                    (full_time(settled)) " " b { (event.state) }
+                    @if let Some(took) = took { " after " (short(took)) }
+                }
             }
             @if let Some(due) = event.due_at {
                 li { (full_time(due)) " " span.quiet { "next attempt" } }
@@ -132,7 +141,12 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
     };
     let lane: Vec<_> = place.unsettled.iter().filter(stands).collect();
     let before = lane.iter().take_while(|it| it.id != event.id).count();
-    let behind = lane.len() - before - usize::from(before < lane.len());
+    // A line has the order of the numbers. Others that are retried or redriven stand in none.
+    let is_in_line = |it: &EventSummary| !it.is_redriven && it.state != EventState::Retrying;
+    let blocked = place.blocked.as_ref();
+    let holds = blocked.is_some_and(|blocked| blocked.event.id == event.id);
+    let behind = lane.iter().filter(|it| it.id > event.id && is_in_line(it));
+    let behind: Vec<_> = behind.filter(|_| holds || is_in_line(event)).collect();
     let link =
         |id: EventId| html! { a href=(view.url(format_args!("/events/{id}"))) { "event " (id) } };
     let first = lane.first().filter(|first| first.id != event.id);
@@ -158,11 +172,20 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
                 None => p { "It is the first event of its lane." },
             },
         }
-        @if behind > 0 && place.blocked.as_ref().is_none_or(|blocked| blocked.event.id != event.id) {
-            p { "Unsettled events of the chat after it: " @if is_cut { "at least " } (behind) "." }
+        @if !behind.is_empty() {
+            p { "Behind it:" }
+            ol {
+                @for next in &behind[..behind.len().min(BEHIND)] {
+                    li { (link(next.id)) ", " (clip(next.kind.as_str(), 60)) ", accepted " (ago(next.accepted_at)) " ago" }
+                }
+            }
+            @if behind.len() > BEHIND { p { "And " @if is_cut { "at least " } (behind.len() - BEHIND) " more." } }
         }
     }
 }
+
+/// The number of events behind one that are listed.
+const BEHIND: usize = 10;
 
 /// The longest payload that is shown, in bytes of HTML.
 const MOST: usize = 24_000;

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use maud::{Markup, html};
 
-use super::super::bulk::{Action, Counted, Ended, Job};
+use super::super::bulk::{Action, Counted, Ended, Job, Searched};
 use super::super::routes::{More, Search, past};
 use super::View;
 use super::parts::{ago, chat, clip, kinds, state, time};
@@ -102,6 +102,9 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                         (option("24", &search.hours, "24 hours"))
                         (option("168", &search.hours, "7 days"))
                     }
+                }
+                @for (name, text, value) in [("from", "Accepted from (UTC)", &search.from), ("until", "Accepted until (UTC)", &search.until)] {
+                    div.grow.narrow { label for=(name) { (text) } input #(name) type="datetime-local" name=(name) value=(value); }
                 }
                 div.grow.narrow {
                     label for="order" { "Order" }
@@ -239,7 +242,7 @@ pub(in super::super) fn confirm(
             p { (effect) }
             form method="post" action=(view.url("/all")) {
                 input type="hidden" name="action" value=(name);
-                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours), ("error", &search.error)] {
+                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours), ("from", &search.from), ("until", &search.until), ("error", &search.error)] {
                     input type="hidden" name=(field) value=(value);
                 }
                 div.row.middle {
@@ -270,11 +273,16 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                         Some(Ended::Failed(reason)) => { "Stopped, because the queue failed" @if !view.console.hides_payloads { ": " (clip(reason, 300)) } },
                     }
                 }
-                @if !job.matched.is_more {
-                    progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {}
+                @match job.searched.as_ref().filter(|_| job.matched.is_more) {
+                    // How many there are is not known.
+                    Some(searched) => progress value=(searched.percent()) max="100" aria-label="Progress" {},
+                    None => progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {},
                 }
                 dl {
                     dt { "Matched" } dd { (counted(job.matched)) }
+                    @if let Some((reached, newest)) = job.searched.as_ref().map(Searched::until) {
+                        dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
+                    }
                     dt { "Changed" } dd { (changed) " " (past(job.action)) }
                     dt { "Skipped" } dd { (skipped) }
                 }

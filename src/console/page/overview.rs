@@ -1,13 +1,13 @@
 //! The first page: each kind, and the newest problems.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
 use super::View;
-use super::parts::{clip, gauge, long, time};
+use super::parts::{clip, gauge, long, minute, time};
 use crate::event::EventKind;
 use crate::inbox::{KindStats, Stats};
 use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
@@ -127,6 +127,10 @@ pub(in super::super) fn overview(
             }
             @if let Some(recent) = &console.recent {
                 section {
+                    h2 { "Answers, last hour" }
+                    div #answers data-live { (answers(&recent.answers())) }
+                }
+                section {
                     h2 { "Newest problems" }
                     div #problems data-live { (problems(view, &recent.problems())) }
                 }
@@ -148,8 +152,12 @@ fn budget_alert(spent: &Spent) -> Markup {
                     }
                 }
                 @match spent.disabled_in.filter(|_| spent.kind.is_some()) {
-                    Some(time) if time.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
-                    Some(time) => { "At this rate, the platform disables the webhook in " (long(time)) "." },
+                    Some(left) if left.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
+                    Some(left) => {
+                        "At this rate, the platform disables the webhook in " (long(left))
+                        @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
+                        "."
+                    },
                     None => "",
                 }
             }
@@ -218,7 +226,13 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
                     }
                 }
             }
-            td data-label="Handled" { @if let Some(minutes) = row.minutes { (sparkline(minutes)) } }
+            td data-label="Handled" {
+                @if let Some(minutes) = row.minutes {
+                    (sparkline(minutes))
+                    @let failed: u64 = minutes.iter().map(|minute| u64::from(minute.failed_attempts)).sum();
+                    @if failed > 0 { small.bad { (failed) @if failed == 1 { " attempt" } @else { " attempts" } " failed" } }
+                }
+            }
             td data-label="Failure budget" {
                 @if let Some(budget) = &view.console.budget {
                     @let (failures, limit) = row.spent.map_or((0, budget.limit()), |it| (it.failures, it.limit));
@@ -283,6 +297,18 @@ fn sparkline(minutes: &[Minute; 60]) -> Markup {
     }
 }
 
+/// The deliveries and refused requests by their outcome.
+fn answers(answers: &BTreeMap<&'static str, u64>) -> Markup {
+    let mut answers: Vec<_> = answers.iter().collect();
+    answers.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    html! {
+        @if answers.is_empty() { p.quiet { "None." } }
+        @else {
+            ul.tiles { @for (outcome, count) in answers { li { b { (count) } " " (outcome) } } }
+        }
+    }
+}
+
 fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
     html! {
         @if problems.is_empty() { p.quiet { "None." } }
@@ -300,7 +326,12 @@ fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
                 tbody {
                     @for problem in problems.iter().take(PROBLEMS) {
                         tr {
-                            td { (time(problem.at)) }
+                            td {
+                                @match problem.event.filter(|_| view.console.inbox.is_some()) {
+                                    Some(event) => a href=(view.url(format_args!("/events/{event}"))) { (time(problem.at)) },
+                                    None => (time(problem.at)),
+                                }
+                            }
                             td.number data-label="Times" { (problem.count) }
                             td { b.bad { (problem.outcome) } }
                             td {

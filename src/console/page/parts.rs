@@ -31,6 +31,11 @@ pub(super) fn time(at: SystemTime) -> Markup {
     html! { time title=(text) { (&text[..6]) (&text[11..]) } }
 }
 
+/// Formats a time such as `20:56`.
+pub(super) fn minute(at: SystemTime) -> Markup {
+    html! { time { (&date(at)[12..17]) } }
+}
+
 /// Formats a time such as `20 Nov 2026 20:56:43`.
 pub(super) fn full_time(at: SystemTime) -> Markup {
     html! { time { (date(at)) } }

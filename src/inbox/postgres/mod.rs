@@ -16,18 +16,20 @@ use std::time::Duration;
 
 use sqlx::postgres::{PgPool, PgRow};
 use tokio::sync::Semaphore;
+use tokio::time::timeout;
 
 use self::batches::Batches;
 use self::calls::{Acceptance, End};
 use self::claiming::Claiming;
-use self::floors::{Floor, Floors};
+use self::floors::{Floor, Floors, LONGEST_LOOK};
 use self::statements::Statements;
 use super::event::{
-    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Kinds, Lane, Listed,
-    NewEvent, Page, Settlement, Take, TakenEvent,
+    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Lane, Listed, NewEvent,
+    Page, Settlement, Take, TakenEvent,
 };
 use super::queue::{Accepted, Change, Claims, Queue, Settled, Stats};
 use crate::config::ConfigError;
+use crate::error::Chain;
 use crate::event::EventKind;
 use crate::storage::Error;
 use crate::storage::postgres::{List, Tables, Value, code, column, corrupt, micros};
@@ -109,10 +111,11 @@ use crate::store::{OpenError, StoreError};
 /// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
 /// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
 /// milliseconds: set `idle_in_transaction_session_timeout`. After a claim that took more than 20 ms, the next ones
-/// start reading where it found the first entry, for 30 s. Meanwhile, two kinds of events can wait that long: one made
-/// ready by a transaction that took more than 3 s, and one that was put aside and returned while a later event of its
-/// lane was tried, if that attempt fails. No query plan of what accepts, claims and settles depends on statistics: the
-/// functions only use indexes.
+/// start reading where it found the first entry, and every 30 s a statement on another connection looks for earlier ones,
+/// for as long as a claim would take to read all of them. So two kinds of events can wait that long: one made ready by a
+/// transaction that took more than 3 s, and one that was put aside and returned while a later event of its lane was
+/// tried, if that attempt fails. No query plan of what accepts, claims and settles depends on statistics, but for events
+/// that are tried again out of order, which are few at a time.
 ///
 /// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
 /// of unsettled ones also reads the first event of each lane, and one of dead letters of a chat the events of that
@@ -229,15 +232,27 @@ impl PostgresQueue {
         one(self.call(sql, values).await?)
     }
 
-    /// Takes events. The last row of a claim has none.
-    async fn take(&self, kinds: &Kinds, mut values: Vec<Value>) -> Result<Claims, StoreError> {
-        let floor = self.shared.floors.of(kinds);
+    /// Takes at most `limit` events, from a floor on. The last row of a claim has none.
+    async fn take(
+        &self,
+        take: &Take,
+        [limit, suspects]: [usize; 2],
+        floor: &Floor,
+    ) -> Result<Claims, StoreError> {
+        let [only, except] = parameters::kinds(Some(&take.kinds));
+        let mut values = vec![
+            Value::Number(micros(take.lease)),
+            only,
+            except,
+            parameters::number(limit),
+            parameters::number(suspects),
+        ];
         values.extend(floor.values());
         let mut rows = self.call(&self.shared.statements.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, 17)?.unwrap_or_default();
         let found = Floor::read(&last, 13)?;
-        self.shared.floors.learn(kinds, &floor, found, took);
+        self.shared.floors.learn(&take.kinds, floor, found, took);
         let events = rows.iter().map(|row| {
             let taken = rows::taken(row, 0)?;
             let mut taken = taken.ok_or_else(|| corrupt("an event without a number"))?;
@@ -248,6 +263,20 @@ impl PostgresQueue {
             events: events.collect::<Result<_, Error>>()?,
             next_due: rows::duration(&last, 11)?,
         })
+    }
+
+    /// Looks for events below the floor, and takes none: claims continue meanwhile.
+    async fn look(&self, take: &Take) {
+        let (nothing, from) = ([0, 0], Floor::default());
+        let looking = timeout(LONGEST_LOOK, self.take(take, nothing, &from));
+        let looked = looking.await;
+        if let Err(error) = looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+            tracing::warn!(
+                reason = %Chain(&error),
+                "the queue could not look for events that became due late; it looks again in half a minute"
+            );
+            self.shared.floors.look_failed(&take.kinds);
+        }
     }
 
     /// Lets a transactional handler end the attempt itself.
@@ -325,16 +354,13 @@ impl Queue for PostgresQueue {
         limit: usize,
         suspects: usize,
     ) -> Result<Claims, StoreError> {
-        let [only, except] = parameters::kinds(Some(&take.kinds));
-        let values = vec![
-            Value::Number(micros(take.lease)),
-            only,
-            except,
-            parameters::number(limit),
-            parameters::number(suspects),
-        ];
-        let (queue, kinds) = (self.clone(), take.kinds.clone());
-        let execution = async move { queue.take(&kinds, values).await };
+        let floors = &self.shared.floors;
+        if floors.begin_look(&take.kinds) {
+            let (queue, take) = (self.clone(), take.clone());
+            tokio::spawn(async move { queue.look(&take).await });
+        }
+        let (queue, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
+        let execution = async move { queue.take(&take, [limit, suspects], &floor).await };
         Claiming::new(self, Box::pin(execution)).await
     }
 

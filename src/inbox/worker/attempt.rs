@@ -132,7 +132,8 @@ impl<Q: Queue> Pool<Q> {
         let lease = event.delivery.lease();
         let delivery = &event.delivery;
         let began = Instant::now();
-        let watch = AttemptWatch::new(&self.settings.observers, delivery, delivery.attempt());
+        let watch = AttemptWatch::new(&self.settings.observers, delivery, delivery.attempt())
+            .of_event(held.lease().id.0);
         let outcome = match event.crashes >= self.rules.max_crashes {
             true => Err(Cut::Crashed),
             false => {

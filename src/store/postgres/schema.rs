@@ -2,7 +2,7 @@
 
 /// The schema, version by version. A release that knows an older version may use the tables at the same
 /// time, by the statements that it has.
-pub(crate) const MIGRATIONS: [&str; 6] = [
+pub(crate) const MIGRATIONS: [&str; 7] = [
     // 1. A key that is done has only `done_until`; one that is claimed, all the others; one that failed
     // or whose lease expired, its attempts. None of these is indexed, so that an update may stay in
     // its page (HOT) and leaves nothing to an index; the spare room is for these.
@@ -33,4 +33,6 @@ pub(crate) const MIGRATIONS: [&str; 6] = [
     include_str!("inbox_5.sql"),
     // 6. Two indexes, a function, and two functions that do the same in another way.
     include_str!("inbox_6.sql"),
+    // 7. Functions that do the same in another way.
+    include_str!("inbox_7.sql"),
 ];

@@ -164,6 +164,46 @@ async fn queue_all(desk: &Desk, queue: &SqliteQueue, count: usize) -> Vec<TakenE
 }
 
 #[tokio::test]
+async fn clocks_that_jump_neither_delay_nor_repeat_an_attempt() {
+    for jump in [-400, -1, 1, 400] {
+        let desk = Desk::new();
+        let queue = desk.open();
+        let crashed = queue.add_and_take(keyed(1, 1)).await;
+        let behind = queue.add(keyed(1, 2)).await;
+        let failed = queue.add_and_take(keyed(2, 3)).await;
+        queue.end(&failed, retry(60 * SECOND, true)).await;
+        let set = |clock: &mut SystemTime| match jump < 0 {
+            true => *clock -= -jump as u32 * DAY,
+            false => *clock += jump as u32 * DAY,
+        };
+        // A process that runs does not notice it, and its leases last.
+        set(&mut desk.clocks.lock().unwrap().0);
+        assert!(queue.take_some(10).await.is_empty(), "{jump} days");
+        desk.wait(10 * SECOND);
+        assert!(queue.take_some(10).await.is_empty(), "{jump} days");
+        desk.wait(21 * SECOND);
+        let taken = queue.take_some(10).await;
+        assert_eq!(ids(&taken), [crashed.lease.id.0], "{jump} days");
+        let next = queue.end(&taken[0], Settlement::Handled).await.unwrap();
+        assert_eq!(next.lease.id.0, behind);
+        queue.end(&next, Settlement::Handled).await;
+        desk.wait(30 * SECOND);
+        let retried = queue.take_some(10).await;
+        assert_eq!(ids(&retried), [failed.lease.id.0], "{jump} days");
+        queue.end(&retried[0], retry(60 * SECOND, true)).await;
+        drop(queue);
+
+        // One that starts later begins where the file is, or at a later time of the machine.
+        let queue = desk.open();
+        if jump < 0 {
+            assert!(queue.take_some(10).await.is_empty(), "{jump} days");
+            desk.wait(61 * SECOND);
+        }
+        assert_eq!(ids(&queue.take_some(10).await), [failed.lease.id.0]);
+    }
+}
+
+#[tokio::test]
 async fn everything_outlives_reopening() {
     let desk = Desk::new();
     let queue = desk.open();
