@@ -33,7 +33,7 @@ pub(super) fn action(name: &str) -> Result<Action, Problem> {
 /// Redirects to a page, or shows the problem.
 fn then(console: &Console, site: &Site, result: Result<String, Problem>) -> Response {
     match result {
-        Ok(path) => Redirect::to(&format!("{}{path}", site.base)).into_response(),
+        Ok(path) => Redirect::to(&site.url(path)).into_response(),
         Err(problem) => problem.page(&View::new(console, site)),
     }
 }

@@ -364,7 +364,7 @@ pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
 }
 
 /// The number of events on a page.
-const ROWS: usize = 50;
+const ROWS: usize = 40;
 
 /// How a list continues.
 #[derive(Clone, Copy, Debug)]
@@ -399,7 +399,7 @@ async fn events(
     answer(&view, list.await)
 }
 
-/// The number of events of a lane that are counted and shown.
+/// The number of events of a lane that are counted.
 pub(super) const LANE: usize = 100;
 
 async fn event(
@@ -466,10 +466,10 @@ async fn chat(
         };
         let page = Page {
             newest_first: false,
-            ..search.page(LANE)?
+            ..search.page(ROWS)?
         };
         let listed = inbox(&console)?.list(&filter, page).await?;
-        let more = match (next(&listed, LANE), listed.searched) {
+        let more = match (next(&listed, ROWS), listed.searched) {
             (Some(last), None) => More::Page(last),
             (_, searched) => searched.map_or(More::Nothing, More::Search),
         };

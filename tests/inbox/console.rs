@@ -12,13 +12,16 @@ use futures_util::stream;
 use http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_TYPE, HOST, HeaderName, LOCATION};
 use http::{Method, Request, StatusCode};
 use http_body_util::BodyExt;
+use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_webhook::console::Console;
 use tower_webhook::inbox::{
-    Accepted, EventId, EventState, Failure, Filter, Inbox, Lane, MemoryQueue, NewEvent, Page, Queue,
+    Accept, Accepted, EventId, EventState, Failure, Filter, Inbox, Lane, MemoryQueue, NewEvent,
+    Page, Queue, Retry,
 };
+use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{
     EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer, WebhookLayer,
@@ -646,11 +649,18 @@ async fn links_lead_to_where_the_console_is_mounted() {
         let links = page.text.split(['"']).filter(|text| text.starts_with('/'));
         let mut count = 0;
         for link in links {
-            assert!(link.starts_with("/ops/webhooks/"), "{path}: {link}");
+            // Forms lead to changes.
+            let status = get(&app, &link.replace("&amp;", "&")).await.status;
+            assert!(
+                matches!(status, StatusCode::OK | StatusCode::METHOD_NOT_ALLOWED),
+                "{path}: {link}: {status}"
+            );
             count += 1;
         }
         assert!(count > 5);
     }
+    let paused = post(&app, "/ops/webhooks/pause", "").await;
+    assert_eq!(paused.location.as_deref(), Some("/ops/webhooks"));
     let redriven = post(&app, "/ops/webhooks/events/2/redrive", "").await;
     assert_eq!(redriven.location.as_deref(), Some("/ops/webhooks/events/2"));
 }
@@ -786,42 +796,146 @@ async fn a_stale_page_changes_no_event() {
     drop(worker);
 }
 
+/// The longest id that is a link: each quote takes six bytes of HTML, and three of a URL.
+const LONG_CHAT: &str = r#"""""""""""""""""""""""""""""""""""#;
+
+/// The longest kind that has a row on the overview.
+fn long_kind(n: usize) -> String {
+    format!("{}{n:02}", "&".repeat(20))
+}
+
+/// Kinds that are handled in each minute of an hour.
+async fn busy_hour(
+    webhooks: &Signature<Accept<MemoryQueue>>,
+    inbox: &Inbox<MemoryQueue>,
+    kinds: usize,
+) {
+    let handles = EventRouter::new().fallback(async |_: RawDelivery| Ok(()));
+    let worker = inbox.worker(handles).spawn();
+    for minute in 0..60 {
+        for kind in 0..kinds {
+            for n in 0..=minute % 2 {
+                let key = format!("{minute}-{kind}-{n}");
+                let delivery = delivery(format!(r#"{{"id":"{key}"}}"#)).key(&key);
+                send(webhooks, delivery.kind(&long_kind(kind)))
+                    .await
+                    .assert_ok();
+            }
+        }
+        sleep(60 * SECOND).await;
+    }
+    worker.drain(SECOND).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn pages_are_small_whatever_failed_and_however_often() {
-    let inbox = inbox();
-    let webhooks = webhooks(&inbox);
-    let chat = "&".repeat(3_000);
-    let body = format!(r#"{{"id":"{chat}","x":"{}"}}"#, "\\\"".repeat(5_000));
+    const KINDS: usize = 20;
+    let (budget, recent) = (FailureBudget::default(), Recent::new());
+    let silence = (0..KINDS).fold(Silence::new(), |silence, kind| {
+        silence.expect(long_kind(kind).parse().unwrap(), SECOND)
+    });
+    let observer = (budget.clone(), recent.clone(), silence.clone());
+    let header = |n| HeaderName::try_from(format!("x-{n}-{}", "h".repeat(70))).unwrap();
+    let inbox = inbox()
+        .chat_by(|delivery| Some(delivery.decode::<Value>().ok()?["id"].as_str()?.to_owned()))
+        .keep_headers((0..30).map(header))
+        .observer(recent.clone());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(observer.clone())
+        .layer(inbox.accept());
+    busy_hour(&webhooks, &inbox, KINDS).await;
+
+    let chat = LONG_CHAT.replace('"', r#"\""#);
+    let fill = r#"\""#.repeat(10_000);
     for n in 0..60 {
-        let kind = format!("kind-{n}-{}", "&".repeat(300));
-        send(
-            &webhooks,
-            delivery(body.clone()).key(&n.to_string()).kind(&kind),
-        )
-        .await
-        .assert_ok();
-        send(&webhooks, delivery(body.clone()).key(&format!("rated-{n}")))
-            .await
-            .assert_ok();
+        // Many lanes, and one of many events.
+        for chat in [format!("{}{n:02}", &chat[..60]), chat.clone()] {
+            let delivery = delivery(format!(r#"{{"id":"{chat}","x":"{fill}"}}"#));
+            let delivery = delivery
+                .kind(&long_kind(n % KINDS))
+                .key(&format!("{n}-{chat}"));
+            let with_headers =
+                |delivery: Request<_>, n| delivery.with(header(n).as_str(), "\"".repeat(400));
+            let delivery = (0..30).fold(delivery, with_headers);
+            send(&webhooks, delivery).await.assert_ok();
+        }
     }
     let text = "<&>\"".repeat(300);
-    let fails = EventRouter::new().fallback(move |_: RawDelivery| {
-        let text = text.clone();
-        async move { Err(HandlerError::retry_after(SECOND, text)) }
+    let fails = EventRouter::new().fallback(move |delivery: RawDelivery| {
+        let reason = text.clone();
+        let kind = delivery.kind().as_str().to_owned();
+        async move {
+            match kind.ends_with('7') {
+                true => Err(HandlerError::dead_letter(reason)),
+                false => Err(HandlerError::retry_after(SECOND, reason)),
+            }
+        }
     });
-    let worker = inbox.worker(fails).spawn();
-    sleep(5 * DAY).await;
+    let retry = |delay| Retry::default().delays(delay, delay);
+    let worker = inbox.worker(fails.clone()).retry(retry(SECOND));
+    let worker = worker.trip_after(1_000).spawn();
+    sleep(30 * SECOND).await;
     worker.drain(SECOND).await.unwrap();
-    let app = Console::new().inbox(inbox.clone()).router();
-    let oldest = inbox.get(EventId(1)).await.unwrap().unwrap();
-    assert!(oldest.failures.len() > 20);
+
+    let worker = inbox.worker(fails.clone()).trip_after(2).spawn();
+    let refuses = EventRouter::new().fallback(async |delivery: RawDelivery| {
+        Err(HandlerError::retry(delivery.kind().as_str().repeat(20)))
+    });
+    let inline = WebhookLayer::new(secret())
+        .observer(observer)
+        .layer(refuses);
+    for n in 0..120 {
+        for kind in 0..KINDS {
+            send(&inline, event("a", n).kind(&long_kind(kind))).await;
+        }
+        sleep(SECOND).await;
+    }
+    worker.drain(SECOND).await.unwrap();
+
+    // A failure after a redrive, with the next attempt in a day.
+    let first = i64::try_from(KINDS).unwrap() * 90 + 1;
+    for n in first..first + 120 {
+        inbox.redrive(EventId(n), None).await.unwrap();
+    }
+    let worker = inbox.worker(fails).retry(retry(DAY)).trip_after(1_000);
+    let worker = worker.spawn();
+    sleep(SECOND).await;
+    worker.drain(SECOND).await.unwrap();
+    let oldest = inbox.get(EventId(first)).await.unwrap().unwrap();
+    assert!(oldest.failures.len() > 20, "{oldest:?}");
+
+    let app = Console::new()
+        .inbox(inbox)
+        .budget(budget)
+        .recent(recent)
+        .silence(silence)
+        .router();
+    let app = Router::new().nest("/operations/webhooks/console", app);
+    let get = async |path: &str| {
+        let path = format!("/operations/webhooks/console{path}");
+        get(&app, path.trim_end_matches('/')).await
+    };
     let mut others = 0;
     for path in ["/style.css", "/live.js", "/icon.svg"] {
-        others += get(&app, path).await.text.len();
+        others += get(path).await.is(200).text.len();
     }
-    for path in ["/", "/events", "/events/1", "/events/2", "/lanes"] {
-        let page = get(&app, path).await;
-        let size = page.is(200).text.len() + others;
+    // Each with a text that is there only if the page is as large as it is meant to be.
+    let chat = format!("/chat?id={}", "%22".repeat(LONG_CHAT.len()));
+    for (path, shows) in [
+        ("/", "10 other kinds are not shown"),
+        ("/", "fail in many chats"),
+        ("/", "the platform disables the webhook in"),
+        ("/", "at most 2 in a minute"),
+        ("/", "one was expected within"),
+        ("/events", "/chat?id=%22"),
+        ("/events?state=retrying", "next attempt"),
+        (&format!("/events/{first}"), "earlier failures"),
+        (&format!("/events/{}", first + 1), "x-19-h"),
+        (&chat, "Next page"),
+        ("/lanes", "Next page"),
+    ] {
+        let page = get(path).await;
+        let size = page.is(200).shows(shows).text.len() + others;
         assert!(size <= 50_000, "{path} and what it loads: {size} bytes");
     }
 }

@@ -4,8 +4,8 @@ use maud::{Markup, html};
 
 use super::super::routes::More;
 use super::View;
-use super::events::{rest, table, waiting};
-use super::parts::{ago, button, chat as chat_link, clip, full_time, short, state};
+use super::events::{Columns, rest, table, waiting};
+use super::parts::{ago, button, chat as chat_link, clip, full_time, kind, short, state};
 use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
 /// What is known of the lane of an event.
@@ -176,7 +176,7 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
             p { "Behind it:" }
             ol {
                 @for next in &behind[..behind.len().min(BEHIND)] {
-                    li { (link(next.id)) ", " (clip(next.kind.as_str(), 60)) ", accepted " (ago(next.accepted_at)) " ago" }
+                    li { (link(next.id)) ", " (kind(&next.kind)) ", accepted " (ago(next.accepted_at)) " ago" }
                 }
             }
             @if behind.len() > BEHIND { p { "And " @if is_cut { "at least " } (behind.len() - BEHIND) " more." } }
@@ -188,7 +188,7 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
 const BEHIND: usize = 10;
 
 /// The longest payload that is shown, in bytes of HTML.
-const MOST: usize = 24_000;
+const MOST: usize = 16_000;
 
 fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
     if view.console.hides_payloads {
@@ -219,7 +219,7 @@ pub(in super::super) fn chat(
         div.title { h1 { "Chat " (clip(chat, 200)) } }
         section {
             p.quiet { "Its events, in the order in which they were accepted." }
-            div #rows data-live { (table(view, events, false)) }
+            div #rows data-live { (table(view, events, Columns::OfChat)) }
             (rest(&view.chat(chat), more, false))
         }
     };

@@ -7,7 +7,7 @@ use maud::{Markup, html};
 use super::super::bulk::{Action, Counted, Ended, Job, Searched};
 use super::super::routes::{More, Search, past};
 use super::View;
-use super::parts::{ago, chat, clip, kinds, state, time};
+use super::parts::{ago, chat, clip, kind, kinds, state, time};
 use crate::inbox::{BlockedLane, EventState, EventSummary};
 
 pub(in super::super) fn events(
@@ -27,7 +27,7 @@ pub(in super::super) fn events(
                     @if view.can_change() {
                         form #selected method="post" action=(view.url("/selected")) {
                             input type="hidden" name="query" value=(query);
-                            div #rows { (table(view, rows, true)) }
+                            div #rows { (table(view, rows, Columns::WithBoxes)) }
                             div.row.middle {
                                 span { "Selected:" }
                                 button name="action" value="redrive" { "Redrive" }
@@ -35,7 +35,7 @@ pub(in super::super) fn events(
                             }
                         }
                     } @else {
-                        div #rows data-live { (table(view, rows, false)) }
+                        div #rows data-live { (table(view, rows, Columns::All)) }
                     }
                     @if view.can_change() {
                         p {
@@ -119,8 +119,19 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
     }
 }
 
-/// A table of events, with boxes to select them.
-pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) -> Markup {
+/// The columns of a table of events.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Columns {
+    All,
+    /// With boxes to select events.
+    WithBoxes,
+    /// Without the chat, which the page is about.
+    OfChat,
+}
+
+pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns) -> Markup {
+    let can_select = columns == Columns::WithBoxes;
+    let has_chat = columns != Columns::OfChat;
     html! {
         table {
             thead {
@@ -129,7 +140,7 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) ->
                     th scope="col" { "Event" }
                     th scope="col" { "Accepted" }
                     th scope="col" { "Kind" }
-                    th scope="col" { "Chat" }
+                    @if has_chat { th scope="col" { "Chat" } }
                     th scope="col" { "State" }
                     th.number scope="col" { "Failures" }
                 }
@@ -142,8 +153,8 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], can_select: bool) ->
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
-                        td { (clip(event.kind.as_str(), 60)) }
-                        td.wide { (chat(view, event.chat.as_deref())) }
+                        td { (kind(&event.kind)) }
+                        @if has_chat { td.wide { (chat(view, event.chat.as_deref())) } }
                         td { (state(event)) }
                         td.number data-label="Failures" { (event.failures) }
                     }
@@ -178,7 +189,7 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
                                 tr {
                                     td.wide { (chat(view, head.chat.as_deref())) }
                                     td data-label="Blocked by" { a href=(view.url(format_args!("/events/{}", head.id))) { "event " (head.id) } }
-                                    td { (clip(head.kind.as_str(), 60)) }
+                                    td { (kind(&head.kind)) }
                                     td data-label="Since" { (ago(lane.since)) }
                                     td { (state(head)) }
                                     td.number data-label="Waiting" { (waiting(lane)) }

@@ -5,6 +5,8 @@ mod events;
 mod overview;
 mod parts;
 
+use std::fmt::Display;
+
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
@@ -27,6 +29,17 @@ pub(super) struct Site {
     pub(super) base: String,
 }
 
+impl Site {
+    /// The URL of a page. That of the first one has no slash at its end, as `nest` of axum has no route for it.
+    pub(super) fn url(&self, path: impl Display) -> String {
+        let mut url = format!("{}{path}", self.base);
+        if url.ends_with('/') && !self.base.is_empty() {
+            url.pop();
+        }
+        url
+    }
+}
+
 /// What all pages know.
 pub(super) struct View<'a> {
     pub(super) console: &'a Console,
@@ -39,8 +52,8 @@ impl<'a> View<'a> {
     }
 
     /// The URL of a page.
-    fn url(&self, path: impl std::fmt::Display) -> String {
-        format!("{}{path}", self.site.base)
+    fn url(&self, path: impl Display) -> String {
+        self.site.url(path)
     }
 
     /// The URL of the events of a query.
@@ -52,9 +65,7 @@ impl<'a> View<'a> {
 
     /// The URL of a chat's page.
     fn chat(&self, chat: &str) -> String {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        query.append_pair("id", chat);
-        self.url(format_args!("/chat?{}", query.finish()))
+        self.url(format_args!("/chat?id={}", parts::encode(chat)))
     }
 
     fn can_change(&self) -> bool {

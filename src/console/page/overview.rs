@@ -7,18 +7,18 @@ use std::time::{Duration, SystemTime};
 use maud::{Markup, html};
 
 use super::View;
-use super::parts::{clip, gauge, long, minute, time};
+use super::parts::{clip, encode, gauge, kind as name, long, minute, time};
 use crate::event::EventKind;
 use crate::inbox::{KindStats, Stats};
 use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
 
 /// The number of problems that are shown.
-const PROBLEMS: usize = 12;
+const PROBLEMS: usize = 10;
 
 /// The number of kinds that are shown: those of the platform first.
-const KINDS: usize = 15;
+const KINDS: usize = 10;
 
-/// The longest name of a kind that is shown, in bytes. A sender could choose longer ones.
+/// The longest name of a kind that has a row, in bytes of a URL. A sender could choose longer ones.
 const LONGEST_KIND: usize = 64;
 
 /// The number of warnings of one sort.
@@ -65,7 +65,7 @@ pub(in super::super) fn overview(
     kinds.extend(&tripped);
     let all = kinds.len();
     let mut kinds: Vec<_> = kinds.into_iter().collect();
-    kinds.retain(|kind| kind.as_str().len() <= LONGEST_KIND);
+    kinds.retain(|kind| is_short(kind));
     kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
     let others = all - kinds.len().min(KINDS);
     let rows: Vec<_> = kinds
@@ -95,7 +95,7 @@ pub(in super::super) fn overview(
             @for silent in silent.iter().take(ALERTS) {
                 div.alert role="alert" {
                     p {
-                        "No " b { (silent.kind) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
+                        "No " b { (name(&silent.kind)) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
                         (long(silent.expected_within))
                         ". "
                         @if silent.unrated > 0 { (silent.unrated) " chats were closed and not rated. " }
@@ -105,8 +105,8 @@ pub(in super::super) fn overview(
             }
             @for kind in tripped.iter().take(ALERTS) {
                 div.alert role="alert" {
-                    p { "Events of " b { (kind) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
-                    a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" }
+                    p { "Events of " b { (name(kind)) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
+                    @if is_short(kind) { a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" } }
                 }
             }
         }
@@ -140,12 +140,16 @@ pub(in super::super) fn overview(
     view.page("Overview", "/", &content)
 }
 
+fn is_short(kind: &EventKind) -> bool {
+    encode(kind.as_str()).len() <= LONGEST_KIND
+}
+
 fn budget_alert(spent: &Spent) -> Markup {
     html! {
         div.alert role="alert" {
             p {
                 @match &spent.kind {
-                    Some(kind) => { b { (kind) } ": " (spent.failures) " of " (spent.limit) " failures in an hour. " }
+                    Some(kind) => { b { (name(kind)) } ": " (spent.failures) " of " (spent.limit) " failures in an hour. " }
                     None => {
                         (spent.failures) " requests ended before verification in the last hour. If the platform sent them, they "
                         "count as failures of their webhooks."
@@ -195,12 +199,12 @@ fn table(view: &View<'_>, rows: &[Row<'_>], is_paused: bool) -> Markup {
 }
 
 fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
-    let name = row.kind.as_str();
+    let kind = row.kind.as_str();
     let count = |label: &str, state: &str, count: u64| {
         html! {
             td data-label=(label) {
                 @if count == 0 { span.quiet { "0" } }
-                @else { a href=(view.events(&[("state", state), ("kind", name)])) { (count) } }
+                @else { a href=(view.events(&[("state", state), ("kind", kind)])) { (count) } }
             }
         }
     };
@@ -209,7 +213,7 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
     html! {
         tr {
             th scope="row" {
-                (clip(name, 60))
+                (name(row.kind))
                 @if row.is_tripped { " " span.badge.bad { "tripped" } }
                 @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
@@ -236,7 +240,7 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
             td data-label="Failure budget" {
                 @if let Some(budget) = &view.console.budget {
                     @let (failures, limit) = row.spent.map_or((0, budget.limit()), |it| (it.failures, it.limit));
-                    (gauge(name, failures, limit))
+                    (gauge(kind, failures, limit))
                     small {
                         (failures) " of " (limit)
                         @if let Some(left) = row.spent.and_then(|it| it.disabled_in).filter(|left| !left.is_zero()) {
@@ -278,14 +282,15 @@ fn sparkline(minutes: &[Minute; 60]) -> Markup {
         .max()
         .unwrap_or(0);
     let sum: u64 = minutes.iter().map(|minute| u64::from(minute.handled)).sum();
-    let mut path = String::new();
-    for (at, minute) in minutes
-        .iter()
-        .enumerate()
-        .filter(|(_, minute)| minute.handled > 0)
-    {
-        let height = (u64::from(minute.handled) * 20 / u64::from(most)).max(1);
-        let _ = write!(path, "M{at}.5 20v-{height}");
+    let mut path = "M-.5 20".to_owned();
+    let (mut right, mut down) = (0, 0);
+    for minute in minutes {
+        right += 1;
+        if minute.handled > 0 {
+            let height = (u64::from(minute.handled) * 20 / u64::from(most)).max(1);
+            let _ = write!(path, "m{right} {down}v-{height}");
+            (right, down) = (0, height);
+        }
     }
     html! {
         span.number { (sum) }
@@ -336,7 +341,7 @@ fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
                             td { b.bad { (problem.outcome) } }
                             td {
                                 @match &problem.kind {
-                                    Some(kind) => (kind),
+                                    Some(kind) => (name(kind)),
                                     None => span.quiet { "not verified" },
                                 }
                             }

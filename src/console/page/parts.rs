@@ -25,6 +25,15 @@ pub(super) fn clip(text: &str, most: usize) -> String {
     text.to_owned()
 }
 
+/// Encodes a value of a query.
+pub(super) fn encode(text: &str) -> String {
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
+}
+
+pub(super) fn kind(kind: &EventKind) -> String {
+    clip(kind.as_str(), 60)
+}
+
 /// Formats a time such as `20 Nov 20:56:43`.
 pub(super) fn time(at: SystemTime) -> Markup {
     let text = date(at);
@@ -94,14 +103,14 @@ pub(super) fn state(event: &EventSummary) -> Markup {
     }
 }
 
-/// The longest id of a chat that is a link, in bytes.
+/// The longest id of a chat that is a link, in bytes of a URL.
 const LONGEST_CHAT: usize = 100;
 
 pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
     html! {
         @match chat {
             // A link has the whole id.
-            Some(chat) if chat.len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
+            Some(chat) if encode(chat).len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
             Some(chat) => (clip(chat, 60)),
             None => span.quiet { "unknown" },
         }
