@@ -1,10 +1,15 @@
 //! The receiver's console.
 
+use std::fs;
+use std::time::Duration;
+
 use tempfile::TempDir;
 
 use super::metrics::{answer, url_of};
 use super::receivers::{Receiver, run};
-use crate::support::program::{curl, until};
+use crate::support::program::{Server, curl, example, until, until_every};
+
+const PAGE: &str = include_str!("../../src/docs/console.md");
 
 #[test]
 fn console_shows_the_inbox() {
@@ -106,4 +111,73 @@ fn console_at_an_address_in_use_is_a_clear_error() {
         "{taken:?}"
     );
     assert!(taken.err.contains("--console 127.0.0.1:3002"), "{taken:?}");
+}
+
+/// Within two minutes, with the flags and the rate that a newcomer finds.
+#[test]
+fn console_shows_the_events_of_the_demo() {
+    let dir = TempDir::new().unwrap();
+    let mut command = example("receiver");
+    command.current_dir(dir.path()).args(["--demo", "--inbox"]);
+    command.args(["sqlite:webhooks.db", "--console", "127.0.0.1:0"]);
+    let receiver = Receiver::start_by(&mut command);
+    let console = url_of("console", &receiver);
+    let sandbox = Server::start("sandbox", &["--demo", "--target", &receiver.url]);
+    until_every(
+        Duration::from_millis(200),
+        "handled events of two kinds",
+        || {
+            let overview = answer(&console, "", &[]);
+            let handled = overview.matches(" handled in the last hour").count()
+                - overview.matches("\"0 handled in the last hour").count();
+            (handled >= 2).then_some(())
+        },
+    );
+    let events = answer(&console, "events?state=handled", &[]);
+    assert!(events.contains("href=\"/events/1\""), "{events}");
+    assert_eq!(sandbox.stop(), 0);
+}
+
+/// With the command on the page, up to the repair.
+#[test]
+fn command_of_the_night_fails_while_the_crm_is_away() {
+    let (_, exec) = PAGE.split_once("--exec '").unwrap();
+    let (exec, _) = exec.split_once("'\n").unwrap();
+    let dir = TempDir::new().unwrap();
+    let mut command = example("receiver");
+    command
+        .current_dir(dir.path())
+        .args(["--secret", "s", "--inbox"]);
+    command.args(["sqlite:webhooks.db", "--console", "127.0.0.1:0"]);
+    command.args(["--max-attempts", "1", "--exec", exec]);
+    let receiver = Receiver::start_by(&mut command);
+    let console = url_of("console", &receiver);
+    // Both are of one chat, which a dead letter does not block.
+    for (kind, expected) in [("chat-closed", "dead"), ("chat-rated", "retrying")] {
+        let sent = receiver.send("s", &["--event", kind]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        until("the failed attempt", || {
+            let path = format!("events?state={expected}&kind={kind}");
+            let page = answer(&console, &path, &[]);
+            page.contains("href=\"/events/").then_some(())
+        });
+    }
+    let overview = answer(&console, "", &[]);
+    assert!(
+        overview.contains("the CRM refused the connection"),
+        "{overview}"
+    );
+
+    fs::write(dir.path().join("crm"), "").unwrap();
+    let origin = format!("origin: {}", console.trim_end_matches('/'));
+    for event in [1, 2] {
+        let redrive = format!("{console}events/{event}/redrive");
+        let redriven = curl(&["-i", "-H", &origin, "-d", "", &redrive]);
+        assert!(redriven.starts_with("HTTP/1.1 303"), "{redriven}");
+    }
+    until("the repaired events", || {
+        let page = answer(&console, "events?state=handled", &[]);
+        let is_handled = |event| page.contains(&format!("href=\"/events/{event}\""));
+        (is_handled(1) && is_handled(2)).then_some(())
+    });
 }

@@ -101,6 +101,7 @@ mod otlp;
     feature = "sqlite"
 ))]
 mod outages;
+mod prometheus;
 #[cfg(all(
     feature = "axum",
     feature = "moka",

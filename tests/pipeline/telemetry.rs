@@ -329,19 +329,28 @@ async fn the_budget_is_logged_at_a_fifth_a_half_four_fifths_and_above_the_limit(
         assert_eq!(budget.spent_by(&KIND).is_exceeded(), until > 500);
         assert_eq!(lines(), expected, "at {until}");
     }
-    let warning = log
-        .events()
-        .into_iter()
-        .find(|event| event["level"] == "WARN" && event.contains_key("reasons"));
-    let warning = warning.expect("the first threshold");
-    assert_eq!(warning["kind"], "chat-rated");
-    assert_eq!(warning["failures"], "100");
-    assert_eq!(warning["limit"], "500");
-    assert!(warning["reasons"].contains("100 failed"), "{warning:?}");
-    // Within the hour at this rate.
-    let disabled_at = httpdate::parse_http_date(&warning["disabled_at"]).unwrap();
+    let events = log.events();
+    let lines: Vec<_> = events
+        .iter()
+        .filter(|line| line.contains_key("reasons"))
+        .collect();
+    // Within the hour at this rate, and at once when the budget is exceeded.
     let hour = SystemTime::now() + Duration::from_secs(60 * 60);
-    assert!(disabled_at < hour, "{warning:?}");
+    for (line, (level, failures)) in lines.iter().zip([
+        ("WARN", 100),
+        ("ERROR", 250),
+        ("ERROR", 400),
+        ("ERROR", 501),
+    ]) {
+        assert_eq!(line["level"], level);
+        assert_eq!(line["kind"], "chat-rated");
+        assert_eq!(line["failures"], failures.to_string());
+        assert_eq!(line["limit"], "500");
+        assert_eq!(line["reasons"], format!("{failures} failed"));
+        let disabled_at = httpdate::parse_http_date(&line["disabled_at"]).unwrap();
+        assert!(disabled_at < hour, "{line:?}");
+    }
+    assert_eq!(lines.len(), 4);
     assert_eq!(
         budget.spent_by(&KIND).to_string(),
         "chat-rated: 600 of 500 failures in the last hour (120 %)"
@@ -425,6 +434,13 @@ async fn requests_without_proof_are_counted_apart() {
         budget.unverified().to_string(),
         "unverified: 120 of 500 failures in the last hour (24 %)"
     );
+    for (until, share) in [(250, "50 %"), (400, "80 %"), (501, "more than 100 %")] {
+        for _ in budget.unverified().failures..until {
+            send(&service, delivery(BODY).with(SIGNATURE, "0".repeat(64))).await;
+        }
+        let text = format!("{share} of the failure budget is reached by requests");
+        assert_eq!(log.count(Level::ERROR, &text), 1, "{share}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
