@@ -114,9 +114,12 @@ pub(crate) async fn post(app: &Router, path: &str, fields: &str) -> Seen {
     request(app, form(path, fields)).await
 }
 
-/// An inbox with the events 1 (handled), 2 (a dead letter), and 3 (retried), 4 (waiting behind it).
 async fn four_events() -> Inbox<MemoryQueue> {
-    let inbox = inbox();
+    four_events_of(inbox()).await
+}
+
+/// Adds the events 1 (handled), 2 (a dead letter), and 3 (retried), 4 (waiting behind it).
+async fn four_events_of<Q: Queue>(inbox: Inbox<Q>) -> Inbox<Q> {
     let webhooks = webhooks(&inbox);
     let events =
         EventRouter::new().fallback(
@@ -230,7 +233,11 @@ async fn pages_show_what_happened() {
 
 #[tokio::test(start_paused = true)]
 async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
-    let inbox = four_events().await;
+    explains_wrong_requests(inbox()).await;
+}
+
+pub(crate) async fn explains_wrong_requests<Q: Queue>(inbox: Inbox<Q>) {
+    let inbox = four_events_of(inbox).await;
     let app = Console::new().inbox(inbox.clone()).router();
     for (path, status, reason) in [
         ("/events/999", 404, "There is no event 999."),
@@ -255,6 +262,8 @@ async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
         ),
         ("/lanes?after=1.5", 400, "is not the number of an event"),
         ("/events?key=%00", 400, "characters that no header can have"),
+        ("/chat?id=%00", 404, "There is no event of the chat"),
+        ("/chat?id=%FF%FE", 404, "There is no event of the chat"),
         ("/events?state=dead&state=dead", 400, "duplicate field"),
         ("/chat?id=none", 404, "There is no event of the chat"),
         ("/nowhere", 404, "There is no such page."),
@@ -294,6 +303,25 @@ async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
                 get(&app, &path).await.is(200);
             }
         }
+    }
+    let long = "%F0%9F%92%A5".repeat(1_000);
+    for path in [
+        "/events?error=%00",
+        "/events?chat=%00&state=unsettled",
+        "/events?kind=x&error=%25_%5C%27%22",
+        "/events?from=9999-12-31T23:59",
+        "/events?until=0001-01-01T00:00",
+        "/events?from=1970-01-01T00:00&until=9999-12-31T23:59",
+        "/events?hours=18446744073709551615",
+        &format!("/events?error={long}"),
+        &format!("/events?chat={long}"),
+        &format!("/chat?id={long}&after=3"),
+    ] {
+        let status = get(&app, path).await.status;
+        assert!(
+            matches!(status, StatusCode::OK | StatusCode::BAD_REQUEST),
+            "{path}: {status}"
+        );
     }
     let large = format!("action=redrive&{}", "id=1&".repeat(500_000));
     for path in ["/selected", "/all", "/pause", "/events/1/redrive"] {

@@ -9,7 +9,7 @@ use tower_webhook::console::Console;
 use tower_webhook::inbox::conformance::Harness;
 use tower_webhook::inbox::{EventState, Filter, Inbox, MemoryQueue, Page, Queue};
 
-use crate::console::{cancelled_redrive, get, post};
+use crate::console::{cancelled_redrive, explains_wrong_requests, get, post};
 use crate::memory::Memory;
 use crate::postgres::Database;
 use crate::sqlite::Scratch;
@@ -61,6 +61,14 @@ async fn one_of_two_operators_decides() {
     decided_once(&Memory(MemoryQueue::new())).await;
     decided_once(&Scratch::new()).await;
     decided_once(&Database::create().await).await;
+}
+
+#[tokio::test]
+async fn wrong_requests_are_explained_by_a_console_of_a_file_or_a_database() {
+    let file = Scratch::new();
+    explains_wrong_requests(Inbox::new(file.open().await)).await;
+    let database = Database::create().await;
+    explains_wrong_requests(Inbox::new(database.queue().await)).await;
 }
 
 fn redrives() -> usize {

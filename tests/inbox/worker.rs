@@ -120,7 +120,7 @@ pub(crate) async fn until(is_so: impl Fn() -> bool) {
     panic!("it never became so");
 }
 
-pub(crate) async fn states(inbox: &Inbox<MemoryQueue>) -> Vec<EventState> {
+pub(crate) async fn states<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventState> {
     let page = Page::oldest(1000);
     let listed = inbox.list(&Filter::default(), page).await.unwrap();
     listed.events.into_iter().map(|event| event.state).collect()
