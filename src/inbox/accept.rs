@@ -30,6 +30,7 @@ use crate::error::Chain;
 use crate::idempotency;
 use crate::outcome::Outcome;
 use crate::store::{BodyDigest, EventKey, KeySpace, StoreError};
+use crate::telemetry::Observation;
 use crate::verified::Verified;
 
 /// The service that accepts verified deliveries, made by [`Inbox::accept`].
@@ -200,12 +201,21 @@ async fn accept<Q: Queue>(
     }
     let room = shared.workers.room_for(delivery.kind());
     let event = new_event(delivery, settings);
+    let dead = event.dead.as_ref();
+    let dead = dead.map(|failure| (event.delivery.kind().clone(), failure.reason.clone()));
     let asked = Instant::now();
     let accepting = shared.queue.accept(event, room.as_ref().map(Room::take));
     // Longer than the client waits: what takes effect late is handled here, too.
     let limit = settings.limits.lease();
     let result = settings.call_within(limit, "accept", accepting).await;
     let retry_after = settings.limits.policy.retry_every;
+    if let (Ok(Accepted::New { id, .. }), Some((kind, reason))) = (&result, &dead) {
+        settings.observers.observe(&Observation::AcceptedDead {
+            kind,
+            event: id.0,
+            reason,
+        });
+    }
     let (answered, taken) = match result {
         Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
         Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, settings), None),

@@ -123,6 +123,10 @@ impl Observer for Metrics {
         match observation {
             Observation::Delivery(ended) => self.delivery(ended),
             Observation::Attempt(ended) => self.attempt(ended),
+            Observation::AcceptedDead { kind, .. } => {
+                let kind = label(&self.kinds.bounded(kind));
+                counter!(DEAD_LETTERS, "kind" => kind).increment(1);
+            }
             Observation::Call(ended) => call(ended),
             Observation::Detached => counter!(DETACHED).increment(1),
             Observation::Tripped { kind, is_tripped } => {
@@ -232,7 +236,7 @@ fn describe() {
     describe_counter!(
         DEAD_LETTERS,
         Count,
-        "Attempts after which the event was a dead letter."
+        "Events that became dead letters, or were accepted as such."
     );
     describe_counter!(LEASES_LOST, Count, "Attempts whose lease was lost.");
     describe_counter!(

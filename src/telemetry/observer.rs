@@ -94,6 +94,15 @@ pub enum Observation<'a> {
     Delivery(DeliveryEnded<'a>),
     /// An attempt to handle an event, by an [`IdempotencyLayer`](crate::IdempotencyLayer) or a worker of an inbox.
     Attempt(AttemptEnded<'a>),
+    /// An inbox accepted an event that is a dead letter from the start, because its body is not a JSON object.
+    AcceptedDead {
+        /// The event's kind.
+        kind: &'a EventKind,
+        /// The number of the event.
+        event: i64,
+        /// The reason why the body cannot be decoded.
+        reason: &'a str,
+    },
     /// A call of a store or a queue.
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.

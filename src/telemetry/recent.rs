@@ -253,6 +253,23 @@ impl Observer for Recent {
         match observation {
             Observation::Delivery(ended) => self.delivery(ended),
             Observation::Attempt(ended) => self.attempt(ended),
+            Observation::AcceptedDead {
+                kind,
+                event,
+                reason,
+            } => {
+                let problem = Problem {
+                    at: SystemTime::now(),
+                    count: 1,
+                    outcome: "undecodable",
+                    kind: Some(self.shared.kinds.bounded(kind)),
+                    reason: Short(reason).to_string(),
+                    key: None,
+                    is_from_inbox: true,
+                    event: Some(*event),
+                };
+                self.state().verified.add(problem, MOST);
+            }
             Observation::Tripped { kind, is_tripped } => {
                 let kind = self.shared.kinds.bounded(kind);
                 let mut state = self.state();

@@ -71,6 +71,11 @@ fn describe(observation: &Observation<'_>) -> String {
             let error = ended.error.map_or("ok".into(), ToString::to_string);
             format!("call {} {}: {error}", ended.target.name(), ended.operation)
         }
+        Observation::AcceptedDead {
+            kind,
+            event,
+            reason,
+        } => format!("accepted dead {kind} {event}: {reason}"),
         Observation::Detached => "detached".into(),
         Observation::Tripped { kind, is_tripped } => format!("tripped {kind} {is_tripped}"),
         other => format!("{other:?}"),
