@@ -112,6 +112,13 @@ pub(crate) struct Args {
     #[arg(long, requires = "inbox", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
+    /// Keep this header of a delivery with its event, beside `traceparent` and `tracestate`; only with --inbox
+    ///
+    /// Repeat it for more headers. Values of more than 512 bytes are not kept.
+    #[arg(long, requires = "inbox", value_name = "NAME")]
+    #[cfg_attr(not(feature = "inbox"), allow(dead_code))]
+    pub(crate) keep_header: Vec<HeaderName>,
+
     /// How long a key stays claimed after its receiver has crashed; at most 599
     ///
     /// The lease of a running event is renewed until the event is finished. It has no effect with

@@ -39,6 +39,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
+#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+use axum::http::HeaderName;
 use axum::routing::get;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit};
@@ -330,11 +332,19 @@ async fn inbox(_: &Setup<'_>, _: Place) -> anyhow::Result<Built> {
     )
 }
 
+/// Those that link an attempt to its delivery, and those that the operator names.
+#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+fn kept_headers(args: &Args) -> impl Iterator<Item = HeaderName> {
+    let trace = ["traceparent", "tracestate"].map(HeaderName::from_static);
+    trace.into_iter().chain(args.keep_header.iter().cloned())
+}
+
 #[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
 fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     let args = setup.args;
     let inbox = Inbox::new(queue)
         .namespace(args.namespace.clone().unwrap_or_default())
+        .keep_headers(kept_headers(args))
         .observer(setup.telemetry.observer());
     let on_failure = match args.on_failure {
         args::OnFailure::Block => OnFailure::Block,

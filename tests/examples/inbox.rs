@@ -13,7 +13,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tower_webhook::inbox::{Failure, NewEvent, Queue, SqliteQueue};
-use tower_webhook::{EventKind, RawDelivery};
+use tower_webhook::{EventKind, RawDelivery, Secret};
 
 use super::receivers::{Receiver, run};
 use crate::support::program::{Ended, Program, Server, curl, example, until};
@@ -235,6 +235,43 @@ fn events_are_listed_by_what_is_known_of_them() {
     }
     let stats = lines(&inbox(&url, &["stats", "--json"]));
     assert!(!stats.is_empty());
+}
+
+#[test]
+fn headers_are_kept_on_request() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let more = ["--keep-header", "x-request-id", "--keep-header", "X-Region"];
+    let receiver = start(&url, "true", &more);
+    let signature = Secret::new("s").unwrap().sign(b"{}");
+    let mut args = vec!["--data".to_owned(), "{}".to_owned(), receiver.url.clone()];
+    for header in [
+        "content-type: application/json",
+        "x-service-event: chat-rated",
+        &format!("x-service-hmac-sha256: {signature}"),
+        "x-request-id: 7",
+        "x-region: north",
+        "tracestate: a=b",
+        "x-other: 8",
+    ] {
+        args.extend(["-H".to_owned(), header.to_owned()]);
+    }
+    curl(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let event = lines(&inbox(&url, &["show", "1", "--json"])).remove(0);
+    let kept = serde_json::json!([
+        ["tracestate", "a=b"],
+        ["x-request-id", "7"],
+        ["x-region", "north"]
+    ]);
+    assert_eq!(event["headers"], kept, "{event}");
+
+    let wrong = run(
+        "receiver",
+        &["--demo", "--inbox", &url, "--keep-header", "no header"],
+    );
+    assert_eq!(wrong.code, 2, "{wrong:?}");
+    let alone = run("receiver", &["--demo", "--keep-header", "x-region"]);
+    assert_eq!(alone.code, 2, "{alone:?}");
 }
 
 /// The command at a terminal, which gets what is typed.

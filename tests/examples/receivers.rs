@@ -795,7 +795,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
-            "--on-failure", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
+            "--on-failure", "--keep-header", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
             "--console-actor", "--expect", "--rated-within"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
