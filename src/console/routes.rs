@@ -352,7 +352,7 @@ fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
 }
 
 /// The time limit of a search. After it, the page shows the events that were found.
-pub(super) const SEARCH: Duration = Duration::from_millis(50);
+pub(super) const SEARCH: Duration = Duration::from_millis(40);
 
 /// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
 pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
