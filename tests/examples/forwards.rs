@@ -19,7 +19,7 @@ use crate::support::program::until;
 
 /// A server that gives each event the same answer.
 #[derive(Clone)]
-struct Server {
+pub(crate) struct Server {
     answer: (StatusCode, &'static str),
     seen: Arc<Mutex<Vec<(String, SocketAddr)>>>,
     /// Requests wait for a permit.
@@ -28,7 +28,7 @@ struct Server {
 
 impl Server {
     /// Returns the server, and the URL to forward to.
-    async fn start(status: u16, text: &'static str) -> (Self, String) {
+    pub(crate) async fn start(status: u16, text: &'static str) -> (Self, String) {
         let server = Self {
             answer: (StatusCode::from_u16(status).unwrap(), text),
             seen: Arc::default(),

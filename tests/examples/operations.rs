@@ -2,13 +2,18 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
+use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::support::program::{example, installed};
+use super::forwards::Server;
+use super::metrics::url_of;
+use super::receivers::Receiver;
+use crate::support::program::{curl, example, installed, until};
 
 pub(crate) const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/operations");
 pub(crate) const ALERTS: &str = include_str!("../../examples/operations/alerts.yml");
@@ -171,4 +176,101 @@ fn unit_is_valid_and_hardened() {
     for flag in flags.filter(|flag| UNIT.contains(&format!("  {flag} "))) {
         assert!(help.contains(flag), "{flag}");
     }
+}
+
+/// The system calls of a set such as `@system-service`, with those of the sets in it.
+fn calls_of(sets: &[&str]) -> BTreeSet<String> {
+    let args = [&["syscall-filter", "--no-pager"], sets].concat();
+    let listed = check("systemd-analyze", "systemd", Path::new("."), &args);
+    let lines = listed.lines().map(str::trim);
+    let (sets, mut calls): (BTreeSet<_>, BTreeSet<_>) = lines
+        .filter(|line| !line.is_empty() && !line.starts_with('#') && !sets.contains(line))
+        .map(str::to_owned)
+        .partition(|name| name.starts_with('@'));
+    if !sets.is_empty() {
+        let sets: Vec<_> = sets.iter().map(String::as_str).collect();
+        calls.extend(calls_of(&sets));
+    }
+    calls
+}
+
+/// The values of a setting of the unit.
+fn setting(name: &str) -> Vec<&'static str> {
+    let lines = UNIT
+        .lines()
+        .filter_map(|line| line.strip_prefix(name)?.strip_prefix('='));
+    lines.flat_map(str::split_whitespace).collect()
+}
+
+/// Without systemd as the first process, nothing can start the unit. A receiver with its options does nothing that the
+/// unit forbids: each of its system calls is recorded.
+#[tokio::test(flavor = "multi_thread")]
+async fn unit_allows_what_the_receiver_does() {
+    let dir = TempDir::new().unwrap();
+    let calls = dir.path().join("calls");
+    let secret = dir.path().join("secret");
+    fs::write(&secret, "s").unwrap();
+    let program = example("receiver");
+    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let (_server, target) = Server::start(204, "").await;
+    installed(
+        Command::new("strace").arg("--version").output(),
+        "strace",
+        "strace",
+    );
+    let mut traced = Command::new("strace");
+    // With `-D`, the child is the receiver.
+    traced.args(["-D", "-f", "-q", "-o"]).arg(&calls);
+    traced.arg(program.get_program()).stdin(Stdio::null());
+    traced.args(["--metrics", "127.0.0.1:0", "--console", "127.0.0.1:0"]);
+    traced.arg("--secret-file").arg(&secret);
+    traced.args(["--inbox", &inbox, "--forward", &target]);
+    let receiver = Receiver::start_by(&mut traced);
+    let sent = receiver.send("s", &["--count", "20", "--concurrency", "4"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let console = url_of("console", &receiver);
+    until("handled events", || {
+        let overview = curl(&[&console]);
+        overview
+            .contains("20 handled in the last hour")
+            .then_some(())
+    });
+    assert!(curl(&[&url_of("metrics", &receiver)]).contains("webhook_attempts_total"));
+    receiver.signal(Signal::SIGTERM);
+    assert_eq!(receiver.program.finish().code, 0);
+    let calls = until("the end of the record", || {
+        let calls = fs::read_to_string(&calls).unwrap();
+        calls.contains("+++ exited with 0 +++").then_some(calls)
+    });
+
+    let mut used = BTreeSet::new();
+    for line in calls.lines() {
+        let (_, line) = line.split_once(' ').unwrap();
+        let call = line.trim_start().trim_start_matches("<... ");
+        let end = call.find(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        used.insert(call[..end.unwrap_or(call.len())].to_owned());
+        let is_code = call.contains("PROT_WRITE") && call.contains("PROT_EXEC");
+        assert!(!is_code, "MemoryDenyWriteExecute: {line}");
+        if let Some(socket) = call.strip_prefix("socket(") {
+            let (family, _) = socket.split_once(',').unwrap();
+            let families = setting("RestrictAddressFamilies");
+            assert!(families.contains(&family), "{line}");
+        }
+    }
+    used.remove("");
+    assert!(used.len() > 30 && used.contains("accept4"), "{used:?}");
+    let filters = setting("SystemCallFilter");
+    let denied = filters.iter().position(|name| name.starts_with('~'));
+    let (allowed, denied) = filters.split_at(denied.unwrap());
+    let denied: Vec<_> = denied
+        .iter()
+        .map(|name| name.trim_start_matches('~'))
+        .collect();
+    let (allowed, denied) = (calls_of(allowed), calls_of(&denied));
+    used.retain(|call| !allowed.contains(call) || denied.contains(call));
+    // SQLite gives its files to the owner of the database only if it runs as root, which the unit does not.
+    if fs::metadata(dir.path()).unwrap().uid() == 0 {
+        used.remove("fchown");
+    }
+    assert_eq!(used, BTreeSet::new(), "SystemCallFilter forbids them");
 }
