@@ -20,14 +20,26 @@ async fn every_control_works_by_mouse_on_a_desktop() {
     tour(Window::new(1280)).await;
 }
 
-/// The focus order is the same at all widths: [`accessible`] checks that the keyboard reaches every control.
+#[tokio::test]
+async fn every_control_works_by_mouse_on_a_phone() {
+    tour(Window::new(390)).await;
+}
+
+#[tokio::test]
+async fn every_control_works_by_keyboard_on_a_desktop() {
+    tour(by_keyboard(1280)).await;
+}
+
 #[tokio::test]
 async fn every_control_works_by_keyboard_on_a_phone() {
-    let window = Window {
+    tour(by_keyboard(390)).await;
+}
+
+fn by_keyboard(width: u32) -> Window {
+    Window {
         input: Input::Keyboard,
-        ..Window::new(390)
-    };
-    tour(window).await;
+        ..Window::new(width)
+    }
 }
 
 async fn tour(window: Window) {
