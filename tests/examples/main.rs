@@ -101,6 +101,16 @@ mod otlp;
     feature = "sqlite"
 ))]
 mod outages;
+#[cfg(all(
+    feature = "axum",
+    feature = "inbox",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
 mod prometheus;
 #[cfg(all(
     feature = "axum",
