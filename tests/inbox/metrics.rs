@@ -110,6 +110,8 @@ async fn recorded_metrics_are_those_of_the_table() {
     for chat in ["fine", "slow", "dead", "fails"] {
         send(&webhooks, event(chat, 1)).await.assert_ok();
     }
+    // A dead letter without an attempt.
+    send(&webhooks, delivery("[]")).await.assert_ok();
     sleep(SECOND).await;
     inbox.forget("slow").await.unwrap();
     sleep(MINUTE).await;
@@ -167,7 +169,7 @@ async fn recorded_metrics_are_those_of_the_table() {
         ),
         (
             "webhook_deliveries_total{outcome=accepted,kind=chat-rated}",
-            4.0,
+            5.0,
         ),
         (
             "webhook_deliveries_total{outcome=disconnected,kind=chat-rated}",
@@ -181,12 +183,12 @@ async fn recorded_metrics_are_those_of_the_table() {
             "webhook_call_errors_total{target=store,operation=claim}",
             1.0,
         ),
-        ("webhook_dead_letters_total{kind=chat-rated}", 1.0),
+        ("webhook_dead_letters_total{kind=chat-rated}", 2.0),
         ("webhook_leases_lost_total{kind=chat-rated}", 1.0),
         ("webhook_detached_total{}", 1.0),
         ("webhook_inbox_tripped{kind=chat-rated}", 1.0),
         ("webhook_inbox_retrying{kind=chat-rated}", 1.0),
-        ("webhook_inbox_dead_letters{kind=chat-rated}", 1.0),
+        ("webhook_inbox_dead_letters{kind=chat-rated}", 2.0),
         ("webhook_inbox_dead_letters{kind=chat-closed}", 0.0),
         ("webhook_silent{kind=chat-closed}", 1.0),
         ("webhook_silent{kind=chat-rated}", 0.0),
