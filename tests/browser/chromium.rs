@@ -59,6 +59,14 @@ impl Window {
         }
     }
 
+    /// One in which the keyboard is used.
+    pub(crate) fn by_keyboard(width: u32) -> Self {
+        Self {
+            input: Input::Keyboard,
+            ..Self::new(width)
+        }
+    }
+
     /// Opens a page, and closes the browser when the test has ended.
     pub(crate) async fn open<F: Future>(self, url: &str, test: impl FnOnce(Page) -> F) {
         let dir = TempDir::new().unwrap();

@@ -6,7 +6,7 @@ use axum::routing::get;
 use serde_json::json;
 use tower_webhook::inbox::EventState;
 
-use crate::chromium::{HOSTILE, Input, Page, Window};
+use crate::chromium::{HOSTILE, Page, Window};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
 use crate::support::delivery::RequestExt;
 
@@ -27,19 +27,12 @@ async fn every_action_works_by_mouse_on_a_phone() {
 
 #[tokio::test]
 async fn every_action_works_by_keyboard_on_a_desktop() {
-    tour(by_keyboard(1280)).await;
+    tour(Window::by_keyboard(1280)).await;
 }
 
 #[tokio::test]
 async fn every_action_works_by_keyboard_on_a_phone() {
-    tour(by_keyboard(390)).await;
-}
-
-fn by_keyboard(width: u32) -> Window {
-    Window {
-        input: Input::Keyboard,
-        ..Window::new(width)
-    }
+    tour(Window::by_keyboard(390)).await;
 }
 
 #[tokio::test]

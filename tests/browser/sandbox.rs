@@ -7,7 +7,7 @@ use axum::response::Html;
 use axum::routing::get;
 use serde_json::json;
 
-use crate::chromium::{HOSTILE, Input, Page, Window, until};
+use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::serve;
 use crate::support::program::{Server, curl};
 
@@ -27,19 +27,12 @@ async fn every_control_works_by_mouse_on_a_phone() {
 
 #[tokio::test]
 async fn every_control_works_by_keyboard_on_a_desktop() {
-    tour(by_keyboard(1280)).await;
+    tour(Window::by_keyboard(1280)).await;
 }
 
 #[tokio::test]
 async fn every_control_works_by_keyboard_on_a_phone() {
-    tour(by_keyboard(390)).await;
-}
-
-fn by_keyboard(width: u32) -> Window {
-    Window {
-        input: Input::Keyboard,
-        ..Window::new(width)
-    }
+    tour(Window::by_keyboard(390)).await;
 }
 
 async fn tour(window: Window) {
