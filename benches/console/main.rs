@@ -16,6 +16,7 @@ mod server;
 
 use std::collections::BTreeMap;
 use std::env;
+use std::iter;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -62,11 +63,11 @@ struct Args {
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(10_000..))]
     events: Option<u64>,
 
-    /// The number of rounds with and without the console, in turns [default: 5]
+    /// The number of rounds, each with the console and twice without it [default: 24]
     #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(1..))]
     rounds: Option<u64>,
 
-    /// The duration of each measurement [default: 10]
+    /// The duration of each of the three parts of a round [default: 4]
     #[arg(long, value_name = "SECONDS")]
     seconds: Option<u64>,
 
@@ -122,8 +123,8 @@ fn run(args: &Args) -> Result<()> {
         },
         false => Effort {
             events: args.events.unwrap_or(10_000_000),
-            rounds: args.rounds.unwrap_or(5),
-            time: Duration::from_secs(args.seconds.unwrap_or(10)),
+            rounds: args.rounds.unwrap_or(24),
+            time: Duration::from_secs(args.seconds.unwrap_or(4)),
             operators: &args.operators,
         },
     };
@@ -199,34 +200,31 @@ async fn measure_with<Q: Queue + Clone>(
     let console = Console::new().inbox(inbox.clone()).router();
     let events = Arc::new(Events::of_chats(10_000));
     let mut pages: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
-    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    let mut asked = iter::repeat_with(|| filled.pages()).flatten();
+    let mut accepted = Acceptances::default();
     // The first count of all.
     page(&console, "/").await?;
-    for round in 0..2 * effort.rounds {
-        let has_console = (round % 2 == 1) != (round % 4 >= 2);
-        let is_over = Arc::new(AtomicBool::new(false));
-        let queue = inbox.queue().clone();
-        let accepting = tokio::spawn(accept(queue, Arc::clone(&events), Arc::clone(&is_over)));
-        let began = Instant::now();
-        while began.elapsed() < effort.time {
-            if !has_console {
+    for round in 0..effort.rounds {
+        for part in Part::of_round(round) {
+            let is_over = Arc::new(AtomicBool::new(false));
+            let queue = inbox.queue().clone();
+            let accepting = tokio::spawn(accept(queue, Arc::clone(&events), Arc::clone(&is_over)));
+            let began = Instant::now();
+            while began.elapsed() < effort.time {
+                if part == Part::Beside
+                    && let Some((what, path)) = asked.next()
+                {
+                    let asked = Instant::now();
+                    page(&console, &path).await?;
+                    let took = asked.elapsed().as_secs_f64() * 1e3;
+                    pages.entry(what).or_default().push(took);
+                }
                 sleep(pause).await;
-                continue;
             }
-            for (what, path) in filled.pages() {
-                let asked = Instant::now();
-                page(&console, &path).await?;
-                let took = asked.elapsed().as_secs_f64() * 1e3;
-                pages.entry(what).or_default().push(took);
-                sleep(pause).await;
-            }
-        }
-        is_over.store(true, Ordering::Relaxed);
-        let times = accepting.await??;
-        ensure!(!times.is_empty(), "no event was accepted");
-        match has_console {
-            true => beside.push(quantile(times, 0.99)),
-            false => alone.push(quantile(times, 0.99)),
+            is_over.store(true, Ordering::Relaxed);
+            let times = accepting.await??;
+            ensure!(!times.is_empty(), "no event was accepted");
+            accepted.add(part, times);
         }
     }
 
@@ -243,13 +241,10 @@ async fn measure_with<Q: Queue + Clone>(
             times.len().to_string(),
         ]);
     }
-    let [alone, beside] = [alone, beside].map(Spread::of);
     println!(
-        "\n## {name}, {} events, {RATE} accepted per second\n\n{table}\n\n\
-         Accepting, p99: {} ms without the console, {} ms beside it\n",
+        "\n## {name}, {} events, {RATE} accepted per second\n\n{table}\n\n{}\n",
         effort.events,
-        alone.show(2),
-        beside.show(2),
+        accepted.table(),
     );
     verdicts.add(
         format!("{name}, slowest page, p99 ms"),
@@ -260,10 +255,101 @@ async fn measure_with<Q: Queue + Clone>(
     verdicts.add(
         format!("{name}, accept p99 beside the console, of without"),
         AtMost(1.2),
-        Spread::of([beside.median / alone.median]),
+        accepted.ratio(Part::Beside),
         2,
     );
     Ok(())
+}
+
+/// The parts of a round. Without the console there are two, whose difference is that of equal things on this machine.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Part {
+    Without,
+    WithoutAgain,
+    Beside,
+}
+
+impl Part {
+    /// Each order once in six rounds, so that what one part leaves behind is met by both others.
+    fn of_round(round: u64) -> [Self; 3] {
+        let mut parts = [Self::Without, Self::Beside, Self::WithoutAgain];
+        parts.rotate_left((round % 3) as usize);
+        if round % 6 >= 3 {
+            parts.reverse();
+        }
+        parts
+    }
+}
+
+/// The milliseconds that each acceptance took, by round.
+#[derive(Default)]
+struct Acceptances([Vec<Vec<f64>>; 3]);
+
+impl Acceptances {
+    /// Rounds whose acceptances are compared as a group, to see by how much the groups differ.
+    const GROUP: usize = 6;
+
+    fn add(&mut self, part: Part, times: Vec<f64>) {
+        self.0[part as usize].push(times);
+    }
+
+    /// A quantile of all acceptances, and those of the groups.
+    fn quantile(&self, part: Part, share: f64) -> (f64, Vec<f64>) {
+        let rounds = &self.0[part as usize];
+        let of = |rounds: &[Vec<f64>]| quantile(rounds.concat(), share);
+        (of(rounds), rounds.chunks(Self::GROUP).map(of).collect())
+    }
+
+    /// The p99 of a part, of that without the console.
+    fn ratio(&self, part: Part) -> Spread {
+        let ((all, groups), (control, controls)) = (
+            self.quantile(part, 0.99),
+            self.quantile(Part::Without, 0.99),
+        );
+        let groups = groups
+            .iter()
+            .zip(controls)
+            .map(|(group, control)| group / control);
+        Spread {
+            median: all / control,
+            ..Spread::of(groups)
+        }
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new([
+            "accepting",
+            "p50 ms",
+            "p99 ms",
+            "p99.9 ms",
+            "p99 of without",
+            "events",
+        ]);
+        for (what, part) in [
+            ("without the console", Part::Without),
+            ("without it, again", Part::WithoutAgain),
+            ("beside it", Part::Beside),
+        ] {
+            let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| {
+                let (median, groups) = self.quantile(part, share);
+                Spread {
+                    median,
+                    ..Spread::of(groups)
+                }
+                .show(2)
+            });
+            let count: usize = self.0[part as usize].iter().map(Vec::len).sum();
+            table.row([
+                what.to_owned(),
+                p50,
+                p99,
+                p999,
+                self.ratio(part).show(2),
+                count.to_string(),
+            ]);
+        }
+        table
+    }
 }
 
 /// Accepts events at the rate, and returns the milliseconds that each took.

@@ -6,10 +6,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use rusqlite::Connection;
 
 use super::error::FileError;
+use super::pause::Pause;
 use crate::error::Chain;
 
 /// After how many pages of 4 KiB the log is moved.
@@ -23,6 +25,11 @@ pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
 const REST: i32 = 512;
 const PASSES: usize = 4;
 
+/// SQLite synchronizes the file at the end of a pass during which nothing was written, and without such a pass in the
+/// one that keeps writers waiting. A pass of a few pages needs less than this before it synchronizes the file, which may
+/// take a hundred times as long.
+const PAUSE: Duration = Duration::from_millis(3);
+
 /// A thread with a connection of its own, which ends with this.
 pub(super) struct Checkpoints {
     due: Arc<AtomicI32>,
@@ -32,7 +39,12 @@ pub(super) struct Checkpoints {
 }
 
 impl Checkpoints {
-    pub(super) fn start(path: &Arc<Path>, db: Connection, every: i32) -> io::Result<Self> {
+    pub(super) fn start(
+        path: &Arc<Path>,
+        db: Connection,
+        every: i32,
+        pause: Pause,
+    ) -> io::Result<Self> {
         let path = Arc::clone(path);
         let due = Arc::new(AtomicI32::new(every));
         let (wake, woken) = mpsc::sync_channel(1);
@@ -43,7 +55,7 @@ impl Checkpoints {
             .spawn(move || {
                 let mut failed = false;
                 while woken.recv().is_ok() {
-                    let result = checkpoint(&db);
+                    let result = checkpoint(&db, &pause);
                     // A log that is still read is left alone until it has grown again, and so is one
                     // that cannot be moved.
                     let left = match &result {
@@ -51,6 +63,8 @@ impl Checkpoints {
                         Ok(Moved::ByAnother) | Err(_) => last_size.load(Ordering::Relaxed),
                     };
                     next.store(left.saturating_add(every), Ordering::Relaxed);
+                    // The writer asked again meanwhile, by the size before.
+                    let _ = woken.try_recv();
                     if matches!(result, Ok(Moved::ByAnother)) {
                         continue;
                     }
@@ -107,7 +121,7 @@ enum Moved {
     ByAnother,
 }
 
-fn checkpoint(db: &Connection) -> rusqlite::Result<Moved> {
+fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
     let mut before = 0;
     for _ in 0..PASSES {
         let Some(pages) = move_pages(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
@@ -117,6 +131,12 @@ fn checkpoint(db: &Connection) -> rusqlite::Result<Moved> {
             break;
         }
         before = pages;
+    }
+    {
+        let _paused = pause.begin(PAUSE);
+        if move_pages(db, "PRAGMA wal_checkpoint(PASSIVE)")?.is_none() {
+            return Ok(Moved::ByAnother);
+        }
     }
     // Not complete while a process reads from the log, or writes to it for a long time.
     let complete = move_pages(db, "PRAGMA wal_checkpoint(FULL)")?;
@@ -132,7 +152,7 @@ fn move_pages(db: &Connection, sql: &str) -> rusqlite::Result<Option<i32>> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     use super::super::file;
     use super::super::testing::FORMAT;
@@ -181,8 +201,8 @@ mod tests {
         }
 
         let db = file::connect_aside(&path, &FORMAT).unwrap();
-        assert!(matches!(checkpoint(&db).unwrap(), Moved::ByAnother));
-        let checkpoints = Checkpoints::start(&path, db, 64).unwrap();
+        assert!(matches!(checkpoint(&db, &Pause::default()).unwrap(), Moved::ByAnother));
+        let checkpoints = Checkpoints::start(&path, db, 64, Pause::default()).unwrap();
         checkpoints.log_has(100);
         let give_up = Instant::now() + Duration::from_secs(10);
         while checkpoints.due.load(Ordering::Relaxed) != 164 {

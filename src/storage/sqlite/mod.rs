@@ -6,6 +6,7 @@ pub(crate) mod clock;
 mod error;
 mod file;
 mod migrate;
+mod pause;
 #[cfg(feature = "inbox")]
 mod reader;
 mod thread;
@@ -20,6 +21,7 @@ use self::checkpoint::Checkpoints;
 use self::clock::Clock;
 use self::error::{FileError, Reason};
 use self::file::FileId;
+use self::pause::Pause;
 use self::thread::Thread;
 use super::Error;
 
@@ -78,11 +80,12 @@ impl Engine {
             let clock = Arc::new(Mutex::new(Clock::start(machine)));
             let batches = Batches::new(db, format, upkeep, Arc::clone(&clock))?;
             let aside = file::connect_aside(&path, format)?;
-            let checkpoints =
-                Checkpoints::start(&path, aside, checkpoint_every).map_err(Reason::Thread)?;
+            let pause = Pause::default();
+            let checkpoints = Checkpoints::start(&path, aside, checkpoint_every, pause.clone())
+                .map_err(Reason::Thread)?;
             #[cfg(feature = "inbox")]
             let reader = reader::start(&path, id.clone(), format, clock).map_err(Reason::Thread)?;
-            let writer = writer::start(&path, id, batches, checkpoints).map_err(Reason::Thread)?;
+            let writer = writer::start(&path, id, batches, checkpoints, pause).map_err(Reason::Thread)?;
             Ok(Self {
                 path: Arc::clone(&path),
                 #[cfg(feature = "inbox")]

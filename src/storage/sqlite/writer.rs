@@ -15,6 +15,7 @@ use super::batches::{BATCH, Batches};
 use super::checkpoint::Checkpoints;
 use super::error::{FileError, Reason};
 use super::file::FileId;
+use super::pause::Pause;
 use super::thread::{Job, Need, Thread, answer};
 
 /// After this long without a rest, the file is left alone for long enough that another process that waits
@@ -27,10 +28,11 @@ pub(super) fn start(
     file: FileId,
     batches: Batches,
     checkpoints: Checkpoints,
+    pause: Pause,
 ) -> io::Result<Thread> {
     let of = Arc::clone(path);
     Thread::start(path, "webhook-sqlite", move |queue| {
-        serve(&of, &file, queue, batches, checkpoints);
+        serve(&of, &file, queue, batches, checkpoints, &pause);
     })
 }
 
@@ -40,6 +42,7 @@ fn serve(
     mut queue: mpsc::Receiver<Box<dyn Job>>,
     mut batches: Batches,
     checkpoints: Checkpoints,
+    pause: &Pause,
 ) {
     let mut commit = |jobs: &mut Vec<Box<dyn Job>>| {
         if jobs.is_empty() {
@@ -48,7 +51,10 @@ fn serve(
         let committed = jobs.len();
         let result = match file.was_replaced(path) {
             true => Err(Reason::Replaced),
-            false => batches.commit(path, jobs).map_err(Reason::Sqlite),
+            false => {
+                let _writing = pause.write();
+                batches.commit(path, jobs).map_err(Reason::Sqlite)
+            }
         };
         let error = result.err().map(|reason| FileError::new(path, reason));
         answer(jobs, error.as_ref());
