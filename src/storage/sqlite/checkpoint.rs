@@ -25,10 +25,13 @@ pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
 const REST: i32 = 512;
 const PASSES: usize = 4;
 
-/// SQLite synchronizes the file at the end of a pass during which nothing was written, and without such a pass in the
-/// one that keeps writers waiting. A pass of a few pages needs less than this before it synchronizes the file, which may
-/// take a hundred times as long.
+/// SQLite synchronizes the file at the end of a pass that has moved the whole log. If none has, while all may write, that
+/// is left to the pass that keeps writers waiting, and may take a hundred times as long as the rest of it. So writers
+/// pause at the beginning of such a pass: for less than this, as it has few pages to move before it synchronizes the file.
 const PAUSE: Duration = Duration::from_millis(3);
+/// A reader that began before the last commit keeps its pages in the log, and ends soon.
+const TRIES: usize = 4;
+const TRY_AGAIN: Duration = Duration::from_millis(5);
 
 /// A thread with a connection of its own, which ends with this.
 pub(super) struct Checkpoints {
@@ -124,29 +127,44 @@ enum Moved {
 fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
     let mut before = 0;
     for _ in 0..PASSES {
-        let Some(pages) = move_pages(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
+        let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
             return Ok(Moved::ByAnother);
         };
-        if pages - before < REST {
+        if log.pages - before < REST {
             break;
         }
-        before = pages;
+        before = log.pages;
     }
-    {
-        let _paused = pause.begin(PAUSE);
-        if move_pages(db, "PRAGMA wal_checkpoint(PASSIVE)")?.is_none() {
+    for _ in 0..TRIES {
+        let paused = pause.begin(PAUSE);
+        let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
             return Ok(Moved::ByAnother);
+        };
+        drop(paused);
+        if log.moved == log.pages {
+            break;
         }
+        thread::sleep(TRY_AGAIN);
     }
     // Not complete while a process reads from the log, or writes to it for a long time.
-    let complete = move_pages(db, "PRAGMA wal_checkpoint(FULL)")?;
+    let complete = pass(db, "PRAGMA wal_checkpoint(FULL)")?;
     Ok(Moved::UpTo(complete.map_or(before, |_| 0)))
 }
 
-/// Returns how many pages the log has, or `None` if another connection held a lock.
-fn move_pages(db: &Connection, sql: &str) -> rusqlite::Result<Option<i32>> {
-    let (busy, pages) = db.query_row(sql, [], |row| Ok((row.get::<_, bool>(0)?, row.get(1)?)))?;
-    Ok((!busy).then_some(pages))
+/// The log after a pass.
+struct Log {
+    pages: i32,
+    /// How many of them are in the file now.
+    moved: i32,
+}
+
+/// Moves pages, or returns `None` if another connection held a lock.
+fn pass(db: &Connection, sql: &str) -> rusqlite::Result<Option<Log>> {
+    db.query_row(sql, [], |row| {
+        let is_busy: bool = row.get(0)?;
+        let (pages, moved) = (row.get(1)?, row.get(2)?);
+        Ok((!is_busy).then_some(Log { pages, moved }))
+    })
 }
 
 #[cfg(test)]
@@ -193,15 +211,18 @@ mod tests {
         let mut other = file::connect_aside(&path, &FORMAT).unwrap();
         other.busy_handler(Some(wait)).unwrap();
         let other = thread::spawn(move || {
-            let complete = move_pages(&other, "PRAGMA wal_checkpoint(FULL)").unwrap();
-            assert_eq!(complete, None);
+            let complete = pass(&other, "PRAGMA wal_checkpoint(FULL)").unwrap();
+            assert!(complete.is_none());
         });
         while !WAITS.load(Ordering::SeqCst) {
             thread::sleep(Duration::from_millis(1));
         }
 
         let db = file::connect_aside(&path, &FORMAT).unwrap();
-        assert!(matches!(checkpoint(&db, &Pause::default()).unwrap(), Moved::ByAnother));
+        assert!(matches!(
+            checkpoint(&db, &Pause::default()).unwrap(),
+            Moved::ByAnother
+        ));
         let checkpoints = Checkpoints::start(&path, db, 64, Pause::default()).unwrap();
         checkpoints.log_has(100);
         let give_up = Instant::now() + Duration::from_secs(10);
