@@ -17,6 +17,7 @@ mod server;
 use std::collections::BTreeMap;
 use std::env;
 use std::iter;
+use std::ops::Range;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -255,7 +256,7 @@ async fn measure_with<Q: Queue + Clone>(
     verdicts.add(
         format!("{name}, accept p99 beside the console, of without"),
         AtMost(1.2),
-        accepted.ratio(Part::Beside),
+        accepted.ratio(&[Part::Beside]),
         2,
     );
     Ok(())
@@ -281,6 +282,8 @@ impl Part {
     }
 }
 
+const WITHOUT: [Part; 2] = [Part::Without, Part::WithoutAgain];
+
 /// The milliseconds that each acceptance took, by round.
 #[derive(Default)]
 struct Acceptances([Vec<Vec<f64>>; 3]);
@@ -293,23 +296,25 @@ impl Acceptances {
         self.0[part as usize].push(times);
     }
 
-    /// A quantile of all acceptances, and those of the groups.
-    fn quantile(&self, part: Part, share: f64) -> (f64, Vec<f64>) {
-        let rounds = &self.0[part as usize];
-        let of = |rounds: &[Vec<f64>]| quantile(rounds.concat(), share);
-        (of(rounds), rounds.chunks(Self::GROUP).map(of).collect())
+    /// A quantile of all acceptances in these parts, and those of the groups.
+    fn quantile(&self, parts: &[Part], share: f64) -> (f64, Vec<f64>) {
+        let rounds = self.0[parts[0] as usize].len();
+        let of = |rounds: Range<usize>| {
+            let times = parts
+                .iter()
+                .flat_map(|part| &self.0[*part as usize][rounds.clone()]);
+            quantile(times.flatten().copied().collect(), share)
+        };
+        let groups = (0..rounds).step_by(Self::GROUP);
+        let groups = groups.map(|first| of(first..rounds.min(first + Self::GROUP)));
+        (of(0..rounds), groups.collect())
     }
 
-    /// The p99 of a part, of that without the console.
-    fn ratio(&self, part: Part) -> Spread {
-        let ((all, groups), (control, controls)) = (
-            self.quantile(part, 0.99),
-            self.quantile(Part::Without, 0.99),
-        );
-        let groups = groups
-            .iter()
-            .zip(controls)
-            .map(|(group, control)| group / control);
+    /// The p99 of some parts, of that without the console.
+    fn ratio(&self, parts: &[Part]) -> Spread {
+        let (all, groups) = self.quantile(parts, 0.99);
+        let (control, controls) = self.quantile(&WITHOUT, 0.99);
+        let groups = groups.iter().zip(controls).map(|(group, of)| group / of);
         Spread {
             median: all / control,
             ..Spread::of(groups)
@@ -323,30 +328,22 @@ impl Acceptances {
             "p99 ms",
             "p99.9 ms",
             "p99 of without",
-            "events",
         ]);
-        for (what, part) in [
-            ("without the console", Part::Without),
-            ("without it, again", Part::WithoutAgain),
-            ("beside it", Part::Beside),
+        for (what, parts) in [
+            ("without the console", &WITHOUT[..]),
+            ("one half of that", &WITHOUT[..1]),
+            ("the other half", &WITHOUT[1..]),
+            ("beside the console", &[Part::Beside]),
         ] {
             let [p50, p99, p999] = [0.5, 0.99, 0.999].map(|share| {
-                let (median, groups) = self.quantile(part, share);
-                Spread {
+                let (median, groups) = self.quantile(parts, share);
+                let spread = Spread {
                     median,
                     ..Spread::of(groups)
-                }
-                .show(2)
+                };
+                spread.show(2)
             });
-            let count: usize = self.0[part as usize].iter().map(Vec::len).sum();
-            table.row([
-                what.to_owned(),
-                p50,
-                p99,
-                p999,
-                self.ratio(part).show(2),
-                count.to_string(),
-            ]);
+            table.row([what.to_owned(), p50, p99, p999, self.ratio(parts).show(2)]);
         }
         table
     }

@@ -20,7 +20,8 @@ struct State {
 }
 
 impl Pause {
-    /// Waits until nothing is written. From then on nothing is, until the guard is dropped or the time is over.
+    /// Waits until nothing is written, for this time at most. Then nothing is, until the guard is dropped or the time has
+    /// passed once more.
     pub(super) fn begin(&self, time: Duration) -> Paused<'_> {
         let until = Instant::now() + time;
         let mut state = self.lock();
@@ -28,6 +29,7 @@ impl Pause {
         while state.is_writing && Instant::now() < until {
             state = self.wait(state, until);
         }
+        state.until = Some(Instant::now() + time);
         Paused(self)
     }
 
