@@ -85,7 +85,8 @@ impl Engine {
                 .map_err(Reason::Thread)?;
             #[cfg(feature = "inbox")]
             let reader = reader::start(&path, id.clone(), format, clock).map_err(Reason::Thread)?;
-            let writer = writer::start(&path, id, batches, checkpoints, pause).map_err(Reason::Thread)?;
+            let writer =
+                writer::start(&path, id, batches, checkpoints, pause).map_err(Reason::Thread)?;
             Ok(Self {
                 path: Arc::clone(&path),
                 #[cfg(feature = "inbox")]
