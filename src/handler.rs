@@ -9,6 +9,8 @@ use crate::delivery::Delivery;
 use crate::error::BoxError;
 use crate::event::Event;
 use crate::outcome::Outcome;
+#[cfg(feature = "postgres")]
+use crate::outcome::name;
 
 /// Handles the events of one kind.
 ///
@@ -237,6 +239,30 @@ impl HandlerError {
             | Verdict::DeadLetter(reason) => reason,
             Verdict::Snooze(delay) => Box::new(Ended(Outcome::Snoozed { delay })),
             Verdict::Ended(outcome) => Box::new(Ended(outcome)),
+        }
+    }
+
+    /// The name of the outcome that this error leads to.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn name(&self) -> &'static str {
+        match &self.0 {
+            Verdict::Retry { .. } => name::FAILED,
+            Verdict::Snooze(_) => name::SNOOZED,
+            Verdict::Discard(_) => name::DISCARDED,
+            Verdict::DeadLetter(_) => name::DEAD_LETTER,
+            Verdict::Ended(outcome) => outcome.name(),
+        }
+    }
+
+    /// The error that led to that outcome.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn reason(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match &self.0 {
+            Verdict::Retry { reason, .. }
+            | Verdict::Discard(reason)
+            | Verdict::DeadLetter(reason) => Some(reason.as_ref()),
+            Verdict::Snooze(_) => None,
+            Verdict::Ended(outcome) => outcome.reason(),
         }
     }
 

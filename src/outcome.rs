@@ -106,6 +106,16 @@ pub enum Outcome {
     },
 }
 
+/// The names of outcomes that are also reported without one.
+pub(crate) mod name {
+    pub(crate) const HANDLED: &str = "handled";
+    pub(crate) const DISCARDED: &str = "discarded";
+    pub(crate) const DEAD_LETTER: &str = "dead-letter";
+    pub(crate) const UNDECODABLE: &str = "undecodable";
+    pub(crate) const FAILED: &str = "failed";
+    pub(crate) const SNOOZED: &str = "snoozed";
+}
+
 impl Outcome {
     /// Whether the claim on the event's key is completed. Otherwise it is released or expires, so that a
     /// later delivery of the event is handled.
@@ -151,16 +161,16 @@ impl Outcome {
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {
-            Self::Handled => "handled",
+            Self::Handled => name::HANDLED,
             Self::Accepted => "accepted",
             Self::Replayed => "replayed",
             Self::Ignored => "ignored",
             Self::Unhandled => "unhandled",
-            Self::Discarded(_) => "discarded",
-            Self::DeadLetter(_) => "dead-letter",
-            Self::Undecodable(_) => "undecodable",
-            Self::Failed { .. } => "failed",
-            Self::Snoozed { .. } => "snoozed",
+            Self::Discarded(_) => name::DISCARDED,
+            Self::DeadLetter(_) => name::DEAD_LETTER,
+            Self::Undecodable(_) => name::UNDECODABLE,
+            Self::Failed { .. } => name::FAILED,
+            Self::Snoozed { .. } => name::SNOOZED,
             Self::Panicked => "panicked",
             Self::TimedOut { .. } => "handler-timeout",
             Self::LeaseLost => "lease-lost",

@@ -588,13 +588,22 @@ async fn works_behind_an_idempotency_layer() {
     let database = Database::start().await;
     let crm = Crm::new([Step::Fail, Step::Succeed, Step::Discard]);
     let store = PostgresStore::new(database.pool.clone());
-    let events =
-        EventRouter::new().on::<ChatRated>(Transactions::new(store.clone()).handler(crm.clone()));
-    let layered = SignatureLayer::new(secret()).layer(IdempotencyLayer::new(store).layer(events));
+    let notes = Notes::default();
+    let transactions = Transactions::new(store.clone()).observer(notes.clone());
+    let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
+    let idempotency = IdempotencyLayer::new(store).observer(notes.clone());
+    let layered = SignatureLayer::new(secret()).layer(idempotency.layer(events));
     let alone = service(&database.transactions(), &crm);
 
     let failed = send(&layered, event("a")).await;
     failed.assert_problem(500, "failed");
+    // One attempt, although both are observed.
+    let attempts = notes.take_ends();
+    assert_eq!(attempts.len(), 1, "{attempts:?}");
+    assert!(
+        attempts[0].starts_with("attempt 1 failed inline "),
+        "{attempts:?}"
+    );
     // The layer remembers how often it was tried, and notes its secret.
     database.assert(0, 2).await;
     send(&layered, event("a")).await.assert_ok();
@@ -764,7 +773,7 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
 }
 
 #[tokio::test]
-async fn calls_of_the_database_are_observed_with_their_errors() {
+async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     let mut database = Database::start().await;
     let notes = Notes::default();
     let transactions = database.transactions().observer(notes.clone());
@@ -778,17 +787,33 @@ async fn calls_of_the_database_are_observed_with_their_errors() {
     ];
     let commit = "call store commit: ok";
     let roll_back = "call store roll-back: ok";
-    for (key, end) in [
-        ("a", commit),
+    for (key, end, attempt) in [
+        ("a", commit, Some(("handled", "settled: -"))),
         // It was handled before.
-        ("a", roll_back),
-        ("b", roll_back),
+        ("a", roll_back, None),
+        (
+            "b",
+            roll_back,
+            Some(("failed", "retry: the CRM at crm.internal is down")),
+        ),
         // The server refuses the commit, as a statement of the handler has failed.
-        ("c", commit),
+        (
+            "c",
+            commit,
+            Some(("failed", "put the statement into a savepoint")),
+        ),
     ] {
         send(&service, event(key)).await;
-        let calls = [&begin[..], &[end]].concat();
-        assert_eq!(notes.take(), calls, "{key}");
+        let (calls, attempts): (Vec<_>, Vec<_>) = notes
+            .take()
+            .into_iter()
+            .partition(|line| line.starts_with("call"));
+        assert_eq!(calls, [&begin[..], &[end]].concat(), "{key}");
+        assert_eq!(attempts.len(), usize::from(attempt.is_some()), "{key}");
+        for (line, (outcome, end)) in attempts.iter().zip(attempt) {
+            let begin = format!("attempt - {outcome} inline ");
+            assert!(line.starts_with(&begin) && line.ends_with(end), "{line}");
+        }
     }
     database.server.stop(Stop::Fast);
     send(&service, event("d"))

@@ -7,7 +7,7 @@ use http::Response;
 
 use super::{Answer, SharedError};
 use crate::event::EventKind;
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, name};
 
 /// The decision about a delivery: its outcome, or the reason for its refusal.
 ///
@@ -191,13 +191,13 @@ impl Decision {
     pub(crate) fn name_of<B>(response: &Response<B>) -> &'static str {
         match Self::of(response) {
             Some(decision) => decision.name(),
-            None if response.status().is_success() => Outcome::Handled.name(),
+            None if response.status().is_success() => name::HANDLED,
             None => Self::FAILED,
         }
     }
 
     /// The name of a run that ended with an error instead of a response.
-    pub(crate) const FAILED: &'static str = "failed";
+    pub(crate) const FAILED: &'static str = name::FAILED;
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use super::labels::Kinds;
 use super::observer::{AttemptEnd, AttemptEnded, DeliveryEnded, Observation, Observer};
 use crate::error::Chain;
 use crate::event::EventKind;
+use crate::outcome::name;
 
 /// Keeps the last problems, counts the events of each minute and the answers of the last hour, and knows how long the
 /// last events of an inbox took, in memory.
@@ -261,7 +262,7 @@ impl Observer for Recent {
                 let problem = Problem {
                     at: SystemTime::now(),
                     count: 1,
-                    outcome: "undecodable",
+                    outcome: name::UNDECODABLE,
                     kind: Some(self.shared.kinds.bounded(kind)),
                     reason: Short(reason).to_string(),
                     key: None,

@@ -15,11 +15,11 @@ use crate::error::BoxError;
 use crate::event::Event;
 use crate::execution::attempt;
 use crate::handler::{Handler, HandlerError, HandlerResult};
-use crate::outcome::Outcome;
+use crate::outcome::{Outcome, name};
 use crate::store::postgres::lease::TransactionalLease;
 use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId};
 use crate::store::{BodyDigest, EventKey, KeySpace, StoreError, StoreErrorKind};
-use crate::telemetry::CallTarget;
+use crate::telemetry::{AttemptEnd, AttemptWatch, CallTarget, Observers};
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
 /// [`Transactions::handler`].
@@ -31,7 +31,12 @@ pub struct Transactional<H> {
 
 impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
     async fn handle(&self, delivery: Delivery<E>) -> HandlerResult {
-        match self.attempt(delivery).await {
+        let mut watch = None;
+        let ended = self.attempt(delivery, &mut watch).await;
+        if let Some(watch) = watch {
+            report(watch, &ended);
+        }
+        match ended {
             Ok(result) => result,
             Err(outcome) => Err(HandlerError::ended(outcome)),
         }
@@ -40,8 +45,12 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
 
 impl<H> Transactional<H> {
     /// Handles the delivery in a transaction, and returns the handler's own result; or else the outcome of an
-    /// attempt that ended without it.
-    async fn attempt<E: Event>(&self, delivery: Delivery<E>) -> Result<HandlerResult, Outcome>
+    /// attempt that ended without it. Sets `watch` when the handler ends.
+    async fn attempt<E: Event>(
+        &self,
+        delivery: Delivery<E>,
+        watch: &mut Option<AttemptWatch>,
+    ) -> Result<HandlerResult, Outcome>
     where
         H: TransactionalHandler<E>,
     {
@@ -72,9 +81,12 @@ impl<H> Transactional<H> {
             Err(outcome) => return Err(outcome),
         };
 
+        let observed = transactions.watch(delivery.raw());
         let limit = transactions.limits.handler_timeout;
         let handling = self.handler.handle(delivery, &mut transaction);
-        let handled = attempt(handling, limit, pending()).await?;
+        let handled = attempt(handling, limit, pending()).await;
+        *watch = Some(observed.stop());
+        let handled = handled?;
         match &handled {
             Ok(()) => {
                 let lease = lease.as_deref();
@@ -102,6 +114,22 @@ impl<H> Transactional<H> {
     }
 }
 
+/// Reports an attempt to the observer.
+fn report(watch: AttemptWatch, ended: &Result<HandlerResult, Outcome>) {
+    let retry = AttemptEnd::Retry { after: None };
+    match ended {
+        Ok(Ok(())) => watch.ended(name::HANDLED, AttemptEnd::Settled, None),
+        Ok(Err(error)) => {
+            let end = match error.is_discard() {
+                true => AttemptEnd::Settled,
+                false => retry,
+            };
+            watch.ended(error.name(), end, error.reason());
+        }
+        Err(outcome) => watch.ended(outcome.name(), retry, outcome.reason()),
+    }
+}
+
 /// Longer than any wait, and no time overflows with it.
 const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
@@ -117,6 +145,16 @@ pub(super) struct Key {
 
 /// The steps of a run, each within its time limit.
 impl Transactions {
+    /// Observes an attempt that no layer and no worker observes.
+    fn watch(&self, delivery: &RawDelivery) -> AttemptWatch {
+        let is_observed = delivery.attempt().is_some() || delivery.accepted_at().is_some();
+        let observers = match is_observed {
+            true => &Observers::default(),
+            false => &self.observers,
+        };
+        AttemptWatch::new(observers, delivery, None)
+    }
+
     fn key<E: Event>(&self, delivery: &Delivery<E>) -> Option<Key> {
         let key = delivery.key()?.as_bytes();
         let body = BodyDigest::of(delivery.raw().body());

@@ -97,11 +97,12 @@ impl Transactions {
         self.change(|limits| limits.handler_timeout = timeout)
     }
 
-    /// Observes the calls of the database, each a [`Call`](crate::telemetry::Observation::Call) with the operation
-    /// `acquire`, `begin`, `insert`, `commit`, `roll-back` or `can-end`. It replaces an earlier observer.
+    /// Observes the attempts, and the calls of the database, each a [`Call`](crate::telemetry::Observation::Call) with
+    /// the operation `acquire`, `begin`, `insert`, `commit`, `roll-back` or `can-end`. It replaces an earlier observer.
     ///
-    /// The deliveries are observed by an observer of the [`SignatureLayer`](crate::SignatureLayer), and in an
-    /// [inbox](crate::docs::inbox) the attempts by that of the inbox.
+    /// The deliveries are observed by an observer of the [`SignatureLayer`](crate::SignatureLayer). An attempt that a
+    /// worker of an [inbox](crate::docs::inbox) makes, or that holds a claim of an
+    /// [`IdempotencyLayer`](crate::IdempotencyLayer), is observed there.
     ///
     /// `insert` includes the time for which another delivery of the event is waited for.
     ///
