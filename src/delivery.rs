@@ -81,6 +81,8 @@ impl fmt::Debug for IdempotencyKey {
 pub struct RawDelivery {
     content: Arc<Content>,
     attempt: Option<NonZeroU32>,
+    /// Whether the attempt has an observer.
+    is_observed: bool,
 }
 
 #[derive(Clone)]
@@ -130,6 +132,7 @@ impl RawDelivery {
         Self {
             content: Arc::new(content),
             attempt: None,
+            is_observed: false,
         }
     }
 
@@ -149,6 +152,16 @@ impl RawDelivery {
 
     pub(crate) fn set_attempt(&mut self, attempt: NonZeroU32) {
         self.attempt = Some(attempt);
+    }
+
+    pub(crate) fn set_observed(&mut self) {
+        self.is_observed = true;
+    }
+
+    /// Whether a layer or a worker reports the attempt to an observer.
+    #[cfg(feature = "postgres")]
+    pub(crate) fn is_observed(&self) -> bool {
+        self.is_observed
     }
 
     /// Returns the value of the event header. It is not signed.

@@ -79,6 +79,12 @@ impl Verified {
         }
     }
 
+    /// Notes that the attempt has an observer.
+    pub(crate) fn set_observed(request: &mut Request<Self>) {
+        request.body_mut().raw.set_observed();
+        share(request);
+    }
+
     /// A digest of the secret that verified it, which distinguishes the few of a store's receivers.
     pub(crate) fn secret(&self) -> Option<NonZeroU16> {
         self.secret

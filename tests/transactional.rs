@@ -600,10 +600,7 @@ async fn works_behind_an_idempotency_layer() {
     // One attempt, although both are observed.
     let attempts = notes.take_ends();
     assert_eq!(attempts.len(), 1, "{attempts:?}");
-    assert!(
-        attempts[0].starts_with("attempt 1 failed inline "),
-        "{attempts:?}"
-    );
+    assert!(attempts[0].starts_with("attempt 1 failed inline "));
     // The layer remembers how often it was tried, and notes its secret.
     database.assert(0, 2).await;
     send(&layered, event("a")).await.assert_ok();
@@ -616,6 +613,11 @@ async fn works_behind_an_idempotency_layer() {
     send(&layered, event("c")).await.assert_ok();
     database.assert(2, 7).await;
     assert_eq!(crm.runs(), 4);
+
+    notes.take();
+    send(&layered, delivery(BODY)).await.assert_ok();
+    let attempts = notes.take_ends();
+    assert_eq!(attempts.len(), 1, "{attempts:?}");
 }
 
 #[tokio::test]
@@ -778,8 +780,16 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     let notes = Notes::default();
     let transactions = database.transactions().observer(notes.clone());
     let transactions = transactions.store_timeout(Duration::from_secs(1)).unwrap();
-    let steps = [Step::Succeed, Step::Fail, Step::Overlook];
-    let service = service(&transactions, &Crm::new(steps));
+    let service = service(
+        &transactions,
+        &Crm::new([
+            Step::Succeed,
+            Step::Fail,
+            Step::Overlook,
+            Step::Discard,
+            Step::Panic,
+        ]),
+    );
     let begin = [
         "call store acquire: ok",
         "call store begin: ok",
@@ -787,28 +797,32 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     ];
     let commit = "call store commit: ok";
     let roll_back = "call store roll-back: ok";
+    let failed = format!("retry: {HANDLER_ERROR}");
+    let discarded = format!("settled: {HANDLER_ERROR}");
     for (key, end, attempt) in [
-        ("a", commit, Some(("handled", "settled: -"))),
+        ("a", &[commit][..], Some(("handled", "settled: -"))),
         // It was handled before.
-        ("a", roll_back, None),
-        (
-            "b",
-            roll_back,
-            Some(("failed", "retry: the CRM at crm.internal is down")),
-        ),
+        ("a", &[roll_back], None),
+        ("b", &[roll_back], Some(("failed", failed.as_str()))),
         // The server refuses the commit, as a statement of the handler has failed.
         (
             "c",
-            commit,
+            &[commit],
             Some(("failed", "put the statement into a savepoint")),
         ),
+        (
+            "d",
+            &[roll_back, begin[2]],
+            Some(("discarded", discarded.as_str())),
+        ),
+        ("e", &[], Some(("panicked", "retry: -"))),
     ] {
         send(&service, event(key)).await;
         let (calls, attempts): (Vec<_>, Vec<_>) = notes
             .take()
             .into_iter()
             .partition(|line| line.starts_with("call"));
-        assert_eq!(calls, [&begin[..], &[end]].concat(), "{key}");
+        assert_eq!(calls, [&begin[..], end].concat(), "{key}");
         assert_eq!(attempts.len(), usize::from(attempt.is_some()), "{key}");
         for (line, (outcome, end)) in attempts.iter().zip(attempt) {
             let begin = format!("attempt - {outcome} inline ");
@@ -816,7 +830,7 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
         }
     }
     database.server.stop(Stop::Fast);
-    send(&service, event("d"))
+    send(&service, event("f"))
         .await
         .assert_problem(503, "store-unavailable");
     let calls = notes.take();

@@ -203,8 +203,9 @@ async fn measure_with<Q: Queue + Clone>(
     let mut pages: BTreeMap<&str, Vec<f64>> = BTreeMap::new();
     let mut asked = iter::repeat_with(|| filled.pages()).flatten();
     let mut accepted = Acceptances::default();
-    // The first count of all.
-    page(&console, "/").await?;
+    for (_, path) in filled.pages() {
+        page(&console, &path).await?;
+    }
     for round in 0..effort.rounds {
         for part in Part::of_round(round) {
             let is_over = Arc::new(AtomicBool::new(false));

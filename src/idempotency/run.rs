@@ -81,6 +81,9 @@ where
         request.body().delivery(),
         claims.attempt(),
     );
+    if watch.is_observed() {
+        Verified::set_observed(&mut request);
+    }
     let work = async move {
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(*request).await

@@ -93,7 +93,7 @@ pub enum Observation<'a> {
     /// A delivery, or a request that was refused.
     Delivery(DeliveryEnded<'a>),
     /// An attempt to handle an event, by an [`IdempotencyLayer`](crate::IdempotencyLayer), a worker of an inbox, or a
-    /// transactional handler without either.
+    /// transactional handler that has neither.
     Attempt(AttemptEnded<'a>),
     /// An inbox accepted an event that is a dead letter from the start, because its body is not a JSON object.
     AcceptedDead {

@@ -145,14 +145,13 @@ pub(super) struct Key {
 
 /// The steps of a run, each within its time limit.
 impl Transactions {
-    /// Observes an attempt that no layer and no worker observes.
+    /// Observes an attempt that has no other observer.
     fn watch(&self, delivery: &RawDelivery) -> AttemptWatch {
-        let is_observed = delivery.attempt().is_some() || delivery.accepted_at().is_some();
-        let observers = match is_observed {
+        let observers = match delivery.is_observed() {
             true => &Observers::default(),
             false => &self.observers,
         };
-        AttemptWatch::new(observers, delivery, None)
+        AttemptWatch::new(observers, delivery, delivery.attempt())
     }
 
     fn key<E: Event>(&self, delivery: &Delivery<E>) -> Option<Key> {

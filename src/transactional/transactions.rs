@@ -100,9 +100,10 @@ impl Transactions {
     /// Observes the attempts, and the calls of the database, each a [`Call`](crate::telemetry::Observation::Call) with
     /// the operation `acquire`, `begin`, `insert`, `commit`, `roll-back` or `can-end`. It replaces an earlier observer.
     ///
-    /// The deliveries are observed by an observer of the [`SignatureLayer`](crate::SignatureLayer). An attempt that a
-    /// worker of an [inbox](crate::docs::inbox) makes, or that holds a claim of an
-    /// [`IdempotencyLayer`](crate::IdempotencyLayer), is observed there.
+    /// The deliveries are observed by an observer of the [`SignatureLayer`](crate::SignatureLayer). An attempt
+    /// is not reported twice: where an [`IdempotencyLayer`](crate::IdempotencyLayer) or a worker of an
+    /// [inbox](crate::docs::inbox) has an observer, only that one sees it. An attempt ends without a report if its client
+    /// disconnects, which drops the handler.
     ///
     /// `insert` includes the time for which another delivery of the event is waited for.
     ///

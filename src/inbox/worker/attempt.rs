@@ -137,7 +137,11 @@ impl<Q: Queue> Pool<Q> {
         let outcome = match event.crashes >= self.rules.max_crashes {
             true => Err(Cut::Crashed),
             false => {
-                let work = call(service, event.delivery.clone());
+                let mut delivery = event.delivery.clone();
+                if watch.is_observed() {
+                    delivery.set_observed();
+                }
+                let work = call(service, delivery);
                 let ended = async {
                     held.ended().await;
                     // Its handler is ending the attempt, and learns itself whether the lease was lost.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::mpsc::{self, SyncSender};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rusqlite::Connection;
 
@@ -25,11 +25,12 @@ pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
 const REST: i32 = 512;
 const PASSES: usize = 4;
 
-/// SQLite synchronizes the file at the end of a pass that has moved the whole log. If none has, while all may write, that
-/// is left to the pass that keeps writers waiting, and may take a hundred times as long as the rest of it. So writers
-/// pause at the beginning of such a pass: for less than this, as it has few pages to move before it synchronizes the file.
+/// SQLite synchronizes the file only if nothing was committed until a pass had moved its last page. Under load that is
+/// rare, and the synchronization is then left to the pass that keeps writers waiting, where it takes most of the time. So
+/// the writer pauses while a small pass synchronizes the log and moves its pages. It writes again while the file is
+/// synchronized. Other processes do not pause.
 const PAUSE: Duration = Duration::from_millis(3);
-/// A reader that began before the last commit keeps its pages in the log, and ends soon.
+/// A reader holds back the pages that were committed after it began. Most end within milliseconds.
 const TRIES: usize = 4;
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
@@ -62,12 +63,12 @@ impl Checkpoints {
                     // A log that is still read is left alone until it has grown again, and so is one
                     // that cannot be moved.
                     let left = match &result {
-                        Ok(Moved::UpTo(left)) => *left,
+                        Ok(Moved::Done { left }) => *left,
                         Ok(Moved::ByAnother) | Err(_) => last_size.load(Ordering::Relaxed),
                     };
-                    next.store(left.saturating_add(every), Ordering::Relaxed);
-                    // The writer asked again meanwhile, by the size before.
+                    // The writer asked again meanwhile.
                     let _ = woken.try_recv();
+                    next.store(left.saturating_add(every), Ordering::Relaxed);
                     if matches!(result, Ok(Moved::ByAnother)) {
                         continue;
                     }
@@ -118,37 +119,49 @@ impl Drop for Checkpoints {
 
 /// The result of moving the log.
 enum Moved {
-    /// It was moved into the file. This many pages are still in the log; at zero, it starts over.
-    UpTo(i32),
+    /// As much as possible was moved into the file. At least this many pages are left; with none, the log starts over.
+    Done { left: i32 },
     /// Another process is moving it.
     ByAnother,
 }
 
 fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
-    let mut before = 0;
+    let mut pages = 0;
     for _ in 0..PASSES {
         let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
             return Ok(Moved::ByAnother);
         };
-        if log.pages - before < REST {
+        let grown = log.pages - pages;
+        pages = log.pages;
+        if grown < REST {
             break;
         }
-        before = log.pages;
     }
-    for _ in 0..TRIES {
+    for tries in 1..=TRIES {
         let paused = pause.begin(PAUSE);
         let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
             return Ok(Moved::ByAnother);
         };
         drop(paused);
-        if log.moved == log.pages {
+        pages = log.pages;
+        if log.moved == log.pages || tries == TRIES {
             break;
         }
         thread::sleep(TRY_AGAIN);
     }
     // Not complete while a process reads from the log, or writes to it for a long time.
+    let began = Instant::now();
     let complete = pass(db, "PRAGMA wal_checkpoint(FULL)")?;
-    Ok(Moved::UpTo(complete.map_or(before, |_| 0)))
+    let is_complete = complete.is_some();
+    tracing::debug!(
+        pages,
+        is_complete,
+        writers_waited = ?began.elapsed(),
+        "the write-ahead log was moved into the file"
+    );
+    Ok(Moved::Done {
+        left: if is_complete { 0 } else { pages },
+    })
 }
 
 /// The log after a pass.
@@ -170,9 +183,9 @@ fn pass(db: &Connection, sql: &str) -> rusqlite::Result<Option<Log>> {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicBool;
-    use std::time::Instant;
 
     use super::super::file;
+    use super::super::pause::PATIENCE;
     use super::super::testing::FORMAT;
     use super::*;
 
@@ -189,6 +202,23 @@ mod tests {
         assert!(pages > 0);
         assert_eq!(moved, 0);
         assert_eq!(sizes("PRAGMA wal_checkpoint(PASSIVE)"), (pages, pages));
+    }
+
+    #[test]
+    fn the_last_pass_beside_the_writer_begins_after_its_commit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("webhooks.db");
+        let db = file::open(&path, &FORMAT).unwrap();
+        let pause = Pause::default();
+        let began = Instant::now();
+        let writing = pause.write();
+        let (moved, heard) = mpsc::channel();
+        let of = pause.clone();
+        thread::spawn(move || moved.send(checkpoint(&db, &of).is_ok()).unwrap());
+        let waits = heard.recv_timeout(Duration::from_millis(20)).is_err();
+        assert!(waits || began.elapsed() >= PATIENCE);
+        drop(writing);
+        assert!(!waits || heard.recv().unwrap());
     }
 
     #[test]

@@ -3,7 +3,10 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Asks the writer of this process to pause. Clones belong to the same writer.
+/// How long a pause waits for the end of a commit.
+pub(super) const PATIENCE: Duration = Duration::from_millis(100);
+
+/// Lets the writer of one [`Engine`](super::Engine) pause. Clones share the writer.
 #[derive(Clone, Default)]
 pub(super) struct Pause(Arc<Shared>);
 
@@ -16,24 +19,32 @@ struct Shared {
 #[derive(Default)]
 struct State {
     is_writing: bool,
+    /// The duration of a pause that begins when the writer has ended its commit.
+    wanted: Option<Duration>,
     until: Option<Instant>,
 }
 
 impl Pause {
-    /// Waits until nothing is written, for this time at most. Then nothing is, until the guard is dropped or the time has
-    /// passed once more.
-    pub(super) fn begin(&self, time: Duration) -> Paused<'_> {
-        let until = Instant::now() + time;
+    /// Waits until nothing is written. From then on nothing is, for this time or until the guard is dropped. Returns
+    /// `None`, without a pause, if the writer needs long.
+    pub(super) fn begin(&self, time: Duration) -> Option<Paused<'_>> {
+        let give_up = Instant::now() + PATIENCE;
         let mut state = self.lock();
-        state.until = Some(until);
-        while state.is_writing && Instant::now() < until {
-            state = self.wait(state, until);
+        match state.is_writing {
+            true => state.wanted = Some(time),
+            false => state.until = Some(Instant::now() + time),
         }
-        state.until = Some(Instant::now() + time);
-        Paused(self)
+        while state.wanted.is_some() {
+            if Instant::now() >= give_up {
+                state.wanted = None;
+                return None;
+            }
+            state = self.wait(state, give_up);
+        }
+        Some(Paused(self))
     }
 
-    /// Waits for the end of a pause. None is begun before the guard is dropped.
+    /// Waits for the end of a pause. None begins before the guard is dropped.
     pub(super) fn write(&self) -> Writing<'_> {
         let mut state = self.lock();
         while let Some(until) = state.until.filter(|until| Instant::now() < *until) {
@@ -52,11 +63,6 @@ impl Pause {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-
-    fn change(&self, change: impl FnOnce(&mut State)) {
-        change(&mut self.lock());
-        self.0.changed.notify_all();
-    }
 }
 
 /// Ends the pause when it is dropped.
@@ -65,75 +71,94 @@ pub(super) struct Paused<'a>(&'a Pause);
 
 impl Drop for Paused<'_> {
     fn drop(&mut self) {
-        self.0.change(|state| state.until = None);
+        self.0.lock().until = None;
+        self.0.0.changed.notify_all();
     }
 }
 
-/// Ends the writing when it is dropped.
+/// Ends the writing when it is dropped, and begins a pause that was waited for.
 #[must_use]
 pub(super) struct Writing<'a>(&'a Pause);
 
 impl Drop for Writing<'_> {
     fn drop(&mut self) {
-        self.0.change(|state| state.is_writing = false);
+        let mut state = self.0.lock();
+        state.is_writing = false;
+        let Some(time) = state.wanted.take() else {
+            return;
+        };
+        state.until = Some(Instant::now() + time);
+        drop(state);
+        self.0.0.changed.notify_all();
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
     use std::thread;
 
     use super::*;
 
+    const MOMENT: Duration = Duration::from_millis(20);
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn a_pause_begins_after_what_is_being_written_and_ends_when_it_is_dropped() {
+    fn a_pause_begins_after_the_commit_and_the_next_one_waits_for_its_end() {
         let pause = Pause::default();
+        let began = Instant::now();
         let events = Mutex::new(Vec::new());
         let happens = |event| events.lock().unwrap().push(event);
-        let moment = Duration::from_millis(20);
         let writing = pause.write();
         thread::scope(|scope| {
             scope.spawn(|| {
                 let _paused = pause.begin(LONG);
                 happens("pause");
-                thread::sleep(moment);
+                thread::sleep(MOMENT);
                 happens("end of the pause");
             });
-            thread::sleep(moment);
-            happens("end of the write");
-            drop(writing);
-            while events.lock().unwrap().len() < 2 {
+            while pause.lock().wanted.is_none() {
                 thread::yield_now();
             }
+            happens("end of the commit");
+            drop(writing);
             let _writing = pause.write();
-            happens("next write");
+            happens("next commit");
         });
         let events = events.into_inner().unwrap();
         let order = [
-            "end of the write",
+            "end of the commit",
             "pause",
             "end of the pause",
-            "next write",
+            "next commit",
         ];
         assert_eq!(events, order);
+        // Each was woken, and did not wait for the end of its time.
+        assert!(began.elapsed() < LONG / 2);
     }
 
     #[test]
-    fn neither_waits_for_longer_than_the_time_of_the_pause() {
+    fn a_commit_waits_for_no_longer_than_the_time_of_the_pause() {
         let pause = Pause::default();
-        let time = Duration::from_millis(20);
-        let writing = pause.write();
-        let began = Instant::now();
-        let paused = pause.begin(time);
-        assert!(began.elapsed() >= time);
-        drop((writing, paused));
+        let paused = pause.begin(MOMENT).unwrap();
+        let (written, heard) = mpsc::channel();
+        let of = pause.clone();
+        thread::spawn(move || {
+            drop(of.write());
+            written.send(()).unwrap();
+        });
+        heard.recv_timeout(LONG).unwrap();
+        drop(paused);
+    }
 
-        let paused = pause.begin(time);
+    #[test]
+    fn a_long_commit_gets_no_pause_after_it() {
+        let pause = Pause::default();
+        let writing = pause.write();
+        assert!(pause.begin(LONG).is_none());
+        drop(writing);
         let began = Instant::now();
         drop(pause.write());
-        assert!(began.elapsed() < LONG);
-        drop(paused);
+        assert!(began.elapsed() < LONG / 2);
     }
 }

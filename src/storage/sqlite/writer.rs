@@ -112,7 +112,40 @@ impl Stretch {
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::sync::Mutex;
+
+    use tokio::time::timeout;
+
+    use super::super::checkpoint::EVERY;
+    use super::super::clock::{self, Clock};
+    use super::super::file;
+    use super::super::testing::FORMAT;
     use super::*;
+
+    #[tokio::test]
+    async fn nothing_is_committed_during_a_pause() {
+        let directory = tempfile::tempdir().unwrap();
+        let path: Arc<Path> = directory.path().join("webhooks.db").into();
+        let db = file::open(&path, &FORMAT).unwrap();
+        let aside = file::connect_aside(&path, &FORMAT).unwrap();
+        let clock = Arc::new(Mutex::new(Clock::start(clock::machine())));
+        let batches = Batches::new(db, &FORMAT, Vec::new(), clock).unwrap();
+        let pause = Pause::default();
+        let checkpoints = Checkpoints::start(&path, aside, EVERY, pause.clone()).unwrap();
+        let id = FileId::of(&path).unwrap();
+        let writer = start(&path, id, batches, checkpoints, pause.clone()).unwrap();
+
+        let paused = pause.begin(Duration::from_secs(60)).unwrap();
+        let mut write = pin!(writer.run(Need::Durable, |tx| {
+            tx.prepare("UPDATE clock SET highest = highest")?
+                .execute([])
+        }));
+        let waits = timeout(Duration::from_millis(20), &mut write).await;
+        assert!(waits.is_err());
+        drop(paused);
+        assert_eq!(write.await.unwrap(), 1);
+    }
 
     #[test]
     fn a_rest_is_due_when_there_was_none_for_a_while() {
