@@ -169,7 +169,7 @@ impl Recent {
 
     fn delivery(&self, ended: &DeliveryEnded<'_>) {
         let is_failure = ended.is_failure();
-        let is_handled = ended.outcome == "handled";
+        let is_handled = ended.outcome == name::HANDLED;
         let is_problem = is_failure || GIVEN_UP.contains(&ended.outcome);
         if !is_problem && !is_handled {
             self.state().answered(ended.outcome);
@@ -211,7 +211,7 @@ impl Recent {
             return;
         }
         let kind = self.shared.kinds.bounded(ended.kind);
-        let is_handled = ended.end == AttemptEnd::Settled && ended.outcome == "handled";
+        let is_handled = ended.end == AttemptEnd::Settled && ended.outcome == name::HANDLED;
         let is_problem = match ended.end {
             AttemptEnd::Settled | AttemptEnd::Retry { .. } => ended.reason.is_some(),
             AttemptEnd::Dead | AttemptEnd::Lost => true,
@@ -285,7 +285,7 @@ impl Observer for Recent {
 }
 
 /// Outcomes of deliveries that were acknowledged although their events were not handled.
-const GIVEN_UP: [&str; 2] = ["discarded", "dead-letter"];
+const GIVEN_UP: [&str; 2] = [name::DISCARDED, name::DEAD_LETTER];
 
 /// Outcomes of attempts that failed without an error.
 const FAILURES: [&str; 3] = ["panicked", "handler-timeout", "crashed"];
