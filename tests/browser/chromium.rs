@@ -172,6 +172,12 @@ impl Page {
 
     pub(crate) async fn goto(&self, url: &str) {
         self.client.goto(url).await.unwrap();
+        // On a busy machine, chromedriver may return before the stylesheet has come.
+        until(url, async || {
+            let state = self.script("return document.readyState").await?;
+            (state == json!("complete")).then_some(())
+        })
+        .await;
     }
 
     /// Nothing is wider than the window. `innerWidth` would not do: a phone zooms out until everything fits.
@@ -317,23 +323,33 @@ impl Page {
             "const target = document.querySelector({selector:?});
             const all = [...document.querySelectorAll('a[href], button, input, select, summary, [tabindex]')]
                 .filter(e => e.tabIndex >= 0 && e.checkVisibility());
-            all[all.indexOf(target) - 1].focus()"
+            const at = all.indexOf(target);
+            all[at - 1]?.focus();
+            return at"
         );
         let has_focus = format!(
             "return document.activeElement === document.querySelector({selector:?})
                 && document.activeElement.matches(':focus-visible')"
         );
-        until(selector, async || {
-            self.script(&before).await?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.script(&before).await;
             for _ in 0..STOPS_OF_A_TIME {
                 self.press(TAB).await;
-                if self.script(&has_focus).await? == json!(true) {
-                    return Some(());
+                if self.script(&has_focus).await == Some(json!(true)) {
+                    return;
                 }
             }
-            None
-        })
-        .await;
+            let url = self.client.current_url().await.unwrap();
+            let focused = self
+                .script("return document.activeElement?.outerHTML.slice(0, 300)")
+                .await;
+            assert!(
+                Instant::now() < deadline,
+                "{selector} is not reached at {url}: found {found:?}, the focus is on {focused:?}"
+            );
+            sleep(PAUSE).await;
+        }
     }
 
     async fn press(&self, key: char) {
