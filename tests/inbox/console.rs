@@ -18,8 +18,8 @@ use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_webhook::console::Console;
 use tower_webhook::inbox::{
-    Accept, Accepted, EventId, EventState, Failure, Filter, Inbox, Lane, MemoryQueue, NewEvent,
-    Page, Queue, Retry,
+    Accept, Accepted, EventId, EventState, Failure, Filter, Inbox, Kinds, Lane, MemoryQueue,
+    NewEvent, Page, Queue, Retry, Take,
 };
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
@@ -228,6 +228,33 @@ async fn pages_show_what_happened() {
         .hides("/events/2");
     for (path, kind) in [("/style.css", "--accent"), ("/live.js", "refresh")] {
         get(&app, path).await.is(200).shows(kind);
+    }
+}
+
+/// A page that was opened during an attempt gets its buttons when that ends, and loses a lane that is not blocked any more.
+#[tokio::test(start_paused = true)]
+async fn buttons_and_lane_are_updated_with_the_state() {
+    let inbox = four_events().await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    let take = Take {
+        lease: SECOND,
+        kinds: Kinds::all(),
+    };
+    inbox.redrive(EventId(3), None).await.unwrap();
+    let claimed = inbox.queue().claim(&take, 1, 0).await.unwrap();
+    assert_eq!(claimed.events[0].lease.id, EventId(3));
+
+    let [buttons, lane] = ["actions", "lane"].map(|part| format!(r#"<div id="{part}" data-live>"#));
+    for (id, state, has_button, has_lane) in [
+        (1, "handled", true, false),
+        (3, "in-progress", false, true),
+        (4, "waiting", true, true),
+    ] {
+        let page = get(&app, &format!("/events/{id}")).await;
+        page.is(200).shows(state).shows(&buttons).shows(&lane);
+        let has = |part: &str| page.text.contains(part);
+        assert_eq!(has(&format!("redrive-{id}")), has_button, "{id}");
+        assert_eq!(has("<h2>Lane</h2>"), has_lane, "{id}");
     }
 }
 

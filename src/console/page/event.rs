@@ -25,7 +25,7 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
         div.title {
             h1 { "Event " (event.id) }
             span #state data-live { (state(event)) }
-            @if view.can_change() { (actions(view, record)) }
+            @if view.can_change() { div #actions data-live { (actions(view, record)) } }
         }
         div.split.even {
             div {
@@ -47,10 +47,12 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
                     h2 { "Timeline" }
                     div #timeline data-live { (timeline(view, record)) }
                 }
-                @if lane.blocked.is_some() || !lane.unsettled.is_empty() {
-                    section {
-                        h2 { "Lane" }
-                        div #lane data-live { (place(view, event, lane)) }
+                div #lane data-live {
+                    @if lane.blocked.is_some() || !lane.unsettled.is_empty() {
+                        section {
+                            h2 { "Lane" }
+                            (place(view, event, lane))
+                        }
                     }
                 }
             }
