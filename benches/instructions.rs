@@ -26,7 +26,8 @@ use http_body_util::Full;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
-use tower_webhook::store::{Claim, EventKey, MokaStore, Store};
+use tower_webhook::memory::MokaStore;
+use tower_webhook::store::{Claim, EventKey, Store};
 use tower_webhook::telemetry::{Observation, Observer};
 use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer};
 

@@ -1,4 +1,4 @@
-//! Run with: cargo run --features inbox,sqlite --example otlp
+//! Run with: cargo run --features sqlite --example otlp
 //!
 //! Exports the spans of deliveries and attempts to an OpenTelemetry collector: by default to `http://localhost:4318`, or to
 //! the URL in `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -25,7 +25,8 @@ use tokio::signal::ctrl_c;
 use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, ServiceExt};
 use tower_webhook::event::ChatRated;
-use tower_webhook::inbox::{Inbox, SqliteQueue};
+use tower_webhook::inbox::Inbox;
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer};
 use tracing::Span;
 use tracing::level_filters::LevelFilter;

@@ -20,7 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::PostgresStore;
+use tower_webhook::postgres::PostgresStore;
 use tower_webhook::transactional::Transactions;
 use tower_webhook::{Delivery, EventRouter, HandlerError, HandlerResult, Secret, SignatureLayer};
 

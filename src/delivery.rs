@@ -1,6 +1,5 @@
 //! A delivery, as it was received and as a handler gets it.
 
-#[cfg(feature = "inbox")]
 use std::any::Any;
 use std::fmt;
 use std::num::NonZeroU32;
@@ -100,13 +99,11 @@ struct Content {
 struct FromInbox {
     accepted_at: SystemTime,
     is_redriven: bool,
-    #[cfg(feature = "inbox")]
     lease: Option<Arc<dyn AttemptLease>>,
 }
 
 /// The lease of an attempt whose handler may end it, in a transaction of its own. Only the queue and the handler know
 /// more of it.
-#[cfg(feature = "inbox")]
 pub(crate) trait AttemptLease: Any + Send + Sync {
     /// Whether a transaction that ends the attempt is about to be committed, or may have been.
     fn is_settling(&self) -> bool;
@@ -201,14 +198,13 @@ impl RawDelivery {
         Arc::make_mut(&mut self.content).inbox = Some(FromInbox {
             accepted_at,
             is_redriven,
-            #[cfg(feature = "inbox")]
             lease: None,
         });
         self
     }
 
     /// Lends the lease of the attempt to its handler.
-    #[cfg(all(feature = "inbox", feature = "postgres"))]
+    #[cfg(feature = "postgres")]
     pub(crate) fn lend(&mut self, lease: Arc<dyn AttemptLease>) {
         if let Some(inbox) = &mut Arc::make_mut(&mut self.content).inbox {
             inbox.lease = Some(lease);
@@ -216,7 +212,6 @@ impl RawDelivery {
     }
 
     /// The lease of the attempt, if its queue lends it.
-    #[cfg(feature = "inbox")]
     pub(crate) fn lease(&self) -> Option<Arc<dyn AttemptLease>> {
         self.content.inbox.as_ref()?.lease.clone()
     }

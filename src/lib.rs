@@ -178,10 +178,10 @@
 //!
 //! | feature | adds | default |
 //! |---|---|---|
-//! | `moka` | [`MokaStore`](store::MokaStore), the memory store | yes |
-//! | `sqlite` | `store::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
-//! | `redis` | `store::RedisStore`, on Redis 7 or later, or Valkey | no |
-//! | `postgres` | `store::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
+//! | `moka` | [`MokaStore`](memory::MokaStore), the memory store | yes |
+//! | `sqlite` | `sqlite::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
+//! | `redis` | `redis::RedisStore`, on Redis 7 or later, or Valkey | no |
+//! | `postgres` | `postgres::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `inbox` | `inbox`: events are acknowledged when they are stored, and handled later. `MemoryQueue`; with `sqlite`, `SqliteQueue`; with `postgres`, `PostgresQueue` | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
 //! | `console` | `console`, pages for operators, as an axum `Router` (adds `inbox`) | no |
@@ -227,22 +227,28 @@ mod router;
 mod tls;
 mod verified;
 
-// One attempt to handle an event, and the stores that it is claimed in.
+// One attempt to handle an event, and the contracts of what it is claimed in.
 mod execution;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-mod storage;
 pub mod store;
 pub mod telemetry;
 
 // The layers, and how they answer.
 mod answer;
 pub mod idempotency;
-#[cfg(feature = "inbox")]
 pub mod inbox;
 pub mod signature;
 #[cfg(feature = "postgres")]
 pub mod transactional;
 mod webhook;
+
+// Stores and queues, one module per database.
+pub mod memory;
+#[cfg(feature = "postgres")]
+pub mod postgres;
+#[cfg(feature = "redis")]
+pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod sqlite;
 
 // For the operator.
 #[cfg(feature = "console")]
@@ -272,6 +278,6 @@ pub use self::verified::Verified;
 pub use self::webhook::WebhookLayer;
 
 // The README's programs need these features. The first one is also at the top of this file.
-#[cfg(all(doctest, feature = "inbox", feature = "sqlite"))]
+#[cfg(all(doctest, feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

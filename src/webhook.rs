@@ -8,9 +8,9 @@ use tower_layer::Layer;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 use crate::idempotency::{Idempotency, IdempotencyLayer, Runs};
-use crate::signature::{HeaderNames, Secrets, Signature, SignatureLayer};
 #[cfg(feature = "moka")]
-use crate::store::MokaStore;
+use crate::memory::MokaStore;
+use crate::signature::{HeaderNames, Secrets, Signature, SignatureLayer};
 use crate::store::Store;
 use crate::telemetry::Observer;
 
@@ -65,7 +65,7 @@ impl<St: Store> WebhookLayer<St> {
     /// ```no_run
     /// # #[cfg(feature = "sqlite")]
     /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// use tower_webhook::store::SqliteStore;
+    /// use tower_webhook::sqlite::SqliteStore;
     /// use tower_webhook::{Secret, WebhookLayer};
     ///
     /// let secret = Secret::from_env("WEBHOOK_SECRET")?;

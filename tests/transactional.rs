@@ -19,8 +19,8 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatRated};
+use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::PostgresStore;
 use tower_webhook::transactional::{TransactionalHandler, Transactions};
 use tower_webhook::{
     Delivery, EventKind, EventRouter, HandlerError, HandlerResult, IdempotencyKey,

@@ -8,7 +8,9 @@ use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
-use tower_webhook::inbox::{Failure, Filter, Page, Queue, Settlement, SqliteQueue};
+use tower_webhook::inbox::internal::Settlement;
+use tower_webhook::inbox::{Failure, Filter, Page, Queue};
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{EventKind, RawDelivery};
 

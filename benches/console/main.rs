@@ -37,7 +37,10 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, sleep};
 use tower::ServiceExt;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::{Accepted, Inbox, PostgresQueue, Queue, SqliteQueue};
+use tower_webhook::inbox::internal::Accepted;
+use tower_webhook::inbox::{Inbox, Queue};
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::sqlite::SqliteQueue;
 
 use self::events::{Events, quantile};
 use self::fill::Filled;

@@ -5,13 +5,17 @@ use std::future::ready;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
 use anyhow::{Context, Result, ensure};
 use tokio::runtime::Builder;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tower::service_fn;
-use tower_webhook::inbox::{Inbox, Queue, Settled, Settlement, SqliteQueue};
+use tower_webhook::inbox::internal::{Settled, Settlement};
+use tower_webhook::inbox::{Inbox, Queue};
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Outcome, RawDelivery};
 
 use crate::contest::Effort;

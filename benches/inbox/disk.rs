@@ -10,7 +10,9 @@ use rusqlite::Connection;
 use sqlx::postgres::PgPool;
 use sqlx::{AssertSqlSafe, Row};
 use tokio::runtime::Builder;
-use tower_webhook::inbox::{Queue, Settlement, SqliteQueue};
+use tower_webhook::inbox::Queue;
+use tower_webhook::inbox::internal::Settlement;
+use tower_webhook::sqlite::SqliteQueue;
 
 use crate::backlog::fill;
 use crate::contest::Effort;

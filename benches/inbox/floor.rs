@@ -5,6 +5,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
+use tower_webhook::inbox::internal::Work;
 
 use anyhow::{Context, Result, bail, ensure};
 use futures_util::future::try_join_all;
@@ -13,7 +14,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, Error, params};
 use tokio::runtime::Builder;
 use tower_webhook::IdempotencyKey;
-use tower_webhook::inbox::{Accepted, NewEvent, Queue, Settlement, SqliteQueue};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settlement};
+use tower_webhook::sqlite::SqliteQueue;
 
 use crate::contest::Effort;
 use crate::events::{Events, take};

@@ -14,7 +14,8 @@ use axum::Router;
 use tokio::net::TcpListener;
 use tokio::runtime::Builder;
 use tower::{Layer, service_fn};
-use tower_webhook::inbox::{Inbox, SqliteQueue};
+use tower_webhook::inbox::Inbox;
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Outcome, RawDelivery, SignatureLayer};
 
 use crate::contest::Effort;

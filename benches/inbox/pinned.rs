@@ -4,6 +4,8 @@ use std::convert::Infallible;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
 use anyhow::{Result, ensure};
 use axum::body::Body;
@@ -14,7 +16,9 @@ use tokio::runtime::Builder;
 use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval};
 use tower::{Layer, ServiceExt, service_fn};
-use tower_webhook::inbox::{Accept, Inbox, PostgresQueue, Queue, Settlement};
+use tower_webhook::inbox::internal::Settlement;
+use tower_webhook::inbox::{Accept, Inbox};
+use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::{Outcome, RawDelivery, SignatureLayer};
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use tower_webhook::inbox::PostgresQueue;
+use tower_webhook::postgres::PostgresQueue;
 
 use crate::child::Receiver;
 use crate::contest::Effort;

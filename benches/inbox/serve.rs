@@ -16,7 +16,9 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::sleep;
 use tower::{Layer, service_fn};
-use tower_webhook::inbox::{Inbox, MemoryQueue, Queue, SqliteQueue, WorkerHandle};
+use tower_webhook::inbox::{Inbox, Queue, WorkerHandle};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Outcome, RawDelivery, SignatureLayer};
 
 use crate::events::secret;

@@ -133,8 +133,8 @@ mod redis {
                 ($flags:literal, $file:literal) => {
                     Script::new(concat!(
                         $flags,
-                        include_str!("../../src/store/redis/record.lua"),
-                        include_str!(concat!("../../src/store/redis/", $file))
+                        include_str!("../../src/redis/scripts/record.lua"),
+                        include_str!(concat!("../../src/redis/scripts/", $file))
                     ))
                     .get_hash()
                     .to_owned()

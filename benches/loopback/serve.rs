@@ -17,13 +17,14 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 use tower::{Layer, Service};
 use tower_webhook::event::ChatClosed;
+use tower_webhook::memory::MokaStore;
 #[cfg(feature = "postgres")]
-use tower_webhook::store::PostgresStore;
+use tower_webhook::postgres::PostgresStore;
 #[cfg(feature = "redis")]
-use tower_webhook::store::RedisStore;
+use tower_webhook::redis::RedisStore;
 #[cfg(feature = "sqlite")]
-use tower_webhook::store::SqliteStore;
-use tower_webhook::store::{MokaStore, Store};
+use tower_webhook::sqlite::SqliteStore;
+use tower_webhook::store::Store;
 use tower_webhook::{Delivery, EventRouter, Secret, WebhookLayer};
 
 use crate::machine::Cores;

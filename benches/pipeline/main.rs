@@ -17,7 +17,7 @@ use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tower::{Layer, Service, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
-use tower_webhook::store::MokaStore;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::{Delivery, EventRouter, SignatureLayer, Verified, WebhookLayer};
 
 use self::contest::{Contest, Effort};

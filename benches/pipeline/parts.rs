@@ -13,7 +13,8 @@ use http_body_util::{BodyExt, Full};
 use sha2::Sha256;
 use tower::{Service, service_fn};
 use tower_webhook::event::{ChatClosed, Event};
-use tower_webhook::store::{Claim, EventKey, MokaStore, Store};
+use tower_webhook::memory::MokaStore;
+use tower_webhook::store::{Claim, EventKey, Store};
 
 use super::by_hand;
 

@@ -1,4 +1,4 @@
-//! Run with: cargo run --features inbox,sqlite --example inbox -- --inbox sqlite:webhooks.db list
+//! Run with: cargo run --features sqlite --example inbox -- --inbox sqlite:webhooks.db list
 //!
 //! Shows and changes the inbox of the example `receiver`: lists events, shows why they failed, redrives or discards
 //! them.

@@ -92,8 +92,8 @@ pub(crate) struct Args {
     ///
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
     /// events of a chat are handled one after another. The example `inbox` lists, redrives and discards events.
-    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. The receiver needs the feature `inbox` and
-    /// the feature of the queue, as in `cargo run --features inbox,sqlite --example receiver`. The environment variable
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. The receiver needs the
+    /// feature of the queue, as in `cargo run --features sqlite --example receiver`. The environment variable
     /// WEBHOOK_STORE must not be set.
     #[arg(
         long,
@@ -116,7 +116,7 @@ pub(crate) struct Args {
     ///
     /// Repeat it for more headers. Values of more than 512 bytes are not kept.
     #[arg(long, requires = "inbox", value_name = "NAME")]
-    #[cfg_attr(not(feature = "inbox"), allow(dead_code))]
+    #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
     pub(crate) keep_header: Vec<HeaderName>,
 
     /// How long a key stays claimed after its receiver has crashed; at most 599
@@ -216,7 +216,7 @@ pub(crate) struct Args {
     ///
     /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It is
     /// reachable by its IP address and as localhost. The receiver needs the feature `console`, as in
-    /// `cargo run --features console,inbox,sqlite --example receiver`.
+    /// `cargo run --features console,sqlite --example receiver`.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) console: Option<SocketAddr>,
 

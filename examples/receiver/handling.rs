@@ -4,13 +4,11 @@ use std::future::Future;
 use std::time::Duration;
 
 use tower_webhook::Runs;
-#[cfg(feature = "inbox")]
 use tower_webhook::inbox::WorkerHandle;
 
 /// What is waited for when the receiver stops.
 pub(crate) enum Handling {
     Inline(Runs),
-    #[cfg(feature = "inbox")]
     Inbox(WorkerHandle),
 }
 
@@ -19,7 +17,6 @@ impl Handling {
     pub(crate) fn rest(&self) -> &'static str {
         match self {
             Self::Inline(_) => "the platform retries the events that were running",
-            #[cfg(feature = "inbox")]
             Self::Inbox(_) => "the events that were running stay in the inbox",
         }
     }
@@ -31,7 +28,6 @@ impl Handling {
                 Ok(()) = runs.drain(Duration::MAX) => None,
                 output = cut => Some(output),
             },
-            #[cfg(feature = "inbox")]
             Self::Inbox(worker) => {
                 let mut output = None;
                 let drained = worker.drain_until(async { output = Some(cut.await) }).await;

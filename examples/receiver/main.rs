@@ -39,7 +39,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use axum::Router;
-#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use axum::http::HeaderName;
 use axum::routing::get;
 use clap::Parser;
@@ -51,9 +51,10 @@ use tokio::time::sleep;
 use tower::Layer;
 #[cfg(feature = "console")]
 use tower_webhook::console::Console;
-#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
-use tower_webhook::store::{MokaStore, Store};
+use tower_webhook::memory::MokaStore;
+use tower_webhook::store::Store;
 use tower_webhook::{
     ConfigError, EventRouter, HeaderNames, IdempotencyLayer, Secret, Secrets, SignatureLayer,
     WebhookLayer,
@@ -124,7 +125,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     if args.console.is_some() {
         misused(
             "this receiver was built without the console: run it with \
-             `cargo run --features console,inbox,sqlite --example receiver -- …`",
+             `cargo run --features console,sqlite --example receiver -- …`",
         );
     }
 
@@ -304,7 +305,6 @@ where
 }
 
 /// Returns the application that answers an event when it is stored.
-#[cfg(feature = "inbox")]
 #[allow(clippy::unused_async, reason = "only Postgres is connected to")]
 async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
     match place {
@@ -320,26 +320,14 @@ async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
     }
 }
 
-#[cfg(not(feature = "inbox"))]
-#[allow(
-    clippy::unused_async,
-    reason = "so that it is called like the other one"
-)]
-async fn inbox(_: &Setup<'_>, _: Place) -> anyhow::Result<Built> {
-    misused(
-        "this receiver was built without the inbox: run it with \
-         `cargo run --features inbox,sqlite --example receiver -- …`",
-    )
-}
-
 /// Those that link an attempt to its delivery, and those that the operator names.
-#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 fn kept_headers(args: &Args) -> impl Iterator<Item = HeaderName> {
     let trace = ["traceparent", "tracestate"].map(HeaderName::from_static);
     trace.into_iter().chain(args.keep_header.iter().cloned())
 }
 
-#[cfg(all(feature = "inbox", any(feature = "sqlite", feature = "postgres")))]
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
 fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     let args = setup.args;
     let inbox = Inbox::new(queue)

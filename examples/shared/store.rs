@@ -12,16 +12,17 @@ use sqlx::Connection;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 #[cfg(feature = "postgres")]
 use tokio::time::{Duration, timeout};
-#[cfg(all(feature = "inbox", feature = "postgres"))]
-use tower_webhook::inbox::PostgresQueue;
-#[cfg(all(feature = "inbox", feature = "sqlite"))]
-use tower_webhook::inbox::SqliteQueue;
-#[cfg(feature = "redis")]
-use tower_webhook::store::RedisStore;
-#[cfg(feature = "sqlite")]
-use tower_webhook::store::SqliteStore;
 #[cfg(feature = "postgres")]
-use tower_webhook::store::{OpenError, PostgresStore};
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::postgres::PostgresStore;
+#[cfg(feature = "redis")]
+use tower_webhook::redis::RedisStore;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteQueue;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteStore;
+#[cfg(feature = "postgres")]
+use tower_webhook::store::OpenError;
 
 pub(crate) enum Place {
     Memory,
@@ -167,7 +168,7 @@ pub(crate) async fn redis(url: String) -> anyhow::Result<RedisStore> {
     Ok(RedisStore::connect(&url).await?)
 }
 
-#[cfg(all(feature = "inbox", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 pub(crate) fn sqlite_queue(path: PathBuf) -> anyhow::Result<SqliteQueue> {
     Ok(SqliteQueue::open(path)?)
 }
@@ -180,7 +181,7 @@ pub(crate) async fn postgres(options: Box<PgConnectOptions>) -> anyhow::Result<P
     .await
 }
 
-#[cfg(all(feature = "inbox", feature = "postgres"))]
+#[cfg(feature = "postgres")]
 pub(crate) async fn postgres_queue(
     options: Box<PgConnectOptions>,
 ) -> anyhow::Result<PostgresQueue> {

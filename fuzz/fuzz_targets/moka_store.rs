@@ -8,7 +8,8 @@ use arbitrary::Arbitrary;
 use futures_util::FutureExt;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
-use tower_webhook::store::{Claim, EventKey, KeyState, Lease, MokaStore, SettleError, Store};
+use tower_webhook::store::{Claim, EventKey, KeyState, Lease, SettleError, Store};
+use tower_webhook::memory::MokaStore;
 
 #[derive(Arbitrary, Debug)]
 enum Operation {

@@ -6,7 +6,8 @@
 //! ```
 //! use axum::Router;
 //! use tower_webhook::console::Console;
-//! use tower_webhook::inbox::{Inbox, MemoryQueue};
+//! use tower_webhook::inbox::Inbox;
+//! use tower_webhook::memory::MemoryQueue;
 //! use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 //! use tower_webhook::{Secret, SignatureLayer};
 //! use tower::Layer;

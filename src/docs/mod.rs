@@ -47,75 +47,51 @@ macro_rules! page {
         #[cfg_attr(feature = "console", doc = "[`Console::hide_payloads`]: crate::console::Console::hide_payloads")]
         #[cfg_attr(feature = "console", doc = "[`Console::hosts`]: crate::console::Console::hosts")]
         #[cfg_attr(feature = "console", doc = "[`Console::read_only`]: crate::console::Console::read_only")]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[inbox-reject-changed-bodies]: crate::inbox::Inbox::reject_changed_bodies"
-        )]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[inbox-replay-guard]: crate::inbox::Inbox::replay_guard"
-        )]
-        #[cfg_attr(feature = "inbox", doc = "[inbox-retention]: crate::inbox::Inbox::retention")]
-        #[cfg_attr(feature = "inbox", doc = "[inbox-module]: crate::inbox")]
-        #[cfg_attr(feature = "inbox", doc = "[worker-drain]: crate::inbox::WorkerHandle::drain")]
-        #[cfg_attr(feature = "inbox", doc = "[worker-lease]: crate::inbox::Worker::lease")]
-        #[cfg_attr(feature = "inbox", doc = "[`Inbox::forget`]: crate::inbox::Inbox::forget")]
-        #[cfg_attr(feature = "inbox", doc = "[`Inbox::pause`]: crate::inbox::Inbox::pause")]
-        #[cfg_attr(feature = "inbox", doc = "[`Inbox::resume`]: crate::inbox::Inbox::resume")]
-        #[cfg_attr(feature = "inbox", doc = "[`Inbox`]: crate::inbox::Inbox")]
-        #[cfg_attr(feature = "inbox", doc = "[`MemoryQueue`]: crate::inbox::MemoryQueue")]
-        #[cfg_attr(feature = "inbox", doc = "[`OnFailure::Skip`]: crate::inbox::OnFailure::Skip")]
-        #[cfg_attr(feature = "inbox", doc = "[`Queue`]: crate::inbox::Queue")]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[`Retry::max_attempts`]: crate::inbox::Retry::max_attempts"
-        )]
-        #[cfg_attr(feature = "inbox", doc = "[`Stats`]: crate::inbox::Stats")]
-        #[cfg_attr(feature = "inbox", doc = "[`Worker`]: crate::inbox::Worker")]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[`backlog_limit`]: crate::inbox::Inbox::backlog_limit"
-        )]
-        #[cfg_attr(feature = "inbox", doc = "[`chat_by`]: crate::inbox::Inbox::chat_by")]
-        #[cfg_attr(feature = "inbox", doc = "[`except`]: crate::inbox::Worker::except")]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[`hold_lane_on_dead`]: crate::inbox::Worker::hold_lane_on_dead"
-        )]
-        #[cfg_attr(feature = "inbox", doc = "[`keep_bodies`]: crate::inbox::Inbox::keep_bodies")]
-        #[cfg_attr(feature = "inbox", doc = "[`keep_headers`]: crate::inbox::Inbox::keep_headers")]
-        #[cfg_attr(feature = "inbox", doc = "[`max_crashes`]: crate::inbox::Worker::max_crashes")]
-        #[cfg_attr(feature = "inbox", doc = "[`only`]: crate::inbox::Worker::only")]
-        #[cfg_attr(feature = "inbox", doc = "[`poll_every`]: crate::inbox::Worker::poll_every")]
-        #[cfg_attr(feature = "inbox", doc = "[`trip_after`]: crate::inbox::Worker::trip_after")]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[inbox-store-timeout]: crate::inbox::Inbox::store_timeout"
-        )]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[worker-handler-timeout]: crate::inbox::Worker::handler_timeout"
-        )]
-        #[cfg_attr(feature = "inbox", doc = "[`Retry::delays`]: crate::inbox::Retry::delays")]
-        #[cfg_attr(
-            feature = "inbox",
-            doc = "[`Retry::give_up_after`]: crate::inbox::Retry::give_up_after"
-        )]
-        #[cfg_attr(feature = "inbox", doc = "[`concurrency`]: crate::inbox::Worker::concurrency")]
+        #[doc = "[inbox-reject-changed-bodies]: crate::inbox::Inbox::reject_changed_bodies"]
+        #[doc = "[inbox-replay-guard]: crate::inbox::Inbox::replay_guard"]
+        #[doc = "[inbox-retention]: crate::inbox::Inbox::retention"]
+        #[doc = "[inbox-module]: crate::inbox"]
+        #[doc = "[worker-drain]: crate::inbox::WorkerHandle::drain"]
+        #[doc = "[worker-lease]: crate::inbox::Worker::lease"]
+        #[doc = "[`Inbox::forget`]: crate::inbox::Inbox::forget"]
+        #[doc = "[`Inbox::pause`]: crate::inbox::Inbox::pause"]
+        #[doc = "[`Inbox::resume`]: crate::inbox::Inbox::resume"]
+        #[doc = "[`Inbox`]: crate::inbox::Inbox"]
+        #[doc = "[`MemoryQueue`]: crate::memory::MemoryQueue"]
+        #[doc = "[`OnFailure::Skip`]: crate::inbox::OnFailure::Skip"]
+        #[doc = "[`Queue`]: crate::inbox::Queue"]
+        #[doc = "[`Retry::max_attempts`]: crate::inbox::Retry::max_attempts"]
+        #[doc = "[`Stats`]: crate::inbox::Stats"]
+        #[doc = "[`Worker`]: crate::inbox::Worker"]
+        #[doc = "[`backlog_limit`]: crate::inbox::Inbox::backlog_limit"]
+        #[doc = "[`chat_by`]: crate::inbox::Inbox::chat_by"]
+        #[doc = "[`except`]: crate::inbox::Worker::except"]
+        #[doc = "[`hold_lane_on_dead`]: crate::inbox::Worker::hold_lane_on_dead"]
+        #[doc = "[`keep_bodies`]: crate::inbox::Inbox::keep_bodies"]
+        #[doc = "[`keep_headers`]: crate::inbox::Inbox::keep_headers"]
+        #[doc = "[`max_crashes`]: crate::inbox::Worker::max_crashes"]
+        #[doc = "[`only`]: crate::inbox::Worker::only"]
+        #[doc = "[`poll_every`]: crate::inbox::Worker::poll_every"]
+        #[doc = "[`trip_after`]: crate::inbox::Worker::trip_after"]
+        #[doc = "[inbox-store-timeout]: crate::inbox::Inbox::store_timeout"]
+        #[doc = "[worker-handler-timeout]: crate::inbox::Worker::handler_timeout"]
+        #[doc = "[`Retry::delays`]: crate::inbox::Retry::delays"]
+        #[doc = "[`Retry::give_up_after`]: crate::inbox::Retry::give_up_after"]
+        #[doc = "[`concurrency`]: crate::inbox::Worker::concurrency"]
         #[cfg_attr(feature = "metrics", doc = "[`Metrics`]: crate::telemetry::Metrics")]
-        #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::store::MokaStore")]
+        #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::memory::MokaStore")]
         #[cfg_attr(
             feature = "moka",
-            doc = "[`MokaStore::with_capacity`]: crate::store::MokaStore::with_capacity"
+            doc = "[`MokaStore::with_capacity`]: crate::memory::MokaStore::with_capacity"
         )]
         #[cfg_attr(
             feature = "postgres",
-            doc = "[`PostgresStore`]: crate::store::PostgresStore"
+            doc = "[`PostgresStore`]: crate::postgres::PostgresStore"
         )]
         #[cfg_attr(feature = "postgres", doc = "[`transactional`]: crate::transactional")]
-        #[cfg_attr(feature = "redis", doc = "[`RedisStore`]: crate::store::RedisStore")]
+        #[cfg_attr(feature = "redis", doc = "[`RedisStore`]: crate::redis::RedisStore")]
         #[cfg_attr(feature = "sandbox", doc = "[`sandbox`]: crate::sandbox")]
-        #[cfg_attr(feature = "sqlite", doc = "[`SqliteStore`]: crate::store::SqliteStore")]
+        #[cfg_attr(feature = "sqlite", doc = "[`SqliteStore`]: crate::sqlite::SqliteStore")]
         #[cfg_attr(
             any(not(doctest), all($(feature = $feature)?)),
             doc = include_str!($file)
@@ -134,11 +110,11 @@ page!(
 );
 page!(getting_started, "getting_started.md");
 page!(guarantees, "guarantees.md");
-page!(inbox, "inbox.md", tested_with = "inbox");
+page!(inbox, "inbox.md");
 page!(metrics, "metrics.md", tested_with = "metrics");
 page!(operations, "operations.md");
 page!(platform, "platform.md");
 page!(stores, "stores.md");
-page!(testing, "testing.md", tested_with = "inbox");
+page!(testing, "testing.md");
 page!(threat_model, "threat_model.md");
 page!(tower_http, "tower_http.md");

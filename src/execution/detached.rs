@@ -148,7 +148,6 @@ impl Drop for Place {
 pub struct DrainTimeout(usize);
 
 impl DrainTimeout {
-    #[cfg(feature = "inbox")]
     pub(crate) fn of(runs: usize) -> Self {
         Self(runs)
     }

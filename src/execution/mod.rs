@@ -14,7 +14,6 @@ mod renewal;
 mod secrets;
 
 pub(crate) use self::attempt::attempt;
-#[cfg(feature = "inbox")]
 pub(crate) use self::clock::Clocks;
 pub use self::detached::{DrainTimeout, Runs};
 pub(crate) use self::lease::{Claimed, HeldLease, Leases};

@@ -46,7 +46,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// different namespaces.
     ///
     /// ```
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// let store = MokaStore::new();
     /// let europe = IdempotencyLayer::new(store.clone()).namespace("europe");
     /// let america = IdempotencyLayer::new(store).namespace("america");
@@ -76,7 +76,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::{IdempotencyLayer, SenderPolicy, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, SenderPolicy, memory::MokaStore};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let policy = SenderPolicy {
     ///     retry_for: Duration::from_secs(3 * 24 * 60 * 60),
@@ -98,7 +98,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let layer = IdempotencyLayer::new(MokaStore::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
     /// # Ok(())
@@ -121,7 +121,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let layer = IdempotencyLayer::new(MokaStore::new()).lease(Duration::from_secs(20))?;
     /// # Ok(())
@@ -141,7 +141,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let layer = IdempotencyLayer::new(MokaStore::new()).in_flight_wait(Duration::ZERO)?;
     /// # Ok(())
@@ -176,7 +176,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let layer = IdempotencyLayer::new(MokaStore::new()).handler_timeout(Duration::from_secs(10))?;
     /// # Ok(())
@@ -214,7 +214,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// the same body.
     ///
     /// ```
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// let layer = IdempotencyLayer::new(MokaStore::new()).reject_changed_bodies();
     /// ```
     pub fn reject_changed_bodies(mut self) -> Self {
@@ -232,7 +232,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// claim for each delivery. See the [threat model](crate::docs::threat_model).
     ///
     /// ```
-    /// # use tower_webhook::{IdempotencyLayer, store::MokaStore};
+    /// # use tower_webhook::{IdempotencyLayer, memory::MokaStore};
     /// let layer = IdempotencyLayer::new(MokaStore::new()).replay_guard();
     /// ```
     pub fn replay_guard(mut self) -> Self {

@@ -23,7 +23,7 @@
 //!
 //! use tower::ServiceBuilder;
 //! use tower_webhook::event::ChatRated;
-//! use tower_webhook::store::MokaStore;
+//! use tower_webhook::memory::MokaStore;
 //! use tower_webhook::{Delivery, EventRouter, IdempotencyLayer, Secret, SignatureLayer};
 //!
 //! # fn main() -> Result<(), tower_webhook::ConfigError> {

@@ -4,12 +4,9 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::num::ParseIntError;
 use std::str::FromStr;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
-use bytes::Bytes;
-use http::HeaderMap;
-
-use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::store::{EventKey, Fence};
 
@@ -176,7 +173,7 @@ pub struct Failure {
 
 impl Failure {
     /// Whether the outcome or the reason contains a text. ASCII letters match in either case.
-    pub(super) fn contains(&self, text: &str) -> bool {
+    pub(crate) fn contains(&self, text: &str) -> bool {
         let text = text.to_ascii_lowercase();
         let mut texts = [&self.outcome, &self.reason].into_iter();
         texts.any(|of| of.to_ascii_lowercase().contains(&text))
@@ -185,7 +182,6 @@ impl Failure {
 
 /// How an attempt ends.
 #[derive(Clone, Debug)]
-#[non_exhaustive]
 pub enum Settlement {
     /// The event was handled.
     Handled,
@@ -297,194 +293,3 @@ impl fmt::Display for UnknownState {
 }
 
 impl std::error::Error for UnknownState {}
-
-/// An event, without its body.
-#[derive(Clone, Debug)]
-pub struct EventSummary {
-    /// Its number.
-    pub id: EventId,
-    /// Its kind.
-    pub kind: EventKind,
-    /// Its idempotency key.
-    pub key: Option<IdempotencyKey>,
-    /// The id of its chat.
-    pub chat: Option<String>,
-    /// Its state.
-    pub state: EventState,
-    /// When it was accepted.
-    pub accepted_at: SystemTime,
-    /// When it was last handled, ignored, discarded, or made a dead letter.
-    pub settled_at: Option<SystemTime>,
-    /// When its next attempt is due, if that is in the future.
-    pub due_at: Option<SystemTime>,
-    /// The number of counted attempts that failed, since it was last redriven.
-    pub failures: u32,
-    /// Whether a person redrove it.
-    pub is_redriven: bool,
-}
-
-/// An event with its body and its history.
-#[derive(Clone, Debug)]
-pub struct EventRecord {
-    /// The event.
-    pub summary: EventSummary,
-    /// The body as it was received. `None` after it was deleted.
-    pub body: Option<Bytes>,
-    /// The headers of the delivery that were [kept](super::Inbox::keep_headers). They are deleted with the body.
-    pub headers: HeaderMap,
-    /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
-    /// keep only the latest ones: those of this crate keep 100.
-    pub failures: Vec<PastFailure>,
-}
-
-/// An attempt that did not succeed.
-#[derive(Clone, Debug)]
-pub struct PastFailure {
-    /// When it ended.
-    pub at: SystemTime,
-    /// The reason.
-    pub failure: Failure,
-}
-
-/// Selects the events that meet all of these conditions. The default selects all events.
-#[derive(Clone, Debug, Default)]
-pub struct Filter {
-    /// The event is in one of these states. If empty, it may be in any state.
-    pub states: Vec<EventState>,
-    /// The event is of one of these kinds. If empty, it may be of any kind.
-    pub kinds: Vec<EventKind>,
-    /// The event is of the chat with this id.
-    pub chat: Option<String>,
-    /// The event has this idempotency key.
-    pub key: Option<IdempotencyKey>,
-    /// The event was accepted at this time or later.
-    pub accepted_from: Option<SystemTime>,
-    /// The event was accepted before this time.
-    pub accepted_until: Option<SystemTime>,
-    /// A failure of the event has this text in its outcome or its reason. ASCII letters match in either case.
-    pub error: Option<String>,
-}
-
-impl Filter {
-    /// Whether an event meets all conditions but [`error`](Self::error), as a summary has no failures.
-    ///
-    /// ```
-    /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};
-    /// # fn example(event: &EventSummary) {
-    /// let dead = Filter { states: vec![EventState::Dead], ..Filter::default() };
-    /// assert_eq!(dead.matches(event), event.state == EventState::Dead);
-    /// # }
-    /// ```
-    #[must_use]
-    pub fn matches(&self, event: &EventSummary) -> bool {
-        (self.states.is_empty() || self.states.contains(&event.state))
-            && (self.kinds.is_empty() || self.kinds.contains(&event.kind))
-            && (self.chat.is_none() || self.chat == event.chat)
-            && (self.key.is_none() || self.key == event.key)
-            && self
-                .accepted_from
-                .is_none_or(|from| event.accepted_at >= from)
-            && self
-                .accepted_until
-                .is_none_or(|until| event.accepted_at < until)
-    }
-
-    /// Whether an event has failed with the [`error`](Self::error), if there is one.
-    pub(super) fn has_error<'a>(&self, failures: impl IntoIterator<Item = &'a Failure>) -> bool {
-        let error = self.error.as_deref();
-        error.is_none_or(|text| failures.into_iter().any(|failure| failure.contains(text)))
-    }
-}
-
-/// Selects a page of a list of events. The list is sorted by number.
-#[derive(Clone, Copy, Debug)]
-pub struct Page {
-    /// The last event of the previous page. `None` for the first page.
-    pub after: Option<EventId>,
-    /// The maximum number of events.
-    pub limit: usize,
-    /// Whether the newest event comes first.
-    pub newest_first: bool,
-    /// The time after which the search ends, even if the page is not full: if few of millions of events match, a full
-    /// search takes seconds. With `None`, the search ends when the page is full or all events were searched. A queue may
-    /// ignore it where it finds events by an index.
-    pub within: Option<Duration>,
-}
-
-impl Page {
-    /// Selects the first page of the oldest events.
-    ///
-    /// ```
-    /// use tower_webhook::inbox::Page;
-    ///
-    /// let page = Page::oldest(100);
-    /// assert_eq!((page.limit, page.newest_first), (100, false));
-    /// ```
-    #[must_use]
-    pub fn oldest(limit: usize) -> Self {
-        Self {
-            after: None,
-            limit,
-            newest_first: false,
-            within: None,
-        }
-    }
-
-    /// Selects the first page of the newest events.
-    #[must_use]
-    pub fn newest(limit: usize) -> Self {
-        Self {
-            newest_first: true,
-            ..Self::oldest(limit)
-        }
-    }
-
-    /// Selects the events after this one, in the order of the page.
-    #[must_use]
-    pub fn after(mut self, id: EventId) -> Self {
-        self.after = Some(id);
-        self
-    }
-
-    /// Ends the search after this time.
-    #[must_use]
-    pub fn within(mut self, time: Duration) -> Self {
-        self.within = Some(time);
-        self
-    }
-
-    /// Whether an event is not on the pages before this one.
-    pub(super) fn is_after(&self, id: EventId) -> bool {
-        self.after.is_none_or(|after| match self.newest_first {
-            true => id < after,
-            false => id > after,
-        })
-    }
-}
-
-/// A page of a list of events.
-#[derive(Clone, Debug, Default)]
-pub struct Listed {
-    /// The events.
-    pub events: Vec<EventSummary>,
-    /// The last event that was searched, if the search ended by its [time](Page::within): the next page begins
-    /// [after](Page::after) it. `None` if the page is full or all events were searched.
-    pub searched: Option<EventId>,
-}
-
-/// A lane that waits for an event that has failed.
-#[derive(Clone, Debug)]
-pub struct BlockedLane {
-    /// The event for which the lane waits: one that is tried again, or a dead letter that holds the lane.
-    pub event: EventSummary,
-    /// When the event became a dead letter, or when it failed first with a failure that counts. Without such a failure,
-    /// when it was accepted.
-    pub since: SystemTime,
-    /// The number of events that wait behind it. Not more than [`MOST_WAITING`](Self::MOST_WAITING) are counted.
-    pub waiting: u64,
-}
-
-impl BlockedLane {
-    /// How many of the events that wait are counted.
-    pub const MOST_WAITING: u64 = 1000;
-}

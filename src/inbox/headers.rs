@@ -14,7 +14,7 @@ pub(super) const TRACE: [HeaderName; 2] = [
 const LONGEST: usize = 512;
 
 /// The headers of these names, without values that are too long.
-pub(super) fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
+pub(crate) fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for name in names {
         if kept.contains_key(name) {
@@ -31,7 +31,7 @@ pub(super) fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
 
 /// The headers as a queue stores them: a line `name: value` for each. `None` if there are none.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(super) fn to_bytes(headers: &HeaderMap) -> Option<Vec<u8>> {
+pub(crate) fn to_bytes(headers: &HeaderMap) -> Option<Vec<u8>> {
     if headers.is_empty() {
         return None;
     }
@@ -44,7 +44,7 @@ pub(super) fn to_bytes(headers: &HeaderMap) -> Option<Vec<u8>> {
 
 /// Parses stored headers, and skips lines that are not valid headers.
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-pub(super) fn from_bytes(bytes: &[u8]) -> HeaderMap {
+pub(crate) fn from_bytes(bytes: &[u8]) -> HeaderMap {
     let header = |line: &[u8]| {
         let colon = line.iter().position(|byte| *byte == b':')?;
         let (name, value) = (line.get(..colon)?, line.get(colon + 2..)?);

@@ -19,7 +19,7 @@ pub(super) struct LaneOf {
 type ChatOf = dyn Fn(&RawDelivery) -> Option<String> + Send + Sync;
 
 impl LaneOf {
-    pub(super) fn with(
+    pub(crate) fn with(
         chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -28,7 +28,7 @@ impl LaneOf {
     }
 
     /// Returns the id of the event's chat, if there is one, or why the body is no JSON object.
-    pub(super) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
+    pub(crate) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
         match &self.other {
             Some(other) if !EventKind::ALL.contains(delivery.kind()) => {
                 delivery.json()?;

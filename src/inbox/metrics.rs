@@ -1,7 +1,8 @@
 //! The metrics of an inbox that no observation changes.
 
 use super::Inbox;
-use super::queue::{KindStats, Queue};
+use super::queue::Queue;
+use super::records::KindStats;
 use crate::store::StoreError;
 use crate::telemetry::{BLOCKED, BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING};
 

@@ -10,7 +10,8 @@
 //! # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
 //! # use std::time::Duration;
 //! use tower::Layer;
-//! use tower_webhook::inbox::{Inbox, MemoryQueue};
+//! use tower_webhook::inbox::Inbox;
+//! use tower_webhook::memory::MemoryQueue;
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -47,22 +48,24 @@
 //! more until a person redrives or discards it.
 
 mod accept;
-#[cfg(feature = "conformance")]
-pub mod conformance;
-mod event;
-mod headers;
+pub(crate) mod event;
+pub(crate) mod headers;
 mod lane;
-mod memory;
 #[cfg(feature = "metrics")]
 mod metrics;
-#[cfg(feature = "postgres")]
-mod postgres;
-mod queue;
+pub(crate) mod queue;
+pub(crate) mod records;
 mod retry;
-#[cfg(feature = "sqlite")]
-mod sqlite;
 mod trip;
 mod worker;
+
+/// What queues and workers say to each other. No version promise covers it: the tests of this crate wrap queues.
+#[doc(hidden)]
+pub mod internal {
+    pub use super::event::{EventLease, NewEvent, Settlement, Take, TakenEvent};
+    pub use super::queue::{Accepted, Claims, Settled, Work};
+    pub use super::records::{FORGET_STEP, forget_all};
+}
 
 use std::fmt;
 use std::future::Future;
@@ -74,18 +77,14 @@ use tokio::time::{sleep, timeout};
 
 use self::accept::Backlog;
 pub use self::accept::{Accept, AcceptFuture, Refusal};
-pub use self::event::{
-    BlockedLane, EventId, EventLease, EventRecord, EventState, EventSummary, Failure, Filter,
-    Kinds, Lane, Listed, NewEvent, Page, PastFailure, Settlement, Take, TakenEvent, UnknownState,
-};
+pub use self::event::{EventId, EventState, Failure, Kinds, Lane, UnknownState};
 use self::lane::LaneOf;
-pub use self::memory::MemoryQueue;
-#[cfg(feature = "postgres")]
-pub use self::postgres::PostgresQueue;
-pub use self::queue::{Accepted, Change, Claims, KindStats, Queue, Settled, Stats};
+pub use self::queue::Queue;
+pub use self::records::{
+    BlockedLane, Change, EventRecord, EventSummary, Filter, Forgotten, KindStats, Listed, Page,
+    PastFailure, Records, Stats,
+};
 pub use self::retry::Retry;
-#[cfg(feature = "sqlite")]
-pub use self::sqlite::SqliteQueue;
 use self::worker::Workers;
 pub use self::worker::{OnFailure, Worker, WorkerHandle};
 use crate::config::ConfigError;
@@ -189,7 +188,8 @@ impl<Q: Queue> Inbox<Q> {
     /// not events: receivers of different platforms or accounts need a queue each.
     ///
     /// ```
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// let inbox = Inbox::new(MemoryQueue::new()).namespace("crm");
     /// ```
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
@@ -201,7 +201,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// ```
     /// # use tower_webhook::SenderPolicy;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let inbox = Inbox::new(MemoryQueue::new()).sender_policy(SenderPolicy::default())?;
     /// # Ok(())
@@ -224,7 +225,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let inbox = Inbox::new(MemoryQueue::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
     /// # Ok(())
@@ -247,7 +249,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// let inbox = Inbox::new(MemoryQueue::new()).keep_bodies(Duration::ZERO);
     /// ```
     pub fn keep_bodies(mut self, duration: Duration) -> Self {
@@ -259,7 +262,8 @@ impl<Q: Queue> Inbox<Q> {
     /// default. A warning is logged at 80 % of it. Deliveries of events that are already stored are not refused.
     ///
     /// ```
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// let inbox = Inbox::new(MemoryQueue::new()).backlog_limit(1 << 30);
     /// ```
     pub fn backlog_limit(mut self, bytes: u64) -> Self {
@@ -274,7 +278,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// ```
     /// # use std::time::Duration;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
     /// let inbox = Inbox::new(MemoryQueue::new()).store_timeout(Duration::from_secs(5))?;
     /// # Ok(())
@@ -310,7 +315,8 @@ impl<Q: Queue> Inbox<Q> {
     /// event is stored, so it should be fast.
     ///
     /// ```
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// #[derive(serde::Deserialize)]
     /// struct Ticket {
     ///     chat_id: Option<String>,
@@ -337,7 +343,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// ```
     /// # use http::HeaderName;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// let names = ["traceparent", "tracestate", "x-request-id"].map(HeaderName::from_static);
     /// let inbox = Inbox::new(MemoryQueue::new()).keep_headers(names);
     /// ```
@@ -352,7 +359,8 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// ```
     /// # use tower::Layer;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// # use tower_webhook::telemetry::FailureBudget;
     /// # use tower_webhook::{Secret, SignatureLayer};
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
@@ -513,7 +521,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        let forget = self.shared.queue.forget(chat);
+        let forget = records::forget_all(&self.shared.queue, chat);
         let deleted = self.settings.call("forget", forget).await?;
         self.shared.workers.check();
         self.shared.workers.wake();
@@ -562,7 +570,8 @@ impl<Q: Queue> Inbox<Q> {
     /// ```
     /// # use tower::Layer;
     /// # use tower_webhook::event::ChatAssigned;
-    /// # use tower_webhook::inbox::{Inbox, MemoryQueue};
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
     /// # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
     /// # #[cfg(feature = "sandbox")]
     /// # #[tokio::main(flavor = "current_thread", start_paused = true)]

@@ -1,19 +1,36 @@
-//! The contract of a queue: the storage behind an inbox.
+//! The contract of a queue: the storage behind an inbox. This is the worker's half; [`Records`] is a person's half.
 
-use std::fmt;
 use std::future::Future;
-use std::time::{Duration, SystemTime};
+use std::sync::Arc;
+use std::time::Duration;
 
-use super::event::{
-    BlockedLane, EventId, EventLease, EventRecord, EventState, Filter, Listed, NewEvent, Page,
-    Settlement, Take, TakenEvent,
-};
-use crate::event::EventKind;
+use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
+use super::records::Records;
 use crate::store::StoreError;
 
-/// Stores accepted events, hands them to workers under leases, and records how their attempts end.
+/// The storage behind an [`Inbox`](super::Inbox): [`MemoryQueue`](crate::memory::MemoryQueue), `SqliteQueue` or
+/// `PostgresQueue`.
 ///
-/// To use a queue, pass it to an [`Inbox`](super::Inbox): only an inbox and its workers call these methods.
+/// It has the methods of [`Records`], and others that only an inbox and its workers call. Queues of your own are not
+/// supported, as each feature of the inbox may add a method.
+///
+/// ```
+/// use tower_webhook::inbox::{Inbox, Queue};
+/// use tower_webhook::store::StoreError;
+///
+/// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
+///     inbox.queue().pause(None, true).await
+/// }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a queue",
+    note = "use `MemoryQueue`, `SqliteQueue` or `PostgresQueue`"
+)]
+pub trait Queue: Work + Records {}
+
+impl<Q: Work + Records> Queue for Q {}
+
+/// Stores accepted events, hands them to workers under leases, and records how their attempts end.
 ///
 /// # Lanes
 ///
@@ -35,11 +52,7 @@ use crate::store::StoreError;
 ///
 /// A future that is dropped before it is ready may or may not have taken effect. No method has a default, so that no
 /// queue inherits a race.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a queue",
-    note = "use one of `tower_webhook::inbox`, or implement `Queue` and run its conformance suite"
-)]
-pub trait Queue: Send + Sync + 'static {
+pub trait Work: Send + Sync + 'static {
     /// Whether other processes may use the same events. If so, a worker asks for events regularly.
     const SHARED: bool;
 
@@ -111,92 +124,6 @@ pub trait Queue: Send + Sync + 'static {
     /// As for [`accept`](Self::accept).
     fn find(&self, key: u128) -> impl Future<Output = Result<Option<EventId>, StoreError>> + Send;
 
-    /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
-    /// one.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn list(
-        &self,
-        filter: &Filter,
-        page: Page,
-    ) -> impl Future<Output = Result<Listed, StoreError>> + Send;
-
-    /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
-    /// after `after`, and with `chat`, only the lane of that chat.
-    ///
-    /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
-    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
-    /// event is taken again.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> impl Future<Output = Result<Vec<BlockedLane>, StoreError>> + Send;
-
-    /// Returns an event with its body and its failures, or `None` if there is no such event.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn get(
-        &self,
-        id: EventId,
-    ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
-
-    /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
-    /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
-    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]). With `from`, an event in
-    /// another state is not changed either; the comparison and the change are one atomic step.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn redrive(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
-
-    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
-    /// another state is not changed, as for [`redrive`](Self::redrive).
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
-
-    /// Deletes the bodies and headers of all events of a chat, and the texts of their failures, and returns the number of
-    /// these bodies. Events that are unsettled or dead are discarded.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn forget(&self, chat: &str) -> impl Future<Output = Result<u64, StoreError>> + Send;
-
-    /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
-    ///
-    /// Events of a kind are taken if neither the kind nor everything is paused.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        paused: bool,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
-
     /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
     /// ago, and settled events whose retention has expired. Dead letters stay. Returns whether there may be more to
     /// delete.
@@ -206,13 +133,6 @@ pub trait Queue: Send + Sync + 'static {
     /// As for [`accept`](Self::accept).
     fn purge(&self, keep_bodies: Duration)
     -> impl Future<Output = Result<bool, StoreError>> + Send;
-
-    /// Counts the unsettled events and the dead letters, by kind.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send;
 
     /// Returns the size of the queue in bytes, without room that it can reuse.
     ///
@@ -266,102 +186,55 @@ pub enum Settled {
     Lost,
 }
 
-/// The result of a change that a person requested.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Change {
-    /// It was made.
-    Made,
-    /// There is no such event.
-    NotFound,
-    /// The event's state does not allow it.
-    WrongState,
-    /// The event's body was deleted, so it cannot be handled again.
-    WithoutBody,
-}
+impl<Q: Work> Work for Arc<Q> {
+    const SHARED: bool = Q::SHARED;
 
-/// The number of unsettled events and dead letters by kind, and whether they are paused.
-#[derive(Clone, Debug)]
-pub struct Stats {
-    /// The kinds, sorted by name.
-    pub kinds: Vec<KindStats>,
-    /// The time at which the events were counted, by the queue's clock.
-    pub at: SystemTime,
-    /// Whether everything is paused.
-    pub is_paused: bool,
-}
-
-impl Stats {
-    /// Returns the number of events that are unsettled: waiting, in progress or retrying.
-    #[must_use]
-    pub fn unsettled(&self) -> u64 {
-        self.kinds
-            .iter()
-            .map(|kind| kind.waiting + kind.in_progress + kind.retrying)
-            .sum()
+    fn accept(
+        &self,
+        event: NewEvent,
+        take: Option<&Take>,
+    ) -> impl Future<Output = Result<Accepted, StoreError>> + Send {
+        (**self).accept(event, take)
     }
 
-    /// Returns the number of dead letters.
-    #[must_use]
-    pub fn dead(&self) -> u64 {
-        self.kinds.iter().map(|kind| kind.dead).sum()
+    fn claim(
+        &self,
+        take: &Take,
+        limit: usize,
+        suspects: usize,
+    ) -> impl Future<Output = Result<Claims, StoreError>> + Send {
+        (**self).claim(take, limit, suspects)
     }
 
-    /// Returns the time since the oldest unsettled event of a kind was accepted.
-    #[must_use]
-    pub fn age(&self, kind: &KindStats) -> Option<Duration> {
-        let oldest = kind.oldest?;
-        Some(self.at.duration_since(oldest).unwrap_or_default())
+    fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> impl Future<Output = Result<Vec<bool>, StoreError>> + Send {
+        (**self).extend(leases, lease)
     }
 
-    /// Whether every accepted event was handled, ignored or discarded.
-    #[must_use]
-    pub fn is_all_handled(&self) -> bool {
-        self.unsettled() == 0 && self.dead() == 0
+    fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> impl Future<Output = Result<Settled, StoreError>> + Send {
+        (**self).settle(lease, settlement, next)
     }
-}
 
-/// One line for each kind that has unsettled events or dead letters, or is paused.
-impl fmt::Display for Stats {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_paused {
-            f.write_str("everything is paused\n")?;
-        }
-        for kind in &self.kinds {
-            if kind.waiting + kind.in_progress + kind.retrying + kind.dead == 0 && !kind.is_paused {
-                continue;
-            }
-            write!(
-                f,
-                "{}: {} waiting, {} in progress, {} retrying, {} dead",
-                kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
-            )?;
-            if let Some(age) = self.age(kind) {
-                write!(f, ", the oldest {} s ago", age.as_secs())?;
-            }
-            f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
-        }
-        Ok(())
+    fn find(&self, key: u128) -> impl Future<Output = Result<Option<EventId>, StoreError>> + Send {
+        (**self).find(key)
     }
-}
 
-/// The number of events of one kind, by state.
-#[derive(Clone, Debug)]
-pub struct KindStats {
-    /// The kind.
-    pub kind: EventKind,
-    /// Events without a failed attempt, and without an attempt in progress.
-    pub waiting: u64,
-    /// Events with an attempt in progress.
-    pub in_progress: u64,
-    /// Events that are tried again after an attempt failed or crashed.
-    pub retrying: u64,
-    /// Dead letters.
-    pub dead: u64,
-    /// Events that have failed and block their lanes: those of [`blocked_lanes`](Queue::blocked_lanes).
-    pub blocking: u64,
-    /// When the oldest unsettled event was accepted.
-    pub oldest: Option<SystemTime>,
-    /// Whether the kind is paused.
-    pub is_paused: bool,
+    fn purge(
+        &self,
+        keep_bodies: Duration,
+    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
+        (**self).purge(keep_bodies)
+    }
+
+    fn size(&self) -> impl Future<Output = Result<u64, StoreError>> + Send {
+        (**self).size()
+    }
 }

@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::error::BoxError;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::storage;
+use super::engine;
+use crate::error::BoxError;
 
 /// The error of an operation of a store.
 #[derive(Debug)]
@@ -75,12 +75,12 @@ impl Error for StoreError {
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl From<storage::Error> for StoreError {
-    fn from(error: storage::Error) -> Self {
+impl From<engine::Error> for StoreError {
+    fn from(error: engine::Error) -> Self {
         let kind = match error.kind() {
             #[cfg(feature = "postgres")]
-            storage::ErrorKind::TimedOut => StoreErrorKind::TimedOut,
-            storage::ErrorKind::Corrupt => StoreErrorKind::Corrupt,
+            engine::ErrorKind::TimedOut => StoreErrorKind::TimedOut,
+            engine::ErrorKind::Corrupt => StoreErrorKind::Corrupt,
             _ => StoreErrorKind::Unavailable,
         };
         Self::new(kind, error)

@@ -30,17 +30,11 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) mod engine;
 mod error;
-#[cfg(feature = "moka")]
-mod moka;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 mod open_error;
-#[cfg(feature = "postgres")]
-pub(crate) mod postgres;
-#[cfg(feature = "redis")]
-mod redis;
-#[cfg(feature = "sqlite")]
-pub(crate) mod sqlite;
 
 use std::future::Future;
 use std::num::NonZeroU32;
@@ -51,16 +45,8 @@ use sha2::{Digest, Sha256};
 use twox_hash::XxHash3_128;
 
 pub use self::error::{SettleError, StoreError, StoreErrorKind};
-#[cfg(feature = "moka")]
-pub use self::moka::MokaStore;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub use self::open_error::{OpenError, OpenErrorKind};
-#[cfg(feature = "postgres")]
-pub use self::postgres::PostgresStore;
-#[cfg(feature = "redis")]
-pub use self::redis::RedisStore;
-#[cfg(feature = "sqlite")]
-pub use self::sqlite::SqliteStore;
 
 /// Remembers which keys are in flight and which are done.
 ///

@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::fmt;
 
-use crate::error::BoxError;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use crate::storage;
+use super::engine;
+use crate::error::BoxError;
 
 /// The error of opening, connecting or migrating a store.
 ///
@@ -42,7 +42,7 @@ pub enum OpenErrorKind {
 
 impl OpenError {
     #[cfg(feature = "redis")]
-    pub(super) fn new(kind: OpenErrorKind, error: impl Into<BoxError>) -> Self {
+    pub(crate) fn new(kind: OpenErrorKind, error: impl Into<BoxError>) -> Self {
         Self {
             kind,
             error: error.into(),
@@ -69,9 +69,9 @@ impl Error for OpenError {
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl From<storage::Error> for OpenError {
-    fn from(error: storage::Error) -> Self {
-        use storage::ErrorKind;
+impl From<engine::Error> for OpenError {
+    fn from(error: engine::Error) -> Self {
+        use engine::ErrorKind;
 
         let kind = match error.kind() {
             ErrorKind::Unavailable => OpenErrorKind::Unavailable,

@@ -61,21 +61,13 @@ pub(crate) const BUFFERED: &str = "webhook_buffered_bytes";
 pub(crate) const DETACHED_NOW: &str = "webhook_detached_runs";
 #[cfg(feature = "moka")]
 const EVICTIONS: &str = "webhook_evictions_total";
-#[cfg(feature = "inbox")]
 pub(crate) const WAITING: &str = "webhook_inbox_waiting";
-#[cfg(feature = "inbox")]
 pub(crate) const IN_PROGRESS: &str = "webhook_inbox_in_progress";
-#[cfg(feature = "inbox")]
 pub(crate) const RETRYING: &str = "webhook_inbox_retrying";
-#[cfg(feature = "inbox")]
 pub(crate) const DEAD: &str = "webhook_inbox_dead_letters";
-#[cfg(feature = "inbox")]
 pub(crate) const BLOCKED: &str = "webhook_inbox_blocked_lanes";
-#[cfg(feature = "inbox")]
 pub(crate) const OLDEST: &str = "webhook_inbox_oldest_seconds";
-#[cfg(feature = "inbox")]
 pub(crate) const PAUSED: &str = "webhook_inbox_paused";
-#[cfg(feature = "inbox")]
 pub(crate) const BYTES: &str = "webhook_inbox_bytes";
 
 impl Metrics {
@@ -297,11 +289,9 @@ fn describe() {
         Count,
         "Keys that the memory store evicted before the end of their retention."
     );
-    #[cfg(feature = "inbox")]
     describe_inbox();
 }
 
-#[cfg(feature = "inbox")]
 fn describe_inbox() {
     use metrics::Unit::{Bytes, Count, Seconds};
 

@@ -49,7 +49,7 @@ pub use self::budget::{FailureBudget, Spent};
 pub(crate) use self::calls::CallError;
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
-#[cfg(all(feature = "metrics", feature = "inbox"))]
+#[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{
     BLOCKED, BYTES, DEAD, Gauges, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
 };

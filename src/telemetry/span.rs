@@ -58,7 +58,6 @@ impl DeliverySpan {
 
     /// Creates the span of an attempt to handle an event of an inbox. It has no parent: the delivery has been answered,
     /// perhaps days ago.
-    #[cfg(feature = "inbox")]
     pub(crate) fn attempt(delivery: &RawDelivery, event: i64) -> Self {
         let this = Self::starting(info_span!(
             parent: None,
@@ -84,7 +83,6 @@ impl DeliverySpan {
         this
     }
 
-    #[cfg(feature = "inbox")]
     pub(crate) fn span(&self) -> Span {
         self.span.clone()
     }

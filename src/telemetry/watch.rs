@@ -140,7 +140,6 @@ impl AttemptWatch {
     }
 
     /// Names the event of an inbox.
-    #[cfg(feature = "inbox")]
     #[inline]
     pub(crate) fn of_event(mut self, event: i64) -> Self {
         if let Some(attempt) = &mut self.0 {

@@ -20,7 +20,7 @@
 //! use tokio::net::TcpListener;
 //! use tower::Layer;
 //! use tower_webhook::event::{ChatRated, MessageCreated};
-//! use tower_webhook::store::PostgresStore;
+//! use tower_webhook::postgres::PostgresStore;
 //! use tower_webhook::transactional::{TransactionalHandler, Transactions};
 //! use tower_webhook::{Delivery, EventRouter, HandlerError, HandlerResult, Secret, SignatureLayer};
 //!
@@ -156,12 +156,12 @@
 //!   still intact, commit. sqlx adds one to test each connection before use, which
 //!   `PgPoolOptions::test_before_acquire` switches off; the price is one 503 per connection after the server
 //!   restarted.
-//! - **One row per key in the table of [`PostgresStore`](crate::store::PostgresStore)**, whose page has its size, the
+//! - **One row per key in the table of [`PostgresStore`](crate::postgres::PostgresStore)**, whose page has its size, the
 //!   required privileges, and how rows are purged.
 //!
 //! # Comparison with `IdempotencyLayer`
 //!
-//! | | transactional handlers | [`IdempotencyLayer`](crate::IdempotencyLayer) with [`PostgresStore`](crate::store::PostgresStore) |
+//! | | transactional handlers | [`IdempotencyLayer`](crate::IdempotencyLayer) with [`PostgresStore`](crate::postgres::PostgresStore) |
 //! |---|---|---|
 //! | effects | exactly once, in this database | at least once, anywhere |
 //! | after a crash | nothing is left: rolled back | the event is handled again after its lease expired, on top of its partial effects |

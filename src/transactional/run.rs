@@ -16,8 +16,8 @@ use crate::event::Event;
 use crate::execution::attempt;
 use crate::handler::{Handler, HandlerError, HandlerResult};
 use crate::outcome::{Outcome, name};
-use crate::store::postgres::lease::TransactionalLease;
-use crate::store::postgres::transaction::{CommitError, HeldConnection, Inserted, TxId};
+use crate::postgres::keys::transaction::{CommitError, HeldConnection, Inserted, TxId};
+use crate::postgres::lease::TransactionalLease;
 use crate::store::{BodyDigest, EventKey, KeySpace, StoreError, StoreErrorKind};
 use crate::telemetry::{AttemptEnd, AttemptWatch, CallTarget, Observers};
 
@@ -174,7 +174,6 @@ impl Transactions {
     }
 
     /// The lease of the delivery's attempt, if it is one that the run's transaction can end.
-    #[cfg(feature = "inbox")]
     async fn lease(
         &self,
         delivery: &RawDelivery,
@@ -184,14 +183,6 @@ impl Transactions {
         };
         let can_end = self.step("can-end", self.store.can_end(&lease)).await?;
         Ok(can_end.then_some(lease))
-    }
-
-    #[cfg(not(feature = "inbox"))]
-    fn lease(
-        &self,
-        _: &RawDelivery,
-    ) -> impl Future<Output = Result<Option<Arc<TransactionalLease>>, Outcome>> + Send {
-        std::future::ready(Ok(None))
     }
 
     async fn connection(&self) -> Result<HeldConnection, Outcome> {

@@ -7,7 +7,7 @@ use super::turns::Turns;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 use crate::execution::Limits;
-use crate::store::PostgresStore;
+use crate::postgres::PostgresStore;
 use crate::telemetry::{Observer, Observers};
 
 /// Gives each handler a transaction that also holds its event's key.
@@ -123,7 +123,7 @@ impl Transactions {
     ///     }
     /// }
     ///
-    /// # fn example(store: tower_webhook::store::PostgresStore) {
+    /// # fn example(store: tower_webhook::postgres::PostgresStore) {
     /// let transactions = Transactions::new(store).observer(Errors);
     /// # }
     /// ```

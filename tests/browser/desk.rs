@@ -1,5 +1,6 @@
 //! A console over an inbox with events in all states, in this process.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -12,11 +13,14 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::{
-    Accept, Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState,
-    Filter, Inbox, Listed, MemoryQueue, NewEvent, Page, Queue, Retry, Settled, Settlement, Stats,
-    Take, WorkerHandle,
+use tower_webhook::inbox::internal::{
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, Work,
 };
+use tower_webhook::inbox::{
+    Accept, BlockedLane, Change, EventId, EventRecord, EventState, Filter, Forgotten, Inbox,
+    Listed, Page, Records, Retry, Stats, WorkerHandle,
+};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::store::StoreError;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
@@ -168,7 +172,7 @@ impl Desk {
     }
 }
 
-impl Queue for Gated {
+impl Work for Gated {
     const SHARED: bool = MemoryQueue::SHARED;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
@@ -205,6 +209,16 @@ impl Queue for Gated {
         self.queue.find(key).await
     }
 
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        self.queue.purge(keep_bodies).await
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        self.queue.size().await
+    }
+}
+
+impl Records for Gated {
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.queue.list(filter, page).await
     }
@@ -231,23 +245,19 @@ impl Queue for Gated {
         self.queue.discard(id, from).await
     }
 
-    async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        self.queue.forget(chat).await
+    async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> Result<Forgotten, StoreError> {
+        self.queue.forget(chat, events).await
     }
 
     async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
         self.queue.pause(kind, paused).await
     }
 
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.queue.purge(keep_bodies).await
-    }
-
     async fn stats(&self) -> Result<Stats, StoreError> {
         self.queue.stats().await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.queue.size().await
     }
 }

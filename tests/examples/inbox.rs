@@ -5,6 +5,7 @@ use std::io::{Seek, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
+use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
@@ -12,7 +13,9 @@ use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tower_webhook::inbox::{Failure, NewEvent, Queue, SqliteQueue};
+use tower_webhook::inbox::Failure;
+use tower_webhook::inbox::internal::NewEvent;
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, RawDelivery, Secret};
 
 use super::receivers::{Receiver, run};

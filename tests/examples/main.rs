@@ -29,7 +29,6 @@ mod connections;
 #[cfg(all(
     feature = "axum",
     feature = "console",
-    feature = "inbox",
     feature = "metrics",
     feature = "moka",
     feature = "postgres",
@@ -49,7 +48,6 @@ mod console;
 mod forwards;
 #[cfg(all(
     feature = "axum",
-    feature = "inbox",
     feature = "moka",
     feature = "postgres",
     feature = "redis",
@@ -59,7 +57,6 @@ mod forwards;
 mod inbox;
 #[cfg(all(
     feature = "axum",
-    feature = "inbox",
     feature = "metrics",
     feature = "moka",
     feature = "postgres",
@@ -79,7 +76,6 @@ mod metrics;
 mod openssl;
 #[cfg(all(
     feature = "axum",
-    feature = "inbox",
     feature = "metrics",
     feature = "moka",
     feature = "postgres",
@@ -88,11 +84,10 @@ mod openssl;
     feature = "sqlite"
 ))]
 mod operations;
-#[cfg(all(feature = "inbox", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 mod otlp;
 #[cfg(all(
     feature = "axum",
-    feature = "inbox",
     feature = "metrics",
     feature = "moka",
     feature = "postgres",
@@ -103,7 +98,6 @@ mod otlp;
 mod outages;
 #[cfg(all(
     feature = "axum",
-    feature = "inbox",
     feature = "metrics",
     feature = "moka",
     feature = "postgres",

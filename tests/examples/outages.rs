@@ -24,9 +24,11 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{EventState, Filter, Inbox, MemoryQueue, Page, Queue, WorkerHandle};
+use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, WorkerHandle};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::sandbox::{Body, Fault, Faults, Sandbox, Settings, SimulatedChat, Webhook};
-use tower_webhook::store::{MokaStore, Store};
+use tower_webhook::store::Store;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Silence};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, WebhookLayer};
 

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
+use tower_webhook::inbox::internal::Work;
 
 use axum::Router;
 use axum::body::Body;
@@ -17,10 +18,11 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_webhook::console::Console;
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Take};
 use tower_webhook::inbox::{
-    Accept, Accepted, EventId, EventState, Failure, Filter, Inbox, Kinds, Lane, MemoryQueue,
-    NewEvent, Page, Queue, Retry, Take,
+    Accept, EventId, EventState, Failure, Filter, Inbox, Kinds, Lane, Page, Queue, Retry,
 };
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{

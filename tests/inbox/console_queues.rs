@@ -2,12 +2,13 @@
 //!
 //! `REDRIVES=100000` redrives that many events; the default is 11,000, as the console counts up to 10,000.
 
+use crate::suite::Harness;
 use axum::Router;
 use futures_util::future::join;
 use http::StatusCode;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::conformance::Harness;
-use tower_webhook::inbox::{EventState, Filter, Inbox, MemoryQueue, Page, Queue};
+use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue};
+use tower_webhook::memory::MemoryQueue;
 
 use crate::console::{cancelled_redrive, explains_wrong_requests, get, post};
 use crate::memory::Memory;

@@ -4,6 +4,8 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
 use bytes::Bytes;
 use http::Request;
@@ -14,12 +16,13 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
+use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
 use tower_webhook::inbox::{
-    Accept, Change, EventId, EventState, Inbox, Kinds, PostgresQueue, Queue, Retry, Settled,
-    Settlement, Take, TakenEvent, Worker, WorkerHandle,
+    Accept, Change, EventId, EventState, Inbox, Kinds, Retry, Worker, WorkerHandle,
 };
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::PostgresStore;
 use tower_webhook::transactional::{TransactionalHandler, Transactions};
 use tower_webhook::{
     Delivery, EventRouter, HandlerError, HandlerResult, IdempotencyKey, Outcome, RawDelivery,

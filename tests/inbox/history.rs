@@ -6,17 +6,21 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{
-    Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState, Filter,
-    Inbox, Kinds, Lane, Listed, MemoryQueue, NewEvent, OnFailure, Page, Queue, Retry, Settled,
-    Settlement, Stats, Take, TakenEvent,
+use tower_webhook::inbox::internal::{
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
+use tower_webhook::inbox::{
+    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Forgotten, Inbox, Kinds, Lane,
+    Listed, OnFailure, Page, Records, Retry, Stats,
+};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{EventKey, Fence, StoreError};
 use tower_webhook::{HandlerError, Outcome, RawDelivery};
 
@@ -383,7 +387,7 @@ impl Spy {
     }
 }
 
-impl Queue for Spy {
+impl Work for Spy {
     const SHARED: bool = true;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
@@ -478,6 +482,16 @@ impl Queue for Spy {
         self.queue.inner.find(key).await
     }
 
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        self.queue.inner.purge(keep_bodies).await
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        self.queue.inner.size().await
+    }
+}
+
+impl Records for Spy {
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.queue.inner.list(filter, page).await
     }
@@ -513,8 +527,12 @@ impl Queue for Spy {
         Ok(change)
     }
 
-    async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        self.queue.inner.forget(chat).await
+    async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> Result<Forgotten, StoreError> {
+        self.queue.inner.forget(chat, events).await
     }
 
     async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
@@ -523,16 +541,8 @@ impl Queue for Spy {
         Ok(())
     }
 
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.queue.inner.purge(keep_bodies).await
-    }
-
     async fn stats(&self) -> Result<Stats, StoreError> {
         self.queue.inner.stats().await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.queue.inner.size().await
     }
 }
 

@@ -34,5 +34,7 @@ mod published;
 mod rolling;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
+#[cfg(feature = "conformance")]
+mod suite;
 mod telemetry;
 mod worker;

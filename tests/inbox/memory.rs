@@ -1,7 +1,7 @@
 //! The queue in memory: the conformance suite.
 
-use tower_webhook::inbox::MemoryQueue;
-use tower_webhook::inbox::conformance::{self, Harness};
+use crate::suite::{self, Harness};
+use tower_webhook::memory::MemoryQueue;
 
 pub(crate) struct Memory(pub(crate) MemoryQueue);
 
@@ -15,10 +15,10 @@ impl Harness for Memory {
 
 #[tokio::test(start_paused = true)]
 async fn conforms_in_paused_time() {
-    conformance::run(&Memory(MemoryQueue::new())).await;
+    suite::run(&Memory(MemoryQueue::new())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_in_real_time_on_several_threads() {
-    conformance::run(&Memory(MemoryQueue::new())).await;
+    suite::run(&Memory(MemoryQueue::new())).await;
 }

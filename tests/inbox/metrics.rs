@@ -9,8 +9,9 @@ use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
 use tokio::time::sleep;
 use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::{Inbox, MemoryQueue};
-use tower_webhook::store::MokaStore;
+use tower_webhook::inbox::Inbox;
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, WebhookLayer};
 

@@ -5,7 +5,10 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
+use crate::suite::{self, Harness};
 use futures_util::future::join_all;
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgPool, PgPoolOptions};
@@ -13,14 +16,13 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::conformance::{self, Harness};
-use tower_webhook::inbox::{
-    Accepted, Change, EventId, EventLease, EventState, Failure, Filter, Kinds, Lane, NewEvent,
-    Page, PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
+use tower_webhook::inbox::internal::{
+    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
-use tower_webhook::store::{
-    Claim, EventKey, Fence, KeyState, PostgresStore, Store, StoreErrorKind,
-};
+use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Kinds, Lane, Page};
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::postgres::PostgresStore;
+use tower_webhook::store::{Claim, EventKey, Fence, KeyState, Store, StoreErrorKind};
 
 use crate::support::lock;
 use crate::support::postgres::PostgresServer;
@@ -69,7 +71,7 @@ impl Harness for Database {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn conforms() {
-    conformance::run(&Database::create().await).await;
+    suite::run(&Database::create().await).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -87,7 +89,7 @@ async fn conforms_with_other_session_defaults() {
             &format!("ALTER DATABASE {name} SET timezone = 'Pacific/Chatham'"),
         )
         .await;
-        conformance::run(&database).await;
+        suite::run(&database).await;
     }
 }
 
@@ -314,7 +316,7 @@ async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
 }
 
 /// What migrates version 2 to version 3.
-pub(crate) const VERSION_3: &str = include_str!("../../src/store/postgres/inbox.sql");
+pub(crate) const VERSION_3: &str = include_str!("../../src/postgres/inbox.sql");
 
 /// A process of an earlier version, which calls the functions that it knows: those of version 3, or those for many
 /// events of version 4.
@@ -668,7 +670,7 @@ async fn queue_works_with_the_rights_that_its_page_names() {
         .await
         .unwrap();
     assert_eq!(queue.claim(&take(), 10, 0).await.unwrap().events.len(), 1);
-    assert_eq!(queue.forget("1").await.unwrap(), 2);
+    assert_eq!(forget_all(&queue, "1").await.unwrap(), 2);
     queue.purge(Duration::ZERO).await.unwrap();
     queue.size().await.unwrap();
     assert_eq!(queue.stats().await.unwrap().unsettled(), 1);
@@ -870,7 +872,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                                 .unwrap(),
                         ),
                         3 if n.is_multiple_of(5) => {
-                            queue.forget(&(n % 3).to_string()).await.unwrap();
+                            forget_all(&queue, &(n % 3).to_string()).await.unwrap();
                         }
                         4 => drop(queue.purge(Duration::ZERO).await.unwrap()),
                         _ => {}

@@ -1,13 +1,19 @@
 //! The queue in PostgreSQL does what the queue in memory does, in any order of operations.
 
 use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
 use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{
-    Accepted, BlockedLane, EventId, EventLease, EventState, EventSummary, Failure, Filter, Kinds,
-    Lane, MemoryQueue, NewEvent, Page, PostgresQueue, Queue, Settled, Settlement, Take, TakenEvent,
+use tower_webhook::inbox::internal::{
+    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
+use tower_webhook::inbox::{
+    BlockedLane, EventId, EventState, EventSummary, Failure, Filter, Kinds, Lane, Page,
+};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
@@ -310,8 +316,8 @@ impl Both {
             }
             35 if random.one_in(4) => {
                 let chat = random.pick(&["a", "b", "c", "d"]);
-                let m = memory.forget(chat).await.unwrap();
-                assert_eq!(m, postgres.forget(chat).await.unwrap());
+                let m = forget_all(&memory, chat).await.unwrap();
+                assert_eq!(m, forget_all(&postgres, chat).await.unwrap());
             }
             36 => {
                 let kind = (!random.one_in(4)).then(|| random.pick(&KINDS));

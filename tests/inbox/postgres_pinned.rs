@@ -2,13 +2,15 @@
 
 use std::slice;
 use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
 use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
-use tower_webhook::inbox::{
-    Accepted, Change, EventId, EventState, PostgresQueue, Queue, Settled, Settlement, Take,
-};
+use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
+use tower_webhook::inbox::{Change, EventId, EventState};
+use tower_webhook::postgres::PostgresQueue;
 
 use crate::postgres::{Database, accept, count, end, event, execute, failure, take, two_processes};
 

@@ -3,16 +3,18 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{
-    Accepted, Change, EventId, EventState, Failure, Filter, NewEvent, Page, PostgresQueue, Queue,
-    Settled, Settlement, Take,
-};
-use tower_webhook::store::{Claim, EventKey, PostgresStore, Store};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, forget_all};
+use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Page};
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::postgres::PostgresStore;
+use tower_webhook::store::{Claim, EventKey, Store};
 
 use crate::postgres::{
     Database, LEASE, Older, RETENTION, VERSION_2, VERSION_3, accept, count, end, event, execute,
@@ -20,7 +22,7 @@ use crate::postgres::{
 };
 
 /// What migrates version 3 to version 4.
-const VERSION_4: &str = include_str!("../../src/store/postgres/inbox_4.sql");
+const VERSION_4: &str = include_str!("../../src/postgres/inbox_4.sql");
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])
@@ -263,7 +265,7 @@ async fn headers_of_a_batch_stay_with_their_events() {
     assert_eq!(count(&pool, left).await, 0);
     // Those of dead letters stay until their chats are forgotten.
     for lane in 1..4 {
-        queue.forget(&lane.to_string()).await.unwrap();
+        forget_all(&queue, &lane.to_string()).await.unwrap();
     }
     let left = "SELECT count(headers) FROM tower_webhook.events WHERE chat IS NOT NULL";
     assert_eq!(count(&pool, left).await, 0);

@@ -8,18 +8,22 @@ use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tower_webhook::inbox::internal::Work;
 
+use crate::suite::Harness;
 use futures_util::future::join_all;
 use http::StatusCode;
 use sqlx::postgres::PgPoolOptions;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::conformance::Harness;
+use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
 use tower_webhook::inbox::{
-    Change, EventState, EventSummary, Failure, Filter, Inbox, Kinds, MemoryQueue, Page,
-    PostgresQueue, Queue, Retry, Settled, Settlement, SqliteQueue, Stats, Take, TakenEvent,
+    Change, EventState, EventSummary, Failure, Filter, Inbox, Kinds, Page, Queue, Retry, Stats,
 };
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
 
 use crate::memory::Memory;

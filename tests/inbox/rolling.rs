@@ -4,10 +4,11 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use crate::suite::Harness;
 use tokio::time::{sleep, timeout};
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::conformance::Harness;
-use tower_webhook::inbox::{Change, EventState, Filter, Inbox, MemoryQueue, Page, Queue, Stats};
+use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Queue, Stats};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{EventRouter, RawDelivery};
 
 use crate::memory::Memory;

@@ -7,18 +7,20 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
 
+use crate::suite::{self, Harness};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::conformance::{self, Harness};
-use tower_webhook::inbox::{
-    Accepted, EventId, EventState, Filter, Kinds, Lane, NewEvent, Page, Queue, Settled, Settlement,
-    SqliteQueue, Take, TakenEvent,
-};
-use tower_webhook::store::{EventKey, KeyState, OpenErrorKind, SqliteStore, Store, StoreErrorKind};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::{EventId, EventState, Filter, Kinds, Lane, Page};
+use tower_webhook::sqlite::SqliteQueue;
+use tower_webhook::sqlite::SqliteStore;
+use tower_webhook::store::{EventKey, KeyState, OpenErrorKind, Store, StoreErrorKind};
 
 use crate::support::program::{Peer, say};
 
@@ -110,18 +112,18 @@ async fn conforms_with_several_threads() {
     let scratch = Scratch::new();
     let queues = (0..4).map(|_| scratch.queue()).collect();
     let opened = AtomicUsize::new(0);
-    conformance::run(&Several { queues, opened }).await;
+    suite::run(&Several { queues, opened }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_when_each_handle_closes_the_file() {
-    conformance::nothing_ends_with_its_handle(&Scratch::new()).await;
+    suite::nothing_ends_with_its_handle(&Scratch::new()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_with_one_thread() {
     let scratch = Scratch::new();
-    conformance::run(&Shared(scratch.queue())).await;
+    suite::run(&Shared(scratch.queue())).await;
 }
 
 #[tokio::test]

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::inbox::{Inbox, MemoryQueue, Retry};
+use tower_webhook::inbox::{Inbox, Retry};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::Recent;
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer};
 

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
+use tower_webhook::inbox::internal::Work;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
@@ -13,10 +14,12 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatRated, EventKind};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take};
 use tower_webhook::inbox::{
-    Accept, Accepted, Change, EventId, EventState, Filter, Inbox, Kinds, Lane, MemoryQueue,
-    NewEvent, OnFailure, Page, Queue, Settled, Settlement, Take, WorkerHandle,
+    Accept, Change, EventId, EventState, Filter, Inbox, Kinds, Lane, OnFailure, Page, Queue,
+    WorkerHandle,
 };
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::{
     Delivery, EventRouter, HandlerError, HandlerResult, IdempotencyKey, Outcome, RawDelivery,

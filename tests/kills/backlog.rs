@@ -4,6 +4,7 @@
 
 use std::fs::File;
 use std::time::{Duration, Instant};
+use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use nix::sys::signal::{Signal, kill};
@@ -12,7 +13,9 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::{Inbox, Lane, NewEvent, Queue, SqliteQueue};
+use tower_webhook::inbox::internal::NewEvent;
+use tower_webhook::inbox::{Inbox, Lane};
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
 
 use crate::support::delivery::SECRET;

@@ -22,9 +22,9 @@ use sqlx::postgres::{PgPool, PgPoolOptions};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower_webhook::Secret;
-use tower_webhook::inbox::{
-    EventState, EventSummary, Filter, Inbox, Page, PostgresQueue, Queue, SqliteQueue,
-};
+use tower_webhook::inbox::{EventState, EventSummary, Filter, Inbox, Page, Queue};
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::sqlite::SqliteQueue;
 
 use crate::support::delivery::SECRET;
 use crate::support::postgres::{PostgresServer, Stop};

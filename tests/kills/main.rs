@@ -3,9 +3,9 @@
 #[path = "../support/mod.rs"]
 mod support;
 
-#[cfg(all(feature = "inbox", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 mod backlog;
-#[cfg(all(feature = "inbox", feature = "sqlite"))]
+#[cfg(feature = "sqlite")]
 mod inbox;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod receiver;

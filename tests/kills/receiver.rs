@@ -31,9 +31,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_webhook::Secret;
-use tower_webhook::store::{
-    EventKey, KeyState, PostgresStore, RedisStore, SqliteStore, Store, StoreErrorKind,
-};
+use tower_webhook::postgres::PostgresStore;
+use tower_webhook::redis::RedisStore;
+use tower_webhook::sqlite::SqliteStore;
+use tower_webhook::store::{EventKey, KeyState, Store, StoreErrorKind};
 
 use crate::support::delivery::SECRET;
 use crate::support::postgres::PostgresServer;

@@ -14,7 +14,8 @@ use http_body_util::Full;
 use tokio::time::Instant;
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::{EventKey, KeyState, MokaStore, Store};
+use tower_webhook::memory::MokaStore;
+use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{
     Delivery, EventRouter, HandlerResult, HeaderNames, IdempotencyLayer, Outcome, RawDelivery,
     SenderPolicy, WebhookLayer,

@@ -161,7 +161,6 @@ fn features() -> String {
         ("conformance", cfg!(feature = "conformance")),
         ("console", cfg!(feature = "console")),
         ("default", cfg!(feature = "default")),
-        ("inbox", cfg!(feature = "inbox")),
         ("metrics", cfg!(feature = "metrics")),
         ("moka", cfg!(feature = "moka")),
         ("postgres", cfg!(feature = "postgres")),

@@ -9,8 +9,9 @@ use http::{Request, Response, StatusCode};
 use http_body_util::Full;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt};
 use tower_webhook::event::{ChatRated, EventKind};
+use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::{self, SignatureError};
-use tower_webhook::store::{KeyState, MokaStore};
+use tower_webhook::store::KeyState;
 use tower_webhook::{
     Decision, Delivery, EventRouter, HandlerError, Outcome, RawDelivery, Secret, Verified,
     WebhookLayer, idempotency,

@@ -13,7 +13,8 @@ use http::Request;
 use http_body_util::Full;
 use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatRated};
-use tower_webhook::store::{KeyState, MokaStore};
+use tower_webhook::memory::MokaStore;
+use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, RawDelivery, SignatureLayer, WebhookLayer};
 use tracing::Level;
 

@@ -10,8 +10,9 @@ use http_body_util::Full;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::{MokaStore, Store};
+use tower_webhook::store::Store;
 use tower_webhook::{EventRouter, IdempotencyLayer, Secret, Secrets, SignatureLayer, WebhookLayer};
 use tracing::Level;
 
@@ -167,7 +168,7 @@ async fn a_secret_costs_the_store_nothing_after_its_first_delivery() {
 #[cfg(feature = "sqlite")]
 #[tokio::test]
 async fn receivers_that_share_a_file_find_each_other() {
-    use tower_webhook::store::SqliteStore;
+    use tower_webhook::sqlite::SqliteStore;
 
     let log = Log::capture(Level::INFO);
     let directory = tempfile::tempdir().unwrap();

@@ -13,8 +13,8 @@ use http_body_util::channel::{Channel, Sender};
 use proptest::prelude::*;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::SignatureError;
-use tower_webhook::store::MokaStore;
 use tower_webhook::{EventRouter, Secret, Secrets, WebhookLayer};
 
 use crate::support::delivery::{

@@ -14,8 +14,9 @@ use tokio::time::sleep;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::{KeyState, MokaStore};
+use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer};
 
 use crate::support::delivery::{BODY, secret};

@@ -15,7 +15,7 @@ use http_body_util::channel::Channel;
 use tokio::time::{advance, sleep};
 use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::store::MokaStore;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Silence};
 use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, WebhookLayer};
 use tracing::Level;

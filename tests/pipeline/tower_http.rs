@@ -26,8 +26,9 @@ use tower_http::sensitive_headers::SetSensitiveRequestHeadersLayer;
 use tower_http::timeout::TimeoutLayer;
 use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tower_webhook::event::ChatRated;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::{Refusal, SignatureError};
-use tower_webhook::store::{KeyState, MokaStore};
+use tower_webhook::store::KeyState;
 use tower_webhook::{
     Decision, Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer,
 };

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 use tower::Layer;
-use tower_webhook::inbox::{Filter, Inbox, MemoryQueue, Page};
+use tower_webhook::inbox::{Filter, Inbox, Page};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::sandbox::{Sandbox, Settings, Webhook};
 use tower_webhook::{
     EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, WebhookLayer,

@@ -2,7 +2,6 @@
 
 #[cfg(feature = "admin")]
 mod admin_client;
-#[cfg(feature = "inbox")]
 mod dark_days;
 mod lookup;
 mod platform;

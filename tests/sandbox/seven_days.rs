@@ -23,12 +23,12 @@ use tower_webhook::event::{
     ChatAssigned, ChatClosed, ChatOpened, ChatRated, ChatReopened, ChatTransferred, Event,
     MessageCreated, Timestamp,
 };
+use tower_webhook::memory::MokaStore;
 use tower_webhook::sandbox::{
     AttemptId, AttemptResult, Body, EventState, Fault, Faults, Report, Sandbox, Settings, Webhook,
 };
 use tower_webhook::store::{
-    Claim, EventKey, Fence, KeyState, Lease, MokaStore, SettleError, Store, StoreError,
-    StoreErrorKind,
+    Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
 use tower_webhook::{
     Delivery, EventRouter, Handler, HandlerResult, IdempotencyLayer, Secret, SignatureLayer,

@@ -7,10 +7,9 @@ use std::time::{Duration, Instant};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::store::conformance::{self, Harness};
-use tower_webhook::store::{
-    Claim, EventKey, Fence, KeyState, Lease, MokaStore, SettleError, Store,
-};
+use tower_webhook::store::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store};
 
 use tracing::Level;
 

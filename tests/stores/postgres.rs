@@ -15,10 +15,10 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tower_webhook::ConfigError;
+use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, EventKey, KeyState, Lease, OpenErrorKind, PostgresStore, SettleError, Store, StoreError,
-    StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, Store, StoreError, StoreErrorKind,
 };
 
 use tracing::Level;

@@ -15,8 +15,9 @@ use tokio::time::{Instant, sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
+use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::store::{EventKey, KeyState, PostgresStore, Store};
+use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
 use crate::support::delivery::{BODY, deliver, secret};

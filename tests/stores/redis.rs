@@ -14,10 +14,11 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::ConfigError;
+use tower_webhook::redis::RedisStore;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, EventKey, KeyState, Lease, OpenError, OpenErrorKind, RedisStore, SettleError, Store,
-    StoreError, StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, OpenError, OpenErrorKind, SettleError, Store, StoreError,
+    StoreErrorKind,
 };
 
 use tracing::Level;

@@ -16,7 +16,8 @@ use tokio::task::block_in_place;
 use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::{EventKey, KeyState, RedisStore, Store};
+use tower_webhook::redis::RedisStore;
+use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
 use crate::support::delivery::{Answered, BODY, deliver, secret};

@@ -16,10 +16,10 @@ use nix::sys::signal::{SigSet, Signal};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
+use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
-    Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, SqliteStore, Store, StoreError,
-    StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, Store, StoreError, StoreErrorKind,
 };
 
 use crate::support::program::{Peer, say};

@@ -9,7 +9,6 @@ pub(crate) mod net;
 pub(crate) mod observer;
 pub(crate) mod postgres;
 pub(crate) mod program;
-#[cfg(feature = "inbox")]
 pub(crate) mod queue;
 pub(crate) mod redis;
 #[cfg(feature = "moka")]

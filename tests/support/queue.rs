@@ -1,13 +1,17 @@
 //! A queue with faults.
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tower_webhook::event::EventKind;
+use tower_webhook::inbox::internal::{
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, Work,
+};
 use tower_webhook::inbox::{
-    Accepted, BlockedLane, Change, Claims, EventId, EventLease, EventRecord, EventState, Filter,
-    Listed, NewEvent, Page, Queue, Settled, Settlement, Stats, Take,
+    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Forgotten, Listed, Page, Queue,
+    Records, Stats,
 };
 use tower_webhook::store::{StoreError, StoreErrorKind};
 
@@ -55,7 +59,7 @@ impl<Q> FaultyQueue<Q> {
     }
 }
 
-impl<Q: Queue> Queue for FaultyQueue<Q> {
+impl<Q: Queue> Work for FaultyQueue<Q> {
     const SHARED: bool = true;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
@@ -104,6 +108,18 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
         self.queue.find(key).await
     }
 
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        self.works()?;
+        self.queue.purge(keep_bodies).await
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        self.works()?;
+        self.queue.size().await
+    }
+}
+
+impl<Q: Queue> Records for FaultyQueue<Q> {
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         self.works()?;
         self.queue.list(filter, page).await
@@ -134,9 +150,13 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
         self.queue.discard(id, from).await
     }
 
-    async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
+    async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> Result<Forgotten, StoreError> {
         self.works()?;
-        self.queue.forget(chat).await
+        self.queue.forget(chat, events).await
     }
 
     async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
@@ -144,18 +164,8 @@ impl<Q: Queue> Queue for FaultyQueue<Q> {
         self.queue.pause(kind, paused).await
     }
 
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.works()?;
-        self.queue.purge(keep_bodies).await
-    }
-
     async fn stats(&self) -> Result<Stats, StoreError> {
         self.works()?;
         self.queue.stats().await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.works()?;
-        self.queue.size().await
     }
 }

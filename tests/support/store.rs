@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 use tokio::time::{Instant, sleep};
+use tower_webhook::memory::MokaStore;
 use tower_webhook::store::{
-    Claim, EventKey, KeyState, Lease, MokaStore, SettleError, Store, StoreError, StoreErrorKind,
+    Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError, StoreErrorKind,
 };
 
 use super::lock;

@@ -39,7 +39,8 @@ use crate::outcome::Outcome;
 /// # use std::time::Duration;
 /// # use tower_webhook::EventRouter;
 /// # use tower_webhook::event::EventKind;
-/// use tower_webhook::inbox::{Inbox, MemoryQueue, OnFailure, Retry};
+/// use tower_webhook::inbox::{Inbox, OnFailure, Retry};
+/// use tower_webhook::memory::MemoryQueue;
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {

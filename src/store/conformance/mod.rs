@@ -6,7 +6,7 @@
 #![cfg_attr(feature = "moka", doc = "```")]
 #![cfg_attr(not(feature = "moka"), doc = "```ignore")]
 //! use tower_webhook::store::conformance::{self, Harness};
-//! use tower_webhook::store::MokaStore;
+//! use tower_webhook::memory::MokaStore;
 //!
 //! struct Memory(MokaStore);
 //!
@@ -37,7 +37,9 @@
 //! others. What is left behind has expired within a minute, apart from the keys of
 //! [`durations_have_no_limits`].
 
-pub(crate) mod steps;
+/// For the suites of this crate.
+#[doc(hidden)]
+pub mod steps;
 
 use std::collections::HashSet;
 use std::future::Future;

@@ -18,7 +18,7 @@ use super::{DRIFT, HELD, Harness, PATIENCE, RIVALS, SHORT};
 use crate::error::Chain;
 use crate::store::{Claim, EventKey, KeyState, Lease, SettleError, Store};
 
-pub(crate) async fn named(subject: &str, rule: &str, check: impl Future<Output = ()>) {
+pub async fn named(subject: &str, rule: &str, check: impl Future<Output = ()>) {
     let Err(panic) = AssertUnwindSafe(check).catch_unwind().await else {
         return;
     };
@@ -33,7 +33,7 @@ pub(crate) async fn named(subject: &str, rule: &str, check: impl Future<Output =
 }
 
 /// Polls a future that many times, whenever it was woken, and drops it.
-pub(crate) async fn abandon<F: Future>(future: F, mut polls: u32) {
+pub async fn abandon<F: Future>(future: F, mut polls: u32) {
     let mut future = pin!(future);
     poll_fn(|cx| {
         if polls == 0 || future.as_mut().poll(cx).is_ready() {
@@ -74,7 +74,7 @@ impl Keys {
     }
 }
 
-pub(crate) fn unique() -> String {
+pub fn unique() -> String {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     format!("{:016x} {count}", RandomState::new().hash_one(count))
@@ -115,7 +115,7 @@ pub(super) async fn one_winner<S: Store>(handles: &[Arc<S>], id: EventKey, what:
     winners.remove(0)
 }
 
-pub(crate) async fn joined<T>(tasks: Vec<tokio::task::JoinHandle<T>>) -> Vec<T> {
+pub async fn joined<T>(tasks: Vec<tokio::task::JoinHandle<T>>) -> Vec<T> {
     let mut results = Vec::new();
     for task in tasks {
         match task.await {
@@ -209,7 +209,7 @@ pub(super) fn settled(result: Result<(), SettleError>, operation: &str) {
     ok(result, operation);
 }
 
-pub(crate) fn ok<T, E: Error>(result: Result<T, E>, operation: &str) -> T {
+pub fn ok<T, E: Error>(result: Result<T, E>, operation: &str) -> T {
     match result {
         Ok(value) => value,
         Err(error) => panic!("`{operation}` failed: {}", Chain(&error)),

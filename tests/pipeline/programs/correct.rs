@@ -2,7 +2,7 @@
 
 use tower::{Layer, ServiceBuilder};
 use tower_webhook::event::ChatRated;
-use tower_webhook::store::MokaStore;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult};
 use tower_webhook::{IdempotencyLayer, Secret, SignatureLayer, WebhookLayer};
 

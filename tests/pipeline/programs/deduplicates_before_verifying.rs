@@ -1,5 +1,5 @@
 use tower::Layer;
-use tower_webhook::store::MokaStore;
+use tower_webhook::memory::MokaStore;
 use tower_webhook::{EventRouter, IdempotencyLayer, Secret, SignatureLayer};
 
 fn main() {

@@ -1,0 +1,502 @@
+//! The part of a queue that a person uses: lists, counts, and changes by hand.
+
+use std::fmt;
+use std::future::Future;
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::HeaderMap;
+
+use super::event::{EventId, EventState, Failure};
+use crate::delivery::IdempotencyKey;
+use crate::event::EventKind;
+use crate::store::StoreError;
+
+/// Lists the events of a queue, and changes them.
+///
+/// An [`Inbox`](super::Inbox) has the same methods, and wakes or interrupts its workers where a change needs it. Use
+/// these methods only where no inbox is at hand.
+///
+/// A future that is dropped before it is ready may or may not have taken effect. Traits of your own cannot extend a
+/// queue by implementing this one: it gains methods in minor releases.
+pub trait Records: Send + Sync + 'static {
+    /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
+    /// one.
+    ///
+    /// # Errors
+    ///
+    /// When the queue cannot be reached or does not work. In that case, a change may or may not have been made.
+    fn list(
+        &self,
+        filter: &Filter,
+        page: Page,
+    ) -> impl Future<Output = Result<Listed, StoreError>> + Send;
+
+    /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
+    /// after `after`, and with `chat`, only the lane of that chat.
+    ///
+    /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
+    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
+    /// event is taken again.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<BlockedLane>, StoreError>> + Send;
+
+    /// Returns an event with its body and its failures, or `None` if there is no such event.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn get(
+        &self,
+        id: EventId,
+    ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
+
+    /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
+    /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
+    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]). With `from`, an event in
+    /// another state is not changed either; the comparison and the change are one atomic step.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
+
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
+    /// another state is not changed, as for [`redrive`](Self::redrive).
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
+
+    /// Deletes the bodies and headers of events of a chat, and the texts of their failures, in a step of at most
+    /// [`FORGET_STEP`] events. Events that are unsettled or dead are discarded.
+    ///
+    /// The first step is called without `events`. The others are called with the [`rest`](Forgotten::rest) that the one
+    /// before has returned, which ends with the newest event at the first step.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> impl Future<Output = Result<Forgotten, StoreError>> + Send;
+
+    /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
+    ///
+    /// Events of a kind are taken if neither the kind nor everything is paused.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        paused: bool,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Counts the unsettled events and the dead letters, by kind.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send;
+}
+
+/// The number of events that one step of [`Records::forget`] looks at, at most.
+pub const FORGET_STEP: usize = 200;
+
+/// The result of a step of [`Records::forget`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forgotten {
+    /// The number of bodies that were deleted.
+    pub bodies: u64,
+    /// The events that the next step begins with. `None` if all events of the chat are forgotten.
+    pub rest: Option<RangeInclusive<EventId>>,
+}
+
+/// Forgets a chat in steps, and returns the number of bodies that were deleted.
+pub async fn forget_all(queue: &impl Records, chat: &str) -> Result<u64, StoreError> {
+    let (mut bodies, mut rest) = (0, None);
+    loop {
+        let step = queue.forget(chat, rest).await?;
+        bodies += step.bodies;
+        rest = step.rest;
+        if rest.is_none() {
+            return Ok(bodies);
+        }
+    }
+}
+
+/// The result of a change that a person requested.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Change {
+    /// It was made.
+    Made,
+    /// There is no such event.
+    NotFound,
+    /// The event's state does not allow it.
+    WrongState,
+    /// The event's body was deleted, so it cannot be handled again.
+    WithoutBody,
+}
+
+/// The number of unsettled events and dead letters by kind, and whether they are paused.
+#[derive(Clone, Debug)]
+pub struct Stats {
+    /// The kinds, sorted by name.
+    pub kinds: Vec<KindStats>,
+    /// The time at which the events were counted, by the queue's clock.
+    pub at: SystemTime,
+    /// Whether everything is paused.
+    pub is_paused: bool,
+}
+
+impl Stats {
+    /// Returns the number of events that are unsettled: waiting, in progress or retrying.
+    #[must_use]
+    pub fn unsettled(&self) -> u64 {
+        self.kinds
+            .iter()
+            .map(|kind| kind.waiting + kind.in_progress + kind.retrying)
+            .sum()
+    }
+
+    /// Returns the number of dead letters.
+    #[must_use]
+    pub fn dead(&self) -> u64 {
+        self.kinds.iter().map(|kind| kind.dead).sum()
+    }
+
+    /// Returns the time since the oldest unsettled event of a kind was accepted.
+    #[must_use]
+    pub fn age(&self, kind: &KindStats) -> Option<Duration> {
+        let oldest = kind.oldest?;
+        Some(self.at.duration_since(oldest).unwrap_or_default())
+    }
+
+    /// Whether every accepted event was handled, ignored or discarded.
+    #[must_use]
+    pub fn is_all_handled(&self) -> bool {
+        self.unsettled() == 0 && self.dead() == 0
+    }
+}
+
+/// One line for each kind that has unsettled events or dead letters, or is paused.
+impl fmt::Display for Stats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_paused {
+            f.write_str("everything is paused\n")?;
+        }
+        for kind in &self.kinds {
+            if kind.waiting + kind.in_progress + kind.retrying + kind.dead == 0 && !kind.is_paused {
+                continue;
+            }
+            write!(
+                f,
+                "{}: {} waiting, {} in progress, {} retrying, {} dead",
+                kind.kind, kind.waiting, kind.in_progress, kind.retrying, kind.dead
+            )?;
+            if let Some(age) = self.age(kind) {
+                write!(f, ", the oldest {} s ago", age.as_secs())?;
+            }
+            f.write_str(if kind.is_paused { ", paused\n" } else { "\n" })?;
+        }
+        Ok(())
+    }
+}
+
+/// The number of events of one kind, by state.
+#[derive(Clone, Debug)]
+pub struct KindStats {
+    /// The kind.
+    pub kind: EventKind,
+    /// Events without a failed attempt, and without an attempt in progress.
+    pub waiting: u64,
+    /// Events with an attempt in progress.
+    pub in_progress: u64,
+    /// Events that are tried again after an attempt failed or crashed.
+    pub retrying: u64,
+    /// Dead letters.
+    pub dead: u64,
+    /// Events that have failed and block their lanes: those of [`blocked_lanes`](Queue::blocked_lanes).
+    pub blocking: u64,
+    /// When the oldest unsettled event was accepted.
+    pub oldest: Option<SystemTime>,
+    /// Whether the kind is paused.
+    pub is_paused: bool,
+}
+
+/// An event, without its body.
+#[derive(Clone, Debug)]
+pub struct EventSummary {
+    /// Its number.
+    pub id: EventId,
+    /// Its kind.
+    pub kind: EventKind,
+    /// Its idempotency key.
+    pub key: Option<IdempotencyKey>,
+    /// The id of its chat.
+    pub chat: Option<String>,
+    /// Its state.
+    pub state: EventState,
+    /// When it was accepted.
+    pub accepted_at: SystemTime,
+    /// When it was last handled, ignored, discarded, or made a dead letter.
+    pub settled_at: Option<SystemTime>,
+    /// When its next attempt is due, if that is in the future.
+    pub due_at: Option<SystemTime>,
+    /// The number of counted attempts that failed, since it was last redriven.
+    pub failures: u32,
+    /// Whether a person redrove it.
+    pub is_redriven: bool,
+}
+
+/// An event with its body and its history.
+#[derive(Clone, Debug)]
+pub struct EventRecord {
+    /// The event.
+    pub summary: EventSummary,
+    /// The body as it was received. `None` after it was deleted.
+    pub body: Option<Bytes>,
+    /// The headers of the delivery that were [kept](super::Inbox::keep_headers). They are deleted with the body.
+    pub headers: HeaderMap,
+    /// The attempts that did not succeed, oldest first, without those that were snoozed or interrupted. A queue may
+    /// keep only the latest ones: those of this crate keep 100.
+    pub failures: Vec<PastFailure>,
+}
+
+/// An attempt that did not succeed.
+#[derive(Clone, Debug)]
+pub struct PastFailure {
+    /// When it ended.
+    pub at: SystemTime,
+    /// The reason.
+    pub failure: Failure,
+}
+
+/// Selects the events that meet all of these conditions. The default selects all events.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// The event is in one of these states. If empty, it may be in any state.
+    pub states: Vec<EventState>,
+    /// The event is of one of these kinds. If empty, it may be of any kind.
+    pub kinds: Vec<EventKind>,
+    /// The event is of the chat with this id.
+    pub chat: Option<String>,
+    /// The event has this idempotency key.
+    pub key: Option<IdempotencyKey>,
+    /// The event was accepted at this time or later.
+    pub accepted_from: Option<SystemTime>,
+    /// The event was accepted before this time.
+    pub accepted_until: Option<SystemTime>,
+    /// A failure of the event has this text in its outcome or its reason. ASCII letters match in either case.
+    pub error: Option<String>,
+}
+
+impl Filter {
+    /// Whether an event meets all conditions but [`error`](Self::error), as a summary has no failures.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};
+    /// # fn example(event: &EventSummary) {
+    /// let dead = Filter { states: vec![EventState::Dead], ..Filter::default() };
+    /// assert_eq!(dead.matches(event), event.state == EventState::Dead);
+    /// # }
+    /// ```
+    #[must_use]
+    pub fn matches(&self, event: &EventSummary) -> bool {
+        (self.states.is_empty() || self.states.contains(&event.state))
+            && (self.kinds.is_empty() || self.kinds.contains(&event.kind))
+            && (self.chat.is_none() || self.chat == event.chat)
+            && (self.key.is_none() || self.key == event.key)
+            && self
+                .accepted_from
+                .is_none_or(|from| event.accepted_at >= from)
+            && self
+                .accepted_until
+                .is_none_or(|until| event.accepted_at < until)
+    }
+
+    /// Whether an event has failed with the [`error`](Self::error), if there is one.
+    pub(crate) fn has_error<'a>(&self, failures: impl IntoIterator<Item = &'a Failure>) -> bool {
+        let error = self.error.as_deref();
+        error.is_none_or(|text| failures.into_iter().any(|failure| failure.contains(text)))
+    }
+}
+
+/// Selects a page of a list of events. The list is sorted by number.
+#[derive(Clone, Copy, Debug)]
+pub struct Page {
+    /// The last event of the previous page. `None` for the first page.
+    pub after: Option<EventId>,
+    /// The maximum number of events.
+    pub limit: usize,
+    /// Whether the newest event comes first.
+    pub newest_first: bool,
+    /// The time after which the search ends, even if the page is not full: if few of millions of events match, a full
+    /// search takes seconds. With `None`, the search ends when the page is full or all events were searched. A queue may
+    /// ignore it where it finds events by an index.
+    pub within: Option<Duration>,
+}
+
+impl Page {
+    /// Selects the first page of the oldest events.
+    ///
+    /// ```
+    /// use tower_webhook::inbox::Page;
+    ///
+    /// let page = Page::oldest(100);
+    /// assert_eq!((page.limit, page.newest_first), (100, false));
+    /// ```
+    #[must_use]
+    pub fn oldest(limit: usize) -> Self {
+        Self {
+            after: None,
+            limit,
+            newest_first: false,
+            within: None,
+        }
+    }
+
+    /// Selects the first page of the newest events.
+    #[must_use]
+    pub fn newest(limit: usize) -> Self {
+        Self {
+            newest_first: true,
+            ..Self::oldest(limit)
+        }
+    }
+
+    /// Selects the events after this one, in the order of the page.
+    #[must_use]
+    pub fn after(mut self, id: EventId) -> Self {
+        self.after = Some(id);
+        self
+    }
+
+    /// Ends the search after this time.
+    #[must_use]
+    pub fn within(mut self, time: Duration) -> Self {
+        self.within = Some(time);
+        self
+    }
+
+    /// Whether an event is not on the pages before this one.
+    pub(crate) fn is_after(&self, id: EventId) -> bool {
+        self.after.is_none_or(|after| match self.newest_first {
+            true => id < after,
+            false => id > after,
+        })
+    }
+}
+
+/// A page of a list of events.
+#[derive(Clone, Debug, Default)]
+pub struct Listed {
+    /// The events.
+    pub events: Vec<EventSummary>,
+    /// The last event that was searched, if the search ended by its [time](Page::within): the next page begins
+    /// [after](Page::after) it. `None` if the page is full or all events were searched.
+    pub searched: Option<EventId>,
+}
+
+/// A lane that waits for an event that has failed.
+#[derive(Clone, Debug)]
+pub struct BlockedLane {
+    /// The event for which the lane waits: one that is tried again, or a dead letter that holds the lane.
+    pub event: EventSummary,
+    /// When the event became a dead letter, or when it failed first with a failure that counts. Without such a failure,
+    /// when it was accepted.
+    pub since: SystemTime,
+    /// The number of events that wait behind it. Not more than [`MOST_WAITING`](Self::MOST_WAITING) are counted.
+    pub waiting: u64,
+}
+
+impl BlockedLane {
+    /// How many of the events that wait are counted.
+    pub const MOST_WAITING: u64 = 1000;
+}
+
+impl<Q: Records> Records for Arc<Q> {
+    fn list(
+        &self,
+        filter: &Filter,
+        page: Page,
+    ) -> impl Future<Output = Result<Listed, StoreError>> + Send {
+        (**self).list(filter, page)
+    }
+
+    fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> impl Future<Output = Result<Vec<BlockedLane>, StoreError>> + Send {
+        (**self).blocked_lanes(chat, after, limit)
+    }
+
+    fn get(
+        &self,
+        id: EventId,
+    ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send {
+        (**self).get(id)
+    }
+
+    fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> impl Future<Output = Result<Change, StoreError>> + Send {
+        (**self).redrive(id, from)
+    }
+
+    fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> impl Future<Output = Result<Change, StoreError>> + Send {
+        (**self).discard(id, from)
+    }
+
+    fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> impl Future<Output = Result<Forgotten, StoreError>> + Send {
+        (**self).forget(chat, events)
+    }
+
+    fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        paused: bool,
+    ) -> impl Future<Output = Result<(), StoreError>> + Send {
+        (**self).pause(kind, paused)
+    }
+
+    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send {
+        (**self).stats()
+    }
+}

@@ -1,0 +1,339 @@
+//! The queue in memory: for tests, and for the sandbox.
+
+mod attempts;
+mod changes;
+mod lines;
+mod views;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::fmt;
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use crate::delivery::IdempotencyKey;
+use crate::event::EventKind;
+use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
+use crate::inbox::queue::{Accepted, Claims, Settled, Work};
+use crate::inbox::records::{
+    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, PastFailure, Records, Stats,
+};
+use crate::store::StoreError;
+
+/// Keeps events in memory: for tests, and for the sandbox.
+///
+/// **What it guarantees.** All promises of an inbox while the process runs. Events are not on disk, and are lost when
+/// the process ends. Do not use it in production: the platform would count an event as delivered, and a restart would
+/// lose it.
+///
+/// **Time** is that of [`tokio::time`], so a test can pause it.
+///
+/// Clones share their events.
+///
+/// ```
+/// use tower_webhook::inbox::Inbox;
+/// use tower_webhook::memory::MemoryQueue;
+///
+/// let inbox = Inbox::new(MemoryQueue::new());
+/// ```
+#[derive(Clone, Default)]
+pub struct MemoryQueue {
+    state: Arc<Mutex<State>>,
+}
+
+impl MemoryQueue {
+    /// Creates an empty queue.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// All operations take effect at once, under one lock.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.now = Instant::now();
+        state.return_to_lines();
+        state
+    }
+}
+
+impl fmt::Debug for MemoryQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("MemoryQueue")
+            .field("events", &self.lock().events.len())
+            .finish_non_exhaustive()
+    }
+}
+
+/// The name of an event that is due, in the order in which events are taken.
+type Due = (Instant, i64);
+
+struct State {
+    /// When the current operation began.
+    now: Instant,
+    /// The time of day at some moment, by which others are shown.
+    anchor: (Instant, SystemTime),
+    last_id: i64,
+    last_fence: u128,
+    events: BTreeMap<i64, Event>,
+    keys: HashMap<u128, Key>,
+    /// When keys are forgotten.
+    forget: BTreeSet<(Instant, u128)>,
+    /// When events that were handled or ignored were settled, for those that have their bodies.
+    with_body: BTreeSet<Due>,
+    /// When the retention of events ends.
+    retained: BTreeSet<Due>,
+    /// The events that stand in line, by lane.
+    lanes: HashMap<Lane, BTreeSet<i64>>,
+    /// The event that a lane waits for: in progress, or a dead letter that holds it. It stands in line, and only those
+    /// that returned meanwhile stand before it.
+    busy: HashMap<Lane, i64>,
+    /// The events that can be taken when they are due, by kind.
+    ready: BTreeMap<EventKind, BTreeSet<Due>>,
+    /// Those of them that crashed before.
+    suspects: BTreeMap<EventKind, BTreeSet<Due>>,
+    /// The events in progress, by the end of their leases.
+    taken: BTreeSet<Due>,
+    /// The events that return to their lanes when they are due.
+    aside: BTreeSet<Due>,
+    paused: BTreeSet<EventKind>,
+    is_paused: bool,
+    bytes: u64,
+}
+
+impl Default for State {
+    fn default() -> Self {
+        let now = Instant::now();
+        Self {
+            now,
+            anchor: (now, SystemTime::now()),
+            last_id: 0,
+            last_fence: 0,
+            events: BTreeMap::new(),
+            keys: HashMap::new(),
+            forget: BTreeSet::new(),
+            with_body: BTreeSet::new(),
+            retained: BTreeSet::new(),
+            lanes: HashMap::new(),
+            busy: HashMap::new(),
+            ready: BTreeMap::new(),
+            suspects: BTreeMap::new(),
+            taken: BTreeSet::new(),
+            aside: BTreeSet::new(),
+            paused: BTreeSet::new(),
+            is_paused: false,
+            bytes: 0,
+        }
+    }
+}
+
+struct Key {
+    body: u128,
+    event: i64,
+    until: Instant,
+}
+
+struct Event {
+    kind: EventKind,
+    key: Option<IdempotencyKey>,
+    body: Option<Bytes>,
+    headers: HeaderMap,
+    chat: Option<String>,
+    /// `None` for an event that stands in no line.
+    lane: Option<Lane>,
+    accepted: Instant,
+    place: Place,
+    failures: u32,
+    first_failed: Option<Instant>,
+    crashes: u32,
+    /// The fence of a lease that expired, while the event was not taken again.
+    expired: Option<u128>,
+    is_redriven: bool,
+    past: Vec<(Instant, crate::inbox::event::Failure)>,
+}
+
+/// Where an event is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// In line, behind another event or at its head. At the head, it is in `ready`.
+    Line { due: Instant },
+    /// Retried out of order, and in `aside`.
+    Aside { due: Instant },
+    /// In progress, and in `taken`.
+    Taken { until: Instant, fence: u128 },
+    /// Settled.
+    Ended { state: EventState, at: Instant },
+    /// A dead letter that holds its lane, as its head.
+    Holding { at: Instant },
+}
+
+/// What an event takes beside its body and its headers.
+const OVERHEAD: u64 = 400;
+
+fn size(body: &Bytes, headers: &HeaderMap) -> u64 {
+    let lines = headers.iter();
+    let headers: usize = lines
+        .map(|(name, value)| name.as_str().len() + value.len())
+        .sum();
+    (body.len() + headers) as u64
+}
+
+impl State {
+    fn time_of_day(&self, at: Instant) -> SystemTime {
+        let (instant, time) = self.anchor;
+        match at.checked_duration_since(instant) {
+            Some(since) => time + since,
+            None => time - instant.duration_since(at),
+        }
+    }
+
+    fn event(&mut self, id: i64) -> &mut Event {
+        self.events
+            .get_mut(&id)
+            .unwrap_or_else(|| unreachable!("event {id} is in an index"))
+    }
+}
+
+impl Event {
+    /// Whether the event is settled and its body is not kept for a redrive.
+    fn is_over(&self) -> bool {
+        match self.place {
+            Place::Ended { state, .. } => match state {
+                EventState::Handled | EventState::Ignored => self.body.is_none(),
+                state => state == EventState::Discarded,
+            },
+            _ => false,
+        }
+    }
+
+    /// Whether the event is unsettled or dead, so that its key is kept.
+    fn is_kept(&self) -> bool {
+        match self.place {
+            Place::Ended { state, .. } => state == EventState::Dead,
+            _ => true,
+        }
+    }
+}
+
+/// Longer times are cut, so that no addition overflows.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+impl Work for MemoryQueue {
+    const SHARED: bool = false;
+
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        Ok(self.lock().accept(event, take))
+    }
+
+    async fn claim(
+        &self,
+        take: &Take,
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        Ok(self.lock().claim(take, limit, suspects))
+    }
+
+    async fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> Result<Vec<bool>, StoreError> {
+        let mut state = self.lock();
+        Ok(leases
+            .iter()
+            .map(|held| state.extend(held, lease))
+            .collect())
+    }
+
+    async fn settle(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError> {
+        Ok(self.lock().settle(lease, settlement, next))
+    }
+
+    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let state = self.lock();
+        Ok(state.keys.get(&key).map(|key| EventId(key.event)))
+    }
+
+    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+        Ok(self.lock().purge(keep_bodies))
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        Ok(self.lock().bytes)
+    }
+}
+
+impl Records for MemoryQueue {
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        Ok(Listed {
+            events: self.lock().list(filter, page),
+            searched: None,
+        })
+    }
+
+    async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        Ok(self.lock().blocked_lanes(chat, after, limit))
+    }
+
+    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        let state = self.lock();
+        Ok(state.events.get(&id.0).map(|event| EventRecord {
+            summary: state.summary(id.0, event),
+            body: event.body.clone(),
+            headers: event.headers.clone(),
+            failures: event
+                .past
+                .iter()
+                .map(|(at, failure)| PastFailure {
+                    at: state.time_of_day(*at),
+                    failure: failure.clone(),
+                })
+                .collect(),
+        }))
+    }
+
+    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        Ok(self.lock().redrive(id, from))
+    }
+
+    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+        Ok(self.lock().discard(id, from))
+    }
+
+    async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> Result<Forgotten, StoreError> {
+        Ok(self.lock().forget(chat, events))
+    }
+
+    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
+        let mut state = self.lock();
+        match (kind, paused) {
+            (None, paused) => state.is_paused = paused,
+            (Some(kind), true) => drop(state.paused.insert(kind.clone())),
+            (Some(kind), false) => drop(state.paused.remove(kind)),
+        }
+        Ok(())
+    }
+
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        Ok(self.lock().stats())
+    }
+}

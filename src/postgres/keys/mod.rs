@@ -1,0 +1,389 @@
+//! The Postgres store, on sqlx.
+
+mod statements;
+pub(crate) mod transaction;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use sqlx::postgres::{PgPool, PgRow};
+use tokio::runtime::Handle;
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use self::statements::Statements;
+use super::MIGRATIONS;
+use crate::config::ConfigError;
+use crate::error::Chain;
+use crate::postgres::pool::{Tables, Uuid, Value, column, corrupt, micros};
+use crate::store::engine::Error;
+use crate::store::{
+    Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
+};
+
+/// Remembers keys in PostgreSQL, on your application's own pool of connections: for several machines
+/// that share their keys, or where you already run PostgreSQL.
+///
+/// ```no_run
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// use sqlx::PgPool;
+/// use tower_webhook::postgres::PostgresStore;
+/// use tower_webhook::{Secret, WebhookLayer};
+///
+/// let pool = PgPool::connect("postgres://app@db.internal/app").await?;
+/// let store = PostgresStore::new(pool);
+/// store.migrate().await?;
+/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// **What it guarantees.** One run at a time per key, and none after a success, over all processes
+/// that use the same schema of one database. Receivers and server may restart.
+///
+/// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is correct at any default
+/// isolation level. The server's clock decides whether a lease or a
+/// retention has ended; the store sends durations and no time of day, so the clocks of the receivers do not
+/// matter. If the server's clock jumps forward, leases and retentions end early, and if it jumps back, they
+/// end later by as much. A duplicate of an event that is done, or in flight, writes nothing.
+///
+/// **What a crash costs.** After a crash of a receiver, its keys stay claimed until their leases expire, by
+/// default after at most 60 s. After a crash of the server, deliveries are answered with 503 and the handler
+/// is not run until the server is back. An event whose handler had succeeded just then is recorded late, if
+/// the server is back before its lease expires; else it is handled again.
+///
+/// **Durability** is the server's. With `synchronous_commit = on`, its default, records survive a crash.
+/// With `off`, a crash of the server forgets those of the last `3 × wal_writer_delay` (0.6 s): such an event
+/// is handled again when the sender delivers it again, and a second run may begin beside one whose claim was
+/// forgotten. The same applies to a failover to a standby that replicates asynchronously, for as long as it
+/// lags behind. Where the application needs `off`, give this store a separate pool whose user has it `on`
+/// (`ALTER ROLE … SET synchronous_commit = on`); where a failover must forget nothing, replicate
+/// synchronously (`synchronous_standby_names`). Connect to the primary: a standby takes no writes.
+///
+/// **Connections.** A delivery needs one for the moment of its claim and one for the moment of its
+/// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`) with
+/// the wait for a connection included: handlers that hold the connections of the same pool for longer
+/// than that make deliveries fail with 503, so give the store a separate pool then; four connections are
+/// plenty. A connection that is being opened when its caller's time is up has another second for that, for
+/// later callers (`PgPool::close` waits for it): leave the pool's `acquire_timeout` longer than
+/// `store_timeout`, as it is by default, because sqlx would drop that connection. An operation that failed
+/// or exceeded its time closes its connection: otherwise, a network that loses all packets would take all
+/// connections of the pool. The server does not notice a closed connection while it works or waits for a
+/// lock: so that it does not run out of connections then, give the pool
+/// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. sqlx tests a connection before
+/// each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip,
+/// and costs a 503 per connection after the server restarted. For TLS, enable one of the features of
+/// `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`.
+///
+/// **PgBouncer** refuses parameters that it does not know. Leave out the one that sqlx sends by default,
+/// with `PgConnectOptions::extra_float_digits(None)`, and in place of the `options` above use
+/// `ALTER ROLE … SET client_connection_check_interval = '1s'`. In its mode `transaction` it has to track
+/// prepared statements: use 1.21 or later, and set `max_prepared_statements`.
+///
+/// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
+/// million events in 8 days take 136 MB. The table has no index but that of its primary key, and updates
+/// after a claim stay within a page.
+///
+/// **Purge.** With every 128th claim, a small step deletes what expired in the next 32 pages of the
+/// table, in the background: at most some 3,500 rows, in a few milliseconds. It skips rows that are
+/// locked, so several receivers purge beside each other. autovacuum, which must be on, makes the space free
+/// for the next keys. The file does not shrink after a peak; call [`purge`](Self::purge) for that, and then
+/// `VACUUM FULL`, which blocks deliveries while it lasts.
+///
+/// **Upgrades.** [`migrate`](Self::migrate) brings the schema of an earlier release to the current version,
+/// in one transaction that rewrites no row. It needs the user that owns the tables. Receivers of the earlier
+/// release continue to work meanwhile. Bodies of keys that they recorded cannot be compared any more, and
+/// count as equal. While both run, a body may be reported as another one where one release recorded a key
+/// and the other meets it.
+///
+/// **The inbox** (feature `inbox`) has its tables in the same schema, whether or not it is used. An event that it
+/// accepted is done for this store, until the inbox deletes it.
+///
+/// **Requirements.** PostgreSQL 14 or later (the tests were run with 14, 15, 17 and 18); Rust 1.94 or
+/// later, as sqlx 0.9 does. Once the schema is made, the pool's user needs no more than `USAGE` on it,
+/// `SELECT` on its table `migrations`, and `SELECT, INSERT, UPDATE, DELETE` on its table `keys`.
+///
+/// Clones share their pool.
+#[derive(Clone)]
+pub struct PostgresStore {
+    pub(super) tables: Arc<Tables>,
+    pub(super) shared: Arc<Shared>,
+}
+
+pub(super) struct Shared {
+    pub(super) statements: Statements,
+    /// How many keys were claimed here.
+    claims: AtomicU64,
+    /// Where in the table the next step of purging begins. Locked by the one under way.
+    page: Mutex<i64>,
+}
+
+impl PostgresStore {
+    /// Keeps the keys in the schema `tower_webhook` of the pool's database.
+    ///
+    /// Call [`migrate`](Self::migrate) before the first delivery.
+    #[must_use]
+    pub fn new(pool: PgPool) -> Self {
+        Self::on(Tables::new(pool))
+    }
+
+    /// Keeps the keys in another schema, of any name that PostgreSQL allows: it is quoted, so upper
+    /// and lower case differ.
+    ///
+    /// ```no_run
+    /// # async fn example(pool: sqlx::PgPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_webhook::postgres::PostgresStore;
+    ///
+    /// let store = PostgresStore::new(pool).with_schema("crm_webhooks")?;
+    /// store.migrate().await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::SchemaName`] when the name is empty, longer than 63 bytes, contains a NUL, or
+    /// begins with `pg_`, which PostgreSQL reserves.
+    pub fn with_schema(self, name: impl Into<String>) -> Result<Self, ConfigError> {
+        Ok(Self::on(self.tables.with_schema(name.into())?))
+    }
+
+    fn on(tables: Tables) -> Self {
+        Self {
+            shared: Arc::new(Shared {
+                statements: Statements::new(&tables.schema),
+                claims: AtomicU64::new(0),
+                page: Mutex::new(ANYWHERE),
+            }),
+            tables: Arc::new(tables),
+        }
+    }
+
+    /// Creates the schema and its tables, or upgrades those of an earlier release.
+    ///
+    /// Does nothing when they are up to date: call it whenever a process starts. Several that start at once
+    /// wait for each other. An upgrade waits up to 90 seconds for transactions that use the tables, and
+    /// delays others by at most half a second at a time.
+    ///
+    /// Its first call in a database needs the right to create a schema there, or a schema of that
+    /// name in which the user may create tables.
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, the right is missing, or the schema was made by a later
+    /// release of this crate. [`OpenError::kind`] distinguishes these, and the error says what to do.
+    ///
+    /// A `synchronous_commit` of `off` is only a warning in the log.
+    pub async fn migrate(&self) -> Result<(), OpenError> {
+        Ok(self.tables.migrate(&MIGRATIONS).await?)
+    }
+
+    /// Deletes all expired rows, in small steps, and returns their number.
+    ///
+    /// Claims do the same little by little. Call this where no more claims are made.
+    ///
+    /// ```no_run
+    /// # async fn example(store: tower_webhook::postgres::PostgresStore)
+    /// # -> Result<(), tower_webhook::store::StoreError> {
+    /// println!("{} keys had expired", store.purge().await?);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the server cannot be reached, or reports an error. Rows that were deleted by then stay deleted.
+    pub async fn purge(&self) -> Result<u64, StoreError> {
+        let mut purged = 0;
+        let mut page = 0;
+        loop {
+            let step = self.purge_step(page).await?;
+            purged += step.purged;
+            if step.is_last {
+                return Ok(purged);
+            }
+            page = step.next;
+        }
+    }
+
+    /// Deletes the expired rows of a few pages from `page` on: [`ANYWHERE`], or where the step before
+    /// ended.
+    async fn purge_step(&self, page: i64) -> Result<Purged, StoreError> {
+        let values = [
+            Value::Text(self.tables.schema.table("keys")),
+            Value::Number(page),
+            Value::Number(PAGES_PER_STEP),
+        ];
+        let row = self.fetch(&self.shared.statements.purge, &values).await?;
+        let row = row.ok_or_else(|| corrupt("a step of purging without a row"))?;
+        Ok(Purged {
+            purged: column::<i64>(&row, 0)?.unsigned_abs(),
+            next: column(&row, 1)?,
+            is_last: column(&row, 2)?,
+        })
+    }
+
+    /// Counts a key that was claimed, and purges a little now and then.
+    fn claimed(&self) {
+        let claims = self.shared.claims.fetch_add(1, Ordering::Relaxed) + 1;
+        if !claims.is_multiple_of(CLAIMS_PER_STEP) {
+            return;
+        }
+        let Ok(runtime) = Handle::try_current() else {
+            return;
+        };
+        let store = self.clone();
+        let purge = async move {
+            // A step that is still in progress replaces this one.
+            let Ok(mut page) = store.shared.page.try_lock() else {
+                return;
+            };
+            let step = timeout(PURGE_TIMEOUT, store.purge_step(*page)).await;
+            match step.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+                Ok(step) => *page = step.next,
+                Err(error) => {
+                    tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
+                }
+            }
+        };
+        // Not in the delivery's span, which would last until this ends.
+        runtime.spawn(purge);
+    }
+
+    async fn fetch(&self, sql: &Arc<str>, values: &[Value]) -> Result<Option<PgRow>, StoreError> {
+        let row = self.tables.pool.fetch(sql, values).await;
+        row.map_err(|error| self.error(error))
+    }
+
+    /// Executes a statement that changes the row of a lease, if the lease has not ended.
+    async fn settle(
+        &self,
+        sql: &Arc<str>,
+        lease: &Lease,
+        time: Option<Duration>,
+    ) -> Result<(), SettleError> {
+        let Fence(fence) = lease.fence();
+        let mut values = vec![Value::Id(lease.id().key()), Value::Id(fence)];
+        values.extend(time.map(|time| Value::Number(micros(time))));
+        match self.fetch(sql, &values).await? {
+            Some(_) => Ok(()),
+            None => Err(SettleError::LeaseExpired),
+        }
+    }
+
+    fn error(&self, error: sqlx::Error) -> StoreError {
+        self.tables.error(error).into()
+    }
+}
+
+impl fmt::Debug for PostgresStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PostgresStore")
+            .field("schema", &self.tables.schema.name())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for PostgresStore {
+    const DURABLE_LEASES: bool = true;
+
+    async fn claim(
+        &self,
+        id: &EventKey,
+        lease: Duration,
+        retain: Duration,
+    ) -> Result<Claim, StoreError> {
+        let values = [
+            Value::Id(id.key()),
+            Value::Id(id.body()),
+            Value::Number(micros(lease)),
+            Value::Number(micros(retain)),
+        ];
+        for _ in 0..MOST_LOSSES {
+            let row = self.fetch(&self.shared.statements.claim, &values).await?;
+            // Another claim took the key after the statement began: the next statement sees it.
+            let Some(row) = row else { continue };
+
+            if let Some(Uuid(fence)) = column(&row, 0)? {
+                let attempt = u32::try_from(column::<i32>(&row, 1)?).ok();
+                let attempt = attempt.and_then(NonZeroU32::new);
+                let attempt =
+                    attempt.ok_or_else(|| corrupt("an attempt that is not above zero"))?;
+                self.claimed();
+                return Ok(Claim::Acquired(Lease::new(*id, Fence(fence), attempt)));
+            }
+            let same_body = column(&row, 2)?;
+            return Ok(match remaining(&row, 3)? {
+                Some(remaining) => Claim::InFlight {
+                    remaining,
+                    same_body,
+                },
+                None => Claim::Done { same_body },
+            });
+        }
+        let free = "a key could not be claimed although it is neither in flight nor done";
+        Err(corrupt(free).into())
+    }
+
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
+        let values = [Value::Id(id.key())];
+        let row = self.fetch(&self.shared.statements.peek, &values).await?;
+        let Some(row) = row else {
+            return Ok(KeyState::Free);
+        };
+        Ok(match remaining(&row, 0)? {
+            Some(remaining) => KeyState::InFlight { remaining },
+            None => KeyState::Done,
+        })
+    }
+
+    async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
+        let sql = &self.shared.statements.renew;
+        self.settle(sql, lease, Some(extend)).await
+    }
+
+    async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
+        let sql = &self.shared.statements.complete;
+        self.settle(sql, lease, Some(retain)).await
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
+        let sql = &self.shared.statements.release;
+        self.settle(sql, lease, None).await
+    }
+}
+
+/// How many pages a step of purging checks, which have room for some 100 rows each.
+const PAGES_PER_STEP: i64 = 32;
+
+/// The page that the first step begins with: several instances take different ones.
+const ANYWHERE: i64 = -1;
+
+/// A step of purging is done after this many claims. A page is then checked four times as often as one is
+/// filled: a table of n rows is walked through within n / 20 claims.
+const CLAIMS_PER_STEP: u64 = 128;
+
+/// How long such a step may take, which holds a connection that others may wait for.
+const PURGE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// How often in a row a claim may lose against another one whose run then ends before it is seen. When it
+/// loses more often, something else suppresses the row, such as a trigger.
+const MOST_LOSSES: u32 = 100;
+
+/// What a step of purging did.
+struct Purged {
+    purged: u64,
+    /// Where the next one begins.
+    next: i64,
+    is_last: bool,
+}
+
+/// What remains of a lease, in a column of microseconds. `None` where there is none.
+fn remaining(row: &PgRow, at: usize) -> Result<Option<Duration>, Error> {
+    let micros: Option<i64> = column(row, at)?;
+    // It may have ended while the statement was executed.
+    Ok(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0).max(1))))
+}

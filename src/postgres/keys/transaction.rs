@@ -1,0 +1,251 @@
+//! Keys that are inserted by the transaction that handles their event, and need no lease.
+
+use std::fmt;
+use std::ops::{Deref, DerefMut};
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_scalar};
+
+use super::PostgresStore;
+use crate::postgres::lease::TransactionalLease;
+use crate::postgres::pool::{Busy, Uuid, code, column, micros};
+use crate::store::{EventKey, StoreError};
+
+/// A key in a transaction.
+#[derive(Debug)]
+pub(crate) enum Inserted {
+    /// It was inserted, by the transaction of this number. Another transaction that inserts it waits until
+    /// this one has ended.
+    Fresh(TxId),
+    /// It already existed: its event was handled.
+    Done { same_body: bool },
+    /// Another transaction has inserted it, and did not end within the wait.
+    InFlight,
+}
+
+impl PostgresStore {
+    /// A connection of the pool's.
+    pub(crate) async fn acquire(&self) -> Result<HeldConnection, StoreError> {
+        let connection = self.tables.pool.acquire().await;
+        Ok(HeldConnection(Busy::new(
+            connection.map_err(|error| self.error(error))?,
+        )))
+    }
+
+    pub(crate) async fn begin<'c>(
+        &self,
+        connection: &'c mut PgConnection,
+    ) -> Result<PgTransaction<'c>, StoreError> {
+        let transaction = connection.begin().await;
+        transaction.map_err(|error| self.error(error))
+    }
+
+    pub(crate) async fn roll_back(&self, transaction: PgTransaction<'_>) -> Result<(), StoreError> {
+        let rolled_back = transaction.rollback().await;
+        rolled_back.map_err(|error| self.error(error))
+    }
+
+    /// Returns the transaction's number, and limits the statements that follow in it. The server ends a
+    /// statement that takes longer than `limit`, and a transaction that is idle for longer: its client may
+    /// have disconnected unnoticed. Shorter limits of the connection's own stay.
+    pub(crate) async fn number(
+        &self,
+        transaction: &mut PgConnection,
+        limit: Duration,
+    ) -> Result<TxId, StoreError> {
+        let row = query(AssertSqlSafe(Arc::clone(&self.shared.statements.number)))
+            .bind(millis(limit).to_string())
+            .fetch_one(transaction);
+        let row = row.await.map_err(|error| self.error(error))?;
+        Ok(TxId(column(&row, 0)?))
+    }
+
+    /// Inserts a key as one that is done, or waits for a transaction that has inserted it. Then limits
+    /// what follows, as [`number`](Self::number) does.
+    pub(crate) async fn insert(
+        &self,
+        connection: &mut PgConnection,
+        id: &EventKey,
+        retain: Duration,
+        wait: Duration,
+        limit: Duration,
+    ) -> Result<Inserted, StoreError> {
+        let statements = &self.shared.statements;
+        let inserted = query(AssertSqlSafe(Arc::clone(&statements.insert)))
+            .bind(Uuid(id.key()))
+            .bind(Uuid(id.body()))
+            .bind(micros(retain))
+            .bind(millis(wait).to_string())
+            .bind(millis(limit).to_string())
+            .fetch_optional(&mut *connection)
+            .await;
+        match inserted {
+            Ok(Some(row)) => {
+                self.claimed();
+                return Ok(Inserted::Fresh(TxId(column(&row, 0)?)));
+            }
+            Ok(None) => {}
+            Err(error) if is_wait_over(&error) => return Ok(Inserted::InFlight),
+            Err(error) => return Err(self.error(error)),
+        }
+        let same_body = query_scalar(AssertSqlSafe(Arc::clone(&statements.same_body)))
+            .bind(Uuid(id.key()))
+            .bind(Uuid(id.body()))
+            .fetch_optional(connection);
+        let same_body: Option<bool> = same_body.await.map_err(|error| self.error(error))?;
+        Ok(Inserted::Done {
+            same_body: same_body.unwrap_or(true),
+        })
+    }
+
+    /// Commits a transaction, unless it is not the one that was begun, or one of its statements failed: the
+    /// server rolls back instead of committing then, and reports a success. With a lease on an event of a queue in the
+    /// same tables, the transaction ends the attempt, and is not committed if the lease was lost.
+    ///
+    /// Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
+    /// transaction.
+    pub(crate) async fn commit(
+        &self,
+        mut transaction: PgTransaction<'_>,
+        begun: &TxId,
+        lease: Option<&TransactionalLease>,
+    ) -> Result<(), CommitError> {
+        if !transaction.is_in_transaction() {
+            return Err(CommitError::EndedBefore);
+        }
+        match lease {
+            Some(lease) => self.end_attempt(&mut transaction, begun, lease).await?,
+            None => match number(&mut transaction).await {
+                Ok(number) if number == *begun => {}
+                Ok(_) => return Err(CommitError::EndedBefore),
+                Err(error) => return Err(CommitError::of_check(error)),
+            },
+        }
+        let committed = transaction.commit().await;
+        let committed = committed.map_err(CommitError::of_commit);
+        if let (Some(lease), Err(CommitError::Refused(_))) = (lease, &committed) {
+            lease.rolled_back();
+        }
+        committed
+    }
+}
+
+/// The reason why a transaction was not committed, or may not have been.
+#[derive(Debug)]
+pub(crate) enum CommitError {
+    /// One of its statements had failed.
+    Aborted,
+    /// It had been committed or rolled back by another statement, or a savepoint was left open in it.
+    EndedBefore,
+    /// The lease on the event that it handles was lost.
+    LeaseLost,
+    /// The server refused it, and rolled back.
+    Refused(sqlx::Error),
+    /// The server did not confirm the commit.
+    Unknown(sqlx::Error),
+}
+
+impl CommitError {
+    /// The failure of the statement before the commit.
+    pub(in crate::postgres) fn of_check(error: sqlx::Error) -> Self {
+        match code(&error).as_deref() {
+            Some("25P02") => Self::Aborted,
+            _ => Self::of_commit(error),
+        }
+    }
+
+    /// The failure of the commit itself.
+    fn of_commit(error: sqlx::Error) -> Self {
+        match code(&error).is_some_and(|code| is_of_the_statement(&code)) {
+            true => Self::Refused(error),
+            false => Self::Unknown(error),
+        }
+    }
+}
+
+/// Whether a code is that of an error in what a transaction did, and not of a server that cannot go on: a constraint or
+/// a trigger that is deferred, a serialization failure, a missing right.
+fn is_of_the_statement(code: &str) -> bool {
+    ["22", "23", "40", "42", "P0"]
+        .iter()
+        .any(|class| code.starts_with(class))
+}
+
+impl fmt::Display for CommitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Aborted => {
+                "the handler returned `Ok` although one of its statements had failed, and with it \
+                 its transaction: return the error, or put the statement into a savepoint"
+            }
+            Self::EndedBefore => {
+                "the handler ended the transaction that it was given, or dropped a `begin` midway, \
+                 or left a savepoint open: the transaction is its caller's to end"
+            }
+            Self::LeaseLost => "the lease on the event was lost",
+            Self::Refused(_) => "the server refused the commit, and rolled back",
+            Self::Unknown(_) => "the server did not confirm the commit",
+        })
+    }
+}
+
+impl std::error::Error for CommitError {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Refused(error) | Self::Unknown(error) => Some(error),
+            Self::Aborted | Self::EndedBefore | Self::LeaseLost => None,
+        }
+    }
+}
+
+/// The number that the server gave to a transaction.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TxId(pub(in crate::postgres) String);
+
+/// The number of the current transaction. Fails when one of its statements has failed.
+async fn number(connection: &mut PgConnection) -> sqlx::Result<TxId> {
+    let number = query_scalar("SELECT pg_current_xact_id()::text");
+    number.fetch_one(connection).await.map(TxId)
+}
+
+/// Whether an insertion failed because it waited for another one.
+fn is_wait_over(error: &sqlx::Error) -> bool {
+    match code(error).as_deref() {
+        // The limit of locks, or one of statements that is shorter.
+        Some("55P03" | "57014") => true,
+        // A row that came meanwhile, where transactions are repeatable reads by default.
+        Some("40001") => true,
+        _ => false,
+    }
+}
+
+/// A time limit as the server takes it, which zero would lift.
+fn millis(time: Duration) -> i32 {
+    i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1)
+}
+
+/// A connection that is returned to its pool when it is sound. Dropped before that, it is closed, and the
+/// server rolls back: no other caller meets a statement that is still executed, or a `BEGIN` that was
+/// being sent when its future was dropped.
+pub(crate) struct HeldConnection(Busy);
+
+impl HeldConnection {
+    pub(crate) fn give_back(mut self) {
+        self.0.is_sound = !self.0.connection.is_in_transaction();
+    }
+}
+
+impl Deref for HeldConnection {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.0.connection
+    }
+}
+
+impl DerefMut for HeldConnection {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.0.connection
+    }
+}

@@ -1,0 +1,112 @@
+//! The server's errors, each with what to do about it.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use super::Schema;
+use crate::error::BoxError;
+use crate::store::engine::{Error, ErrorKind};
+
+/// Classifies an error by the server's code, or by sqlx's own kind where there is none:
+/// <https://www.postgresql.org/docs/current/errcodes-appendix.html>.
+pub(crate) fn error(error: sqlx::Error, schema: &Schema) -> Error {
+    let name = schema.name();
+    let (kind, advice) = match code(&error).as_deref() {
+        Some("42P01" | "3F000" | "42703" | "42883") => (
+            ErrorKind::Unavailable,
+            format!("the schema `{name}` lacks its tables: call `PostgresStore::migrate`, or that of the queue, at start"),
+        ),
+        Some("42501") => (
+            ErrorKind::Denied,
+            format!(
+                "the user of the pool lacks rights in the schema `{name}`: grant them, or migrate as \
+                 another user"
+            ),
+        ),
+        Some(code) if code.starts_with("28") => (
+            ErrorKind::Denied,
+            "the PostgreSQL server does not accept the user or password of the pool".to_owned(),
+        ),
+        Some("25006") => (
+            ErrorKind::Unsuitable,
+            "the PostgreSQL server takes no writes: connect to the primary".to_owned(),
+        ),
+        Some("57014" | "55P03" | "25P03") => (
+            ErrorKind::TimedOut,
+            "a time limit of the PostgreSQL server ended the statement: try again".to_owned(),
+        ),
+        Some(code) if code.starts_with("XX") || code.starts_with("23") => (
+            ErrorKind::Corrupt,
+            format!("the tables in the schema `{name}` are damaged: restore them from a backup"),
+        ),
+        Some(_) => (
+            ErrorKind::Unavailable,
+            "the PostgreSQL server cannot do this now: see its log".to_owned(),
+        ),
+        None if is_invalid(&error) => return corrupt(error),
+        None => (
+            ErrorKind::Unavailable,
+            "the PostgreSQL server cannot be reached: it must be running, and have a connection to \
+             spare"
+                .to_owned(),
+        ),
+    };
+    Error::new(kind, Advised { advice, error })
+}
+
+pub(crate) fn corrupt(cause: impl Into<BoxError>) -> Error {
+    Error::new(ErrorKind::Corrupt, cause)
+}
+
+/// Whether it is about an answer that is not the one that the statement has.
+fn is_invalid(error: &sqlx::Error) -> bool {
+    matches!(
+        error,
+        sqlx::Error::ColumnDecode { .. }
+            | sqlx::Error::ColumnIndexOutOfBounds { .. }
+            | sqlx::Error::ColumnNotFound(_)
+            | sqlx::Error::Decode(_)
+            | sqlx::Error::Protocol(_)
+            | sqlx::Error::RowNotFound
+            | sqlx::Error::TypeNotFound { .. }
+    )
+}
+
+pub(crate) fn code(error: &sqlx::Error) -> Option<String> {
+    let code = error.as_database_error()?.code()?;
+    Some(code.into_owned())
+}
+
+/// Whether a schema or table does not exist.
+pub(super) fn is_missing(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("42P01" | "3F000"))
+}
+
+/// Whether a lock was not free in time.
+pub(super) fn is_locked(error: &sqlx::Error) -> bool {
+    code(error).as_deref() == Some("55P03")
+}
+
+/// Whether a statement had no effect only because another one changed the same row.
+pub(super) fn lost_a_race(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("40001" | "40P01"))
+}
+
+/// An error of the server's or of sqlx, and what to do about it.
+#[derive(Debug)]
+struct Advised {
+    advice: String,
+    error: sqlx::Error,
+}
+
+impl fmt::Display for Advised {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.advice)
+    }
+}
+
+impl StdError for Advised {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        Some(&self.error)
+    }
+}

@@ -1,0 +1,210 @@
+//! Connections of the user's pool. A caller may give up before it has one, or in the middle of a statement.
+
+use std::future::{Future, pending};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::AssertSqlSafe;
+use sqlx::Connection;
+use sqlx::pool::PoolConnection;
+use sqlx::postgres::{PgArguments, PgPool, PgRow, Postgres};
+use sqlx::query::Query;
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tokio::time::timeout;
+
+use super::Value;
+use super::error::lost_a_race;
+
+/// How long a connection may take to open after its caller has given up. As long is waited for the answer of
+/// a dead connection, if the server does not close it.
+const OPENING: Duration = Duration::from_secs(1);
+
+#[derive(Clone)]
+pub(crate) struct Pool {
+    connections: PgPool,
+    /// How many callers that gave up may leave a connection opening, at the same time.
+    places: Arc<Semaphore>,
+}
+
+impl Pool {
+    pub(crate) fn new(connections: PgPool) -> Self {
+        let most = connections.options().get_max_connections();
+        Self {
+            connections,
+            places: Arc::new(Semaphore::new(most as usize)),
+        }
+    }
+
+    pub(crate) fn connections(&self) -> &PgPool {
+        &self.connections
+    }
+
+    /// A connection that is idle, or a new one.
+    ///
+    /// sqlx opens it in the future of the caller who waited longest, and so has the least time left. Under
+    /// load after an outage, none would ever be opened if it were given up with its caller.
+    pub(crate) async fn acquire(&self) -> sqlx::Result<PoolConnection<Postgres>> {
+        let mut acquiring = Acquiring {
+            connection: Box::pin(self.connections.acquire()),
+            places: &self.places,
+            has_ended: false,
+        };
+        let connection = acquiring.connection.as_mut().await;
+        acquiring.has_ended = true;
+        connection
+    }
+
+    /// Warns of a setting with which a crash of the server loses what was committed.
+    pub(crate) async fn warn_if_commits_can_be_lost(&self) {
+        let setting = sqlx::query_scalar::<_, String>("SHOW synchronous_commit");
+        // Nothing depends on the answer, and a server that fails reports that elsewhere.
+        if let Ok(setting) = setting.fetch_one(&self.connections).await
+            && setting == "off"
+        {
+            tracing::warn!(
+                "`synchronous_commit` is `off`: a crash of the PostgreSQL server forgets the events that were recorded \
+                 just before, and each is handled again when it is delivered again; use a role that has it `on`"
+            );
+        }
+    }
+
+    /// Executes a statement, again when it lost a race against another one, and returns its row if it has
+    /// one.
+    pub(crate) async fn fetch(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Option<PgRow>> {
+        let mut rows = self.fetch_all(sql, values).await?;
+        Ok(rows.pop())
+    }
+
+    /// As [`fetch`](Self::fetch), and returns all rows.
+    pub(crate) async fn fetch_all(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
+        loop {
+            let mut busy = Busy::new(self.acquire().await?);
+            let query = query(sql, values);
+            match query.fetch_all(&mut *busy.connection).await {
+                // Only where transactions are repeatable reads or serializable by default.
+                Err(error) if lost_a_race(&error) => busy.is_sound = true,
+                result => {
+                    busy.is_sound = result.is_ok();
+                    return result;
+                }
+            }
+        }
+    }
+
+    /// As [`fetch_all`](Self::fetch_all), in a transaction that reads what is committed, whatever is the default.
+    pub(crate) async fn fetch_committed(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+        let (rows, _) = self.fetch_in_transaction(begin, sql, values).await?;
+        Ok(rows)
+    }
+
+    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, with the time that it took. It is not compiled:
+    /// the planner overestimates such statements, and to compile them takes longer than to execute them.
+    pub(crate) async fn fetch_without_jit(
+        &self,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off";
+        self.fetch_in_transaction(begin, sql, values).await
+    }
+
+    async fn fetch_in_transaction(
+        &self,
+        begin: &'static str,
+        sql: &Arc<str>,
+        values: &[Value],
+    ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
+        loop {
+            let mut busy = Busy::new(self.acquire().await?);
+            let mut transaction = busy.connection.begin_with(begin).await?;
+            let asked = Instant::now();
+            match query(sql, values).fetch_all(&mut *transaction).await {
+                // Another transaction waits for one of our locks, too.
+                Err(error) if lost_a_race(&error) => {
+                    transaction.rollback().await?;
+                    busy.is_sound = true;
+                }
+                Ok(rows) => {
+                    let took = asked.elapsed();
+                    transaction.commit().await?;
+                    busy.is_sound = true;
+                    return Ok((rows, took));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+}
+
+fn query<'q>(sql: &Arc<str>, values: &[Value]) -> Query<'q, Postgres, PgArguments> {
+    let query = sqlx::query(AssertSqlSafe(Arc::clone(sql)));
+    values.iter().fold(query, |query, value| value.bind(query))
+}
+
+/// A connection with a statement in progress. Dropped, it is closed unless that succeeded: one that
+/// exceeded its time may hang, and would take a place in the pool; and one that failed may lead to a
+/// server that was the primary before a failover.
+pub(crate) struct Busy {
+    pub(crate) connection: PoolConnection<Postgres>,
+    pub(crate) is_sound: bool,
+}
+
+impl Busy {
+    pub(crate) fn new(connection: PoolConnection<Postgres>) -> Self {
+        Self {
+            connection,
+            is_sound: false,
+        }
+    }
+}
+
+impl Drop for Busy {
+    fn drop(&mut self) {
+        if !self.is_sound {
+            self.connection.close_on_drop();
+        }
+    }
+}
+
+/// Continues for a while when it is dropped, and leaves the connection to the pool.
+struct Acquiring<'a> {
+    connection: Pin<Box<dyn Future<Output = sqlx::Result<PoolConnection<Postgres>>> + Send>>,
+    places: &'a Arc<Semaphore>,
+    has_ended: bool,
+}
+
+impl Drop for Acquiring<'_> {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        // Those who waited longest give up first, and if any caller has a connection to open, they do: the
+        // others find no place.
+        if let Ok(runtime) = Handle::try_current()
+            && let Ok(place) = Arc::clone(self.places).try_acquire_owned()
+        {
+            let connection = mem::replace(&mut self.connection, Box::pin(pending()));
+            runtime.spawn(async move {
+                let _ = timeout(OPENING, connection).await;
+                drop(place);
+            });
+        }
+    }
+}

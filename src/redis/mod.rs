@@ -1,0 +1,321 @@
+//! The Redis store: one script for each operation, on one shared connection.
+
+mod connection;
+mod error;
+mod scripts;
+mod server;
+
+use std::fmt;
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{Script, ScriptInvocation};
+
+use self::connection::Connection;
+use self::scripts::Scripts;
+use crate::config::ConfigError;
+use crate::store::{
+    Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
+    StoreErrorKind,
+};
+
+/// Remembers keys on a Redis or Valkey server: for receivers on several machines.
+///
+/// **When to choose it.** You have several receivers, and already run such a server, whose persistence and
+/// memory you can configure.
+///
+/// **What it guarantees.** Among all receivers that use the server with the same prefix, one run at a time
+/// has a key, and none after a success, for as long as the server has the record. That depends on its
+/// persistence:
+///
+/// | the server persists | a success that was acknowledged is forgotten |
+/// |---|---|
+/// | nothing (`save ""`, `appendonly no`) | by every restart |
+/// | snapshots (`save`), the default | by a crash, back to the last snapshot: up to an hour in quiet times. A clean stop saves |
+/// | a log, `appendfsync everysec` | by a crash of the machine, back by a second or two; by a crash of the process only while the disk is behind |
+/// | a log, `appendfsync always` | never by this server |
+/// | any of these, with a failover | back by as much as the replica was behind: replication is asynchronous. `min-replicas-to-write` bounds that. `WAIT` is not used: it would not keep a failover from choosing another replica |
+///
+/// So the promise "never again after its success was recorded" holds strictly with `appendonly yes` and
+/// `appendfsync always` on a server without failover. With less, an event whose record was forgotten is
+/// handled again if the sender delivers it again. The sender does so only when it did not receive the 200,
+/// so this is rare; your handlers decide whether it does harm. Claims that are forgotten are noticed by the
+/// next renewal, at a third of the lease: until then a second delivery can be handled beside the first,
+/// which is then cancelled.
+///
+/// **How it claims.** Every operation is one script, and so one atomic step, by the server's clock: no
+/// clock of a receiver matters. A jump of the server's own clock, or a difference between its clock and its
+/// replica's, moves the ends of leases and retentions by as much. A lease's fence is 128 random bits that
+/// the receiver makes, unique even when the server has lost its data. There is no Redlock: the record of
+/// completed events has to be in one place, and the lock is best where the record is.
+///
+/// **What a crash costs.** After a crash of a receiver, its keys stay taken until their leases expire, by
+/// default after 60 seconds, and the sender's next attempt finds them free. After a crash of the server,
+/// deliveries are answered with 503 until it is back, and the first one after that connects again. Runs
+/// that end meanwhile record their success when it is back, if their leases last that long.
+///
+/// **Sizing.** A key that is done takes about 130 bytes of the server's memory (Redis 7.0, the default
+/// prefix; `MEMORY USAGE` reports 72 of them), and as many when the event failed or had no handler; a key
+/// in flight takes about 100 more. At 10 events a second, 8 days are 7 million keys or 900 MB. The server's
+/// `maxmemory-policy` has to be `noeviction`: any other policy drops records before their time, and is
+/// refused. When the memory is full, new events are answered with 503, while those in flight can still be
+/// recorded, and duplicates of completed events are answered as such.
+///
+/// **Purge.** The server drops expired keys.
+///
+/// **Which server.** Redis 7.0 or later, or Valkey (the tests were run with Redis 7.0 and 8.0, Valkey 8.1
+/// and 9.1). It must be a primary, and hold all keys: replicas and parts of a cluster are refused. A
+/// cluster of one server is fine: an event is one key, `webhook:` and 16 bytes, so it is in one slot. Where
+/// access is controlled, the user needs
+/// `~webhook:* +evalsha +script|load +time +get +set +del +info`, besides `+select` where the URL names
+/// a database, and `+cluster|info` in a cluster. All of that, and the memory policy, is checked only when
+/// the store connects.
+///
+/// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
+/// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that has no
+/// effect. With a shorter one, a connection is replaced that was silent for 250 ms when an operation
+/// ran out of time. The operations of a runtime share one connection. Leases and retentions end after 30 years.
+///
+/// **Upgrades.** Bodies that an earlier release recorded are reported as changed, because it computed their
+/// digests differently.
+///
+/// # TLS
+///
+/// `rediss://` needs a feature of the `redis` crate, which you add beside this one:
+///
+/// ```toml
+/// redis = { version = "1.8", default-features = false, features = ["tokio-rustls-comp"] }
+/// rustls = { version = "0.23", default-features = false, features = ["ring", "std", "tls12"] }
+/// ```
+///
+/// The second line chooses the cryptography, without which rustls panics. It is left out with
+/// `tokio-native-tls-comp`.
+///
+/// # Example
+///
+/// ```no_run
+/// use tower_webhook::redis::RedisStore;
+/// use tower_webhook::{Secret, WebhookLayer};
+///
+/// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+/// let store = RedisStore::connect("redis://localhost:6379").await?.with_prefix("crm:")?;
+/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Clones share their connections, of which each runtime has one.
+#[derive(Clone)]
+pub struct RedisStore {
+    shared: Arc<Shared>,
+    prefix: Arc<str>,
+}
+
+struct Shared {
+    connection: Connection,
+    scripts: Scripts,
+}
+
+impl RedisStore {
+    /// Connects to the server at `url`, and checks that it can keep the store's promises.
+    ///
+    /// A URL is `redis://HOST:PORT/DATABASE`, with `USER:PASSWORD@` before the host where the server
+    /// asks for it, or `unix:PATH`; `valkey://` is the same as `redis://`. TLS (`rediss://`) needs a
+    /// feature of the `redis` crate: see [above](Self#tls).
+    ///
+    /// Afterwards the store reconnects whenever it has to.
+    ///
+    /// # Errors
+    ///
+    /// When the URL is wrong, the server cannot be reached or denies access, or it cannot keep the store's
+    /// promises. [`OpenError::kind`] distinguishes these, and the error says what to do.
+    pub async fn connect(url: &str) -> Result<Self, OpenError> {
+        let connection = Connection::new(server::client(url)?);
+        let scripts = Scripts::new();
+        server::check(&connection, &scripts).await?;
+        Ok(Self {
+            shared: Arc::new(Shared {
+                connection,
+                scripts,
+            }),
+            prefix: "webhook:".into(),
+        })
+    }
+
+    /// Begins the names of all keys with `prefix` instead of `webhook:`.
+    ///
+    /// Stores with different prefixes share nothing.
+    ///
+    /// ```no_run
+    /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_webhook::redis::RedisStore;
+    ///
+    /// let store = RedisStore::connect("redis://localhost:6379").await?.with_prefix("crm:")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is not 1 to 64 printable ASCII characters without spaces and braces. Braces would put
+    /// all keys into one slot of a cluster.
+    pub fn with_prefix(mut self, prefix: impl Into<String>) -> Result<Self, ConfigError> {
+        let prefix = prefix.into();
+        let fits = |byte: u8| byte.is_ascii_graphic() && !matches!(byte, b'{' | b'}');
+        if !(1..=64).contains(&prefix.len()) || !prefix.bytes().all(fits) {
+            return Err(ConfigError::RedisPrefix(prefix));
+        }
+        self.prefix = prefix.into();
+        Ok(self)
+    }
+
+    /// The script's call on the key of `id`, which is the prefix and 16 bytes.
+    fn call<'a>(&self, script: &'a Script, id: &EventKey) -> ScriptInvocation<'a> {
+        script.key([self.prefix.as_bytes(), &id.key().to_be_bytes()].concat())
+    }
+
+    /// Calls a script that settles or renews a lease, and reports whether the lease was valid.
+    async fn settle(
+        &self,
+        call: &ScriptInvocation<'_>,
+        repeatable: bool,
+    ) -> Result<(), SettleError> {
+        let connection = &self.shared.connection;
+        match connection.invoke(call, repeatable).await? {
+            true => Ok(()),
+            false => Err(SettleError::LeaseExpired),
+        }
+    }
+}
+
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore")
+            .field("address", &self.shared.connection.address())
+            .field("prefix", &self.prefix)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Store for RedisStore {
+    const DURABLE_LEASES: bool = true;
+
+    async fn claim(
+        &self,
+        id: &EventKey,
+        lease: Duration,
+        retain: Duration,
+    ) -> Result<Claim, StoreError> {
+        let mut fence = [0; 16];
+        getrandom::fill(&mut fence)
+            .map_err(|error| StoreError::new(StoreErrorKind::Unavailable, error))?;
+        let fence = Fence(u128::from_be_bytes(fence));
+
+        let mut call = self.call(&self.shared.scripts.claim, id);
+        call.arg(hex(fence))
+            .arg(fingerprint(id))
+            .arg(micros(lease))
+            .arg(micros(retain));
+        let found: Vec<u64> = self.shared.connection.invoke(&call, true).await?;
+        match found[..] {
+            [FREE, attempt] => Ok(Claim::Acquired(Lease::new(*id, fence, nth(attempt)?))),
+            [IN_FLIGHT, remaining, same_body] => Ok(Claim::InFlight {
+                remaining: Duration::from_micros(remaining),
+                same_body: same_body == 1,
+            }),
+            [DONE, same_body] => Ok(Claim::Done {
+                same_body: same_body == 1,
+            }),
+            _ => Err(unexpected(&found)),
+        }
+    }
+
+    async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
+        let call = self.call(&self.shared.scripts.peek, id);
+        let found: Vec<u64> = self.shared.connection.invoke(&call, true).await?;
+        match found[..] {
+            [FREE] => Ok(KeyState::Free),
+            [IN_FLIGHT, remaining] => Ok(KeyState::InFlight {
+                remaining: Duration::from_micros(remaining),
+            }),
+            [DONE] => Ok(KeyState::Done),
+            _ => Err(unexpected(&found)),
+        }
+    }
+
+    async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
+        let mut call = self.call(&self.shared.scripts.renew, lease.id());
+        call.arg(hex(lease.fence())).arg(micros(extend));
+        self.settle(&call, true).await
+    }
+
+    async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError> {
+        let mut call = self.call(&self.shared.scripts.complete, lease.id());
+        call.arg(hex(lease.fence())).arg(micros(retain));
+        self.settle(&call, false).await
+    }
+
+    async fn release(&self, lease: &Lease) -> Result<(), SettleError> {
+        let mut call = self.call(&self.shared.scripts.release, lease.id());
+        call.arg(hex(lease.fence()));
+        // The second try may find that the first had released it.
+        self.settle(&call, true).await
+    }
+}
+
+// The states of a key, as in `record.lua`.
+const FREE: u64 = 0;
+const IN_FLIGHT: u64 = 1;
+const DONE: u64 = 2;
+
+fn hex(Fence(fence): Fence) -> String {
+    format!("{fence:032x}")
+}
+
+/// The part of a body's digest that is stored: 63 bits, which Redis keeps as an integer.
+fn fingerprint(id: &EventKey) -> u64 {
+    (id.body() >> 65) as u64
+}
+
+/// At least one, and no more than Lua's numbers can add to the time.
+fn micros(duration: Duration) -> u64 {
+    const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
+    let duration = duration.min(YEARS_30);
+    duration.as_nanos().div_ceil(1_000).max(1) as u64
+}
+
+fn nth(attempt: u64) -> Result<NonZeroU32, StoreError> {
+    u32::try_from(attempt)
+        .ok()
+        .and_then(NonZeroU32::new)
+        .ok_or_else(|| unexpected(&[FREE, attempt]))
+}
+
+fn unexpected(found: &[u64]) -> StoreError {
+    let what = format!("a script returned {found:?}");
+    StoreError::new(StoreErrorKind::Corrupt, what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_are_whole_microseconds_of_which_there_is_one_at_least() {
+        assert_eq!(micros(Duration::ZERO), 1);
+        assert_eq!(micros(Duration::from_nanos(1)), 1);
+        assert_eq!(micros(Duration::from_nanos(1_001)), 2);
+        assert_eq!(micros(Duration::from_millis(2)), 2_000);
+        // With the time of this century it stays below what Lua's numbers tell apart.
+        assert!(micros(Duration::MAX) + 4_102_444_800_000_000 < 1 << 53);
+    }
+
+    #[test]
+    fn invalid_answers_are_corrupt() {
+        for attempt in [0, 1 << 32, u64::MAX] {
+            assert_eq!(nth(attempt).unwrap_err().kind(), StoreErrorKind::Corrupt);
+        }
+        assert_eq!(nth(1).unwrap(), NonZeroU32::MIN);
+    }
+}

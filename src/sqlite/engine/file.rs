@@ -1,0 +1,184 @@
+//! How the file is created and opened.
+
+use std::cell::Cell;
+use std::fs::OpenOptions;
+use std::io;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags, TransactionBehavior};
+
+use super::error::Reason;
+use super::{Format, migrate};
+
+/// How often a connection asks for a lock that another one holds.
+const POLL: Duration = Duration::from_micros(250);
+
+/// How long a connection waits for another process, which is less than callers wait for it.
+const PATIENCE: Duration = Duration::from_millis(1500);
+
+const PATIENCE_ASIDE: Duration = Duration::from_millis(200);
+
+/// How long opening waits for other processes that open the same file, or recover it after a crash.
+const PATIENCE_TO_OPEN: Duration = Duration::from_secs(10);
+
+/// Opens the file, sets it up if it is new, and upgrades it if it is old.
+pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
+    // One at a time: a process that closes a file which it opened by other means takes away the locks
+    // of its own connections to it.
+    static OPENING: Mutex<()> = Mutex::new(());
+    let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+
+    create(path).map_err(Reason::Create)?;
+    let give_up = Instant::now() + PATIENCE_TO_OPEN;
+    loop {
+        // Some steps fail on a lock without calling the busy handler.
+        match connect(path, wait).and_then(|db| own(db, path, format)) {
+            Err(Reason::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
+                thread::sleep(POLL);
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Opens the file once more, for work that must not keep others waiting.
+pub(super) fn connect_aside(path: &Path, format: &Format) -> Result<Connection, Reason> {
+    let db = connect(path, wait_briefly)?;
+    // A connection knows of the write-ahead log once it has read something.
+    migrate::version(&db.unchecked_transaction()?, format)?;
+    Ok(db)
+}
+
+/// Opens the file once more, for work that changes nothing.
+pub(super) fn connect_to_read(path: &Path) -> Result<Connection, Reason> {
+    let db = connect(path, wait)?;
+    // As above. A later release may have upgraded the file since the writer opened it, which goes on, too.
+    db.query_row("SELECT count(*) FROM sqlite_schema", [], |_| Ok(()))?;
+    db.execute_batch("PRAGMA query_only = ON")?;
+    Ok(db)
+}
+
+#[allow(unused_mut, reason = "rusqlite before 0.41 sets handlers through `&`")]
+fn connect(path: &Path, busy: fn(i32) -> bool) -> Result<Connection, Reason> {
+    // Without `SQLITE_OPEN_URI`: a path is a path.
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut db = Connection::open_with_flags(path, flags)?;
+    // Else SQLite plans by the values that are bound, and compiles a statement again for the next ones.
+    db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    // macOS leaves in the disk's cache what was only synchronized. Others do not know this.
+    db.execute_batch("PRAGMA fullfsync = ON")?;
+    db.busy_handler(Some(busy))?;
+    Ok(db)
+}
+
+fn wait(tries: i32) -> bool {
+    wait_up_to(PATIENCE, tries)
+}
+
+fn wait_briefly(tries: i32) -> bool {
+    wait_up_to(PATIENCE_ASIDE, tries)
+}
+
+/// Waits before the lock is asked for again, unless patience is at its end.
+///
+/// The state is the thread's own, as rusqlite before 0.41 takes plain functions only.
+fn wait_up_to(patience: Duration, tries: i32) -> bool {
+    thread_local! {
+        static BEGAN: Cell<Option<Instant>> = const { Cell::new(None) };
+    }
+    if tries == 0 {
+        BEGAN.set(None);
+    }
+    let began = BEGAN.get().unwrap_or_else(Instant::now);
+    BEGAN.set(Some(began));
+    let goes_on = began.elapsed() < patience;
+    if goes_on {
+        thread::sleep(POLL);
+    }
+    goes_on
+}
+
+/// The file that a path leads to.
+///
+/// SQLite keeps writing to a file that was deleted, of which nothing would be left after a restart. Windows does
+/// not delete a file that is open.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct FileId {
+    #[cfg(unix)]
+    device_and_inode: (u64, u64),
+}
+
+impl FileId {
+    #[cfg(unix)]
+    pub(super) fn of(path: &Path) -> io::Result<Self> {
+        use std::os::unix::fs::MetadataExt;
+
+        let metadata = path.metadata()?;
+        Ok(Self {
+            device_and_inode: (metadata.dev(), metadata.ino()),
+        })
+    }
+
+    #[cfg(not(unix))]
+    pub(super) fn of(_: &Path) -> io::Result<Self> {
+        Ok(Self {})
+    }
+
+    /// Whether the path leads to another file, or to none. A path that cannot be looked at just now still leads there.
+    pub(super) fn was_replaced(&self, path: &Path) -> bool {
+        match Self::of(path) {
+            Ok(other) => *self != other,
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+}
+
+pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
+    error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+}
+
+/// Creates the file for this user alone, where SQLite would let everybody read it.
+fn create(path: &Path) -> io::Result<()> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    match options.open(path) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn own(mut db: Connection, path: &Path, format: &Format) -> Result<Connection, Reason> {
+    // Before anything is changed.
+    migrate::version(&db.transaction()?, format)?;
+    // SQLite is content with reading, until something is written.
+    if db.is_readonly(MAIN_DB)? {
+        return Err(Reason::ReadOnly);
+    }
+
+    let journal: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
+    if journal != "wal" {
+        return Err(Reason::NoWal { journal });
+    }
+    db.execute_batch("PRAGMA synchronous = FULL")?;
+    // Another process may have been faster, so its version is read again under the lock.
+    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let before = migrate::migrate(&transaction, format)?;
+    transaction.commit()?;
+    let now = format.migrations.len();
+    if (1..now).contains(&before) {
+        tracing::info!(
+            file = %path.display(),
+            before,
+            now,
+            "the schema of the SQLite file was upgraded: earlier releases cannot open it any more"
+        );
+    }
+    Ok(db)
+}

@@ -1,0 +1,130 @@
+//! A file of SQLite, and the threads that do all work on it.
+
+mod batches;
+mod checkpoint;
+pub(crate) mod clock;
+mod error;
+mod file;
+mod migrate;
+mod pause;
+mod reader;
+mod thread;
+mod transaction;
+mod writer;
+
+use std::path::{self, Path};
+use std::sync::{Arc, Mutex};
+
+use self::batches::Batches;
+use self::checkpoint::Checkpoints;
+use self::clock::Clock;
+use self::error::{FileError, Reason};
+use self::file::FileId;
+use self::pause::Pause;
+use self::thread::Thread;
+use crate::store::engine::Error;
+
+pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
+pub(crate) use self::clock::Machine;
+pub(crate) use self::error::is_damage;
+pub(crate) use self::thread::Need;
+pub(crate) use self::transaction::Tx;
+
+/// What a file holds, as the owner of its tables knows it.
+pub(crate) struct Format {
+    /// Each brings the schema from the version before it to the next one, the first of which is 1.
+    pub(crate) migrations: &'static [&'static str],
+    /// Selects the latest time that any process has seen.
+    pub(crate) highest_time: &'static str,
+    /// Sets that time to `?1`.
+    pub(crate) set_highest_time: &'static str,
+}
+
+/// Housekeeping of a table's owner, a little with each transaction that writes.
+pub(crate) trait Upkeep: Send {
+    /// Does as much as `calls` calls pay for. It is not called while a damaged row is searched for.
+    fn step(&mut self, tx: &Tx<'_>, calls: u16) -> rusqlite::Result<()>;
+}
+
+/// A handle on an open file. Clones share its threads; dropping the last one waits until the file is
+/// closed.
+#[derive(Clone)]
+pub(crate) struct Engine {
+    path: Arc<Path>,
+    /// Before the writer, whose connection is closed last: it leaves no log behind.
+    reader: Arc<Thread>,
+    writer: Arc<Thread>,
+}
+
+impl Engine {
+    /// Opens the file, creates it when there is none, and upgrades its schema. Blocks its thread
+    /// meanwhile.
+    pub(crate) fn open(
+        path: &Path,
+        format: &'static Format,
+        upkeep: Vec<Box<dyn Upkeep>>,
+        machine: Machine,
+        checkpoint_every: i32,
+    ) -> Result<Self, Error> {
+        // SQLite would give other meanings to some relative paths, such as `:memory:`.
+        let path: Arc<Path> = match path::absolute(path) {
+            Ok(path) => path.into(),
+            Err(error) => return Err(FileError::new(&path.into(), Reason::Create(error)).into()),
+        };
+        let open = || {
+            let db = file::open(&path, format)?;
+            let id = FileId::of(&path).map_err(Reason::Thread)?;
+            let clock = Arc::new(Mutex::new(Clock::start(machine)));
+            let batches = Batches::new(db, format, upkeep, Arc::clone(&clock))?;
+            let aside = file::connect_aside(&path, format)?;
+            let pause = Pause::default();
+            let checkpoints = Checkpoints::start(&path, aside, checkpoint_every, pause.clone())
+                .map_err(Reason::Thread)?;
+            let reader = reader::start(&path, id.clone(), format, clock).map_err(Reason::Thread)?;
+            let writer =
+                writer::start(&path, id, batches, checkpoints, pause).map_err(Reason::Thread)?;
+            Ok(Self {
+                path: Arc::clone(&path),
+                reader: Arc::new(reader),
+                writer: Arc::new(writer),
+            })
+        };
+        open().map_err(|reason: Reason| FileError::new(&path, reason).into())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Does the work in a transaction, and returns its result when that is committed.
+    ///
+    /// The work is done once more if that transaction met damage.
+    pub(crate) async fn run<T: Send + 'static>(
+        &self,
+        need: Need,
+        work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.writer.run(need, work).await
+    }
+
+    /// Does work that changes nothing, and may take long, beside those that write. It sees what was committed before.
+    pub(crate) async fn read<T: Send + 'static>(
+        &self,
+        work: impl FnMut(&mut Tx<'_>) -> rusqlite::Result<T> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.reader.run(Need::Read, work).await
+    }
+}
+
+#[cfg(test)]
+mod testing {
+    use super::Format;
+
+    /// A file that holds nothing but the time.
+    pub(super) const FORMAT: Format = Format {
+        migrations: &["CREATE TABLE clock (highest INTEGER NOT NULL) STRICT;
+             INSERT INTO clock VALUES (0);"],
+        highest_time: "SELECT highest FROM clock",
+        set_highest_time: "UPDATE clock SET highest = ?1",
+    };
+}

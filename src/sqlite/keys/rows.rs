@@ -1,0 +1,310 @@
+//! The table of keys: the statements that the store is made of.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use crate::sqlite::engine::clock::{self, after};
+use crate::sqlite::engine::{Tx, Upkeep};
+use crate::store::{Claim, EventKey, Fence, KeyState, Lease};
+
+const NEW: &str = "
+    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+    VALUES (?1, ?2, ?3, 1, 0, ?4, ?5)
+    ON CONFLICT (key) DO NOTHING";
+const AGAIN: &str = "
+    UPDATE keys
+    SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
+    WHERE id = ?1";
+// The key of an event that is unsettled or dead is kept for as long.
+const BY_KEY: &str = "
+    SELECT id, body, attempt, done, lease_until,
+        iif(lease_until < 0 AND EXISTS (
+            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
+        ), 9223372036854775807, keep_until),
+        length(fence) > 16 OR lease_until < 0
+    FROM keys WHERE key = ?1";
+const RENEW: &str = "
+    UPDATE keys SET lease_until = ?4
+    WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
+const COMPLETE: &str = "
+    UPDATE keys SET done = 1, keep_until = ?4
+    WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
+// Without a LIMIT: the few rows that are needed are read one by one. By `iif`, because SQLite evaluates both sides of an
+// AND, and few rows have expired.
+const NEXT: &str = "
+    SELECT id, iif(
+        max(keep_until, iif(done, keep_until, lease_until)) < ?1,
+        lease_until >= 0 OR NOT EXISTS (
+            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
+        ),
+        0
+    )
+    FROM keys WHERE id > ?2 ORDER BY id";
+const DROP: &str = "DELETE FROM keys WHERE id = ?1";
+
+// Of the inbox.
+const NEW_OF_EVENT: &str = "
+    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+    VALUES (?1, ?2, x'', 1, 1, -?3, ?4)
+    ON CONFLICT (key) DO NOTHING";
+const AGAIN_OF_EVENT: &str = "
+    UPDATE keys
+    SET body = ?2, fence = x'', attempt = 1, done = 1, lease_until = -?3, keep_until = ?4
+    WHERE id = ?1";
+const EVENT: &str = "SELECT -lease_until FROM keys WHERE key = ?1 AND lease_until < 0";
+
+#[cfg(test)]
+pub(in crate::sqlite) const STATEMENTS: [&str; 9] = [
+    NEW,
+    AGAIN,
+    BY_KEY,
+    RENEW,
+    COMPLETE,
+    NEXT,
+    DROP,
+    crate::sqlite::schema::FORMAT.highest_time,
+    crate::sqlite::schema::FORMAT.set_highest_time,
+];
+#[cfg(test)]
+pub(crate) const STATEMENTS_OF_EVENTS: [&str; 4] = [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT, EVENT];
+
+/// A fence as it is stored beside the digest of a body that is of version 2.
+fn stored(fence: Fence) -> [u8; 17] {
+    let mut stored = [2; 17];
+    stored[1..].copy_from_slice(&fence.0.to_be_bytes());
+    stored
+}
+
+/// A row, without the columns that are compared in the database.
+struct Known {
+    id: i64,
+    /// Unknown, where the digest is of an earlier version.
+    body: Option<[u8; 16]>,
+    attempt: u32,
+    done: bool,
+    lease_until: i64,
+    keep_until: i64,
+}
+
+impl Known {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        let body = row.get(1)?;
+        let is_comparable: bool = row.get(6)?;
+        Ok(Self {
+            id: row.get(0)?,
+            body: is_comparable.then_some(body),
+            attempt: row.get(2)?,
+            done: row.get(3)?,
+            lease_until: row.get(4)?,
+            keep_until: row.get(5)?,
+        })
+    }
+
+    fn state(&self, now: i64) -> KeyState {
+        if self.done && self.keep_until >= now {
+            KeyState::Done
+        } else if !self.done && self.lease_until >= now {
+            KeyState::InFlight {
+                remaining: clock::remaining(now, self.lease_until),
+            }
+        } else {
+            KeyState::Free
+        }
+    }
+
+    fn taken(&self, now: i64, id: EventKey) -> Option<Taken> {
+        let in_flight = match self.state(now) {
+            KeyState::Free => return None,
+            KeyState::InFlight { remaining } => Some(remaining),
+            KeyState::Done => None,
+        };
+        let body = id.body().to_be_bytes();
+        Some(Taken {
+            in_flight,
+            same_body: self.body.is_none_or(|known| known == body),
+        })
+    }
+
+    fn next_attempt(&self, now: i64) -> NonZeroU32 {
+        if self.done || self.keep_until < now {
+            return NonZeroU32::MIN;
+        }
+        NonZeroU32::MIN.saturating_add(self.attempt)
+    }
+}
+
+pub(in crate::sqlite) fn claim(
+    tx: &mut Tx<'_>,
+    id: EventKey,
+    lease: Duration,
+    retain: Duration,
+) -> rusqlite::Result<Claim> {
+    let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
+    let fence = Fence(tx.token());
+    let lease_until = clock::lease_end(tx.now, lease);
+    let keep_until = after(tx.now, retain);
+    let new =
+        tx.prepare(NEW)?
+            .execute(params![key, body, stored(fence), lease_until, keep_until])?;
+    if new == 1 {
+        return Ok(Claim::Acquired(Lease::new(id, fence, NonZeroU32::MIN)));
+    }
+
+    let mut by_key = tx.prepare(BY_KEY)?;
+    let known = by_key.query_row([key], Known::read)?;
+    let same_body = known.body.is_none_or(|known| known == body);
+    match known.state(tx.now) {
+        KeyState::Done => return Ok(Claim::Done { same_body }),
+        KeyState::InFlight { remaining } => {
+            return Ok(Claim::InFlight {
+                remaining,
+                same_body,
+            });
+        }
+        KeyState::Free => {}
+    }
+    let attempt = known.next_attempt(tx.now);
+    tx.prepare(AGAIN)?.execute(params![
+        known.id,
+        body,
+        stored(fence),
+        attempt.get(),
+        lease_until,
+        keep_until
+    ])?;
+    Ok(Claim::Acquired(Lease::new(id, fence, attempt)))
+}
+
+pub(in crate::sqlite) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeyState> {
+    let mut by_key = tx.prepare(BY_KEY)?;
+    let known = by_key
+        .query_row([key.to_be_bytes()], Known::read)
+        .optional()?;
+    Ok(known.map_or(KeyState::Free, |known| known.state(tx.now)))
+}
+
+/// What is known of a key that is done or in flight.
+pub(crate) struct Taken {
+    /// Unless it is done: how long its lease lasts.
+    pub(crate) in_flight: Option<Duration>,
+    pub(crate) same_body: bool,
+}
+
+/// Returns whether the key is done or in flight.
+pub(crate) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>> {
+    let mut by_key = tx.prepare(BY_KEY)?;
+    let known = by_key
+        .query_row([id.key().to_be_bytes()], Known::read)
+        .optional()?;
+    Ok(known.and_then(|known| known.taken(tx.now, id)))
+}
+
+/// The number of the event that was accepted with a key.
+pub(crate) fn event(tx: &Tx<'_>, key: u128) -> rusqlite::Result<Option<i64>> {
+    let mut event = tx.prepare(EVENT)?;
+    let event = event.query_row([key.to_be_bytes()], |row| row.get(0));
+    event.optional()
+}
+
+/// Records the key as that of an event, unless it is done or in flight.
+pub(crate) fn record(
+    tx: &Tx<'_>,
+    id: EventKey,
+    event: i64,
+    keep_until: i64,
+) -> rusqlite::Result<Option<Taken>> {
+    let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
+    let new = tx
+        .prepare(NEW_OF_EVENT)?
+        .execute(params![key, body, event, keep_until])?;
+    if new == 1 {
+        return Ok(None);
+    }
+    let mut by_key = tx.prepare(BY_KEY)?;
+    let known = by_key.query_row([key], Known::read)?;
+    let taken = known.taken(tx.now, id);
+    if taken.is_none() {
+        tx.prepare(AGAIN_OF_EVENT)?
+            .execute(params![known.id, body, event, keep_until])?;
+    }
+    Ok(taken)
+}
+
+/// What a lease that is still valid is used for.
+#[derive(Clone, Copy)]
+pub(in crate::sqlite) enum Settle {
+    Renew(Duration),
+    Complete(Duration),
+    Release,
+}
+
+/// Renews or settles a lease, and returns whether it was still valid.
+pub(in crate::sqlite) fn settle(
+    tx: &Tx<'_>,
+    key: u128,
+    fence: Fence,
+    how: Settle,
+) -> rusqlite::Result<bool> {
+    let (statement, until) = match how {
+        Settle::Renew(extend) => (RENEW, clock::lease_end(tx.now, extend)),
+        Settle::Complete(retain) => (COMPLETE, after(tx.now, retain)),
+        Settle::Release => (RENEW, clock::past(tx.now)),
+    };
+    let settled =
+        tx.prepare(statement)?
+            .execute(params![key.to_be_bytes(), stored(fence), tx.now, until])?;
+    Ok(settled == 1)
+}
+
+/// How many rows a call looks at, whether they have expired. A key takes two calls.
+const ROWS_PER_CALL: u16 = 2;
+
+/// Looks at all rows again and again, a few at a time, and drops those that have expired.
+///
+/// In the order of their ids, which needs no index: they expire in about that order.
+#[derive(Default)]
+pub(in crate::sqlite) struct Purge {
+    seen: i64,
+    /// How many ids are passed over if they cannot be read: ever more, to get past damage.
+    skip: i64,
+}
+
+impl Upkeep for Purge {
+    fn step(&mut self, tx: &Tx<'_>, calls: u16) -> rusqlite::Result<()> {
+        const FARTHEST: i64 = 1 << 20;
+
+        // Before anything can fail, so that the next step looks at other rows.
+        let rows = ROWS_PER_CALL * calls;
+        let from = self.seen;
+        self.skip = self.skip.saturating_mul(2).max(rows.into());
+        self.seen = match from.checked_add(self.skip) {
+            Some(past) if self.skip <= FARTHEST => past,
+            _ => {
+                self.skip = 0;
+                0
+            }
+        };
+        let mut expired = Vec::new();
+        let (mut last, mut left) = (from, rows);
+        let mut next = tx.prepare(NEXT)?;
+        let mut next = next.query(params![tx.now, from])?;
+        while left > 0
+            && let Some(row) = next.next()?
+        {
+            left -= 1;
+            last = row.get(0)?;
+            if row.get(1)? {
+                expired.push(last);
+            }
+        }
+        drop(next);
+        self.skip = 0;
+        self.seen = if left == 0 { last } else { 0 };
+        for id in expired {
+            tx.prepare(DROP)?.execute([id])?;
+        }
+        Ok(())
+    }
+}

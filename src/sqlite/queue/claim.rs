@@ -1,0 +1,187 @@
+//! How events are taken that wait.
+
+use std::time::Duration;
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::kinds::Names;
+use super::lanes;
+use super::row::{self, Work, place};
+use crate::inbox::event::{EventLease, Take};
+use crate::inbox::queue::Claims;
+use crate::sqlite::engine::Tx;
+
+// Of the kinds that have an event in a place, the next one, with its event that is due first.
+const NEXT_KIND: &str = "
+    SELECT kind, due, seq FROM work INDEXED BY work_due
+    WHERE place = ?1 AND place <> 6 AND kind > ?2 ORDER BY kind, due, seq";
+const FIRST: &str = "
+    SELECT kind, due, seq FROM work INDEXED BY work_due
+    WHERE place = ?1 AND place <> 6 AND kind = ?2 ORDER BY due, seq";
+// A lease that has expired takes the event back, which was counted as crashed.
+const EXTEND: &str = "
+    UPDATE work SET place = 4, due = ?3, crashes = crashes - (place <> 4)
+    WHERE seq = ?1 AND fence = ?2 AND place < 5";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 3] = [NEXT_KIND, FIRST, EXTEND];
+
+/// How many events a call returns to their lines at most.
+const RETURNS: usize = 256;
+
+/// The event that is due first, of those of a kind that are in a place.
+#[derive(Clone, Copy)]
+struct Head {
+    place: i64,
+    kind: i64,
+    due: i64,
+    seq: i64,
+}
+
+impl Head {
+    fn read(place: i64) -> impl Fn(&Row<'_>) -> rusqlite::Result<Self> {
+        move |row| {
+            Ok(Self {
+                place,
+                kind: row.get(0)?,
+                due: row.get(1)?,
+                seq: row.get(2)?,
+            })
+        }
+    }
+
+    fn first(tx: &Tx<'_>, place: i64, kind: i64) -> rusqlite::Result<Option<Self>> {
+        let mut first = tx.prepare(FIRST)?;
+        first.query_row([place, kind], Self::read(place)).optional()
+    }
+
+    /// One for each kind.
+    fn all(tx: &Tx<'_>, place: i64) -> rusqlite::Result<Vec<Self>> {
+        let mut heads: Vec<Self> = Vec::new();
+        let mut next = tx.prepare(NEXT_KIND)?;
+        loop {
+            let before = heads.last().map_or(0, |head| head.kind);
+            let head = next.query_row([place, before], Self::read(place));
+            match head.optional()? {
+                Some(head) => heads.push(head),
+                None => return Ok(heads),
+            }
+        }
+    }
+}
+
+/// Collects the earliest time.
+#[derive(Clone, Copy, Default)]
+struct Earliest(Option<i64>);
+
+impl Earliest {
+    fn add(&mut self, due: i64) {
+        self.0 = Some(self.0.map_or(due, |earliest| earliest.min(due)));
+    }
+}
+
+pub(super) fn claim(
+    tx: &mut Tx<'_>,
+    take: &Take,
+    limit: usize,
+    suspects: usize,
+) -> rusqlite::Result<Claims> {
+    let mut names = Names::default();
+    let mut next = Earliest::default();
+    return_to_lines(tx, take, &mut names, &mut next)?;
+
+    let mut claims = Claims::default();
+    let mut suspects = suspects;
+    let mut heads = Vec::new();
+    for place in [place::READY, place::SUSPECT] {
+        for head in Head::all(tx, place)? {
+            if names.is_open(tx, head.kind, take)? {
+                heads.push(head);
+            }
+        }
+    }
+    loop {
+        let is_allowed = |head: &Head| head.place == place::READY || suspects > 0;
+        let first = (0..heads.len())
+            .filter(|at| is_allowed(&heads[*at]))
+            .min_by_key(|at| {
+                let Head {
+                    place, due, seq, ..
+                } = heads[*at];
+                // A suspect was in progress before all that waits.
+                let is_first = place == place::SUSPECT && due <= tx.now;
+                (!is_first, due, seq)
+            });
+        let Some(at) = first else { break };
+        let head = heads[at];
+        if head.due > tx.now || claims.events.len() >= limit {
+            next.add(head.due);
+            break;
+        }
+        let mut by_seq = tx.prepare(row::BY_SEQ)?;
+        let work = by_seq.query_row([head.seq], Work::read)?;
+        drop(by_seq);
+        let kind = names.name(tx, work.kind)?;
+        if let Some(taken) = lanes::take(tx, &work, kind, take)? {
+            suspects = suspects.saturating_sub((taken.crashes > 0).into());
+            claims.events.push(taken);
+        }
+        match Head::first(tx, head.place, head.kind)? {
+            Some(head) => heads[at] = head,
+            None => drop(heads.swap_remove(at)),
+        }
+    }
+    claims.next_due = next.0.map(|due| row::until(due, tx.now));
+    Ok(claims)
+}
+
+/// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Adds
+/// to `next` when the next one does.
+fn return_to_lines(
+    tx: &Tx<'_>,
+    take: &Take,
+    names: &mut Names,
+    next: &mut Earliest,
+) -> rusqlite::Result<()> {
+    let mut returns = RETURNS;
+    for place in [place::TAKEN, place::ASIDE] {
+        for head in Head::all(tx, place)? {
+            let mut head = Some(head);
+            while let Some(due) = head
+                && due.due <= tx.now
+                && returns > 0
+            {
+                returns -= 1;
+                let mut by_seq = tx.prepare(row::BY_SEQ)?;
+                let mut work = by_seq.query_row([due.seq], Work::read)?;
+                match place {
+                    place::TAKEN => lanes::expire(tx, &mut work)?,
+                    _ => lanes::join(tx, &mut work)?,
+                }
+                head = Head::first(tx, place, due.kind)?;
+            }
+            if let Some(head) = head
+                && (returns == 0 || names.is_open(tx, head.kind, take)?)
+            {
+                next.add(head.due);
+            }
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn extend(
+    tx: &Tx<'_>,
+    leases: &[EventLease],
+    lease: Duration,
+) -> rusqlite::Result<Vec<bool>> {
+    let until = row::lease_end(tx.now, lease);
+    let mut extend = tx.prepare(EXTEND)?;
+    leases
+        .iter()
+        .map(|held| {
+            let fence = held.fence.0.to_be_bytes();
+            Ok(extend.execute(params![held.id.0, fence, until])? == 1)
+        })
+        .collect()
+}

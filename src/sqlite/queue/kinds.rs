@@ -1,0 +1,125 @@
+//! The table of kinds, and which of them are paused.
+
+use std::collections::HashMap;
+
+use rusqlite::{OptionalExtension, Row, params};
+
+use super::memo::Memo;
+use super::row;
+use crate::event::EventKind;
+use crate::inbox::event::Take;
+use crate::sqlite::engine::Tx;
+
+// The row of number 0 is for everything.
+const BY_NAME: &str = "
+    SELECT id, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE name = ?1";
+const BY_ID: &str = "
+    SELECT name, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE id = ?1";
+const NUMBER: &str = "SELECT id FROM kinds WHERE name = ?1";
+const ALL: &str = "SELECT id, name, paused FROM kinds";
+const INSERT: &str = "INSERT INTO kinds (name, paused) VALUES (?1, 0)";
+const PAUSE: &str = "UPDATE kinds SET paused = ?2 WHERE id = ?1";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 6] = [BY_NAME, BY_ID, NUMBER, ALL, INSERT, PAUSE];
+
+/// A kind, as the events of a transaction are accepted with it.
+#[derive(Clone, Copy)]
+pub(super) struct Known {
+    /// Its number.
+    pub(super) id: i64,
+    pub(super) is_paused: bool,
+}
+
+impl Known {
+    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            id: row.get(0)?,
+            is_paused: row.get(1)?,
+        })
+    }
+}
+
+/// Finds a kind, and gives it a number if it has none.
+pub(super) fn find(tx: &mut Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
+    let memo = tx.memo::<Memo>();
+    if let Some((_, known)) = memo.kinds.iter().find(|(of, _)| of == kind) {
+        return Ok(*known);
+    }
+    let mut by_name = tx.prepare(BY_NAME)?;
+    let known = by_name.query_row([kind.as_str()], Known::read);
+    let known = match known.optional()? {
+        Some(known) => known,
+        None => {
+            tx.prepare(INSERT)?.execute([kind.as_str()])?;
+            by_name.query_row([kind.as_str()], Known::read)?
+        }
+    };
+    tx.memo::<Memo>().kinds.push((kind.clone(), known));
+    Ok(known)
+}
+
+/// The number of a kind, if it has one.
+pub(super) fn number(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Option<i64>> {
+    let mut number = tx.prepare(NUMBER)?;
+    let number = number.query_row([kind.as_str()], |row| row.get(0));
+    number.optional()
+}
+
+pub(super) fn pause(
+    tx: &mut Tx<'_>,
+    kind: Option<&EventKind>,
+    paused: bool,
+) -> rusqlite::Result<()> {
+    let id = match kind {
+        Some(kind) => find(tx, kind)?.id,
+        None => 0,
+    };
+    tx.prepare(PAUSE)?.execute(params![id, paused])?;
+    tx.memo::<Memo>().kinds.clear();
+    Ok(())
+}
+
+/// All kinds by number, and whether they are paused themselves. With that of everything, which is 0.
+pub(super) fn all(tx: &Tx<'_>) -> rusqlite::Result<Vec<(i64, Option<EventKind>, bool)>> {
+    let mut all = tx.prepare(ALL)?;
+    let kinds = all.query_map([], |row| {
+        let id = row.get(0)?;
+        let kind = match id {
+            0 => None,
+            _ => Some(row::read_kind(row, 1)?),
+        };
+        Ok((id, kind, row.get(2)?))
+    })?;
+    kinds.collect()
+}
+
+/// Kinds that a call has met, each looked up once.
+#[derive(Default)]
+pub(super) struct Names(HashMap<i64, (EventKind, bool)>);
+
+impl Names {
+    fn find(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<&(EventKind, bool)> {
+        use std::collections::hash_map::Entry;
+
+        match self.0.entry(id) {
+            Entry::Occupied(known) => Ok(known.into_mut()),
+            Entry::Vacant(new) => {
+                let mut by_id = tx.prepare(BY_ID)?;
+                let known =
+                    by_id.query_row([id], |row| Ok((row::read_kind(row, 0)?, row.get(1)?)))?;
+                Ok(new.insert(known))
+            }
+        }
+    }
+
+    pub(super) fn name(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<EventKind> {
+        Ok(self.find(tx, id)?.0.clone())
+    }
+
+    /// Whether events of the kind may be taken: the worker takes them, and they are not paused.
+    pub(super) fn is_open(&mut self, tx: &Tx<'_>, id: i64, take: &Take) -> rusqlite::Result<bool> {
+        let (kind, is_paused) = self.find(tx, id)?;
+        Ok(!*is_paused && take.kinds.contains(kind))
+    }
+}

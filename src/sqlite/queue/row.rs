@@ -1,0 +1,245 @@
+//! What the columns hold.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use rusqlite::types::Type;
+use rusqlite::{Row, params};
+
+use crate::delivery::IdempotencyKey;
+use crate::error::BoxError;
+use crate::event::EventKind;
+use crate::inbox::event::{EventState, Failure};
+use crate::sqlite::engine::{Tx, clock};
+
+/// What `events.state` holds.
+pub(super) mod state {
+    pub(in crate::sqlite::queue) const UNSETTLED: i64 = 2;
+    /// With a body, as the next one.
+    pub(in crate::sqlite::queue) const HANDLED: i64 = 3;
+    pub(in crate::sqlite::queue) const IGNORED: i64 = 4;
+    pub(in crate::sqlite::queue) const HANDLED_WITHOUT_BODY: i64 = 5;
+    pub(in crate::sqlite::queue) const IGNORED_WITHOUT_BODY: i64 = 6;
+    pub(in crate::sqlite::queue) const DISCARDED: i64 = 7;
+    pub(in crate::sqlite::queue) const DEAD: i64 = 9;
+    pub(in crate::sqlite::queue) const DELETED: i64 = 8;
+}
+
+/// What `work.place` holds.
+pub(super) mod place {
+    pub(in crate::sqlite::queue) const READY: i64 = 2;
+    /// Ready, and has crashed before.
+    pub(in crate::sqlite::queue) const SUSPECT: i64 = 3;
+    pub(in crate::sqlite::queue) const TAKEN: i64 = 4;
+    pub(in crate::sqlite::queue) const HOLDING: i64 = 5;
+    pub(in crate::sqlite::queue) const BEHIND: i64 = 6;
+    pub(in crate::sqlite::queue) const ASIDE: i64 = 7;
+}
+
+/// A row of `work`.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work {
+    pub(super) seq: i64,
+    pub(super) kind: i64,
+    pub(super) lane: Option<i64>,
+    pub(super) place: i64,
+    pub(super) due: i64,
+    pub(super) failures: u32,
+    pub(super) crashes: u32,
+    pub(super) first_failed: Option<i64>,
+    /// Whether an attempt failed since the event was accepted.
+    pub(super) tried: bool,
+}
+
+/// The columns of [`Work`].
+macro_rules! columns {
+    () => {
+        "seq, kind, lane, place, due, failures, crashes, first_failed, tried"
+    };
+}
+pub(super) use columns;
+
+pub(super) const BY_SEQ: &str = concat!("SELECT ", columns!(), " FROM work WHERE seq = ?1");
+const INSERT: &str = "
+    INSERT INTO work
+        (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+const UPDATE: &str = "
+    UPDATE work
+    SET place = ?2, due = ?3, fence = x'', failures = ?4, crashes = ?5, first_failed = ?6, tried = ?7
+    WHERE seq = ?1";
+const REMOVE: &str = "DELETE FROM work WHERE seq = ?1";
+const FAIL: &str = "
+    INSERT INTO failures (seq, number, at, outcome, reason)
+    SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4 FROM failures WHERE seq = ?1
+    RETURNING number";
+const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <= ?2";
+const TOOK: &str = "INSERT INTO durations (seq, number, took) VALUES (?1, ?2, ?3)";
+pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 8] = [
+    BY_SEQ,
+    INSERT,
+    UPDATE,
+    REMOVE,
+    FAIL,
+    FAILED_LONG_AGO,
+    TOOK,
+    DELETE_FAILURES,
+];
+
+impl Work {
+    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+        Ok(Self {
+            seq: row.get(0)?,
+            kind: row.get(1)?,
+            lane: row.get(2)?,
+            place: row.get(3)?,
+            due: row.get(4)?,
+            failures: row.get(5)?,
+            crashes: row.get(6)?,
+            first_failed: row.get(7)?,
+            tried: row.get(8)?,
+        })
+    }
+
+    /// The place of the event when it is first in its lane.
+    pub(super) fn ready(&self) -> i64 {
+        match self.crashes {
+            0 => place::READY,
+            _ => place::SUSPECT,
+        }
+    }
+
+    /// Inserts the row, with a fence if the event is taken.
+    pub(super) fn insert(&self, tx: &Tx<'_>, fence: Option<u128>) -> rusqlite::Result<()> {
+        let fence = fence.map(u128::to_be_bytes);
+        tx.prepare(INSERT)?.execute(params![
+            self.seq,
+            self.kind,
+            self.lane,
+            self.place,
+            self.due,
+            fence.as_ref().map_or(&[][..], |fence| &fence[..]),
+            self.failures,
+            self.crashes,
+            self.first_failed,
+            self.tried,
+        ])?;
+        Ok(())
+    }
+
+    /// Writes the row of an event that is not taken.
+    pub(super) fn update(&self, tx: &Tx<'_>) -> rusqlite::Result<()> {
+        tx.prepare(UPDATE)?.execute(params![
+            self.seq,
+            self.place,
+            self.due,
+            self.failures,
+            self.crashes,
+            self.first_failed,
+            self.tried,
+        ])?;
+        Ok(())
+    }
+
+    pub(super) fn remove(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
+        tx.prepare(REMOVE)?.execute([seq])?;
+        Ok(())
+    }
+
+    /// Whether its lane waits for it since it failed.
+    pub(super) fn is_blocking(&self) -> bool {
+        let has_failed = self.tried || self.crashes > 0;
+        has_failed && self.lane.is_some() && self.place < place::BEHIND
+    }
+
+    /// The state that it shows, if it is not dead.
+    pub(super) fn state(&self, now: i64) -> EventState {
+        match self.place {
+            place::TAKEN if self.due > now => EventState::InProgress,
+            place::TAKEN => EventState::Retrying,
+            _ if self.tried || self.crashes > 0 => EventState::Retrying,
+            _ => EventState::Waiting,
+        }
+    }
+}
+
+/// How many failures of an event are kept, and the bytes of their texts.
+const FAILURES: i64 = 100;
+const OUTCOME: usize = 64;
+const REASON: usize = 1024;
+
+/// Records an attempt that did not succeed.
+pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result<()> {
+    let number: i64 = tx.prepare(FAIL)?.query_row(
+        params![
+            seq,
+            tx.now,
+            cut(&failure.outcome, OUTCOME),
+            cut(&failure.reason, REASON)
+        ],
+        |row| row.get(0),
+    )?;
+    if let Some(took) = failure.took {
+        let took = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
+        tx.prepare(TOOK)?.execute([seq, number, took])?;
+    }
+    if number > FAILURES {
+        let last = number - FAILURES;
+        tx.prepare(FAILED_LONG_AGO)?.execute([seq, last])?;
+    }
+    Ok(())
+}
+
+/// The beginning of a text.
+fn cut(text: &str, bytes: usize) -> &str {
+    let end = (0..=bytes.min(text.len()))
+        .rev()
+        .find(|end| text.is_char_boundary(*end));
+    &text[..end.unwrap_or(0)]
+}
+
+/// A time as it is shown.
+pub(super) fn time(millis: i64) -> SystemTime {
+    let since_1970 = Duration::from_millis(u64::try_from(millis).unwrap_or(0));
+    UNIX_EPOCH.checked_add(since_1970).unwrap_or(UNIX_EPOCH)
+}
+
+/// Longer times are cut, so that all of them can be shown.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 60 * 60);
+
+/// The last millisecond of a `duration` that begins now.
+pub(super) fn after(now: i64, duration: Duration) -> i64 {
+    clock::after(now, duration.min(FOREVER))
+}
+
+/// When an event that is taken now can be taken again, in all processes.
+pub(super) fn lease_end(now: i64, lease: Duration) -> i64 {
+    clock::lease_end(now, lease.min(FOREVER)).saturating_add(1)
+}
+
+/// How long it is until then.
+pub(super) fn until(due: i64, now: i64) -> Duration {
+    Duration::from_millis(u64::try_from(due.saturating_sub(now)).unwrap_or(0))
+}
+
+pub(super) fn read_kind(row: &Row<'_>, column: usize) -> rusqlite::Result<EventKind> {
+    let name = row.get_ref(column)?.as_str()?;
+    EventKind::from_bytes(name.as_bytes()).map_err(|error| invalid(column, Type::Text, error))
+}
+
+pub(super) fn read_key(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<IdempotencyKey>> {
+    let Some(bytes) = row.get_ref(column)?.as_blob_or_null()? else {
+        return Ok(None);
+    };
+    match http::HeaderValue::from_bytes(bytes) {
+        Ok(value) => Ok(IdempotencyKey::new(value)),
+        Err(error) => Err(invalid(column, Type::Blob, error)),
+    }
+}
+
+/// The error of a value that no release writes.
+pub(super) fn invalid(column: usize, of: Type, error: impl Into<BoxError>) -> rusqlite::Error {
+    rusqlite::Error::FromSqlConversionFailure(column, of, error.into())
+}

@@ -1,0 +1,235 @@
+//! The search for the events of a filter, in steps of a few milliseconds.
+
+use std::ops::RangeInclusive;
+
+use rusqlite::{OptionalExtension, Params, params};
+
+use super::kinds;
+use super::list::FIRST;
+use crate::delivery::IdempotencyKey;
+use crate::inbox::event::{EventState, Lane};
+use crate::inbox::records::{Filter, Page};
+use crate::sqlite::engine::Tx;
+
+/// A statement in both orders.
+macro_rules! both {
+    ($($sql:expr),*) => {
+        [
+            concat!($($sql,)* " ORDER BY 1"),
+            concat!($($sql,)* " ORDER BY 1 DESC"),
+        ]
+    };
+}
+
+// The columns of the filter are compared where they are read. `?6`: only events that are settled.
+const ALL: [&str; 2] = both!(
+    "SELECT seq FROM events
+    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR chat = ?3) AND (?4 IS NULL OR key = ?4)
+        AND (?5 IS NULL OR kind = ?5) AND (?6 = 0 OR state <> 2)"
+);
+const FAILED: [&str; 2] = both!("SELECT DISTINCT seq FROM failures WHERE seq BETWEEN ?1 AND ?2");
+const DEAD: [&str; 2] = both!(
+    "SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
+);
+const UNSETTLED: [&str; 2] = both!("SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2");
+const KEPT: [&str; 2] = both!(
+    "SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
+    UNION
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
+);
+/// Each place of the lane is in the order of the numbers.
+macro_rules! unsettled_of_chat {
+    () => {
+        "
+            SELECT seq FROM work INDEXED BY work_line
+            WHERE lane = ?3 AND place = 2 AND seq BETWEEN ?1 AND ?2
+            UNION
+            SELECT seq FROM work INDEXED BY work_line
+            WHERE lane = ?3 AND place = 3 AND seq BETWEEN ?1 AND ?2
+            UNION
+            SELECT seq FROM work INDEXED BY work_line
+            WHERE lane = ?3 AND place = 4 AND seq BETWEEN ?1 AND ?2
+            UNION
+            SELECT seq FROM work INDEXED BY work_line
+            WHERE lane = ?3 AND place = 5 AND seq BETWEEN ?1 AND ?2
+            UNION
+            SELECT seq FROM work INDEXED BY work_line
+            WHERE lane = ?3 AND place = 6 AND seq BETWEEN ?1 AND ?2
+            UNION
+            SELECT seq FROM work INDEXED BY work_line
+            WHERE lane = ?3 AND place = 7 AND seq BETWEEN ?1 AND ?2
+            UNION
+            SELECT seq FROM work INDEXED BY work_alone WHERE lane IS NULL AND seq BETWEEN ?1 AND ?2"
+    };
+}
+const UNSETTLED_OF_CHAT: [&str; 2] = both!(unsettled_of_chat!());
+const KEPT_OF_CHAT: [&str; 2] = both!(
+    unsettled_of_chat!(),
+    "
+    UNION
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
+);
+const TRIED: [&str; 2] = both!(
+    "SELECT seq FROM work INDEXED BY work_tried
+    WHERE (tried OR crashes > 0) AND seq BETWEEN ?1 AND ?2"
+);
+/// Those in progress, which are few, and those whose leases have expired.
+const TAKEN: &str = "SELECT seq FROM work INDEXED BY work_due WHERE place = 4 AND place <> 6";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 17] = [
+    ALL[0],
+    ALL[1],
+    FAILED[0],
+    FAILED[1],
+    DEAD[0],
+    DEAD[1],
+    UNSETTLED[0],
+    UNSETTLED[1],
+    KEPT[0],
+    KEPT[1],
+    UNSETTLED_OF_CHAT[0],
+    UNSETTLED_OF_CHAT[1],
+    KEPT_OF_CHAT[0],
+    KEPT_OF_CHAT[1],
+    TRIED[0],
+    TRIED[1],
+    TAKEN,
+];
+
+/// How many numbers of events a step looks at, and how many of the events that may match.
+const WINDOW: i64 = 10_000;
+const CANDIDATES: usize = 1000;
+/// How many of those whose failures are read.
+const FAILURES: usize = 50;
+
+/// The next numbers that a step looks at.
+pub(super) fn window(tx: &Tx<'_>, seen: i64) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
+    let mut first = tx.prepare(FIRST)?;
+    let first: Option<i64> = first
+        .query_row([seen.saturating_add(1)], |row| row.get(0))
+        .optional()?;
+    Ok(first.map(|first| first..=first.saturating_add(WINDOW - 1)))
+}
+
+/// The next events that may match, and where the search goes on.
+type Candidates = (Vec<i64>, Option<i64>);
+
+pub(super) fn candidates(
+    tx: &Tx<'_>,
+    filter: &Filter,
+    range: &RangeInclusive<i64>,
+    page: Page,
+) -> rusqlite::Result<Candidates> {
+    let order = usize::from(page.newest_first);
+    let (first, last) = (range.start(), range.end());
+    let only =
+        |of: fn(&EventState) -> bool| !filter.states.is_empty() && filter.states.iter().all(of);
+    if filter.error.is_some() {
+        return some(tx, FAILED[order], params![first, last], FAILURES);
+    }
+    if !only(|state| state.is_unsettled() || *state == EventState::Dead) {
+        return within_window(tx, filter, range, page);
+    }
+    if only(|state| *state == EventState::Dead) {
+        return some(tx, DEAD[order], params![first, last], CANDIDATES);
+    }
+    if only(|state| matches!(state, EventState::InProgress | EventState::Retrying)) {
+        return tried_or_taken(tx, range, page);
+    }
+    if let Some(chat) = &filter.chat {
+        // Its lane, and the events that stand in none.
+        let lane = Lane::of_chat(chat).0;
+        let values = params![first, last, lane];
+        let sql = match only(|state| state.is_unsettled()) {
+            true => UNSETTLED_OF_CHAT[order],
+            false => KEPT_OF_CHAT[order],
+        };
+        return some(tx, sql, values, CANDIDATES);
+    }
+    let sql = match only(|state| state.is_unsettled()) {
+        true => UNSETTLED[order],
+        false => KEPT[order],
+    };
+    some(tx, sql, params![first, last], CANDIDATES)
+}
+
+fn some(
+    tx: &Tx<'_>,
+    sql: &'static str,
+    values: impl Params,
+    most: usize,
+) -> rusqlite::Result<Candidates> {
+    let mut found = tx.prepare(sql)?;
+    let rows = found.query_map(values, |row| row.get(0))?;
+    let found: Vec<i64> = rows.take(most).collect::<Result<_, _>>()?;
+    let seen = found.last().copied().filter(|_| found.len() == most);
+    Ok((found, seen))
+}
+
+/// Events that have failed or are in progress.
+fn tried_or_taken(
+    tx: &Tx<'_>,
+    range: &RangeInclusive<i64>,
+    page: Page,
+) -> rusqlite::Result<Candidates> {
+    let order = usize::from(page.newest_first);
+    let values = params![range.start(), range.end()];
+    let (mut found, seen) = some(tx, TRIED[order], values, CANDIDATES)?;
+    let is_passed = |seq: i64| match (seen, page.newest_first) {
+        (None, _) => true,
+        (Some(seen), true) => seq >= seen,
+        (Some(seen), false) => seq <= seen,
+    };
+    let mut taken = tx.prepare(TAKEN)?;
+    for seq in taken.query_map([], |row| row.get(0))? {
+        let seq = seq?;
+        if range.contains(&seq) && is_passed(seq) {
+            found.push(seq);
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    if page.newest_first {
+        found.reverse();
+    }
+    Ok((found, seen))
+}
+
+/// Events of one window.
+fn within_window(
+    tx: &Tx<'_>,
+    filter: &Filter,
+    range: &RangeInclusive<i64>,
+    page: Page,
+) -> rusqlite::Result<Candidates> {
+    let (first, last) = (*range.start(), *range.end());
+    let (from, to) = match page.newest_first {
+        true => (last.saturating_sub(WINDOW - 1).max(first), last),
+        false => {
+            // Where many events were deleted, their numbers are passed over.
+            let mut next = tx.prepare(FIRST)?;
+            let next = next.query_row([first], |row| row.get(0)).optional()?;
+            let from: i64 = next.unwrap_or(last);
+            (from, from.saturating_add(WINDOW - 1).min(last))
+        }
+    };
+    let kind = match &filter.kinds[..] {
+        [kind] => match kinds::number(tx, kind)? {
+            None => return Ok((Vec::new(), None)),
+            number => number,
+        },
+        _ => None,
+    };
+    let is_settled =
+        !filter.states.is_empty() && !filter.states.iter().any(|state| state.is_unsettled());
+    let key = filter.key.as_ref().map(IdempotencyKey::as_bytes);
+    let values = params![from, to, filter.chat, key, kind, is_settled];
+    let order = usize::from(page.newest_first);
+    let (events, seen) = some(tx, ALL[order], values, CANDIDATES)?;
+    let seen = seen.or(match page.newest_first {
+        true => (from > first).then_some(from),
+        false => (to < last).then_some(to),
+    });
+    Ok((events, seen))
+}

@@ -1,0 +1,132 @@
+//! How an attempt ends.
+
+use rusqlite::{OptionalExtension, params};
+
+use super::lanes;
+use super::row::{self, Work, place, state};
+use crate::inbox::event::{EventLease, Settlement, Take};
+use crate::inbox::queue::Settled;
+use crate::sqlite::engine::Tx;
+
+// Of a lease that is held. An event that is behind another one since its lease expired is not. Not by `RETURNING`,
+// which opens a table of its own for each row.
+const HELD: &str = concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work WHERE seq = ?1 AND fence = ?2 AND place < 5"
+);
+// The row of most events that are settled, of which nothing else is needed.
+const REMOVE_FIRST: &str = "
+    DELETE FROM work
+    WHERE seq = ?1 AND fence = ?2 AND place = 4 AND lane = ?3 AND failures = 0";
+const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: [&str; 3] = [HELD, REMOVE_FIRST, END];
+
+pub(super) fn settle(
+    tx: &mut Tx<'_>,
+    lease: &EventLease,
+    settlement: &Settlement,
+    next: Option<&Take>,
+) -> rusqlite::Result<Settled> {
+    let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
+    let state = match settlement {
+        Settlement::Handled => Some(state::HANDLED),
+        Settlement::Ignored => Some(state::IGNORED),
+        _ => None,
+    };
+    if let (Some(state), Some(lane)) = (state, lanes::of_first_attempt(lease)) {
+        let removed = tx
+            .prepare(REMOVE_FIRST)?
+            .execute(params![seq, fence, lane])?;
+        if removed == 1 {
+            self::end(tx, seq, state, 0)?;
+            let next = lanes::advance(tx, Some(lane), next)?;
+            return Ok(Settled::Ended(next.map(Box::new)));
+        }
+    }
+    let mut held = tx.prepare(HELD)?;
+    let held = held.query_row(params![seq, fence], Work::read);
+    let Some(work) = held.optional()? else {
+        return Ok(Settled::Lost);
+    };
+    let (end, failure) = match settlement {
+        Settlement::Handled => (state::HANDLED, None),
+        Settlement::Ignored => (state::IGNORED, None),
+        Settlement::Discarded(failure) => (state::DISCARDED, Some(failure)),
+        Settlement::Dead { failure, hold_lane } if !hold_lane || work.lane.is_none() => {
+            (state::DEAD, Some(failure))
+        }
+        _ => return put_back(tx, work, settlement, next),
+    };
+    if let Some(failure) = failure {
+        row::fail(tx, seq, failure)?;
+    }
+    Work::remove(tx, seq)?;
+    self::end(tx, seq, end, work.failures)?;
+    let next = lanes::advance(tx, work.lane, next)?;
+    Ok(Settled::Ended(next.map(Box::new)))
+}
+
+/// Records that an event is settled, or a dead letter.
+pub(super) fn end(tx: &Tx<'_>, seq: i64, state: i64, failures: u32) -> rusqlite::Result<()> {
+    tx.prepare(END)?
+        .execute(params![seq, state, tx.now, failures])?;
+    Ok(())
+}
+
+/// Ends the attempt of an event that stays unsettled, or holds its lane.
+fn put_back(
+    tx: &mut Tx<'_>,
+    mut work: Work,
+    settlement: &Settlement,
+    next: Option<&Take>,
+) -> rusqlite::Result<Settled> {
+    if work.place != place::TAKEN {
+        // Its lease expired, but it did not crash.
+        work.crashes = work.crashes.saturating_sub(1);
+    }
+    match settlement {
+        Settlement::Released => {
+            work.due = tx.now;
+            lanes::stand(tx, &mut work)?;
+        }
+        Settlement::Retry {
+            after,
+            failure,
+            counts,
+            blocks_lane,
+        } => {
+            work.crashes = 0;
+            if let Some(failure) = failure {
+                row::fail(tx, work.seq, failure)?;
+                work.tried = true;
+            }
+            if *counts {
+                work.failures = work.failures.saturating_add(1);
+                work.first_failed.get_or_insert(tx.now);
+            }
+            work.due = row::after(tx.now, *after);
+            if let Some(lane) = work.lane.filter(|_| !blocks_lane) {
+                // Before it is one of them, so that without a delay the next event is another one.
+                lanes::return_now(tx, lane)?;
+                work.place = place::ASIDE;
+                work.update(tx)?;
+                let next = lanes::take_first(tx, lane, next)?;
+                return Ok(Settled::Ended(next.map(Box::new)));
+            }
+            lanes::stand(tx, &mut work)?;
+        }
+        Settlement::Dead { failure, .. } => {
+            row::fail(tx, work.seq, failure)?;
+            self::end(tx, work.seq, state::DEAD, work.failures)?;
+            work.crashes = 0;
+            work.tried = true;
+            work.place = place::HOLDING;
+            work.update(tx)?;
+        }
+        Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_) => {}
+    }
+    Ok(Settled::Ended(None))
+}

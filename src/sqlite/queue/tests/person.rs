@@ -1,0 +1,141 @@
+//! Purges, and what a person asks for.
+
+#![cfg(test)]
+
+use super::*;
+use crate::inbox::records::forget_all;
+
+#[tokio::test]
+async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let dead = NewEvent {
+        dead: Some(failure()),
+        ..keyed(1, 0)
+    };
+    queue.add(dead).await;
+    let taken = join_all((1..=600).map(|key| queue.add_and_take(keyed(key as i64, key)))).await;
+    let waits = queue.add(keyed(600, 601)).await;
+    for (at, event) in taken.iter().enumerate() {
+        let end = match at % 3 {
+            0 => Settlement::Handled,
+            1 => Settlement::Ignored,
+            _ => Settlement::Discarded(failure()),
+        };
+        queue.settle(&event.lease, &end, None).await.unwrap();
+    }
+    assert!(!queue.purge(DAY).await.unwrap());
+    desk.wait(DAY);
+    let bodies = "SELECT count(*) FROM bodies";
+    assert_eq!(queue.sql(bodies).await, 602);
+    assert!(queue.purge(DAY).await.unwrap());
+    assert_eq!(queue.sql(bodies).await, 602 - 256);
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql(bodies).await, 202);
+    let handled = taken[0].lease.id;
+    assert_eq!(queue.state(handled.0).await, EventState::Handled);
+    let redriven = queue.redrive(handled, None).await.unwrap();
+    assert_eq!(redriven, Change::WithoutBody);
+
+    desk.wait(8 * DAY);
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT count(*) FROM events").await, 2);
+    assert_eq!(queue.sql("SELECT count(*) FROM failures").await, 1);
+    assert_eq!(queue.sql(bodies).await, 2);
+    assert_eq!(queue.state(waits).await, EventState::Waiting);
+}
+
+#[tokio::test]
+async fn forget_finds_all_events_of_a_chat() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    join_all((0..300).map(|at| queue.add(event(at % 3)))).await;
+    assert_eq!(forget_all(&queue, "chat-1").await.unwrap(), 100);
+    assert_eq!(forget_all(&queue, "chat-1").await.unwrap(), 0);
+    assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 200);
+    let lanes: BTreeSet<_> = queue.take_some(10).await.iter().map(|e| e.lane).collect();
+    assert_eq!(lanes, BTreeSet::from([Some(Lane(0)), Some(Lane(2))]));
+}
+
+#[tokio::test]
+async fn lists_are_complete_in_both_directions() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let began = desk.clocks.lock().unwrap().0;
+    for lane in 0..30 {
+        desk.wait(SECOND);
+        let taken = queue.add_and_take(keyed(lane, lane as u64)).await;
+        match lane % 3 {
+            0 => drop(queue.end(&taken, Settlement::Handled).await),
+            1 => drop(queue.end(&taken, retry(DAY, true)).await),
+            _ => {
+                let hold_lane = lane % 2 == 0;
+                let failure = failure();
+                let dead = Settlement::Dead { failure, hold_lane };
+                queue.end(&taken, dead).await;
+            }
+        }
+    }
+    let list = async |filter: &Filter, newest_first| {
+        let mut page = Page {
+            after: None,
+            limit: 4,
+            newest_first,
+            within: None,
+        };
+        let mut all = Vec::new();
+        loop {
+            let events = queue.list(filter, page).await.unwrap().events;
+            page.after = events.last().map(|event| event.id);
+            all.extend(events.iter().map(|event| event.id.0));
+            if events.len() < page.limit {
+                break;
+            }
+        }
+        if newest_first {
+            all.reverse();
+        }
+        all
+    };
+    for newest_first in [false, true] {
+        let every_third = |first| (first..=30).step_by(3).collect::<Vec<i64>>();
+        let of = |states: &[EventState]| Filter {
+            states: states.to_vec(),
+            ..Filter::default()
+        };
+        for (filter, expected) in [
+            (Filter::default(), (1..=30).collect()),
+            (of(&[EventState::Handled]), every_third(1)),
+            (of(&[EventState::Retrying]), every_third(2)),
+            (of(&[EventState::Dead]), every_third(3)),
+            (
+                of(&[EventState::Dead, EventState::Retrying]),
+                (1..=30).filter(|id| id % 3 != 1).collect(),
+            ),
+            (
+                Filter {
+                    chat: Some("chat-7".to_owned()),
+                    ..Filter::default()
+                },
+                vec![8],
+            ),
+            (
+                Filter {
+                    accepted_from: Some(began + 5 * SECOND),
+                    accepted_until: Some(began + 8 * SECOND),
+                    ..Filter::default()
+                },
+                vec![5, 6, 7],
+            ),
+            (
+                Filter {
+                    kinds: vec![EventKind::CHAT_CLOSED],
+                    ..Filter::default()
+                },
+                vec![],
+            ),
+        ] {
+            assert_eq!(list(&filter, newest_first).await, expected, "{filter:?}");
+        }
+    }
+}

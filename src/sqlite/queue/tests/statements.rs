@@ -1,0 +1,213 @@
+//! The statements: compiled once, and each with its index.
+
+#![cfg(test)]
+
+use http::{HeaderMap, HeaderValue};
+
+use super::*;
+use crate::inbox::records::forget_all;
+use crate::sqlite::keys;
+
+fn statements() -> impl Iterator<Item = &'static str> {
+    let all = [
+        &accept::STATEMENTS[..],
+        &change::STATEMENTS,
+        &claim::STATEMENTS,
+        &kinds::STATEMENTS,
+        &lanes::STATEMENTS,
+        &list::STATEMENTS,
+        &search::STATEMENTS,
+        &memo::STATEMENTS,
+        &purge::STATEMENTS,
+        &row::STATEMENTS,
+        &settle::STATEMENTS,
+        &keys::rows::STATEMENTS_OF_EVENTS,
+    ];
+    all.into_iter().flatten().copied()
+}
+
+/// Does everything that can be done, many times.
+async fn exercise(desk: &Desk, queue: &SqliteQueue) {
+    for round in 0..200_u64 {
+        let lane = (round % 10) as i64;
+        let guard = Some(EventKey::new("body", &(round / 2).to_be_bytes(), b""));
+        let guarded = NewEvent {
+            guard,
+            ..keyed(lane, round / 3)
+        };
+        queue.accept(guarded, Some(&take())).await.unwrap();
+        assert!(queue.find(id(round / 3).key()).await.unwrap().is_some());
+        queue.accept(keyed(lane, 1000 + round), None).await.unwrap();
+        if round % 20 == 0 {
+            // A key that a store released.
+            let key = id(5000 + round);
+            let insert = queue.run(Need::Write, move |tx| {
+                let insert = "INSERT INTO keys VALUES (NULL, ?1, zeroblob(16), x'', 1, 0, 0, ?2)";
+                tx.db
+                    .execute(insert, params![key.key().to_be_bytes(), i64::MAX])
+            });
+            insert.await.unwrap();
+            let mut of_new_kind = keyed(lane, 5000 + round);
+            let kind = format!("kind-{round}").parse().unwrap();
+            let mut headers = HeaderMap::new();
+            headers.insert("traceparent", HeaderValue::from_static("00-1-2-01"));
+            of_new_kind.delivery = RawDelivery::new(kind, "{}").with_headers(headers);
+            queue.add(of_new_kind).await;
+        }
+        let ends = [
+            Settlement::Handled,
+            Settlement::Ignored,
+            Settlement::Discarded(failure()),
+            retry(SECOND, true),
+            retry(SECOND, false),
+            Settlement::Released,
+            Settlement::Dead {
+                failure: failure(),
+                hold_lane: round % 4 == 0,
+            },
+        ];
+        let claims = queue.claim(&take(), 8, 2).await.unwrap();
+        for (at, event) in claims.events.iter().enumerate() {
+            let held = queue.extend(&[event.lease], 30 * SECOND).await.unwrap();
+            assert_eq!(held, [true]);
+            let end = &ends[(round as usize + at) % ends.len()];
+            queue
+                .settle(&event.lease, end, Some(&take()))
+                .await
+                .unwrap();
+        }
+        use EventState::{Dead, Handled, Retrying, Waiting};
+        let of = |states: &[EventState]| Filter {
+            states: states.to_vec(),
+            ..Filter::default()
+        };
+        let filters = [
+            of(&[]),
+            of(&[Dead]),
+            of(&[Waiting]),
+            of(&[Waiting, Dead]),
+            of(&[Retrying]),
+            Filter {
+                chat: Some("chat-3".to_owned()),
+                ..of(&[Waiting])
+            },
+            Filter {
+                chat: Some("chat-3".to_owned()),
+                ..of(&[Waiting, Dead])
+            },
+            Filter {
+                kinds: vec![EventKind::CHAT_CLOSED],
+                ..of(&[Handled])
+            },
+            Filter {
+                error: Some("AWAY".to_owned()),
+                ..of(&[])
+            },
+        ];
+        queue.blocked_lanes(None, None, 3).await.unwrap();
+        let page = |newest_first| Page {
+            after: None,
+            limit: 5,
+            newest_first,
+            within: None,
+        };
+        for newest_first in [true, false] {
+            for filter in &filters {
+                let events = queue.list(filter, page(newest_first)).await.unwrap().events;
+                if let (0, Some(event)) = (round % 8, events.first()) {
+                    queue.get(event.id).await.unwrap();
+                    queue.redrive(event.id, None).await.unwrap();
+                    queue.redrive(event.id, None).await.unwrap();
+                    queue.discard(event.id, None).await.unwrap();
+                }
+            }
+        }
+        if round % 50 == 0 {
+            forget_all(queue, "chat-3").await.unwrap();
+            queue.pause(None, false).await.unwrap();
+        }
+        queue.stats().await.unwrap();
+        queue.size().await.unwrap();
+        queue.purge(60 * SECOND).await.unwrap();
+        desk.wait(Duration::from_secs(1 + 60 * 60 * (round % 5)));
+    }
+}
+
+/// A planner that looks at bound values would compile a statement again for the next ones.
+#[tokio::test]
+async fn statements_are_compiled_once() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    exercise(&desk, &queue).await;
+    // More failures than are kept.
+    let mut taken = queue.add_and_take(event(99)).await;
+    for _ in 0..110 {
+        let lease = taken.lease;
+        let again = retry(Duration::ZERO, true);
+        queue.settle(&lease, &again, None).await.unwrap();
+        taken = queue
+            .claim(&take(), 100, 0)
+            .await
+            .unwrap()
+            .events
+            .pop()
+            .unwrap();
+    }
+    let record = queue.get(taken.lease.id).await.unwrap().unwrap();
+    assert_eq!(record.failures.len(), 100);
+    assert_eq!(record.summary.failures, 110);
+    for _ in 0..2 {
+        let last = queue.add_and_take(event(100)).await;
+        queue.end(&last, Settlement::Handled).await;
+        desk.wait(9 * DAY);
+        queue.purge_all(DAY).await;
+    }
+    for sql in statements() {
+        let count = move |tx: &mut Tx<'_>| {
+            let statement = tx.db.prepare_cached(sql)?;
+            let count = |status| statement.get_status(status);
+            Ok([StatementStatus::Run, StatementStatus::RePrepare].map(count))
+        };
+        // Each connection compiles its own.
+        let by_writer = queue.run(Need::Read, count).await.unwrap();
+        let by_reader = queue.read(count).await.unwrap();
+        let runs = by_writer[0].max(by_reader[0]);
+        assert!(runs > 1, "{runs} runs of {sql}");
+        assert_eq!([by_writer[1], by_reader[1]], [0, 0], "{sql}");
+    }
+}
+
+/// Whatever SQLite believes of the sizes of tables.
+#[tokio::test]
+async fn no_statement_reads_or_sorts_a_table() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let plans = async |queue: &SqliteQueue| {
+        let plan = queue.run(Need::Read, |tx| {
+            let mut plans = Vec::new();
+            for sql in statements() {
+                let mut explain = tx.db.prepare(&format!("EXPLAIN QUERY PLAN {sql}"))?;
+                let steps = explain.raw_query().mapped(|row| row.get::<_, String>(3));
+                plans.push((sql, steps.collect::<Result<Vec<_>, _>>()?));
+            }
+            Ok(plans)
+        });
+        plan.await.unwrap()
+    };
+    let check = |plans: Vec<(&str, Vec<String>)>| {
+        for (sql, steps) in plans {
+            let reads_all = |step: &&String| {
+                step.starts_with("SCAN") && *step != "SCAN kinds" || step.contains("TEMP B-TREE")
+            };
+            let found = steps.iter().find(reads_all);
+            assert_eq!(found, None, "{sql}: {steps:#?}");
+        }
+    };
+    check(plans(&queue).await);
+    exercise(&desk, &queue).await;
+    drop(queue);
+    let plain = Connection::open(desk.path()).unwrap();
+    plain.execute_batch("ANALYZE").unwrap();
+    drop(plain);
+    check(plans(&desk.open()).await);
+}

@@ -1,0 +1,201 @@
+//! The test suite that every [`Queue`] must pass. [`run`] takes a [`Harness`] that opens handles on the queue.
+//!
+//! # Time
+//!
+//! The suite waits with [`tokio::time`], for about ten seconds altogether. A queue that uses that clock, as the one in
+//! memory does, may be tested in paused time; a queue with a server may not. On a slow machine, the suite passes as
+//! long as a handful of operations takes less than two seconds.
+//!
+//! # Data
+//!
+//! Every rule uses kinds, keys, chats and lanes that were never used before, so it may run against a queue that holds
+//! other events. It leaves events behind, some of them unsettled. The rules of [`run_alone`] affect other events, too:
+//! they pause everything, and delete the bodies of all events that were handled. So run the suite against a separate
+//! queue.
+
+mod accept;
+mod alone;
+mod attempts;
+mod changes;
+mod crashes;
+mod endings;
+mod lanes;
+mod leases;
+mod make;
+mod records;
+mod steps;
+mod views;
+mod workers;
+
+use std::future::Future;
+use std::time::Duration;
+
+use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
+use futures_util::stream;
+
+pub(crate) use self::accept::{
+    abandoned_accepts_lose_nothing, accepted_events_are_taken, bodies_are_guarded,
+    deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
+    one_accept_wins,
+};
+pub(crate) use self::alone::{
+    bodies_are_deleted, failures_are_forgotten, numbers_are_used_once, pause_stops_everything,
+    size_grows,
+};
+pub(crate) use self::attempts::{
+    delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
+    first_due_is_taken_first,
+};
+pub(crate) use self::changes::{
+    chats_are_forgotten, handles_share_everything, redriven_events_stand_in_no_line,
+    retried_events_are_redriven_in_place, settled_events_are_redriven,
+    unsettled_events_are_discarded,
+};
+pub(crate) use self::crashes::{
+    crashes_are_counted, nothing_ends_with_its_handle, suspects_are_limited, suspects_come_first,
+};
+pub(crate) use self::endings::{
+    abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
+    expired_attempts_may_end, late_finishers_change_nothing,
+};
+pub(crate) use self::lanes::{
+    dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
+    lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
+};
+pub(crate) use self::leases::{fences_protect, leases_are_extended, one_end_wins};
+pub(crate) use self::records::{
+    blocked_lanes_are_listed, changes_compare_the_state, errors_are_found,
+    failures_keep_their_durations, headers_are_kept, searches_end_in_time,
+};
+use self::steps::named;
+pub(crate) use self::views::{
+    events_are_counted, events_are_found_by_key, lists_are_complete, paused_kinds_wait,
+};
+pub(crate) use self::workers::{lanes_run_one_at_a_time, no_lane_starves_another};
+use tower_webhook::inbox::Queue;
+
+/// A lease, a delay, or a retention, whose end is waited for.
+const SHORT: Duration = Duration::from_millis(400);
+
+/// A lease, or a delay, that must not end while a rule works with it.
+const HELD: Duration = Duration::from_secs(60);
+
+/// A retention that must not end.
+const RETAIN: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// How late a queue may notice that something ended, before that counts as never.
+const PATIENCE: Duration = Duration::from_secs(15);
+
+/// How far the queue's clock may run ahead of ours while we wait for `SHORT`, rounding included.
+const DRIFT: Duration = Duration::from_millis(50);
+
+/// How many accepts compete for one key.
+const RIVALS: usize = 64;
+
+/// How many rules run at once. Each has a few handles, and each of those may have connections.
+const AT_ONCE: usize = 8;
+
+/// Opens handles on the queue under test.
+pub(crate) trait Harness: Sync {
+    /// The queue under test.
+    type Queue: Queue;
+
+    /// Opens a handle on the same data as all other handles of this harness. It is as independent of them as the queue
+    /// allows: another connection, if the queue has connections.
+    fn open(&self) -> impl Future<Output = Self::Queue> + Send;
+}
+
+/// Runs rules one after another.
+macro_rules! in_turn {
+    ($harness:ident, $($rule:ident)*) => {$(
+        named("queue", stringify!($rule), $rule($harness)).await;
+    )*};
+}
+
+/// Runs every rule, several at the same time, and those of [`run_alone`] at the end.
+///
+/// # Panics
+///
+/// When a rule is broken, or the queue fails. The message names the rule.
+pub(crate) async fn run<H: Harness>(harness: &H) {
+    macro_rules! rules {
+        ($($rule:ident)*) => {
+            vec![$(Box::pin(named("queue", stringify!($rule), $rule(harness))) as BoxFuture<'_, ()>),*]
+        };
+    }
+    let rules = rules! {
+        keys_are_accepted_once
+        one_accept_wins
+        bodies_are_guarded
+        deliveries_return_unchanged
+        accepted_events_are_taken
+        events_arrive_dead
+        abandoned_accepts_lose_nothing
+        lanes_keep_their_order
+        lanes_run_one_at_a_time
+        lanes_are_independent
+        no_lane_starves_another
+        retries_keep_their_place
+        skipped_events_return
+        dead_letters_free_or_hold_lanes
+        kinds_that_are_left_hold_lanes
+        attempts_end_once
+        expired_attempts_may_end
+        late_finishers_change_nothing
+        changes_by_hand_end_attempts
+        fences_protect
+        leases_are_extended
+        one_end_wins
+        abandoned_settlements_lose_nothing
+        crashes_are_counted
+        nothing_ends_with_its_handle
+        suspects_are_limited
+        suspects_come_first
+        failures_are_counted
+        failures_are_listed
+        delays_are_kept
+        first_due_is_taken_first
+        durations_have_no_limits
+        settled_events_are_redriven
+        redriven_events_stand_in_no_line
+        retried_events_are_redriven_in_place
+        unsettled_events_are_discarded
+        chats_are_forgotten
+        lists_are_complete
+        events_are_found_by_key
+        events_are_counted
+        paused_kinds_wait
+        handles_share_everything
+    };
+    stream::iter(rules)
+        .buffer_unordered(AT_ONCE)
+        .collect::<Vec<()>>()
+        .await;
+    // They make many calls, which would delay the rules that measure time.
+    in_turn! { harness,
+        headers_are_kept
+        failures_keep_their_durations
+        errors_are_found
+        searches_end_in_time
+        blocked_lanes_are_listed
+        changes_compare_the_state
+    }
+    run_alone(harness).await;
+}
+
+/// Runs the rules that affect all events of the queue, one after another.
+///
+/// # Panics
+///
+/// When a rule is broken, or the queue fails. The message names the rule.
+pub(crate) async fn run_alone<H: Harness>(harness: &H) {
+    in_turn! { harness,
+        pause_stops_everything
+        keys_are_remembered
+        bodies_are_deleted
+        failures_are_forgotten
+        numbers_are_used_once
+        size_grows
+    }
+}
