@@ -80,8 +80,8 @@ impl fmt::Debug for IdempotencyKey {
 pub struct RawDelivery {
     content: Arc<Content>,
     attempt: Option<NonZeroU32>,
-    /// Whether the attempt has an observer.
-    is_observed: bool,
+    /// Whether a layer or a worker makes the attempt, and reports it.
+    is_in_attempt: bool,
 }
 
 #[derive(Clone)]
@@ -129,7 +129,7 @@ impl RawDelivery {
         Self {
             content: Arc::new(content),
             attempt: None,
-            is_observed: false,
+            is_in_attempt: false,
         }
     }
 
@@ -147,18 +147,15 @@ impl RawDelivery {
         self
     }
 
-    pub(crate) fn set_attempt(&mut self, attempt: NonZeroU32) {
-        self.attempt = Some(attempt);
+    /// Notes that a layer or a worker makes the attempt, and its number if it is known.
+    pub(crate) fn begin_attempt(&mut self, number: Option<NonZeroU32>) {
+        self.is_in_attempt = true;
+        self.attempt = number.or(self.attempt);
     }
 
-    pub(crate) fn set_observed(&mut self) {
-        self.is_observed = true;
-    }
-
-    /// Whether a layer or a worker reports the attempt to an observer.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn is_observed(&self) -> bool {
-        self.is_observed
+    /// Whether a layer or a worker makes the attempt. If so, it reports the attempt to an observer.
+    pub(crate) fn is_in_attempt(&self) -> bool {
+        self.is_in_attempt
     }
 
     /// Returns the value of the event header. It is not signed.

@@ -10,7 +10,6 @@ use crate::error::BoxError;
 use crate::event::Event;
 use crate::outcome::Outcome;
 #[cfg(feature = "postgres")]
-use crate::outcome::name;
 
 /// Handles the events of one kind.
 ///
@@ -227,7 +226,14 @@ impl HandlerError {
     /// [`dead_letter`](Self::dead_letter).
     #[must_use]
     pub fn is_discard(&self) -> bool {
-        matches!(self.0, Verdict::Discard(_) | Verdict::DeadLetter(_))
+        use Outcome::{DeadLetter, Discarded};
+
+        matches!(
+            self.0,
+            Verdict::Discard(_)
+                | Verdict::DeadLetter(_)
+                | Verdict::Ended(Discarded(_) | DeadLetter(_))
+        )
     }
 
     /// Returns the error that this one was created from.
@@ -239,30 +245,6 @@ impl HandlerError {
             | Verdict::DeadLetter(reason) => reason,
             Verdict::Snooze(delay) => Box::new(Ended(Outcome::Snoozed { delay })),
             Verdict::Ended(outcome) => Box::new(Ended(outcome)),
-        }
-    }
-
-    /// The name of the outcome that this error leads to.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn name(&self) -> &'static str {
-        match &self.0 {
-            Verdict::Retry { .. } => name::FAILED,
-            Verdict::Snooze(_) => name::SNOOZED,
-            Verdict::Discard(_) => name::DISCARDED,
-            Verdict::DeadLetter(_) => name::DEAD_LETTER,
-            Verdict::Ended(outcome) => outcome.name(),
-        }
-    }
-
-    /// The error that led to that outcome.
-    #[cfg(feature = "postgres")]
-    pub(crate) fn reason(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match &self.0 {
-            Verdict::Retry { reason, .. }
-            | Verdict::Discard(reason)
-            | Verdict::DeadLetter(reason) => Some(reason.as_ref()),
-            Verdict::Snooze(_) => None,
-            Verdict::Ended(outcome) => outcome.reason(),
         }
     }
 

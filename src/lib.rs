@@ -271,7 +271,7 @@ pub use self::event::{Event, EventKind, SenderPolicy};
 pub use self::execution::{DrainTimeout, Runs};
 pub use self::handler::{Handler, HandlerError, HandlerResult};
 pub use self::idempotency::IdempotencyLayer;
-pub use self::outcome::Outcome;
+pub use self::outcome::{Outcome, Settlement};
 pub use self::router::{EventRouter, RouterFuture};
 pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;

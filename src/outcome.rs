@@ -1,12 +1,13 @@
-//! The outcome of one attempt to handle an event, with or without HTTP.
+//! The outcome of one attempt to handle an event, with or without HTTP, and what becomes of the event.
 
 use std::error::Error;
 use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::delivery::DecodeError;
-use crate::error::BoxError;
+use crate::error::{BoxError, Chain};
 
 /// The outcome of one attempt to handle an event.
 ///
@@ -82,6 +83,13 @@ pub enum Outcome {
     /// The [`lease`](crate::IdempotencyLayer::lease) on the event's key, or on the event in an inbox, was lost while
     /// the handler ran, and the handler was dropped, or its transaction rolled back.
     LeaseLost,
+    /// The process died or the lease expired in each of the last attempts, so a worker of an inbox makes no other one.
+    Crashed {
+        /// The number of these attempts.
+        crashes: u32,
+    },
+    /// A worker of an inbox was stopped, and the handler was dropped. The attempt does not count.
+    Interrupted,
     /// Another attempt holds the event's key, and did not end within
     /// [`in_flight_wait`](crate::IdempotencyLayer::in_flight_wait).
     InFlight {
@@ -143,6 +151,8 @@ impl Outcome {
             | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost
+            | Self::Crashed { .. }
+            | Self::Interrupted
             | Self::InFlight { .. }
             | Self::Unavailable { .. }
             | Self::NotRecorded(_)
@@ -174,6 +184,8 @@ impl Outcome {
             Self::Panicked => "panicked",
             Self::TimedOut { .. } => "handler-timeout",
             Self::LeaseLost => "lease-lost",
+            Self::Crashed { .. } => "crashed",
+            Self::Interrupted => "interrupted",
             Self::InFlight { .. } => "in-flight",
             Self::Unavailable { .. } => "store-unavailable",
             Self::NotRecorded(_) => "not-recorded",
@@ -201,7 +213,57 @@ impl Outcome {
             | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost
+            | Self::Crashed { .. }
+            | Self::Interrupted
             | Self::InFlight { .. } => None,
+        }
+    }
+
+    /// What becomes of the event without an inbox, where the claim on its key is completed or released.
+    pub(crate) fn settlement_of_claim(&self) -> Option<Settlement> {
+        Some(match self {
+            Self::LeaseLost => return None,
+            Self::Discarded(_) | Self::DeadLetter(_) => Settlement::Discarded(self.failure(None)),
+            Self::Ignored => Settlement::Ignored,
+            other if other.completes() => Settlement::Handled,
+            _ => Settlement::Released,
+        })
+    }
+
+    /// Describes the outcome in one line: by its error, if it has one.
+    pub(crate) fn describe(&self) -> String {
+        /// How much of an error is stored and logged, in bytes.
+        const LONGEST: usize = 1024;
+
+        let Some(error) = self.reason() else {
+            return match self {
+                Self::Panicked => "the handler panicked".to_owned(),
+                Self::TimedOut { limit } => {
+                    format!("the handler exceeded its time limit of {limit:?}")
+                }
+                Self::InFlight { .. } => "another attempt is in progress".to_owned(),
+                Self::Unhandled => "this kind of event has no handler".to_owned(),
+                Self::Crashed { crashes } => {
+                    format!("the process died or the lease expired in {crashes} attempts in a row")
+                }
+                other => other.name().to_owned(),
+            };
+        };
+        // The error is the handler's, whose text may be long, and whose `Display` may panic.
+        let text = catch_unwind(AssertUnwindSafe(|| Chain(error).to_string()));
+        let mut text =
+            text.unwrap_or_else(|_| "the error panicked when it was displayed".to_owned());
+        let end = (0..=LONGEST.min(text.len())).rfind(|end| text.is_char_boundary(*end));
+        text.truncate(end.unwrap_or_default());
+        text
+    }
+
+    /// Describes an attempt that did not succeed.
+    pub(crate) fn failure(&self, took: Option<Duration>) -> Failure {
+        Failure {
+            outcome: self.name().to_owned(),
+            reason: self.describe(),
+            took,
         }
     }
 
@@ -224,5 +286,60 @@ impl Outcome {
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
+    }
+}
+
+/// What becomes of an event when an attempt to handle it has ended.
+///
+/// Without an inbox, an event is `Handled`, `Ignored` or `Discarded`, or `Released`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Settlement {
+    /// The event was handled.
+    Handled,
+    /// The event has no handler. It can be redriven after a handler was added.
+    Ignored,
+    /// The handler discarded the event.
+    Discarded(Failure),
+    /// The event is a dead letter.
+    Dead {
+        /// The reason.
+        failure: Failure,
+        /// Whether the lane waits for the dead letter.
+        hold_lane: bool,
+    },
+    /// The event is tried again.
+    Retry {
+        /// The delay before the next attempt.
+        after: Duration,
+        /// The reason. `None` for a snoozed event.
+        failure: Option<Failure>,
+        /// Whether the failure counts.
+        counts: bool,
+        /// Whether the lane waits for the next attempt. Otherwise, the event is tried again out of order.
+        blocks_lane: bool,
+    },
+    /// The attempt was interrupted, and does not count: the event can be taken again at once. Without an inbox, the
+    /// attempt failed, and the platform delivers the event again.
+    Released,
+}
+
+/// The reason why an attempt did not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// The [name](Outcome::name) of the outcome.
+    pub outcome: String,
+    /// The error with its causes, in one line.
+    pub reason: String,
+    /// The duration of the attempt. `None` if it is not known, as for a crash.
+    pub took: Option<Duration>,
+}
+
+impl Failure {
+    /// Whether the outcome or the reason contains a text. ASCII letters match in either case.
+    pub(crate) fn contains(&self, text: &str) -> bool {
+        let text = text.to_ascii_lowercase();
+        let mut texts = [&self.outcome, &self.reason].into_iter();
+        texts.any(|of| of.to_ascii_lowercase().contains(&text))
     }
 }

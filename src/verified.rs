@@ -69,30 +69,26 @@ impl Verified {
         request
     }
 
-    /// Notes a claim, and sets the number of the attempt if it is known.
-    pub(crate) fn set_claimed(request: &mut Request<Self>, attempt: Option<NonZeroU32>) {
+    /// Notes that a layer makes the attempt, its number if it is known, and whether the layer holds a claim.
+    pub(crate) fn begin_attempt(
+        request: &mut Request<Self>,
+        number: Option<NonZeroU32>,
+        claimed: bool,
+    ) {
         let this = request.body_mut();
-        this.claimed = true;
-        if let Some(attempt) = attempt {
-            this.raw.set_attempt(attempt);
-            share(request);
-        }
-    }
-
-    /// Notes that the attempt has an observer.
-    pub(crate) fn set_observed(request: &mut Request<Self>) {
-        request.body_mut().raw.set_observed();
+        this.claimed = claimed;
+        this.raw.begin_attempt(number);
         share(request);
-    }
-
-    /// A digest of the secret that verified it, which distinguishes the few of a store's receivers.
-    pub(crate) fn secret(&self) -> Option<NonZeroU16> {
-        self.secret
     }
 
     /// Whether a layer outside holds a claim for this delivery.
     pub(crate) fn is_claimed(&self) -> bool {
         self.claimed
+    }
+
+    /// A digest of the secret that verified it, which distinguishes the few of a store's receivers.
+    pub(crate) fn secret(&self) -> Option<NonZeroU16> {
+        self.secret
     }
 }
 

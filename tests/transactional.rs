@@ -797,7 +797,7 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
     ];
     let commit = "call store commit: ok";
     let roll_back = "call store roll-back: ok";
-    let failed = format!("retry: {HANDLER_ERROR}");
+    let failed = format!("released: {HANDLER_ERROR}");
     let discarded = format!("settled: {HANDLER_ERROR}");
     for (key, end, attempt) in [
         ("a", &[commit][..], Some(("handled", "settled: -"))),
@@ -815,7 +815,7 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
             &[roll_back, begin[2]],
             Some(("discarded", discarded.as_str())),
         ),
-        ("e", &[], Some(("panicked", "retry: -"))),
+        ("e", &[], Some(("panicked", "released: -"))),
     ] {
         send(&service, event(key)).await;
         let (calls, attempts): (Vec<_>, Vec<_>) = notes

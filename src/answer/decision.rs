@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::sync::Arc;
 
-use http::Response;
+use http::{Response, StatusCode};
 
 use super::{Answer, SharedError};
 use crate::event::EventKind;
@@ -16,7 +16,7 @@ use crate::outcome::{Outcome, name};
 /// log it:
 ///
 /// ```
-/// use http::Response;
+/// use http::{Response, StatusCode};
 /// use tower_webhook::Decision;
 /// use tower_webhook::signature::Refusal;
 ///
@@ -174,10 +174,7 @@ impl Decision {
             decision.is_verified = true;
             return decision.name();
         }
-        let outcome = match status.is_success() {
-            true => Outcome::Handled,
-            false => Outcome::failed(format!("the service answered with status {status}")),
-        };
+        let outcome = outcome_by(status);
         let name = outcome.name();
         extensions.insert(Self {
             kind: Some(kind),
@@ -196,8 +193,25 @@ impl Decision {
         }
     }
 
+    /// Returns the outcome of a response that may have no decision yet.
+    pub(crate) fn outcome_of<B>(response: &Response<B>) -> Outcome {
+        match Self::of(response).map(|decision| &decision.what) {
+            Some(What::Ended(outcome)) => outcome.clone(),
+            Some(What::Refused(name, _)) => Outcome::failed(*name),
+            None => outcome_by(response.status()),
+        }
+    }
+
     /// The name of a run that ended with an error instead of a response.
     pub(crate) const FAILED: &'static str = name::FAILED;
+}
+
+/// The outcome of a service that answers by its status alone.
+fn outcome_by(status: StatusCode) -> Outcome {
+    match status.is_success() {
+        true => Outcome::Handled,
+        false => Outcome::failed(format!("the service answered with status {status}")),
+    }
 }
 
 #[cfg(test)]

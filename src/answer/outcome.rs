@@ -26,6 +26,8 @@ impl Answer for Outcome {
             Self::Panicked            => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::TimedOut { .. }     => row!("handler-timeout", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
             Self::LeaseLost           => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
+            Self::Crashed { .. }      => row!("crashed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event could not be handled."),
+            Self::Interrupted         => row!("interrupted", SERVICE_UNAVAILABLE 503 "Service Unavailable", "This receiver stops."),
             Self::InFlight { .. }     => row!("in-flight", CONFLICT 409 "Conflict", "A delivery of this event is being handled."),
             Self::Unavailable { .. }  => row!("store-unavailable", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The store of this receiver is unavailable."),
             Self::NotRecorded(_)      => row!("not-recorded", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was handled, but that could not be recorded."),
@@ -109,7 +111,9 @@ impl Answer for Outcome {
             ),
             Self::Unavailable { reason, .. } => log_refusal(outcome, &Chain(reason.as_ref())),
             Self::Undecodable(error) => log_refusal(outcome, error),
-            Self::InFlight { .. } | Self::Unhandled => log_refusal(outcome, &row.detail),
+            Self::Crashed { .. } | Self::Interrupted | Self::InFlight { .. } | Self::Unhandled => {
+                log_refusal(outcome, &row.detail);
+            }
         }
     }
 }

@@ -16,14 +16,14 @@ use crate::outcome::Outcome;
 /// Runs `work` until it is ready, and returns its result.
 ///
 /// Otherwise returns why the work was cut short: it panicked, took longer than `limit` from when it first
-/// had to wait, or `lease_lost` became ready.
-pub(crate) fn attempt<W, L>(work: W, limit: Duration, lease_lost: L) -> Attempt<W, L>
+/// had to wait, or `cut` became ready, with the outcome that it has.
+pub(crate) fn attempt<W, C>(work: W, limit: Duration, cut: C) -> Attempt<W, C>
 where
     W: Future,
-    L: Future<Output = ()>,
+    C: Future<Output = Outcome>,
 {
     Attempt {
-        lease_lost,
+        cut,
         work: Some(AssertUnwindSafe(work).catch_unwind()),
         limit: Deadline::new(limit),
     }
@@ -32,16 +32,16 @@ where
 pin_project! {
     // Not an `async fn`, which would make room for the work several times over.
     #[must_use = "futures do nothing unless polled"]
-    pub(crate) struct Attempt<W, L> {
+    pub(crate) struct Attempt<W, C> {
         #[pin]
-        lease_lost: L,
+        cut: C,
         #[pin]
         work: Option<CatchUnwind<AssertUnwindSafe<W>>>,
         limit: Deadline,
     }
 }
 
-impl<W: Future, L: Future<Output = ()>> Future for Attempt<W, L> {
+impl<W: Future, C: Future<Output = Outcome>> Future for Attempt<W, C> {
     type Output = Result<W::Output, Outcome>;
 
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -50,8 +50,8 @@ impl<W: Future, L: Future<Output = ()>> Future for Attempt<W, L> {
             return Poll::Pending;
         };
         // First, so that work whose lease is lost does not win by being ready as well.
-        let cut_short = if this.lease_lost.poll(cx).is_ready() {
-            Outcome::LeaseLost
+        let cut_short = if let Poll::Ready(outcome) = this.cut.poll(cx) {
+            outcome
         } else if let Poll::Ready(worked) = work.poll(cx) {
             return Poll::Ready(worked.map_err(|_panic| Outcome::Panicked));
         } else {
@@ -79,6 +79,11 @@ mod tests {
 
     const LIMIT: Duration = Duration::from_secs(30);
 
+    async fn lost_after(time: Duration) -> Outcome {
+        sleep(time).await;
+        Outcome::LeaseLost
+    }
+
     #[tokio::test(start_paused = true)]
     async fn work_is_cut_short_by_its_limit_a_panic_or_a_lost_lease() {
         let handled = attempt(ready(7), LIMIT, pending()).await;
@@ -90,7 +95,7 @@ mod tests {
         let slow = attempt(pending::<()>(), LIMIT, pending()).await;
         assert!(matches!(slow, Err(Outcome::TimedOut { limit }) if limit == LIMIT));
 
-        let lost = attempt(pending::<()>(), LIMIT, sleep(LIMIT / 2)).await;
+        let lost = attempt(pending::<()>(), LIMIT, lost_after(LIMIT / 2)).await;
         assert!(matches!(lost, Err(Outcome::LeaseLost)));
     }
 
@@ -108,13 +113,13 @@ mod tests {
         };
         let slow = attempt(work(), LIMIT, pending()).await;
         assert!(matches!(slow, Err(Outcome::TimedOut { .. })));
-        let lost = attempt(work(), LIMIT, sleep(LIMIT / 2)).await;
+        let lost = attempt(work(), LIMIT, lost_after(LIMIT / 2)).await;
         assert!(matches!(lost, Err(Outcome::LeaseLost)));
     }
 
     #[tokio::test]
     async fn a_lost_lease_wins_over_work_that_is_ready() {
-        let lost = attempt(ready(()), LIMIT, ready(())).await;
+        let lost = attempt(ready(()), LIMIT, ready(Outcome::LeaseLost)).await;
         assert!(matches!(lost, Err(Outcome::LeaseLost)));
     }
 }

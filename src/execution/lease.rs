@@ -15,6 +15,7 @@ use super::detached::{Place, Runs};
 use super::limits::Limits;
 use super::renewal::{Renewal, Renewals};
 use super::secrets::NotedSecrets;
+use super::settle::Tries;
 use crate::deadline::Deadline;
 use crate::error::Chain;
 use crate::outcome::Outcome;
@@ -152,42 +153,34 @@ impl<St: Store> HeldLease<St> {
 
     /// Records the success, and tries again for as long as the lease lasts.
     pub(crate) async fn complete(&mut self) -> Result<(), Outcome> {
+        let completed = self.try_complete().await;
+        let is_lease_over = matches!(completed, Ok(()) | Err(SettleError::LeaseExpired));
+        // A lease that no crash would end has to be given up.
+        self.settled = is_lease_over || St::DURABLE_LEASES;
+        completed.map_err(|error| Outcome::NotRecorded(Arc::new(error)))
+    }
+
+    async fn try_complete(&mut self) -> Result<(), SettleError> {
+        let Self { lease, leases, .. } = self;
         let mut valid_until = self.renewal.take().map(|renewal| renewal.valid_until());
-        let mut pause = Duration::from_millis(50);
-        let mut retried = false;
+        let mut tries = Tries::new();
         loop {
-            let leases = &self.leases;
-            let completion = leases.store.complete(&self.lease, leases.limits.retention);
+            let completion = leases.store.complete(lease, leases.limits.retention);
             let error = match leases.call("complete", completion).await {
-                Ok(()) => {
-                    self.settled = true;
+                Ok(()) => return Ok(()),
+                // A completion whose confirmation was lost may have ended the lease itself.
+                Err(SettleError::LeaseExpired)
+                    if !tries.is_first()
+                        && matches!(leases.peek(lease.id()).await, Ok(KeyState::Done)) =>
+                {
                     return Ok(());
                 }
-                Err(SettleError::LeaseExpired) => {
-                    self.settled = true;
-                    // A completion whose confirmation was lost may have ended the lease itself.
-                    let is_done =
-                        retried && matches!(leases.peek(self.lease.id()).await, Ok(KeyState::Done));
-                    return match is_done {
-                        true => Ok(()),
-                        false => Err(not_recorded(SettleError::LeaseExpired)),
-                    };
-                }
+                Err(SettleError::LeaseExpired) => return Err(SettleError::LeaseExpired),
                 Err(error) => error,
             };
-            retried = true;
-            let now = Instant::now();
-            if now + pause >= *valid_until.get_or_insert(now + leases.limits.lease()) {
-                // A lease that no crash would end has to be given up.
-                self.settled = St::DURABLE_LEASES;
-                return Err(not_recorded(error));
-            }
-            tracing::warn!(
-                reason = %Chain(&error),
-                "the event was handled, but that could not be recorded yet"
-            );
-            sleep(pause).await;
-            pause = (2 * pause).min(Duration::from_secs(5));
+            let valid_until =
+                *valid_until.get_or_insert_with(|| Instant::now() + leases.limits.lease());
+            tries.again(error, valid_until).await?;
         }
     }
 
@@ -196,10 +189,6 @@ impl<St: Store> HeldLease<St> {
         // Where no crash would end the lease, only another try does.
         self.settled = released || St::DURABLE_LEASES;
     }
-}
-
-fn not_recorded(error: SettleError) -> Outcome {
-    Outcome::NotRecorded(Arc::new(error))
 }
 
 impl<St: Store> Drop for HeldLease<St> {

@@ -66,7 +66,8 @@ impl<St: Store> Renewals<St> {
             state: Mutex::new(State {
                 valid_until: claimed + duration,
                 task: None,
-                end: None,
+                is_lost: false,
+                is_needed: true,
                 run: None,
             }),
         });
@@ -226,7 +227,7 @@ impl<St> Renewal<St> {
     /// Is ready when the lease is lost.
     pub(crate) fn poll_lost(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = lock(&self.0.state);
-        if state.end == Some(End::Lost) {
+        if state.is_lost {
             return Poll::Ready(());
         }
         match &mut state.run {
@@ -251,7 +252,7 @@ impl<St> Drop for Renewal<St> {
         }
         drop(queues);
         let mut state = lock(&watched.state);
-        state.end = Some(End::NotNeeded);
+        state.is_needed = false;
         let task = state.task.take();
         drop(state);
         if let Some(task) = task {
@@ -275,15 +276,11 @@ struct State {
     valid_until: Instant,
     /// The renewal, once it has begun.
     task: Option<AbortHandle>,
-    end: Option<End>,
+    is_lost: bool,
+    /// Until the run ends.
+    is_needed: bool,
     /// Wakes the run when the lease is lost.
     run: Option<Waker>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum End {
-    Lost,
-    NotNeeded,
 }
 
 impl<St: Store> Watched<St> {
@@ -293,9 +290,9 @@ impl<St: Store> Watched<St> {
         // Outside the lock: a runtime that shuts down drops the task at once.
         let task = tokio::spawn(renewals).abort_handle();
         let mut state = lock(&watched.state);
-        match state.end {
-            None => state.task = Some(task),
-            Some(_) => task.abort(),
+        match state.is_needed && !state.is_lost {
+            true => state.task = Some(task),
+            false => task.abort(),
         }
     }
 }
@@ -337,10 +334,10 @@ impl<St: Store> LostAtEnd<St> {
 impl<St> Drop for LostAtEnd<St> {
     fn drop(&mut self) {
         let mut state = lock(&self.0.state);
-        if state.end.is_some() {
+        if !state.is_needed || state.is_lost {
             return;
         }
-        state.end = Some(End::Lost);
+        state.is_lost = true;
         let run = state.run.take();
         drop(state);
         if let Some(run) = run {

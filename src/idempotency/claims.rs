@@ -7,11 +7,10 @@ use std::task::Poll;
 
 use super::duplicate::{NotClaimed, OtherRun, Refusal};
 use super::layer::Rules;
-use crate::delivery::IdempotencyKey;
 use crate::error::Chain;
 use crate::execution::{Claimed, HeldLease, Leases};
 use crate::outcome::Outcome;
-use crate::store::{BodyDigest, EventKey, KeySpace, Store};
+use crate::store::{EventKey, Identity, Store};
 use crate::verified::Verified;
 
 pub(super) struct Claims<St: Store> {
@@ -29,22 +28,15 @@ impl<St: Store> Claims<St> {
             key: None,
             body: None,
         };
-        let (delivery, secret) = (verified.delivery(), verified.secret());
-        let key = delivery.key().map(IdempotencyKey::as_bytes);
-        if key.is_none() && !rules.replay_guard {
-            return Ok(claims);
-        }
         let namespace = &leases.limits.namespace;
-        let body = BodyDigest::of(delivery.body());
-        if let Some(key) = key {
-            let id = EventKey::in_space(KeySpace::Keys, namespace, key, body);
-            claims.key = claim(leases, rules, id, Identity::Key { secret }).await?;
+        let Identity { key, guard } =
+            Identity::of(verified.delivery(), namespace, rules.replay_guard);
+        let secret = verified.secret();
+        if let Some(id) = key {
+            claims.key = claim(leases, rules, id, Claimant::Key { secret }).await?;
         }
-        if rules.replay_guard {
-            // The body is claimed as if it were a key, so that "another body" means another key.
-            let key = BodyDigest::of(key.unwrap_or_default());
-            let id = EventKey::in_space(KeySpace::Bodies, namespace, delivery.body(), key);
-            match claim(leases, rules, id, Identity::Body).await {
+        if let Some(id) = guard {
+            match claim(leases, rules, id, Claimant::Body).await {
                 Ok(held) => claims.body = held.map(Box::new),
                 Err(not_claimed) => {
                     claims.release().await;
@@ -69,10 +61,10 @@ impl<St: Store> Claims<St> {
     }
 
     /// Is ready when a lease is lost.
-    pub(super) fn lost(&mut self) -> impl Future<Output = ()> {
+    pub(super) fn lost(&mut self) -> impl Future<Output = Outcome> {
         poll_fn(
             |cx| match self.held().any(|held| held.poll_lost(cx).is_ready()) {
-                true => Poll::Ready(()),
+                true => Poll::Ready(Outcome::LeaseLost),
                 false => Poll::Pending,
             },
         )
@@ -101,7 +93,7 @@ impl<St: Store> Claims<St> {
 
 /// What is claimed.
 #[derive(Clone, Copy)]
-enum Identity {
+enum Claimant {
     Key {
         /// The secret that verified the delivery.
         secret: Option<NonZeroU16>,
@@ -114,27 +106,27 @@ async fn claim<St: Store>(
     leases: &Arc<Leases<St>>,
     rules: Rules,
     id: EventKey,
-    identity: Identity,
+    of: Claimant,
 ) -> Result<Option<HeldLease<St>>, NotClaimed> {
     match leases.claim(id).await {
         Ok(Claimed::Held(held)) => Ok(Some(held)),
         Ok(Claimed::InFlight {
             remaining,
             same_body,
-        }) => match conflict(rules, identity, same_body) {
+        }) => match conflict(rules, of, same_body) {
             // The key's own conflict is known at once. The body's depends on whether the other run succeeds.
-            Some(refusal) if matches!(identity, Identity::Key { .. }) => {
+            Some(refusal) if matches!(of, Claimant::Key { .. }) => {
                 Err(NotClaimed::Refused(refusal))
             }
             conflict => {
-                log_changed_body(leases, identity, same_body).await;
+                log_changed_body(leases, of, same_body).await;
                 Err(NotClaimed::InFlight(OtherRun::new(id, remaining, conflict)))
             }
         },
-        Ok(Claimed::Done { same_body }) => match conflict(rules, identity, same_body) {
+        Ok(Claimed::Done { same_body }) => match conflict(rules, of, same_body) {
             Some(refusal) => Err(NotClaimed::Refused(refusal)),
             None => {
-                log_changed_body(leases, identity, same_body).await;
+                log_changed_body(leases, of, same_body).await;
                 Err(NotClaimed::Ended(Outcome::Replayed))
             }
         },
@@ -153,18 +145,18 @@ async fn claim<St: Store>(
 }
 
 /// The refusal of a key that was used with another body, or of a body that was used with another key.
-fn conflict(rules: Rules, identity: Identity, same: bool) -> Option<Refusal> {
-    match identity {
+fn conflict(rules: Rules, of: Claimant, same: bool) -> Option<Refusal> {
+    match of {
         _ if same => None,
-        Identity::Body => Some(Refusal::BodyReplayed),
-        Identity::Key { .. } => rules.reject_changed_bodies.then_some(Refusal::BodyChanged),
+        Claimant::Body => Some(Refusal::BodyReplayed),
+        Claimant::Key { .. } => rules.reject_changed_bodies.then_some(Refusal::BodyChanged),
     }
 }
 
 /// Logs a key that was used with another body. If the namespace has seen another secret, the key is most likely that
 /// of another receiver, and the event is lost.
-async fn log_changed_body<St: Store>(leases: &Arc<Leases<St>>, identity: Identity, same: bool) {
-    let Identity::Key { secret } = identity else {
+async fn log_changed_body<St: Store>(leases: &Arc<Leases<St>>, of: Claimant, same: bool) {
+    let Claimant::Key { secret } = of else {
         return;
     };
     if same {

@@ -14,7 +14,7 @@ use crate::answer::{Answer, Decision, ResponseBody};
 use crate::execution::{Leases, attempt};
 use crate::outcome::Outcome;
 use crate::store::Store;
-use crate::telemetry::{AttemptEnd, AttemptWatch};
+use crate::telemetry::AttemptWatch;
 use crate::verified::Verified;
 
 /// How a run ended.
@@ -72,39 +72,34 @@ where
     if let Some(number) = claims.attempt() {
         Span::current().record("attempt", number.get());
     }
-    if claims.are_held() {
-        Verified::set_claimed(&mut request, claims.attempt());
-    }
+    Verified::begin_attempt(&mut request, claims.attempt(), claims.are_held());
 
-    let watch = AttemptWatch::new(
-        &leases.observers,
-        request.body().delivery(),
-        claims.attempt(),
-    );
-    if watch.is_observed() {
-        Verified::set_observed(&mut request);
-    }
+    let delivery = request.body().delivery();
+    let watch = AttemptWatch::new(&leases.observers, delivery, None);
     let work = async move {
         poll_fn(|cx| inner.poll_ready(cx)).await?;
         inner.call(*request).await
     };
     let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
     let watch = watch.stop();
-    let (settled, end) = match settlement(&mut attempted) {
-        Settlement::Complete => match claims.complete().await {
-            Ok(()) => (Ok(()), AttemptEnd::Settled),
-            Err(outcome) => (Err(outcome), AttemptEnd::Retry { after: None }),
-        },
-        Settlement::Release => {
+    let settled = match completes(&mut attempted) {
+        Some(true) => claims.complete().await,
+        Some(false) => {
             claims.release().await;
-            (Ok(()), AttemptEnd::Retry { after: None })
+            Ok(())
         }
         // Dropping the claims releases the other one, if there are two.
-        Settlement::Lost => (Ok(()), AttemptEnd::Lost),
+        None => Ok(()),
     };
     let ended = settled.and(attempted);
     if watch.is_observed() {
-        report(watch, end, &ended);
+        let outcome = match &ended {
+            Ok(Ok(response)) => Decision::outcome_of(response),
+            Ok(Err(_)) => Outcome::failed("the inner service returned an error"),
+            Err(outcome) => outcome.clone(),
+        };
+        let settlement = outcome.settlement_of_claim();
+        watch.ended(&outcome, settlement.as_ref());
     }
     match ended {
         Ok(result) => result.map(|response| response.map(ResponseBody::service)),
@@ -112,47 +107,22 @@ where
     }
 }
 
-/// Reports an attempt to the observer.
-fn report<B, E>(
-    watch: AttemptWatch,
-    end: AttemptEnd,
-    ended: &Result<Result<Response<B>, E>, Outcome>,
-) {
-    match ended {
-        Ok(Ok(response)) => {
-            let reason = Decision::of(response).and_then(Decision::reason);
-            watch.ended(Decision::name_of(response), end, reason);
-        }
-        Ok(Err(_)) => watch.ended(Decision::FAILED, end, None),
-        Err(outcome) => watch.ended(outcome.name(), end, outcome.reason()),
-    }
-}
-
-/// How the claims of a run are settled.
-enum Settlement {
-    Complete,
-    Release,
-    Lost,
-}
-
-/// How the claims are settled after an attempt, the outcome of which is logged if nothing did that.
-fn settlement<B, E>(attempted: &mut Result<Result<Response<B>, E>, Outcome>) -> Settlement {
+/// Whether the claims are completed after an attempt, or released. `None` if they are lost. The outcome is logged if
+/// nothing did that.
+fn completes<B, E>(attempted: &mut Result<Result<Response<B>, E>, Outcome>) -> Option<bool> {
     let response = match attempted {
         Ok(Ok(response)) => response,
-        Err(Outcome::LeaseLost) => return Settlement::Lost,
-        Ok(Err(_)) | Err(_) => return Settlement::Release,
+        Err(Outcome::LeaseLost) => return None,
+        Ok(Err(_)) | Err(_) => return Some(false),
     };
     Decision::adopt(response);
-    if Decision::completes(response) {
-        return Settlement::Complete;
-    }
-    let status = response.status();
-    if Decision::of(response).is_none() {
+    let completes = Decision::completes(response);
+    if !completes && Decision::of(response).is_none() {
         // The service is not part of this crate, and has logged nothing.
         tracing::warn!(
-            status = status.as_u16(),
+            status = response.status().as_u16(),
             "the service answered without 2xx; the event is handled on the platform's next retry"
         );
     }
-    Settlement::Release
+    Some(completes)
 }

@@ -19,17 +19,16 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument;
 
-use super::event::{Failure, Lane, NewEvent};
+use super::event::{Lane, NewEvent};
 use super::queue::{Accepted, Queue};
 use super::worker::Room;
 use super::{Inbox, Settings, Shared, headers};
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
-use crate::delivery::{IdempotencyKey, RawDelivery};
-use crate::error::Chain;
+use crate::delivery::RawDelivery;
 use crate::idempotency;
 use crate::outcome::Outcome;
-use crate::store::{BodyDigest, EventKey, KeySpace, StoreError};
+use crate::store::{Identity, StoreError};
 use crate::telemetry::Observation;
 use crate::verified::Verified;
 
@@ -252,40 +251,16 @@ fn duplicate(same_body: bool, settings: &Settings) -> Answered {
 fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
     let (chat, dead) = match settings.lane_of.chat(&delivery) {
         Ok(chat) => (chat, None),
-        Err(error) => {
-            let reason = Chain(&error).to_string();
-            let outcome = Outcome::Undecodable(error).name().to_owned();
-            (
-                None,
-                Some(Failure {
-                    outcome,
-                    reason,
-                    took: None,
-                }),
-            )
-        }
+        Err(error) => (None, Some(Outcome::Undecodable(error).failure(None))),
     };
-    let namespace = &settings.limits.namespace;
-    let key = delivery.key().map(IdempotencyKey::as_bytes);
-    let (key, guard) = match key.is_some() || settings.replay_guard {
-        false => (None, None),
-        true => {
-            let body = BodyDigest::of(delivery.body());
-            let id = |key| EventKey::in_space(KeySpace::Keys, namespace, key, body);
-            let guard = settings.replay_guard.then(|| {
-                // The body is the key here, so that "another body" means another key.
-                let key = BodyDigest::of(key.unwrap_or_default());
-                EventKey::in_space(KeySpace::Bodies, namespace, delivery.body(), key)
-            });
-            (key.map(id), guard)
-        }
-    };
+    let limits = &settings.limits;
+    let Identity { key, guard } = Identity::of(&delivery, &limits.namespace, settings.replay_guard);
     NewEvent {
         lane: chat.as_deref().map(Lane::of_chat),
         chat,
         key,
         guard,
-        retain: settings.limits.retention,
+        retain: limits.retention,
         dead,
         delivery,
     }

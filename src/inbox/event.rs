@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
+pub(crate) use crate::outcome::{Failure, Settlement};
 use crate::store::{EventKey, Fence};
 
 /// The number of an event in a [`Queue`](super::Queue), counted in the order of acceptance.
@@ -158,57 +159,6 @@ pub struct TakenEvent {
     pub crashes: u32,
     /// The time since the first of these failures. `None` if there is none.
     pub tried_for: Option<Duration>,
-}
-
-/// The reason why an attempt did not succeed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Failure {
-    /// The [name](crate::Outcome::name) of the outcome.
-    pub outcome: String,
-    /// The error with its causes, in one line.
-    pub reason: String,
-    /// The duration of the attempt. `None` if it is not known, as for a crash.
-    pub took: Option<Duration>,
-}
-
-impl Failure {
-    /// Whether the outcome or the reason contains a text. ASCII letters match in either case.
-    pub(crate) fn contains(&self, text: &str) -> bool {
-        let text = text.to_ascii_lowercase();
-        let mut texts = [&self.outcome, &self.reason].into_iter();
-        texts.any(|of| of.to_ascii_lowercase().contains(&text))
-    }
-}
-
-/// How an attempt ends.
-#[derive(Clone, Debug)]
-pub enum Settlement {
-    /// The event was handled.
-    Handled,
-    /// The event has no handler. It can be redriven after a handler was added.
-    Ignored,
-    /// The handler discarded the event.
-    Discarded(Failure),
-    /// The event is a dead letter.
-    Dead {
-        /// The reason.
-        failure: Failure,
-        /// Whether the lane waits for the dead letter.
-        hold_lane: bool,
-    },
-    /// The event is tried again.
-    Retry {
-        /// The delay before the next attempt.
-        after: Duration,
-        /// The reason. `None` for a snoozed event.
-        failure: Option<Failure>,
-        /// Whether the failure counts.
-        counts: bool,
-        /// Whether the lane waits for the next attempt. Otherwise, the event is tried again out of order.
-        blocks_lane: bool,
-    },
-    /// The attempt was interrupted. The event can be taken again at once, and the attempt does not count.
-    Released,
 }
 
 /// The state of an event.

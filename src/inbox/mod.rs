@@ -48,6 +48,7 @@
 //! more until a person redrives or discards it.
 
 mod accept;
+mod decide;
 pub(crate) mod event;
 pub(crate) mod headers;
 mod lane;
@@ -56,15 +57,17 @@ mod metrics;
 pub(crate) mod queue;
 pub(crate) mod records;
 mod retry;
+mod rules;
 mod trip;
 mod worker;
 
 /// What queues and workers say to each other. No version promise covers it: the tests of this crate wrap queues.
 #[doc(hidden)]
 pub mod internal {
-    pub use super::event::{EventLease, NewEvent, Settlement, Take, TakenEvent};
+    pub use super::event::{EventLease, NewEvent, Take, TakenEvent};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
+    pub use crate::outcome::Settlement;
 }
 
 use std::fmt;
@@ -77,7 +80,7 @@ use tokio::time::{sleep, timeout};
 
 use self::accept::Backlog;
 pub use self::accept::{Accept, AcceptFuture, Refusal};
-pub use self::event::{EventId, EventState, Failure, Kinds, Lane, UnknownState};
+pub use self::event::{EventId, EventState, Kinds, Lane, UnknownState};
 use self::lane::LaneOf;
 pub use self::queue::Queue;
 pub use self::records::{
@@ -85,12 +88,14 @@ pub use self::records::{
     PastFailure, Records, Stats,
 };
 pub use self::retry::Retry;
+pub use self::rules::OnFailure;
 use self::worker::Workers;
-pub use self::worker::{OnFailure, Worker, WorkerHandle};
+pub use self::worker::{Worker, WorkerHandle};
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::{EventKind, SenderPolicy};
 use crate::execution::Limits;
+pub use crate::outcome::Failure;
 use crate::store::{EventKey, StoreError};
 use crate::telemetry::{CallTarget, Observer, Observers};
 

@@ -59,30 +59,19 @@ impl Retry {
         self
     }
 
-    /// The delay after a failure: of an event that had failed `failures` times before, whose first failure was
-    /// `tried_for` ago, and whose handler asked for the delay `asked`. `None` if it was the last failure.
-    pub(super) fn after_failure(
-        &self,
-        failures: u32,
-        tried_for: Option<Duration>,
-        asked: Option<Duration>,
-    ) -> Option<Duration> {
-        let is_last = self
-            .max_attempts
-            .is_some_and(|most| failures.saturating_add(1) >= most);
-        let is_late = tried_for.is_some_and(|tried_for| tried_for >= self.give_up_after);
-        if is_last || is_late {
-            return None;
-        }
-        Some(self.delay(failures).max(asked.unwrap_or_default()))
+    /// Whether a failure is the last one, of an event that had failed `failures` times before, first `tried_for` ago.
+    pub(super) fn is_last(&self, failures: u32, tried_for: Option<Duration>) -> bool {
+        let next = failures.saturating_add(1);
+        self.max_attempts.is_some_and(|most| next >= most)
+            || tried_for.is_some_and(|tried_for| tried_for >= self.give_up_after)
     }
 
-    /// The delay after so many failures before the last one.
-    pub(super) fn delay(&self, failures: u32) -> Duration {
+    /// The delay after a failure that follows `failures` others, without up to a quarter of it: `jitter` is from 0 to 1,
+    /// so that events that failed at the same time are not tried again at the same time.
+    pub(super) fn delay(&self, failures: u32, jitter: f64) -> Duration {
         let factor = 2_u32.saturating_pow(failures.min(31));
         let delay = self.shortest.saturating_mul(factor).min(self.longest);
-        // Events that failed at the same time are not tried again at the same time.
-        delay.mul_f64(1.0 - fastrand::f64() / 4.0)
+        delay.mul_f64(1.0 - jitter / 4.0)
     }
 }
 
@@ -104,33 +93,20 @@ mod tests {
             (u32::MAX, 3600),
         ] {
             let longest = Duration::from_secs(longest);
-            for _ in 0..100 {
-                let delay = retry.delay(failures);
-                assert!(
-                    delay <= longest && delay >= longest.mul_f64(0.75),
-                    "{delay:?}"
-                );
-            }
+            assert_eq!(retry.delay(failures, 0.0), longest);
+            assert_eq!(retry.delay(failures, 1.0), longest.mul_f64(0.75));
         }
     }
 
     #[test]
     fn an_event_is_given_up_after_its_time_or_its_attempts() {
         let retry = Retry::default();
-        assert!(retry.after_failure(0, None, None).is_some());
-        assert!(retry.after_failure(500, Some(167 * HOUR), None).is_some());
-        assert!(retry.after_failure(1, Some(168 * HOUR), None).is_none());
+        assert!(!retry.is_last(0, None));
+        assert!(!retry.is_last(500, Some(167 * HOUR)));
+        assert!(retry.is_last(1, Some(168 * HOUR)));
 
         let twice = retry.max_attempts(2);
-        assert!(twice.after_failure(0, None, None).is_some());
-        assert!(twice.after_failure(1, Some(HOUR), None).is_none());
-    }
-
-    #[test]
-    fn a_handler_may_ask_for_a_longer_delay_only() {
-        let retry = Retry::default();
-        assert_eq!(retry.after_failure(0, None, Some(9 * HOUR)), Some(9 * HOUR));
-        let asked = retry.after_failure(0, None, Some(Duration::ZERO));
-        assert!(asked.is_some_and(|delay| delay >= Duration::from_secs(3)));
+        assert!(!twice.is_last(0, None));
+        assert!(twice.is_last(1, Some(HOUR)));
     }
 }

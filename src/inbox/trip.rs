@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::event::EventKind;
+use crate::outcome::Outcome;
 
 /// The delay before the first probe, and the longest one.
 const SHORTEST: Duration = Duration::from_secs(1);
@@ -51,6 +52,29 @@ pub(super) enum Changed {
     Tripped,
     /// The kind is no longer tripped.
     Resumed,
+}
+
+/// Whether an outcome shows that the handler of the event's kind works. `None` if it shows nothing.
+pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
+    match outcome {
+        Outcome::Handled
+        | Outcome::Replayed
+        | Outcome::Accepted
+        | Outcome::Ignored
+        | Outcome::Unhandled
+        | Outcome::Discarded(_)
+        | Outcome::DeadLetter(_)
+        | Outcome::Undecodable(_)
+        | Outcome::Snoozed { .. } => Some(true),
+        Outcome::Failed { .. }
+        | Outcome::Panicked
+        | Outcome::TimedOut { .. }
+        | Outcome::InFlight { .. }
+        | Outcome::Unavailable { .. }
+        | Outcome::NotRecorded(_)
+        | Outcome::NotCommitted { .. } => Some(false),
+        Outcome::LeaseLost | Outcome::Crashed { .. } | Outcome::Interrupted => None,
+    }
 }
 
 impl Trips {

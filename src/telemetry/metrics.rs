@@ -9,8 +9,9 @@ use metrics::{
 
 use super::labels::Kinds;
 use super::observer::{AttemptEnded, CallEnded, DeliveryEnded, Observation, Observer};
-use super::{AttemptEnd, FailureBudget, Silence};
+use super::{FailureBudget, Silence};
 use crate::event::EventKind;
+use crate::outcome::Settlement;
 
 /// Records metrics through the [`metrics`] facade, for any exporter that the application installs. The
 /// [table of metrics](crate::docs::metrics) lists them.
@@ -91,15 +92,15 @@ impl Metrics {
 
     fn attempt(&self, ended: &AttemptEnded<'_>) {
         let kind = label(&self.kinds.bounded(ended.kind));
-        counter!(ATTEMPTS, "outcome" => ended.outcome, "kind" => kind.clone()).increment(1);
+        counter!(ATTEMPTS, "outcome" => ended.outcome.name(), "kind" => kind.clone()).increment(1);
         histogram!(ATTEMPT_DURATION, "kind" => kind.clone()).record(ended.duration);
         if let Some(delay) = ended.since_accepted {
             histogram!(START_DELAY, "kind" => kind.clone()).record(delay);
         }
-        match ended.end {
-            AttemptEnd::Dead => counter!(DEAD_LETTERS, "kind" => kind).increment(1),
-            AttemptEnd::Lost => counter!(LEASES_LOST, "kind" => kind).increment(1),
-            AttemptEnd::Settled | AttemptEnd::Retry { .. } | AttemptEnd::Released => {}
+        match ended.settlement {
+            Some(Settlement::Dead { .. }) => counter!(DEAD_LETTERS, "kind" => kind).increment(1),
+            Some(_) => {}
+            None => counter!(LEASES_LOST, "kind" => kind).increment(1),
         }
     }
 }

@@ -57,7 +57,7 @@ pub(crate) use self::metrics::{
 pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};
 pub(crate) use self::observer::Observers;
 pub use self::observer::{
-    AttemptEnd, AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,
+    AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,
 };
 pub use self::recent::{Minute, Problem, Recent};
 pub(crate) use self::short::Short;

@@ -11,6 +11,7 @@ use http::StatusCode;
 
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
+use crate::outcome::{Outcome, Settlement};
 
 /// Sees each delivery, attempt, and call of a store or queue when it has ended.
 ///
@@ -156,18 +157,17 @@ pub struct AttemptEnded<'a> {
     pub kind: &'a EventKind,
     /// In an inbox, the number of the event.
     pub event: Option<i64>,
-    /// The [name](crate::Outcome::name) of the outcome, or in an inbox also `crashed` or `interrupted`.
-    pub outcome: &'static str,
-    /// What becomes of the event.
-    pub end: AttemptEnd,
+    /// The outcome, with its [name](Outcome::name) and its [error](Outcome::reason).
+    pub outcome: &'a Outcome,
+    /// What becomes of the event. `None` if the lease was lost, or if that could not be recorded: another attempt
+    /// follows, or may be in progress.
+    pub settlement: Option<&'a Settlement>,
     /// The duration of the attempt, without that of its settlement.
     pub duration: Duration,
     /// The number of the attempt, counted from 1, if it is known.
     pub number: Option<NonZeroU32>,
     /// In an inbox, the time from the acceptance of the event to the start of this attempt.
     pub since_accepted: Option<Duration>,
-    /// The error that led to the outcome.
-    pub reason: Option<&'a (dyn Error + 'static)>,
 }
 
 impl AttemptEnded<'_> {
@@ -176,25 +176,6 @@ impl AttemptEnded<'_> {
     pub fn is_from_inbox(&self) -> bool {
         self.since_accepted.is_some()
     }
-}
-
-/// What becomes of an event after an attempt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum AttemptEnd {
-    /// It is settled: no other attempt follows.
-    Settled,
-    /// The event is handled again: in an inbox after this delay, otherwise on the platform's next retry.
-    Retry {
-        /// The delay.
-        after: Option<Duration>,
-    },
-    /// It is a dead letter.
-    Dead,
-    /// The attempt was interrupted, and does not count.
-    Released,
-    /// The lease was lost. Another attempt may be in progress.
-    Lost,
 }
 
 /// A call of a store or a queue that has ended.

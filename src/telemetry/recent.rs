@@ -10,10 +10,10 @@ use tokio::time::Instant;
 
 use super::Short;
 use super::labels::Kinds;
-use super::observer::{AttemptEnd, AttemptEnded, DeliveryEnded, Observation, Observer};
+use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observer};
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::outcome::name;
+use crate::outcome::{Outcome, Settlement, name};
 
 /// Keeps the last problems, counts the events of each minute and the answers of the last hour, and knows how long the
 /// last events of an inbox took, in memory.
@@ -211,25 +211,28 @@ impl Recent {
             return;
         }
         let kind = self.shared.kinds.bounded(ended.kind);
-        let is_handled = ended.end == AttemptEnd::Settled && ended.outcome == name::HANDLED;
-        let is_problem = match ended.end {
-            AttemptEnd::Settled | AttemptEnd::Retry { .. } => ended.reason.is_some(),
-            AttemptEnd::Dead | AttemptEnd::Lost => true,
-            AttemptEnd::Released => false,
-        } || FAILURES.contains(&ended.outcome);
+        let outcome = ended.outcome;
+        let is_handled = matches!(outcome, Outcome::Handled) && ended.settlement.is_some();
+        let is_problem = match ended.settlement {
+            Some(Settlement::Dead { .. }) | None => true,
+            Some(Settlement::Released) => false,
+            Some(_) => outcome.reason().is_some() || FAILURES.contains(&outcome.name()),
+        };
         let problem = is_problem.then(|| Problem {
             at: SystemTime::now(),
             count: 1,
-            outcome: ended.outcome,
+            outcome: outcome.name(),
             kind: Some(kind.clone()),
-            reason: describe(ended.reason),
+            reason: describe(outcome.reason()),
             key: None,
             is_from_inbox: true,
             event: ended.event,
         });
         let mut state = self.state();
-        if ended.end == AttemptEnd::Settled
-            && let Some(event) = ended.event
+        if matches!(
+            ended.settlement,
+            Some(Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_))
+        ) && let Some(event) = ended.event
         {
             if state.durations.len() == MOST_DURATIONS {
                 state.durations.pop_front();

@@ -8,9 +8,10 @@ use std::time::Duration;
 use http::StatusCode;
 use tokio::time::Instant;
 
-use super::observer::{AttemptEnd, AttemptEnded, DeliveryEnded, Observation, Observers};
+use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observers};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
+use crate::outcome::{Outcome, Settlement};
 
 /// Reports the end of one delivery to an observer. Dropped before that, it reports that the client disconnected.
 pub(crate) struct DeliveryWatch(Option<Box<Watched>>);
@@ -118,12 +119,9 @@ struct Attempt {
 }
 
 impl AttemptWatch {
+    /// Begins to observe the attempt of a delivery, in an inbox that of its event.
     #[inline]
-    pub(crate) fn new(
-        observers: &Observers,
-        delivery: &RawDelivery,
-        number: Option<NonZeroU32>,
-    ) -> Self {
+    pub(crate) fn new(observers: &Observers, delivery: &RawDelivery, event: Option<i64>) -> Self {
         if !observers.any() {
             return Self(None);
         }
@@ -131,21 +129,12 @@ impl AttemptWatch {
         Self(Some(Box::new(Attempt {
             observers: observers.clone(),
             kind: delivery.kind().clone(),
-            event: None,
-            number,
+            event,
+            number: delivery.attempt(),
             since_accepted: accepted.map(|at| at.elapsed().unwrap_or_default()),
             started: Instant::now(),
             duration: None,
         })))
-    }
-
-    /// Names the event of an inbox.
-    #[inline]
-    pub(crate) fn of_event(mut self, event: i64) -> Self {
-        if let Some(attempt) = &mut self.0 {
-            attempt.event = Some(event);
-        }
-        self
     }
 
     #[inline]
@@ -162,24 +151,18 @@ impl AttemptWatch {
         self
     }
 
-    pub(crate) fn ended(
-        self,
-        outcome: &'static str,
-        end: AttemptEnd,
-        reason: Option<&(dyn Error + 'static)>,
-    ) {
+    pub(crate) fn ended(self, outcome: &Outcome, settlement: Option<&Settlement>) {
         let Some(attempt) = self.0 else { return };
         let ended = AttemptEnded {
             kind: &attempt.kind,
             event: attempt.event,
             outcome,
-            end,
+            settlement,
             duration: attempt
                 .duration
                 .unwrap_or_else(|| attempt.started.elapsed()),
             number: attempt.number,
             since_accepted: attempt.since_accepted,
-            reason,
         };
         attempt.observers.observe(&Observation::Attempt(ended));
     }

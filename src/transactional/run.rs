@@ -15,11 +15,11 @@ use crate::error::BoxError;
 use crate::event::Event;
 use crate::execution::attempt;
 use crate::handler::{Handler, HandlerError, HandlerResult};
-use crate::outcome::{Outcome, name};
+use crate::outcome::Outcome;
 use crate::postgres::keys::transaction::{CommitError, HeldConnection, Inserted, TxId};
 use crate::postgres::lease::TransactionalLease;
-use crate::store::{BodyDigest, EventKey, KeySpace, StoreError, StoreErrorKind};
-use crate::telemetry::{AttemptEnd, AttemptWatch, CallTarget, Observers};
+use crate::store::{EventKey, Identity, StoreError, StoreErrorKind};
+use crate::telemetry::{AttemptWatch, CallTarget, Observers};
 
 /// A [`Handler`] whose writes are committed together with its event's key. Made by
 /// [`Transactions::handler`].
@@ -33,12 +33,13 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
     async fn handle(&self, delivery: Delivery<E>) -> HandlerResult {
         let mut watch = None;
         let ended = self.attempt(delivery, &mut watch).await;
+        let outcome = ended.map_or_else(|outcome| outcome, Outcome::from);
         if let Some(watch) = watch {
-            report(watch, &ended);
+            watch.ended(&outcome, outcome.settlement_of_claim().as_ref());
         }
-        match ended {
-            Ok(result) => result,
-            Err(outcome) => Err(HandlerError::ended(outcome)),
+        match outcome {
+            Outcome::Handled => Ok(()),
+            outcome => Err(HandlerError::ended(outcome)),
         }
     }
 }
@@ -55,7 +56,7 @@ impl<H> Transactional<H> {
         H: TransactionalHandler<E>,
     {
         let transactions = &self.transactions;
-        let key = transactions.key(&delivery);
+        let key = transactions.key(delivery.raw());
         let _turn = transactions.turn(key.as_ref()).await?;
         // Before a connection is held: it may take one for a moment.
         let lease = transactions.lease(delivery.raw()).await?;
@@ -114,22 +115,6 @@ impl<H> Transactional<H> {
     }
 }
 
-/// Reports an attempt to the observer.
-fn report(watch: AttemptWatch, ended: &Result<HandlerResult, Outcome>) {
-    let retry = AttemptEnd::Retry { after: None };
-    match ended {
-        Ok(Ok(())) => watch.ended(name::HANDLED, AttemptEnd::Settled, None),
-        Ok(Err(error)) => {
-            let end = match error.is_discard() {
-                true => AttemptEnd::Settled,
-                false => retry,
-            };
-            watch.ended(error.name(), end, error.reason());
-        }
-        Err(outcome) => watch.ended(outcome.name(), retry, outcome.reason()),
-    }
-}
-
 /// Longer than any wait, and no time overflows with it.
 const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
 
@@ -145,22 +130,18 @@ pub(super) struct Key {
 
 /// The steps of a run, each within its time limit.
 impl Transactions {
-    /// Observes an attempt that has no other observer.
+    /// Observes an attempt that no layer and no worker makes.
     fn watch(&self, delivery: &RawDelivery) -> AttemptWatch {
-        let observers = match delivery.is_observed() {
+        let observers = match delivery.is_in_attempt() {
             true => &Observers::default(),
             false => &self.observers,
         };
-        AttemptWatch::new(observers, delivery, delivery.attempt())
+        AttemptWatch::new(observers, delivery, None)
     }
 
-    fn key<E: Event>(&self, delivery: &Delivery<E>) -> Option<Key> {
-        let key = delivery.key()?.as_bytes();
-        let body = BodyDigest::of(delivery.raw().body());
-        // In a key space of their own, so that an `IdempotencyLayer` can use the same table.
-        let id = EventKey::in_space(KeySpace::Transactions, &self.limits.namespace, key, body);
+    fn key(&self, delivery: &RawDelivery) -> Option<Key> {
         Some(Key {
-            id,
+            id: Identity::in_transaction(delivery, &self.limits.namespace)?,
             wait_until: Instant::now() + self.limits.in_flight_wait.min(YEARS_30),
         })
     }

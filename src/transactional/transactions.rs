@@ -101,8 +101,8 @@ impl Transactions {
     /// the operation `acquire`, `begin`, `insert`, `commit`, `roll-back` or `can-end`. It replaces an earlier observer.
     ///
     /// The deliveries are observed by an observer of the [`SignatureLayer`](crate::SignatureLayer). An attempt
-    /// is not reported twice: where an [`IdempotencyLayer`](crate::IdempotencyLayer) or a worker of an
-    /// [inbox](crate::docs::inbox) has an observer, only that one sees it. An attempt ends without a report if its client
+    /// is not reported twice: behind an [`IdempotencyLayer`](crate::IdempotencyLayer) or in a worker of an
+    /// [inbox](crate::docs::inbox), only the observer of that one sees it. An attempt ends without a report if its client
     /// disconnects, which drops the handler.
     ///
     /// `insert` includes the time for which another delivery of the event is waited for.

@@ -64,28 +64,28 @@ async fn each_delivery_and_its_attempt_are_observed() {
         (
             keyed("b"),
             vec![
-                format!("attempt 1 failed inline 0 ms, retry: {HANDLER_ERROR}"),
+                format!("attempt 1 failed inline 0 ms, released: {HANDLER_ERROR}"),
                 format!("delivery failed 500 chat-rated b verified 0 ms: {HANDLER_ERROR}"),
             ],
         ),
         (
             keyed("b"),
             vec![
-                "attempt 2 handler-timeout inline 30000 ms, retry: -".into(),
+                "attempt 2 handler-timeout inline 30000 ms, released: -".into(),
                 "delivery handler-timeout 503 chat-rated b verified 30000 ms: -".into(),
             ],
         ),
         (
             keyed("c"),
             vec![
-                "attempt 1 panicked inline 0 ms, retry: -".into(),
+                "attempt 1 panicked inline 0 ms, released: -".into(),
                 "delivery panicked 500 chat-rated c verified 0 ms: -".into(),
             ],
         ),
         (
             keyed("d").kind("chat-archived"),
             vec![
-                "attempt 1 unhandled inline 0 ms, retry: -".into(),
+                "attempt 1 unhandled inline 0 ms, released: -".into(),
                 "delivery unhandled 404 chat-archived d verified 0 ms: -".into(),
             ],
         ),

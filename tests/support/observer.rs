@@ -2,7 +2,8 @@
 
 use std::sync::{Arc, Mutex};
 
-use tower_webhook::telemetry::{AttemptEnd, Observation, Observer};
+use tower_webhook::Settlement;
+use tower_webhook::telemetry::{Observation, Observer};
 
 use super::lock;
 
@@ -51,15 +52,19 @@ fn describe(observation: &Observation<'_>) -> String {
         }
         Observation::Attempt(ended) => {
             let number = ended.number.map_or("-".into(), |number| number.to_string());
-            let end = match ended.end {
-                AttemptEnd::Retry { after } => match after {
-                    Some(after) => format!("retry in {} s", after.as_secs()),
-                    None => "retry".into(),
-                },
-                end => format!("{end:?}").to_lowercase(),
+            let outcome = ended.outcome;
+            let end = match ended.settlement {
+                Some(Settlement::Retry { after, .. }) => format!("retry in {} s", after.as_secs()),
+                Some(Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_)) => {
+                    "settled".into()
+                }
+                Some(Settlement::Dead { .. }) => "dead".into(),
+                Some(Settlement::Released) => "released".into(),
+                Some(other) => format!("{other:?}"),
+                None => "lost".into(),
             };
-            let reason = ended.reason.map_or("-".into(), ToString::to_string);
-            let (outcome, millis) = (ended.outcome, ended.duration.as_millis());
+            let reason = outcome.reason().map_or("-".into(), ToString::to_string);
+            let millis = ended.duration.as_millis();
             let place = if ended.is_from_inbox() {
                 "inbox"
             } else {

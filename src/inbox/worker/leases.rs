@@ -14,6 +14,7 @@ use super::super::event::{EventId, EventLease};
 use super::super::queue::Queue;
 use super::{Pool, lock};
 use crate::error::Chain;
+use crate::outcome::Outcome;
 use crate::store::Fence;
 
 /// The leases that are held now.
@@ -35,17 +36,9 @@ struct Shared {
 struct State {
     /// The end of the lease by this process's clock.
     valid_until: Instant,
-    end: Option<End>,
+    /// The outcome that ends the attempt: its lease was lost, or the worker stops.
+    end: Option<Outcome>,
     waker: Option<Waker>,
-}
-
-/// The reason why an attempt is interrupted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// Its lease was lost.
-    Lost,
-    /// The worker stops.
-    Interrupted,
 }
 
 impl HeldLeases {
@@ -54,7 +47,7 @@ impl HeldLeases {
         // Locked before it is read: whoever interrupts all sees this lease, or this sees that they did.
         let mut all = lock(&self.all);
         let is_interrupted = self.is_interrupted.load(Ordering::Relaxed);
-        let end = is_interrupted.then_some(End::Interrupted);
+        let end = is_interrupted.then_some(Outcome::Interrupted);
         let shared = Arc::new(Shared {
             lease,
             state: Mutex::new(State {
@@ -82,7 +75,7 @@ impl HeldLeases {
         let held = all.values().find(|held| held.lease.id == id).cloned();
         drop(all);
         if let Some(held) = held {
-            held.end(End::Lost);
+            held.end(Outcome::LeaseLost);
         }
     }
 
@@ -96,7 +89,7 @@ impl HeldLeases {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for held in all {
             if lock(&held.state).valid_until <= now {
-                held.end(End::Lost);
+                held.end(Outcome::LeaseLost);
             }
         }
     }
@@ -116,13 +109,13 @@ impl HeldLeases {
         self.is_interrupted.store(true, Ordering::Relaxed);
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for held in all {
-            held.end(End::Interrupted);
+            held.end(Outcome::Interrupted);
         }
     }
 }
 
 impl Shared {
-    fn end(&self, end: End) {
+    fn end(&self, end: Outcome) {
         let mut state = lock(&self.state);
         state.end.get_or_insert(end);
         let waker = state.waker.take();
@@ -154,16 +147,16 @@ impl HeldLease<'_> {
         lock(&self.shared.state).valid_until
     }
 
-    /// Completes when the attempt must end.
-    pub(super) async fn ended(&self) {
+    /// Completes when the attempt must end, with its outcome.
+    pub(super) async fn ended(&self) -> Outcome {
         poll_fn(|cx| {
             let mut state = lock(&self.shared.state);
             // Whoever was stopped for that long must not begin, before the task that extends leases has noticed.
             if state.end.is_none() && Instant::now() >= state.valid_until {
-                state.end = Some(End::Lost);
+                state.end = Some(Outcome::LeaseLost);
             }
-            if state.end.is_some() {
-                return Poll::Ready(());
+            if let Some(end) = &state.end {
+                return Poll::Ready(end.clone());
             }
             match &mut state.waker {
                 Some(waker) => waker.clone_from(cx.waker()),
@@ -171,11 +164,7 @@ impl HeldLease<'_> {
             }
             Poll::Pending
         })
-        .await;
-    }
-
-    pub(super) fn end(&self) -> Option<End> {
-        lock(&self.shared.state).end
+        .await
     }
 }
 
@@ -219,7 +208,7 @@ async fn extend_all<Q: Queue>(
         .filter(|held| {
             let state = lock(&held.state);
             let is_due = is_check || state.valid_until <= asked + lease * 2 / 3;
-            state.end != Some(End::Lost) && is_due
+            !matches!(state.end, Some(Outcome::LeaseLost)) && is_due
         })
         .cloned()
         .collect();
@@ -238,7 +227,7 @@ async fn extend_all<Q: Queue>(
             for (held, is_held) in due.iter().zip(extended) {
                 match is_held {
                     true => lock(&held.state).valid_until = asked + lease,
-                    false => held.end(End::Lost),
+                    false => held.end(Outcome::LeaseLost),
                 }
             }
             false

@@ -5,7 +5,6 @@ mod leases;
 mod producer;
 mod registry;
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
@@ -23,6 +22,7 @@ pub(super) use self::registry::{Room, Workers};
 use super::event::{Kinds, Take};
 use super::queue::Queue;
 use super::retry::Retry;
+use super::rules::{OnFailure, Rules};
 use super::trip::Trips;
 use super::{Inbox, Settings, Shared};
 use crate::config::ConfigError;
@@ -64,46 +64,12 @@ pub struct Worker<Q, S> {
     rules: Rules,
 }
 
-/// Whether the later events of a chat wait when an attempt fails.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum OnFailure {
-    /// The later events wait for the event that failed, so their order is kept.
-    #[default]
-    Block,
-    /// The later events are handled meanwhile, and the event that failed is tried again out of order.
-    Skip,
-}
-
-/// The settings of a worker, beside the limits that it shares with its inbox.
-#[derive(Clone, Debug)]
-struct Rules {
-    concurrency: usize,
-    kinds: Kinds,
-    retry: Retry,
-    on_failure: OnFailure,
-    on_failure_of: BTreeMap<EventKind, OnFailure>,
-    hold_lane_on_dead: bool,
-    max_crashes: u32,
-    trip_after: usize,
-    poll_every: Duration,
-}
-
 impl<Q: Queue, S> Worker<Q, S> {
     pub(super) fn new(inbox: Inbox<Q>, service: S) -> Self {
         Self {
             inbox,
             service,
-            rules: Rules {
-                concurrency: 32,
-                kinds: Kinds::all(),
-                retry: Retry::default(),
-                on_failure: OnFailure::default(),
-                on_failure_of: BTreeMap::new(),
-                hold_lane_on_dead: false,
-                max_crashes: 3,
-                trip_after: 10,
-                poll_every: Duration::from_millis(500),
-            },
+            rules: Rules::default(),
         }
     }
 

@@ -47,6 +47,7 @@ async fn ended<Q: Queue>(trial: &Trial<Q>, taken: &TakenEvent, settlement: &Sett
                 .await;
             return;
         }
+        other => panic!("a settlement that this rule does not know: {other:?}"),
     };
     trial
         .is(id, state, &format!("an event after {settlement:?}"))

@@ -1,0 +1,402 @@
+//! Decides what becomes of an event when an attempt has ended. Nothing is read or changed here.
+
+use std::time::Duration;
+
+use super::event::TakenEvent;
+use super::rules::Rules;
+use crate::outcome::{Outcome, Settlement};
+
+/// An attempt that has ended, with all that the decision depends on.
+#[derive(Clone, Copy)]
+pub(super) struct Ended<'a> {
+    pub(super) event: &'a TakenEvent,
+    pub(super) outcome: &'a Outcome,
+    pub(super) took: Duration,
+    /// Whether it was the probe of a tripped kind.
+    pub(super) is_probe: bool,
+    /// The failures in the event's lane before this one, since the last success of its kind.
+    pub(super) before: u32,
+    /// How much of the delay is subtracted: from 0 for nothing to 1 for a quarter.
+    pub(super) jitter: f64,
+}
+
+/// What becomes of the event, and the line that is logged.
+pub(super) struct Decision {
+    /// `None` if the lease was lost: then nothing may be recorded.
+    pub(super) settlement: Option<Settlement>,
+    pub(super) line: Line,
+}
+
+/// The line that is logged for an attempt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Line {
+    Handled,
+    Ignored,
+    Discarded,
+    DeadLetter,
+    LastFailure { failures: u32 },
+    Crashed { crashes: u32 },
+    Retried { after: Duration },
+    Snoozed { delay: Duration },
+    Interrupted,
+    LeaseLost,
+}
+
+pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
+    let Ended { event, outcome, .. } = ended;
+    let took = Some(ended.took);
+    let decided = |settlement, line| Decision {
+        settlement: Some(settlement),
+        line,
+    };
+    match outcome {
+        Outcome::Handled | Outcome::Replayed | Outcome::Accepted => {
+            decided(Settlement::Handled, Line::Handled)
+        }
+        Outcome::Ignored => decided(Settlement::Ignored, Line::Ignored),
+        Outcome::Discarded(_) => {
+            let failure = outcome.failure(took);
+            decided(Settlement::Discarded(failure), Line::Discarded)
+        }
+        Outcome::DeadLetter(_) | Outcome::Undecodable(_) | Outcome::Unhandled => {
+            decided(dead(outcome, took, rules), Line::DeadLetter)
+        }
+        Outcome::Crashed { crashes } => {
+            let line = Line::Crashed { crashes: *crashes };
+            decided(dead(outcome, None, rules), line)
+        }
+        Outcome::Snoozed { delay } => decided(
+            Settlement::Retry {
+                after: *delay,
+                failure: None,
+                counts: false,
+                blocks_lane: rules.blocks_lane(event.delivery.kind()),
+            },
+            Line::Snoozed { delay: *delay },
+        ),
+        Outcome::Interrupted => decided(Settlement::Released, Line::Interrupted),
+        Outcome::LeaseLost => Decision {
+            settlement: None,
+            line: Line::LeaseLost,
+        },
+        Outcome::Failed { retry_after, .. } => failed(ended, true, *retry_after, rules),
+        Outcome::Panicked | Outcome::TimedOut { .. } => failed(ended, true, None, rules),
+        // Not the event's fault.
+        Outcome::InFlight { remaining } => failed(ended, false, Some(*remaining), rules),
+        Outcome::Unavailable { .. } | Outcome::NotRecorded(_) | Outcome::NotCommitted { .. } => {
+            failed(ended, false, None, rules)
+        }
+    }
+}
+
+/// Decides whether a failure is the last one, and otherwise when the event is tried again. A failure of a probe does
+/// not count, as the whole kind fails.
+fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules) -> Decision {
+    let Ended { event, outcome, .. } = ended;
+    let took = Some(ended.took);
+    let counts = counts && !ended.is_probe;
+    if counts && rules.retry.is_last(event.failures, event.tried_for) {
+        let failures = event.failures.saturating_add(1);
+        return Decision {
+            settlement: Some(dead(outcome, took, rules)),
+            line: Line::LastFailure { failures },
+        };
+    }
+    // The count of a failure that does not count stays as it is, so its delay grows by those that the kind had here.
+    let failures = match counts {
+        true => event.failures,
+        false => event.failures.max(ended.before),
+    };
+    let delay = rules.retry.delay(failures, ended.jitter);
+    let after = delay.max(asked.unwrap_or_default());
+    Decision {
+        settlement: Some(Settlement::Retry {
+            after,
+            failure: Some(outcome.failure(took)),
+            counts,
+            blocks_lane: rules.blocks_lane(event.delivery.kind()),
+        }),
+        line: Line::Retried { after },
+    }
+}
+
+fn dead(outcome: &Outcome, took: Option<Duration>, rules: &Rules) -> Settlement {
+    Settlement::Dead {
+        failure: outcome.failure(took),
+        hold_lane: rules.hold_lane_on_dead,
+    }
+}
+
+impl Line {
+    pub(super) fn log(self, outcome: &Outcome) {
+        let reason = || outcome.describe();
+        match self {
+            Self::Handled => tracing::debug!("the event was handled"),
+            Self::Ignored => tracing::debug!("this kind of event has no handler"),
+            Self::Discarded => tracing::warn!(
+                reason = reason(),
+                "the handler gave the event up; it is not handled again"
+            ),
+            Self::DeadLetter => tracing::warn!(
+                reason = reason(),
+                "the event is now a dead letter, which waits for a person"
+            ),
+            Self::LastFailure { failures } => tracing::error!(
+                reason = reason(),
+                failures,
+                "the event failed for the last time: it is now a dead letter, which waits for a person"
+            ),
+            Self::Crashed { crashes } => tracing::error!(
+                crashes,
+                "the event is now a dead letter: in each of its last attempts, the process died or the lease expired"
+            ),
+            Self::Retried { after } => tracing::error!(
+                reason = reason(),
+                retry_after = ?after,
+                "the attempt failed; the event is tried again"
+            ),
+            Self::Snoozed { delay } => tracing::debug!(?delay, "the handler snoozed the event"),
+            Self::Interrupted => tracing::info!(
+                "the attempt was interrupted because the worker stops; it does not count"
+            ),
+            Self::LeaseLost => tracing::error!(
+                "the lease on the event was lost, and the handler was dropped or its transaction rolled back: the \
+                 queue was unavailable for longer than the lease, or the event was discarded"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+    use crate::delivery::RawDelivery;
+    use crate::event::EventKind;
+    use crate::handler::{HandlerError, HandlerResult};
+    use crate::inbox::event::{EventId, EventLease, Lane};
+    use crate::inbox::{OnFailure, Retry};
+    use crate::store::Fence;
+
+    const HOUR: Duration = Duration::from_secs(60 * 60);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn event(failures: u32, tried_for: Option<Duration>) -> TakenEvent {
+        TakenEvent {
+            lease: EventLease {
+                id: EventId(1),
+                fence: Fence(1),
+                place: 1,
+            },
+            delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}"),
+            lane: Some(Lane(1)),
+            failures,
+            crashes: 0,
+            tried_for,
+        }
+    }
+
+    fn decided(outcome: &Outcome, event: &TakenEvent, rules: &Rules) -> Option<Settlement> {
+        let ended = Ended {
+            event,
+            outcome,
+            took: SECOND,
+            is_probe: false,
+            before: 0,
+            jitter: 0.0,
+        };
+        decide(ended, rules).settlement
+    }
+
+    fn outcome(result: HandlerResult) -> Outcome {
+        result.into()
+    }
+
+    /// The outcomes of a row of the page, by its first cell.
+    fn outcomes_of(cell: &str) -> Vec<Outcome> {
+        let undecodable =
+            || RawDelivery::new(EventKind::CHAT_RATED, "[]").decode::<serde_json::Map<_, _>>();
+        match cell {
+            "returns `Ok`" => vec![Outcome::Handled, Outcome::Replayed],
+            "returns any error, with `?` or [`HandlerError::retry`]" => {
+                vec![outcome(Err(HandlerError::retry("error")))]
+            }
+            "returns [`HandlerError::retry_after`]" => {
+                vec![outcome(Err(HandlerError::retry_after(9 * HOUR, "error")))]
+            }
+            "panics, or exceeds its time limit of 30 s" => {
+                vec![Outcome::Panicked, Outcome::TimedOut { limit: 30 * SECOND }]
+            }
+            "returns [`HandlerError::snooze`]" => {
+                vec![outcome(Err(HandlerError::snooze(9 * HOUR)))]
+            }
+            "returns [`HandlerError::discard`]" => {
+                vec![outcome(Err(HandlerError::discard("error")))]
+            }
+            "returns [`HandlerError::dead_letter`]" => {
+                vec![outcome(Err(HandlerError::dead_letter("error")))]
+            }
+            "cannot decode the body into its payload" => {
+                vec![Outcome::Undecodable(undecodable().unwrap_err())]
+            }
+            "does not exist" => vec![Outcome::Ignored, Outcome::Unhandled],
+            "is transactional, and its database is unavailable" => vec![
+                Outcome::unavailable("error", HOUR),
+                Outcome::NotCommitted {
+                    reason: crate::error::BoxError::from("error").into(),
+                    retry_after: HOUR,
+                },
+            ],
+            "is interrupted by a shutdown" => vec![Outcome::Interrupted],
+            "crashes its process, or loses its lease" => {
+                vec![Outcome::LeaseLost, Outcome::Crashed { crashes: 3 }]
+            }
+            other => panic!("the page has a row that this test does not know: {other}"),
+        }
+    }
+
+    /// Whether the row says what was decided.
+    fn agrees(settlement: Option<&Settlement>, text: &str, counts: &str) -> bool {
+        match settlement {
+            Some(Settlement::Handled) => text == "is handled",
+            Some(Settlement::Ignored) => text.starts_with("is *ignored*"),
+            Some(Settlement::Discarded(_)) => text == "is discarded",
+            Some(Settlement::Dead { failure, .. }) => {
+                text.starts_with("is a dead letter")
+                    || text.contains(&format!("a dead letter (`{}`)", failure.outcome))
+                    || counts.contains("in a row, the event is a dead letter")
+            }
+            Some(Settlement::Retry {
+                after,
+                counts: does,
+                failure,
+                ..
+            }) => {
+                let delay = match failure.is_none() || text.contains("after that delay") {
+                    true => 9 * HOUR,
+                    false => 5 * SECOND,
+                };
+                (text.starts_with("is retried")
+                    || text.starts_with("is tried again after that delay"))
+                    && *after == delay
+                    && counts.starts_with("yes") == *does
+            }
+            Some(Settlement::Released) => {
+                text == "is tried again by the next worker" && counts == "no"
+            }
+            None => text == "is tried again when its lease has expired" && counts.starts_with("no"),
+        }
+    }
+
+    #[test]
+    fn the_page_says_what_becomes_of_an_event() {
+        let page = include_str!("../docs/inbox.md");
+        let (_, table) = page
+            .split_once("| the handler | the event | counts |")
+            .unwrap();
+        let mut names = BTreeSet::new();
+        for row in table
+            .lines()
+            .skip(2)
+            .take_while(|line| line.starts_with('|'))
+        {
+            let cells: Vec<_> = row.trim_matches('|').split('|').map(str::trim).collect();
+            let [handler, becomes, counts] = cells[..] else {
+                panic!("not three cells: {row}");
+            };
+            for outcome in outcomes_of(handler) {
+                let settlement = decided(&outcome, &event(0, None), &Rules::default());
+                assert!(
+                    agrees(settlement.as_ref(), becomes, counts),
+                    "{outcome} is settled as {settlement:?}, and the page says: {row}"
+                );
+                names.insert(outcome.name());
+            }
+        }
+        assert_eq!(names.len(), 16, "outcomes on the page: {names:?}");
+    }
+
+    #[test]
+    fn the_last_failure_makes_a_dead_letter_that_may_hold_its_lane() {
+        let error = outcome(Err(HandlerError::retry("the CRM is down")));
+        let rules = Rules {
+            retry: Retry::default().max_attempts(3),
+            hold_lane_on_dead: true,
+            ..Rules::default()
+        };
+        for (event, is_last) in [
+            (event(1, Some(SECOND)), false),
+            (event(2, Some(SECOND)), true),
+            (event(0, Some(7 * 24 * HOUR)), true),
+        ] {
+            match decided(&error, &event, &rules) {
+                Some(Settlement::Dead { failure, hold_lane }) => {
+                    assert!(is_last && hold_lane);
+                    assert_eq!(failure.outcome, "failed");
+                    assert_eq!(failure.reason, "the CRM is down");
+                    assert_eq!(failure.took, Some(SECOND));
+                }
+                Some(Settlement::Retry { counts: true, .. }) => assert!(!is_last),
+                other => panic!("{other:?}"),
+            }
+            // A failure that does not count is never the last one.
+            let away = Outcome::unavailable("the database is away", HOUR);
+            let settlement = decided(&away, &event, &rules);
+            assert!(matches!(
+                settlement,
+                Some(Settlement::Retry { counts: false, .. })
+            ));
+        }
+    }
+
+    #[test]
+    fn a_probe_does_not_count_and_its_delay_grows_with_the_failures_of_its_lane() {
+        let error = outcome(Err(HandlerError::retry("error")));
+        let event = event(1, Some(SECOND));
+        let after = |is_probe, before, jitter| {
+            let ended = Ended {
+                event: &event,
+                outcome: &error,
+                took: SECOND,
+                is_probe,
+                before,
+                jitter,
+            };
+            let decision = decide(ended, &Rules::default());
+            let Some(Settlement::Retry { after, counts, .. }) = decision.settlement else {
+                panic!("not retried");
+            };
+            assert_eq!(decision.line, Line::Retried { after });
+            assert_eq!(counts, !is_probe);
+            after
+        };
+        assert_eq!(after(false, 9, 0.0), 10 * SECOND);
+        assert_eq!(after(true, 0, 0.0), 10 * SECOND);
+        assert_eq!(after(true, 3, 0.0), 40 * SECOND);
+        assert_eq!(after(true, 3, 1.0), 30 * SECOND, "a quarter less");
+    }
+
+    #[test]
+    fn kinds_may_block_or_skip() {
+        let rules = Rules {
+            on_failure: OnFailure::Skip,
+            on_failure_of: [(EventKind::CHAT_RATED, OnFailure::Block)].into(),
+            ..Rules::default()
+        };
+        let snoozed = outcome(Err(HandlerError::snooze(SECOND)));
+        for (kind, blocks) in [
+            (EventKind::CHAT_RATED, true),
+            (EventKind::CHAT_CLOSED, false),
+        ] {
+            let event = TakenEvent {
+                delivery: RawDelivery::new(kind, "{}"),
+                ..event(0, None)
+            };
+            let settlement = decided(&snoozed, &event, &rules);
+            assert!(
+                matches!(settlement, Some(Settlement::Retry { blocks_lane, .. }) if blocks_lane == blocks)
+            );
+        }
+    }
+}

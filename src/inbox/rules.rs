@@ -1,0 +1,55 @@
+//! The settings of a worker, beside the limits that it shares with its inbox.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use super::event::Kinds;
+use super::retry::Retry;
+use crate::event::EventKind;
+
+/// Whether the later events of a chat wait when an attempt fails.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnFailure {
+    /// The later events wait for the event that failed, so their order is kept.
+    #[default]
+    Block,
+    /// The later events are handled meanwhile, and the event that failed is tried again out of order.
+    Skip,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Rules {
+    pub(super) concurrency: usize,
+    pub(super) kinds: Kinds,
+    pub(super) retry: Retry,
+    pub(super) on_failure: OnFailure,
+    pub(super) on_failure_of: BTreeMap<EventKind, OnFailure>,
+    pub(super) hold_lane_on_dead: bool,
+    pub(super) max_crashes: u32,
+    pub(super) trip_after: usize,
+    pub(super) poll_every: Duration,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            concurrency: 32,
+            kinds: Kinds::all(),
+            retry: Retry::default(),
+            on_failure: OnFailure::default(),
+            on_failure_of: BTreeMap::new(),
+            hold_lane_on_dead: false,
+            max_crashes: 3,
+            trip_after: 10,
+            poll_every: Duration::from_millis(500),
+        }
+    }
+}
+
+impl Rules {
+    /// Whether the lane of an event of this kind waits for its next attempt.
+    pub(super) fn blocks_lane(&self, kind: &EventKind) -> bool {
+        let on_failure = self.on_failure_of.get(kind).unwrap_or(&self.on_failure);
+        *on_failure == OnFailure::Block
+    }
+}
