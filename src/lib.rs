@@ -108,7 +108,7 @@
 //! # Handling events later
 //!
 //! More than 500 failed attempts in an hour [disable a webhook](docs::platform#spec-6-rule-4), and a handler that
-//! depends on other systems can fail that often. With the feature `inbox`, `Inbox::accept` takes the place of
+//! depends on other systems can fail that often. [`Inbox::accept`](inbox::Inbox::accept) takes the place of
 //! [`IdempotencyLayer`] and [`EventRouter`]: it stores the event in SQLite or PostgreSQL and answers 200. A worker runs
 //! the same router later, with one attempt at a time for each chat. It retries an event that fails for 7 days, and then
 //! keeps it as a dead letter. See the [inbox](docs::inbox).
@@ -182,12 +182,11 @@
 //! | `sqlite` | `sqlite::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
 //! | `redis` | `redis::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `postgres::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
-//! | `inbox` | `inbox`: events are acknowledged when they are stored, and handled later. `MemoryQueue`; with `sqlite`, `SqliteQueue`; with `postgres`, `PostgresQueue` | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
-//! | `console` | `console`, pages for operators, as an axum `Router` (adds `inbox`) | no |
+//! | `console` | `console`, pages for operators, as an axum `Router` | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
 //! | `admin` | `admin`, a client for the platform's GraphQL Admin API | no |
-//! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass; with `inbox`, `inbox::conformance` for every `Queue` | no |
+//! | `conformance` | `store::conformance`, the tests that every [`Store`](store::Store) must pass | no |
 //! | `sandbox` | `sandbox`, a simulated platform, for your own tests and in your browser | no |
 //!
 //! Features only add API; none changes behaviour.

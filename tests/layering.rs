@@ -2,6 +2,8 @@
 //!
 //! The sources are read as tokens, so comments and strings are skipped and macros are seen. Modules
 //! and other items under `#[cfg(test)]` may import from anywhere.
+//!
+//! SQL has layers, too: a table is named in the room whose schema creates it, and there not in the engine.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt::Write;
@@ -16,18 +18,184 @@ fn rooms_import_downwards_only() {
     assert!(circles.is_empty(), "{}", describe("rooms", &circles));
 }
 
-/// Prints a figure: `cargo test --test layering -- --nocapture share`.
+/// The largest share of files that import each other, in percent.
+const MOST_IN_CIRCLES: usize = 15;
+
+/// Prints the circles: `cargo test --test layering -- --nocapture few_files`.
 #[test]
-fn share_of_rooms_and_files_in_circles() {
+fn few_files_are_in_circles() {
     let sources = Crate::of_this_repository();
-    for (what, graph) in [("rooms", sources.rooms()), ("files", sources.files())] {
-        let circles = graph.circles();
-        let inside: usize = circles.iter().map(|circle| circle.members.len()).sum();
-        let share = 100.0 * inside as f64 / graph.nodes.len() as f64;
-        let all = graph.nodes.len();
-        println!("{what} in circles: {inside} of {all} ({share:.0} %)");
-        println!("{}", describe(what, &circles));
+    let files = sources.files();
+    let circles = files.circles();
+    let inside: usize = circles.iter().map(|circle| circle.members.len()).sum();
+    let all = files.nodes.len();
+    let circles = describe("files", &circles);
+    println!("files in circles: {inside} of {all}\n{circles}");
+    assert!(
+        100 * inside <= MOST_IN_CIRCLES * all,
+        "{inside} of {all} files import each other, more than {MOST_IN_CIRCLES} %:\n{circles}"
+    );
+}
+
+#[test]
+fn tables_are_named_in_their_rooms_only() {
+    let sources = sources("rs").into_iter().chain(sources("sql"));
+    let (tables, statements) = read_sql(&sources.collect::<Vec<_>>());
+    let rooms: BTreeSet<_> = tables.values().flatten().map(String::as_str).collect();
+    assert_eq!(rooms, ["postgres", "sqlite"].into());
+    let strangers = strangers(&tables, &statements);
+    assert!(strangers.is_empty(), "{strangers:#?}");
+}
+
+#[test]
+fn planted_table_outside_its_room_is_reported() {
+    let source = |file: &str, text: &str| (file.to_owned(), text.to_owned());
+    let sources = [
+        source(
+            "src/postgres/schema.sql",
+            "CREATE TABLE {schema}.keys (key uuid);\nCREATE TABLE {schema}.head (lane bigint);",
+        ),
+        source(
+            "src/postgres/queue/claim.rs",
+            "const A: &str = \"SELECT 1 FROM {schema}.head JOIN {schema}.keys ON true\";",
+        ),
+        source(
+            "src/postgres/pool/tables.rs",
+            "/// `SELECT * FROM {schema}.keys`\nconst A: &str = \"SELECT oid FROM pg_class\";\n\
+             const B: &str = r\"DELETE FROM {schema}.head\";",
+        ),
+        source(
+            "src/inbox/queue.rs",
+            "const A: &str = \"UPDATE keys SET a = 1\";",
+        ),
+        source("src/inbox/event.rs", "const A: &str = \"taken from keys\";"),
+    ];
+    let (tables, statements) = read_sql(&sources);
+    assert_eq!(
+        strangers(&tables, &statements),
+        [
+            "src/inbox/queue.rs:1: `keys` is a table of postgres",
+            "src/postgres/pool/tables.rs:3: `head` is a table of postgres, and an engine knows no table",
+        ]
+    );
+}
+
+/// The rooms of each table.
+type Tables = BTreeMap<String, BTreeSet<String>>;
+
+/// A table that a statement names.
+struct Named {
+    file: String,
+    line: usize,
+    table: String,
+}
+
+/// The engines, which know no table.
+const ENGINES: [&str; 2] = ["src/sqlite/engine/", "src/postgres/pool/"];
+
+/// Reads which tables a `schema.sql` creates, and which tables the statements in all sources name.
+fn read_sql(sources: &[(String, String)]) -> (Tables, Vec<Named>) {
+    let (mut tables, mut statements) = (Tables::new(), Vec::new());
+    for (file, text) in sources {
+        let mut texts = Vec::new();
+        match file.ends_with(".sql") {
+            true => texts.push((1, text.clone())),
+            false => literals(text.parse().unwrap(), &mut texts),
+        }
+        for (first, text) in texts {
+            for (line, keyword, table) in tables_in(&text) {
+                let file = file.clone();
+                if keyword == "TABLE" && file.ends_with("/schema.sql") {
+                    let room = file.split('/').nth(1).unwrap().to_owned();
+                    tables.entry(table.clone()).or_default().insert(room);
+                }
+                let line = first + line;
+                statements.push(Named { file, line, table });
+            }
+        }
     }
+    (tables, statements)
+}
+
+/// The string literals that are SQL, with their lines. Tests may name what they want.
+fn literals(tokens: TokenStream, found: &mut Vec<(usize, String)>) {
+    let tokens: Vec<_> = tokens.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is(&tokens, at, '#')
+            && let Some(attribute) = group(&tokens, at + 1, Delimiter::Bracket)
+        {
+            at += 2;
+            if is_test(&attribute) {
+                at = skip_item(&tokens, at);
+            }
+            continue;
+        }
+        match &tokens[at] {
+            TokenTree::Group(group) => literals(group.stream(), found),
+            TokenTree::Literal(literal) => {
+                let text = literal.to_string();
+                let statements = [
+                    "SELECT ", "INSERT ", "UPDATE ", "DELETE ", "CREATE ", "ALTER ",
+                ];
+                if statements.iter().any(|statement| text.contains(statement)) {
+                    found.push((literal.span().start().line, text));
+                }
+            }
+            _ => {}
+        }
+        at += 1;
+    }
+}
+
+/// The tables that SQL names: their lines, counted from 0, and the keywords before them.
+fn tables_in(sql: &str) -> Vec<(usize, String, String)> {
+    const BEFORE: [&str; 5] = ["FROM", "INTO", "JOIN", "TABLE", "UPDATE"];
+    let mut found = Vec::new();
+    let mut keyword = None;
+    for (line, text) in sql.lines().enumerate() {
+        let text = text.split("--").next().unwrap_or_default();
+        let is_part = |letter: char| letter.is_alphanumeric() || "_.{}".contains(letter);
+        for word in text
+            .split(|letter| !is_part(letter))
+            .filter(|word| !word.is_empty())
+        {
+            if BEFORE.contains(&word) {
+                keyword = Some(word.to_owned());
+            } else if !["IF", "NOT", "EXISTS", "ONLY"].contains(&word)
+                && let Some(keyword) = keyword.take()
+            {
+                let table = word.rsplit('.').next().unwrap_or(word);
+                found.push((line, keyword, table.to_owned()));
+            }
+        }
+    }
+    found
+}
+
+fn strangers(tables: &Tables, statements: &[Named]) -> Vec<String> {
+    let mut found = BTreeSet::new();
+    for Named { file, line, table } in statements {
+        let Some(rooms) = tables.get(table) else {
+            continue;
+        };
+        let names = rooms
+            .iter()
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join(" and ");
+        let is_inside = rooms
+            .iter()
+            .any(|room| file.starts_with(&format!("src/{room}/")));
+        if ENGINES.iter().any(|engine| file.starts_with(engine)) {
+            found.insert(format!(
+                "{file}:{line}: `{table}` is a table of {names}, and an engine knows no table"
+            ));
+        } else if !is_inside {
+            found.insert(format!("{file}:{line}: `{table}` is a table of {names}"));
+        }
+    }
+    found.into_iter().collect()
 }
 
 #[test]
@@ -164,6 +332,25 @@ fn rooms_imported_by(text: &str) -> Vec<String> {
     imported.filter(|room| room != "elsewhere").collect()
 }
 
+/// The names and texts of all files below `src` with this extension.
+fn sources(extension: &str) -> Vec<(String, String)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut sources = Vec::new();
+    let mut folders = vec![root.join("src")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|found| found == extension) {
+                let name = path.strip_prefix(root).unwrap().to_str().unwrap();
+                sources.push((name.replace('\\', "/"), fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    sources
+}
+
 /// A path from the crate's root, or a module.
 type Names = Vec<String>;
 
@@ -186,20 +373,7 @@ struct Import {
 
 impl Crate {
     fn of_this_repository() -> Self {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let mut sources = Vec::new();
-        let mut folders = vec![root.join("src")];
-        while let Some(folder) = folders.pop() {
-            for entry in fs::read_dir(&folder).unwrap() {
-                let path = entry.unwrap().path();
-                if path.is_dir() {
-                    folders.push(path);
-                } else if path.extension().is_some_and(|extension| extension == "rs") {
-                    let name = path.strip_prefix(root).unwrap().to_str().unwrap();
-                    sources.push((name.replace('\\', "/"), fs::read_to_string(&path).unwrap()));
-                }
-            }
-        }
+        let sources = sources("rs");
         let sources = sources.iter().map(|(name, text)| (&**name, &**text));
         Self::new(&sources.collect::<Vec<_>>())
     }

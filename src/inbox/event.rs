@@ -43,7 +43,7 @@ impl FromStr for EventId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub i64);
 
-/// An event to be [accepted](super::Queue::accept).
+/// An event to be accepted.
 #[derive(Clone, Debug)]
 pub struct NewEvent {
     /// Kind, key, body and the headers that are kept.

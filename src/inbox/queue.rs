@@ -172,7 +172,7 @@ pub struct Claims {
     /// The events.
     pub events: Vec<TakenEvent>,
     /// The time until another event of the kinds is due or its lease expires. Zero if more events may be due now, and
-    /// `None` if no such time is known. A worker asks a [shared](Queue::SHARED) queue earlier in any case, as others change
+    /// `None` if no such time is known. A worker asks a [shared](Work::SHARED) queue earlier in any case, as others change
     /// it, too.
     pub next_due: Option<Duration>,
 }

@@ -240,7 +240,7 @@ pub struct KindStats {
     pub retrying: u64,
     /// Dead letters.
     pub dead: u64,
-    /// Events that have failed and block their lanes: those of [`blocked_lanes`](Queue::blocked_lanes).
+    /// Events that have failed and block their lanes: those of [`blocked_lanes`](Records::blocked_lanes).
     pub blocking: u64,
     /// When the oldest unsettled event was accepted.
     pub oldest: Option<SystemTime>,

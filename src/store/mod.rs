@@ -2,7 +2,7 @@
 //!
 //! | store | feature | survives a restart | shared by machines | how it claims |
 //! |---|---|---|---|---|
-//! | [`MokaStore`] | `moka` (default) | no | no | a lock on one of many parts of a map |
+//! | [`MokaStore`](crate::memory::MokaStore) | `moka` (default) | no | no | a lock on one of many parts of a map |
 //! | `SqliteStore` | `sqlite` | yes | no | a transaction, which many claims share |
 //! | `RedisStore` | `redis` | as the server does | yes | one script, by the server's clock |
 //! | `PostgresStore` | `postgres` | yes | yes | one `INSERT … ON CONFLICT DO UPDATE` |
