@@ -29,7 +29,9 @@ use tower_webhook::event::{ChatClosed, EventKind, sample};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::{Claim, EventKey, Store};
 use tower_webhook::telemetry::{Observation, Observer};
-use tower_webhook::{Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer};
+use tower_webhook::{
+    Delivery, EventRouter, RawDelivery, SignatureLayer, Verified, WebhookLayer, Webhooks,
+};
 
 use self::deliveries::{Deliveries, secret};
 
@@ -174,7 +176,7 @@ impl Observer for Nobody {
 }
 
 fn observed() -> Counted {
-    let layer = WebhookLayer::with_store(secret(), store()).observer(Nobody);
+    let layer = Webhooks::new(secret()).store(store()).observer(Nobody);
     sent(layer.layer(router()), &Deliveries::of(&chat()))
 }
 

@@ -75,6 +75,15 @@ pub enum ConfigError {
     },
     /// The name cannot be the name of a schema in PostgreSQL.
     SchemaName(String),
+    /// A setting was set on [`Webhooks`](crate::Webhooks), and differently on a piece that was passed to it.
+    SetTwice {
+        /// The name of the setter.
+        setting: &'static str,
+        /// The type of the piece, such as `Inbox`.
+        piece: &'static str,
+        /// The values on `Webhooks` and on the piece. `None` if they cannot be shown, as for an observer.
+        values: Option<[String; 2]>,
+    },
     /// A limit is zero, so nothing could pass it.
     Zero(
         /// The limit's name.
@@ -145,6 +154,18 @@ impl fmt::Display for ConfigError {
                 "`{}` cannot be the name of a schema: use 1 to 63 bytes without NUL that do not \
                  begin with `pg_`",
                 name.escape_debug()
+            ),
+            Self::SetTwice {
+                setting,
+                piece,
+                values: Some([builder, other]),
+            } => write!(
+                f,
+                "`{setting}` is {builder} on `Webhooks` and {other} on `{piece}`: set it on one of them"
+            ),
+            Self::SetTwice { setting, piece, .. } => write!(
+                f,
+                "`{setting}` is set on `Webhooks` and on `{piece}`: set it on one of them"
             ),
             Self::Zero(limit) => write!(f, "`{limit}` must be more than zero"),
         }

@@ -274,7 +274,9 @@ pub use self::outcome::{Outcome, Settlement};
 pub use self::router::{EventRouter, RouterFuture};
 pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;
-pub use self::webhook::WebhookLayer;
+#[cfg(feature = "signal")]
+pub use self::webhook::shutdown;
+pub use self::webhook::{Running, WebhookLayer, Webhooks};
 
 // The README's programs need these features. The first one is also at the top of this file.
 #[cfg(all(doctest, feature = "sqlite"))]

@@ -13,7 +13,7 @@ use http::StatusCode;
 use tokio::sync::{Semaphore, watch};
 use tower::Layer;
 use tower_webhook::event::ChatRated;
-use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, Webhooks};
 
 use support::delivery::{BODY, secret};
 use support::eventually;
@@ -84,7 +84,7 @@ async fn two_thousand_unfinished_bodies_stay_within_the_limit() {
 async fn two_thousand_halves(server: Server, before: usize) {
     allow_files(2 * CONNECTIONS as u64 + 500);
     let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
-    let layer = WebhookLayer::new(secret()).body_timeout(Duration::from_secs(300));
+    let layer = Webhooks::new(secret()).body_timeout(Duration::from_secs(300));
     let service = Watched::new(layer.layer(router));
     let live = service.live();
     let address = server.serve(service).await;

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::watch;
-use tokio::time::timeout;
+use tokio::time::sleep;
 use tracing::Instrument;
 
 /// The detached runs of a layer: those that continue after their client disconnected. They are bounded
@@ -18,9 +18,10 @@ use tracing::Instrument;
 /// # async fn serve() -> std::io::Result<()> { Ok(()) }
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::IdempotencyLayer;
+/// use tower_webhook::memory::MokaStore;
 ///
-/// let layer = WebhookLayer::new(Secret::from_env("WEBHOOK_SECRET")?);
+/// let layer = IdempotencyLayer::new(MokaStore::new());
 /// let runs = layer.runs();
 ///
 /// serve().await?; // with graceful shutdown, which does not wait for detached runs
@@ -76,11 +77,26 @@ impl Runs {
     /// When the deadline has passed. The remaining runs end with the process, and their events are
     /// handled on the platform's next retry.
     pub async fn drain(&self, deadline: Duration) -> Result<(), DrainTimeout> {
+        self.drain_until(sleep(deadline)).await
+    }
+
+    /// Like [`drain`](Self::drain), until `cut` is ready: a deadline, or a second signal.
+    ///
+    /// # Errors
+    ///
+    /// When `cut` was ready first.
+    pub async fn drain_until(&self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
         let mut count = self.count.subscribe();
-        match timeout(deadline, count.wait_for(|count| count.all() == 0)).await {
-            Ok(_) => Ok(()),
-            Err(_) => Err(DrainTimeout(self.count.borrow().all())),
+        tokio::select! {
+            biased;
+            _ = count.wait_for(|count| count.all() == 0) => Ok(()),
+            () = cut => Err(DrainTimeout(self.count.borrow().all())),
         }
+    }
+
+    #[cfg(feature = "metrics")]
+    pub(crate) fn record_metrics(&self) {
+        metrics::gauge!(crate::telemetry::DETACHED_NOW).set(self.detached() as f64);
     }
 
     /// Continues a run whose client disconnected, in the current span. Above the limit the run is dropped,

@@ -1,21 +1,46 @@
-//! The settings of an attempt, checked together.
+//! The settings of an attempt: what callers set, what follows from it, and whether it keeps the promises.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 
-/// The limits of attempts: of the idempotency layer's, and of transactional handlers'.
+/// The limits of attempts: of the idempotency layer's, of a worker's, and of transactional handlers'.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) namespace: String,
     pub(crate) policy: SenderPolicy,
     pub(crate) retention: Duration,
     /// `None` for attempts that hold no lease.
-    pub(crate) lease: Option<Duration>,
+    lease: Option<Duration>,
     pub(crate) in_flight_wait: Duration,
     pub(crate) store_timeout: Duration,
     pub(crate) handler_timeout: Duration,
+    given: Given,
+    defaults: Defaults,
+}
+
+/// What callers set. Everything else follows from the policy and the [`Defaults`].
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Given {
+    pub(crate) namespace: Option<String>,
+    pub(crate) sender_policy: Option<SenderPolicy>,
+    pub(crate) retention: Option<Duration>,
+    pub(crate) lease: Option<Duration>,
+    pub(crate) in_flight_wait: Option<Duration>,
+    pub(crate) store_timeout: Option<Duration>,
+    pub(crate) handler_timeout: Option<Duration>,
+    pub(crate) max_detached: Option<usize>,
+}
+
+/// The defaults in which the pieces differ.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Defaults {
+    pub(crate) store_timeout: Duration,
+    pub(crate) in_flight_wait: Duration,
+    /// `None` for attempts that hold no lease.
+    pub(crate) lease: Option<fn(&SenderPolicy) -> Duration>,
 }
 
 /// A renewal at a third of a shorter lease might be late.
@@ -25,41 +50,69 @@ const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Limits {
-    /// The defaults, for attempts without a lease.
-    pub(crate) fn new(store_timeout: Duration) -> Self {
-        let policy = SenderPolicy::default();
-        Self {
-            namespace: String::new(),
-            policy,
-            retention: policy.retention(),
-            lease: None,
-            in_flight_wait: Duration::from_secs(5),
-            store_timeout,
-            handler_timeout: Duration::from_secs(30),
-        }
+    pub(crate) fn new(defaults: Defaults) -> Self {
+        Self::derive(Given::default(), defaults)
     }
 
-    /// The same, for attempts that hold a lease.
-    pub(crate) fn with_lease(mut self) -> Self {
-        self.lease = Some(self.policy.lease());
-        self
+    fn derive(given: Given, defaults: Defaults) -> Self {
+        let policy = given.sender_policy.unwrap_or_default();
+        Self {
+            namespace: given.namespace.clone().unwrap_or_default(),
+            policy,
+            retention: given.retention.unwrap_or_else(|| policy.retention()),
+            lease: defaults
+                .lease
+                .map(|default| given.lease.unwrap_or_else(|| default(&policy))),
+            in_flight_wait: given.in_flight_wait.unwrap_or(defaults.in_flight_wait),
+            store_timeout: given.store_timeout.unwrap_or(defaults.store_timeout),
+            handler_timeout: given.handler_timeout.unwrap_or(Duration::from_secs(30)),
+            given,
+            defaults,
+        }
     }
 
     pub(crate) fn lease(&self) -> Duration {
         self.lease.unwrap_or_else(|| self.policy.lease())
     }
 
-    /// Changes the policy, and the limits that follow from it.
-    pub(crate) fn set_policy(&mut self, policy: SenderPolicy) {
-        self.policy = policy;
-        self.retention = policy.retention();
-        self.lease = self.lease.map(|_| policy.lease());
+    /// Returns how many runs may be detached, if a caller set it.
+    pub(crate) fn max_detached(&self) -> Option<usize> {
+        self.given.max_detached
     }
 
-    /// Changes the limits with `set`, and refuses a combination that would break a promise.
-    pub(crate) fn change(&mut self, set: impl FnOnce(&mut Self)) -> Result<(), ConfigError> {
-        set(self);
+    /// Changes what is given to a value that keeps every promise.
+    pub(crate) fn set(&mut self, set: impl FnOnce(&mut Given)) {
+        let mut given = std::mem::take(&mut self.given);
+        set(&mut given);
+        *self = Self::derive(given, self.defaults);
+    }
+
+    /// Changes what is given, and refuses a combination that would break a promise.
+    pub(crate) fn change(&mut self, set: impl FnOnce(&mut Given)) -> Result<(), ConfigError> {
+        self.set(set);
         self.check()
+    }
+
+    /// Adds what a builder was given, and refuses a setting that has another value here. `piece` returns the name
+    /// of the type on which a setting was set.
+    pub(crate) fn join(
+        &mut self,
+        builder: Given,
+        piece: fn(&'static str) -> &'static str,
+    ) -> Result<(), ConfigError> {
+        let mut joined = Ok(());
+        macro_rules! join {
+            ($($setting:ident)*) => {
+                self.set(|given| {$(
+                    let setting = stringify!($setting);
+                    if joined.is_ok() {
+                        joined = join_one(setting, builder.$setting, &mut given.$setting, piece);
+                    }
+                )*})
+            };
+        }
+        join!(namespace sender_policy retention lease in_flight_wait store_timeout handler_timeout max_detached);
+        joined.and_then(|()| self.check())
     }
 
     fn check(&self) -> Result<(), ConfigError> {
@@ -94,5 +147,25 @@ impl Limits {
             return Err(ConfigError::WaitTooLong { wait, lease });
         }
         Ok(())
+    }
+}
+
+fn join_one<T: Debug + PartialEq>(
+    setting: &'static str,
+    builder: Option<T>,
+    given: &mut Option<T>,
+    piece: fn(&'static str) -> &'static str,
+) -> Result<(), ConfigError> {
+    match (&builder, &*given) {
+        (Some(here), Some(there)) if here != there => Err(ConfigError::SetTwice {
+            setting,
+            piece: piece(setting),
+            values: Some([format!("{here:?}"), format!("{there:?}")]),
+        }),
+        (Some(_), _) => {
+            *given = builder;
+            Ok(())
+        }
+        (None, _) => Ok(()),
     }
 }

@@ -6,7 +6,7 @@ use tower_layer::Layer;
 use super::service::Idempotency;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
-use crate::execution::{Leases, Limits, Runs};
+use crate::execution::{Defaults, Given, Leases, Limits, Runs};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -17,24 +17,28 @@ use crate::telemetry::{Observer, Observers};
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct IdempotencyLayer<St> {
-    leases: Leases<St>,
-    rules: Rules,
+    pub(crate) leases: Leases<St>,
+    pub(crate) rules: Rules,
 }
 
 /// How duplicates, and failures of the store, are answered.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Rules {
-    pub(super) handle_without_store: bool,
-    pub(super) reject_changed_bodies: bool,
-    pub(super) replay_guard: bool,
+pub(crate) struct Rules {
+    pub(crate) handle_without_store: bool,
+    pub(crate) reject_changed_bodies: bool,
+    pub(crate) replay_guard: bool,
 }
 
 impl<St: Store> IdempotencyLayer<St> {
     /// Remembers keys in `store`, for as long as [`SenderPolicy::default`] requires.
     pub fn new(store: St) -> Self {
-        let limits = Limits::new(Duration::from_secs(2)).with_lease();
+        let defaults = Defaults {
+            store_timeout: Duration::from_secs(2),
+            in_flight_wait: Duration::from_secs(5),
+            lease: Some(SenderPolicy::lease),
+        };
         Self {
-            leases: Leases::new(store, limits),
+            leases: Leases::new(store, Limits::new(defaults)),
             rules: Rules::default(),
         }
     }
@@ -52,7 +56,10 @@ impl<St: Store> IdempotencyLayer<St> {
     /// let america = IdempotencyLayer::new(store).namespace("america");
     /// ```
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.leases.limits.namespace = namespace.into();
+        let namespace = namespace.into();
+        self.leases
+            .limits
+            .set(|given| given.namespace = Some(namespace));
         self
     }
 
@@ -67,12 +74,13 @@ impl<St: Store> IdempotencyLayer<St> {
     /// Records the number of detached runs: see the [table of metrics](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn record_metrics(&self) {
-        metrics::gauge!(crate::telemetry::DETACHED_NOW).set(self.leases.runs.detached() as f64);
+        self.leases.runs.record_metrics();
     }
 
     /// Derives retention, lease and `Retry-After` from the limits of another sender.
     ///
-    /// It replaces a [`retention`](Self::retention) and a [`lease`](Self::lease) that were set before.
+    /// A [`retention`](Self::retention) and a [`lease`](Self::lease) that were set before or are set later take
+    /// precedence.
     ///
     /// ```
     /// # use std::time::Duration;
@@ -89,9 +97,10 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// # Errors
     ///
-    /// When [`in_flight_wait`](Self::in_flight_wait) is not shorter than the new lease.
+    /// When a limit that was set before does not suit this sender, or [`in_flight_wait`](Self::in_flight_wait) is not
+    /// shorter than the new lease.
     pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.set_policy(policy))
+        self.change(|given| given.sender_policy = Some(policy))
     }
 
     /// Sets how long a completed key is remembered: 8 days by default, from [`SenderPolicy::retention`].
@@ -110,7 +119,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// When it is not longer than [`SenderPolicy::retry_for`], 7 days: a forgotten key would be handled
     /// again.
     pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.retention = retention)
+        self.change(|given| given.retention = Some(retention))
     }
 
     /// Sets how long a claim on a key lasts: 60 seconds by default.
@@ -133,7 +142,7 @@ impl<St: Store> IdempotencyLayer<St> {
     /// When it is shorter than 100 milliseconds, not shorter than [`SenderPolicy::retry_every`], 600
     /// seconds, or not longer than [`in_flight_wait`](Self::in_flight_wait).
     pub fn lease(self, lease: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.lease = Some(lease))
+        self.change(|given| given.lease = Some(lease))
     }
 
     /// Sets how long a duplicate waits for the run that holds its key, before it is answered with 409: 5
@@ -152,7 +161,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// When it is not shorter than the [`lease`](Self::lease).
     pub fn in_flight_wait(self, wait: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.in_flight_wait = wait)
+        self.change(|given| given.in_flight_wait = Some(wait))
     }
 
     /// Sets the time limit of each operation of the store: 2 seconds by default.
@@ -164,7 +173,7 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// When it is zero.
     pub fn store_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.store_timeout = timeout)
+        self.change(|given| given.store_timeout = Some(timeout))
     }
 
     /// Sets the time limit of a handler: 30 seconds by default, counted from when its future first
@@ -187,14 +196,16 @@ impl<St: Store> IdempotencyLayer<St> {
     ///
     /// When it is zero.
     pub fn handler_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.handler_timeout = timeout)
+        self.change(|given| given.handler_timeout = Some(timeout))
     }
 
     /// Sets how many runs may continue after their client disconnected: 1,024 by default.
     ///
     /// A run above the limit is dropped, and its event is handled on the platform's next retry. See
     /// [`runs`](Self::runs).
-    pub fn max_detached(self, runs: usize) -> Self {
+    pub fn max_detached(mut self, runs: usize) -> Self {
+        let limits = &mut self.leases.limits;
+        limits.set(|given| given.max_detached = Some(runs));
         self.leases.runs.set_limit(runs);
         self
     }
@@ -247,7 +258,7 @@ impl<St: Store> IdempotencyLayer<St> {
         self.leases.runs.clone()
     }
 
-    fn change(mut self, set: impl FnOnce(&mut Limits)) -> Result<Self, ConfigError> {
+    fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
         self.leases.limits.change(set)?;
         Ok(self)
     }

@@ -45,5 +45,6 @@ mod service;
 pub use self::duplicate::Refusal;
 pub use self::future::ResponseFuture;
 pub use self::layer::IdempotencyLayer;
+pub(crate) use self::layer::Rules;
 pub use self::service::Idempotency;
 pub use crate::execution::{DrainTimeout, Runs};

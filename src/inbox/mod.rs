@@ -94,7 +94,7 @@ pub use self::worker::{Worker, WorkerHandle};
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::{EventKind, SenderPolicy};
-use crate::execution::Limits;
+use crate::execution::{Defaults, Given, Limits};
 pub use crate::outcome::Failure;
 use crate::store::{EventKey, StoreError};
 use crate::telemetry::{CallTarget, Observer, Observers};
@@ -108,7 +108,7 @@ use crate::telemetry::{CallTarget, Observer, Observers};
 #[must_use]
 pub struct Inbox<Q> {
     shared: Arc<Shared<Q>>,
-    settings: Settings,
+    pub(crate) settings: Settings,
 }
 
 struct Shared<Q> {
@@ -120,15 +120,15 @@ struct Shared<Q> {
 }
 
 #[derive(Clone)]
-struct Settings {
-    limits: Limits,
+pub(crate) struct Settings {
+    pub(crate) limits: Limits,
     keep_bodies: Duration,
     backlog_limit: u64,
-    reject_changed_bodies: bool,
-    replay_guard: bool,
+    pub(crate) reject_changed_bodies: bool,
+    pub(crate) replay_guard: bool,
     lane_of: LaneOf,
     keep_headers: Arc<[HeaderName]>,
-    observers: Observers,
+    pub(crate) observers: Observers,
 }
 
 impl Settings {
@@ -162,9 +162,11 @@ impl Settings {
 impl<Q: Queue> Inbox<Q> {
     /// Creates an inbox on a queue.
     pub fn new(queue: Q) -> Self {
-        let mut limits = Limits::new(Duration::from_secs(2));
-        limits.lease = Some(Duration::from_secs(30));
-        limits.in_flight_wait = Duration::ZERO;
+        let defaults = Defaults {
+            store_timeout: Duration::from_secs(2),
+            in_flight_wait: Duration::ZERO,
+            lease: Some(|_| Duration::from_secs(30)),
+        };
         Self {
             shared: Arc::new(Shared {
                 queue,
@@ -174,7 +176,7 @@ impl<Q: Queue> Inbox<Q> {
                 gauges: crate::telemetry::Gauges::default(),
             }),
             settings: Settings {
-                limits,
+                limits: Limits::new(defaults),
                 keep_bodies: Duration::from_secs(24 * 60 * 60),
                 backlog_limit: 10 << 30,
                 reject_changed_bodies: false,
@@ -198,7 +200,9 @@ impl<Q: Queue> Inbox<Q> {
     /// let inbox = Inbox::new(MemoryQueue::new()).namespace("crm");
     /// ```
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.settings.limits.namespace = namespace.into();
+        let namespace = namespace.into();
+        let limits = &mut self.settings.limits;
+        limits.set(|given| given.namespace = Some(namespace));
         self
     }
 
@@ -216,13 +220,10 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// # Errors
     ///
-    /// When the lease of attempts, 30 seconds, is not shorter than [`SenderPolicy::retry_every`].
-    pub fn sender_policy(mut self, policy: SenderPolicy) -> Result<Self, ConfigError> {
-        self.settings.limits.change(|limits| {
-            limits.policy = policy;
-            limits.retention = policy.retention();
-        })?;
-        Ok(self)
+    /// When the lease of attempts, 30 seconds, is not shorter than [`SenderPolicy::retry_every`], or a retention that
+    /// was set before is not longer than [`SenderPolicy::retry_for`].
+    pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
+        self.change(|given| given.sender_policy = Some(policy))
     }
 
     /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an
@@ -241,11 +242,8 @@ impl<Q: Queue> Inbox<Q> {
     /// # Errors
     ///
     /// When it is not longer than [`SenderPolicy::retry_for`], 7 days.
-    pub fn retention(mut self, retention: Duration) -> Result<Self, ConfigError> {
-        self.settings
-            .limits
-            .change(|limits| limits.retention = retention)?;
-        Ok(self)
+    pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
+        self.change(|given| given.retention = Some(retention))
     }
 
     /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it
@@ -294,10 +292,12 @@ impl<Q: Queue> Inbox<Q> {
     /// # Errors
     ///
     /// When it is zero.
-    pub fn store_timeout(mut self, limit: Duration) -> Result<Self, ConfigError> {
-        self.settings
-            .limits
-            .change(|limits| limits.store_timeout = limit)?;
+    pub fn store_timeout(self, limit: Duration) -> Result<Self, ConfigError> {
+        self.change(|given| given.store_timeout = Some(limit))
+    }
+
+    fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
+        self.settings.limits.change(set)?;
         Ok(self)
     }
 
@@ -621,6 +621,12 @@ impl<Q: Queue> Inbox<Q> {
     /// Returns the queue.
     pub fn queue(&self) -> &Q {
         &self.shared.queue
+    }
+}
+
+impl<Q: Queue> From<Q> for Inbox<Q> {
+    fn from(queue: Q) -> Self {
+        Self::new(queue)
     }
 }
 

@@ -155,8 +155,12 @@ impl SignatureLayer {
     /// # Ok(())
     /// # }
     /// ```
-    pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.config.observers = Observers::new(observer);
+    pub fn observer(self, observer: impl Observer) -> Self {
+        self.observers(Observers::new(observer))
+    }
+
+    pub(crate) fn observers(mut self, observers: Observers) -> Self {
+        self.config.observers = observers;
         self
     }
 

@@ -6,7 +6,7 @@ use super::run::Transactional;
 use super::turns::Turns;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
-use crate::execution::Limits;
+use crate::execution::{Defaults, Given, Limits};
 use crate::postgres::PostgresStore;
 use crate::telemetry::{Observer, Observers};
 
@@ -29,9 +29,14 @@ impl Transactions {
     /// In a worker of an [inbox](crate::docs::inbox#transactional-handlers), these are at most its `concurrency`. If
     /// the queue shares the pool, it needs five more.
     pub fn new(store: PostgresStore) -> Self {
+        let defaults = Defaults {
+            store_timeout: Duration::from_secs(10),
+            in_flight_wait: Duration::from_secs(5),
+            lease: None,
+        };
         Self {
             store,
-            limits: Limits::new(Duration::from_secs(10)),
+            limits: Limits::new(defaults),
             turns: Turns::default(),
             observers: Observers::default(),
         }
@@ -42,19 +47,20 @@ impl Transactions {
     /// The namespace defaults to an empty string. Keys are unique per event, whatever its kind, so the
     /// webhooks of one platform can share it.
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
-        self.limits.namespace = namespace.into();
+        let namespace = namespace.into();
+        self.limits.set(|given| given.namespace = Some(namespace));
         self
     }
 
     /// Derives retention and `Retry-After` from the limits of another sender.
     ///
-    /// It replaces a [`retention`](Self::retention) that was set before.
+    /// A [`retention`](Self::retention) that was set before or is set later takes precedence.
     ///
     /// # Errors
     ///
-    /// When the new retention is not longer than the sender retries.
+    /// When the retention is not longer than the sender retries.
     pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.set_policy(policy))
+        self.change(|given| given.sender_policy = Some(policy))
     }
 
     /// Sets how long a key is remembered: 8 days by default.
@@ -64,13 +70,13 @@ impl Transactions {
     /// When it is not longer than [`SenderPolicy::retry_for`], 7 days: a forgotten event would be handled
     /// again.
     pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.retention = retention)
+        self.change(|given| given.retention = Some(retention))
     }
 
     /// Sets how long a duplicate waits for the delivery that is being handled, before it is answered with
     /// 409: 5 seconds by default. With zero, it waits at most 100 ms, and only for another process.
     pub fn in_flight_wait(mut self, wait: Duration) -> Self {
-        self.limits.in_flight_wait = wait;
+        self.limits.set(|given| given.in_flight_wait = Some(wait));
         self
     }
 
@@ -81,7 +87,7 @@ impl Transactions {
     ///
     /// When it is zero.
     pub fn store_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.store_timeout = timeout)
+        self.change(|given| given.store_timeout = Some(timeout))
     }
 
     /// Sets the time limit of a handler: 30 seconds by default. When it has passed, the handler's future is
@@ -94,7 +100,7 @@ impl Transactions {
     ///
     /// When it is zero.
     pub fn handler_timeout(self, timeout: Duration) -> Result<Self, ConfigError> {
-        self.change(|limits| limits.handler_timeout = timeout)
+        self.change(|given| given.handler_timeout = Some(timeout))
     }
 
     /// Observes the attempts, and the calls of the database, each a [`Call`](crate::telemetry::Observation::Call) with
@@ -132,7 +138,7 @@ impl Transactions {
         self
     }
 
-    fn change(mut self, set: impl FnOnce(&mut Limits)) -> Result<Self, ConfigError> {
+    fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
         self.limits.change(set)?;
         Ok(self)
     }

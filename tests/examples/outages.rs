@@ -30,7 +30,7 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::sandbox::{Body, Fault, Faults, Sandbox, Settings, SimulatedChat, Webhook};
 use tower_webhook::store::Store;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Silence};
-use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, WebhookLayer};
+use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, Webhooks};
 
 use super::operations::{ALERTS, FILES, alerts, check};
 use crate::support::lock;
@@ -268,7 +268,8 @@ impl Receiver {
         crm: &Crm,
     ) -> Self {
         let telemetry = Telemetry::new(instance, 14 * HOUR);
-        let layer = WebhookLayer::with_store(secret("secret"), store.clone())
+        let layer = Webhooks::new(secret("secret"))
+            .store(store.clone())
             .observer(Arc::clone(&telemetry.observer));
         let service = layer.layer(crm.router());
         let record = telemetry.record();

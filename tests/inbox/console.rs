@@ -25,9 +25,7 @@ use tower_webhook::inbox::{
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
-use tower_webhook::{
-    EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer, WebhookLayer,
-};
+use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
 use tracing::Level;
 
 use super::worker::{Crm, DAY, SECOND, event, inbox, states, webhooks};
@@ -765,7 +763,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
     let observer = (budget.clone(), recent.clone(), silence.clone());
     let fails = EventRouter::new()
         .fallback(async |_: RawDelivery| Err(HandlerError::retry("the CRM is down")));
-    let service = WebhookLayer::new(secret()).observer(observer).layer(fails);
+    let service = Webhooks::new(secret()).observer(observer).layer(fails);
     for n in 0..120 {
         send(&service, event("a", n)).await;
         sleep(SECOND).await;
@@ -938,9 +936,7 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     let refuses = EventRouter::new().fallback(async |delivery: RawDelivery| {
         Err(HandlerError::retry(delivery.kind().as_str().repeat(20)))
     });
-    let inline = WebhookLayer::new(secret())
-        .observer(observer)
-        .layer(refuses);
+    let inline = Webhooks::new(secret()).observer(observer).layer(refuses);
     for n in 0..120 {
         for kind in 0..KINDS {
             send(&inline, event("a", n).kind(&long_kind(kind))).await;

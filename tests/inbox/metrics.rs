@@ -13,7 +13,7 @@ use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
-use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, Webhooks};
 
 use super::worker::{DAY, MINUTE, SECOND, event};
 use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
@@ -120,7 +120,9 @@ async fn recorded_metrics_are_those_of_the_table() {
 
     // Inline: handled, a forged request, and a client that disconnects. The store forgets keys.
     let store = MokaStore::with_capacity(1);
-    let layer = WebhookLayer::with_store(secret(), store.clone()).observer(observer);
+    let layer = Webhooks::new(secret())
+        .store(store.clone())
+        .observer(observer);
     let mut service = layer.layer(events);
     for number in 0..2_000 {
         send(&service, event("fine", number)).await.assert_ok();
@@ -140,7 +142,8 @@ async fn recorded_metrics_are_those_of_the_table() {
 
     let down = TestStore::<true>::default();
     down.fail([Operation::Claim]);
-    let down = WebhookLayer::with_store(secret(), down)
+    let down = Webhooks::new(secret())
+        .store(down)
         .observer(Metrics::new())
         .layer(EventRouter::new());
     send(&down, event("fine", 1))

@@ -18,7 +18,7 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{
     Delivery, EventRouter, HandlerResult, HeaderNames, IdempotencyLayer, Outcome, RawDelivery,
-    SenderPolicy, WebhookLayer,
+    SenderPolicy, WebhookLayer, Webhooks,
 };
 
 use crate::support::delivery::{
@@ -29,8 +29,8 @@ use crate::support::store::{Operation, StoreExt, TestStore};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn layer<St: Store + Clone>(store: &St) -> WebhookLayer<St> {
-    WebhookLayer::with_store(secret(), store.clone())
+fn layer<St: Store + Clone>(store: &St) -> Webhooks<IdempotencyLayer<St>> {
+    Webhooks::new(secret()).store(store.clone())
 }
 
 fn router(crm: &Crm) -> EventRouter {
@@ -262,7 +262,7 @@ async fn overloaded_response_has_retry_after() {
     let store = MokaStore::new();
     for (layer, retry_after) in [
         (layer(&store), "600"),
-        (layer(&store).sender_policy(policy).unwrap(), "121"),
+        (layer(&store).sender_policy(policy), "121"),
     ] {
         let service = layer.max_buffered(1).layer(router(&Crm::default()));
         let answered = send(&service, delivery(large_body())).await;
@@ -428,7 +428,6 @@ async fn header_prefix_can_be_changed() {
     let names = HeaderNames::branded("acme").unwrap();
     let service = layer(&MokaStore::new())
         .header_names(names)
-        .unwrap()
         .layer(router(&crm));
     let branded = || {
         delivery(BODY)
@@ -451,7 +450,7 @@ async fn header_prefix_can_be_changed() {
 #[tokio::test]
 async fn unsigned_deliveries_are_accepted_only_when_allowed() {
     let crm = Crm::default();
-    let service = WebhookLayer::dangerously_unsigned().layer(router(&crm));
+    let service = Webhooks::dangerously_unsigned().layer(router(&crm));
     for request in [
         delivery(BODY).key("a").without(SIGNATURE),
         delivery(BODY).key("b").with(SIGNATURE, "nonsense"),
@@ -534,7 +533,7 @@ async fn duplicate_conflicts_when_the_run_takes_too_long() {
         let crm = Crm::new([Step::SucceedAfter(20 * SECOND)]);
         let mut layer = layer(&TestStore::<OUTLIVES>::default());
         if let Some(wait) = wait {
-            layer = layer.in_flight_wait(wait).unwrap();
+            layer = layer.in_flight_wait(wait);
         }
         let service = layer.layer(router(&crm));
 
@@ -943,7 +942,7 @@ async fn handler_timeout_defaults_to_30_seconds_with_or_without_a_key() {
     let store = MokaStore::new();
     for (layer, limit) in [
         (layer(&store), 30 * SECOND),
-        (layer(&store).handler_timeout(SECOND).unwrap(), SECOND),
+        (layer(&store).handler_timeout(SECOND), SECOND),
     ] {
         for request in [delivery(BODY), delivery(BODY).key("a")] {
             let crm = Crm::new([Step::Hang]);
@@ -965,7 +964,6 @@ async fn run_that_loses_its_lease_is_cancelled() {
     );
     let service = layer(&store)
         .handler_timeout(120 * SECOND)
-        .unwrap()
         .layer(router(&crm));
 
     store.fail([Operation::Renew]);
@@ -1015,7 +1013,6 @@ async fn every_claim_is_settled_once_and_the_key_after_the_body() {
     store.fail([Operation::Renew]);
     let service = layer(&store)
         .handler_timeout(120 * SECOND)
-        .unwrap()
         .layer(router(&Crm::new([Step::Hang])));
     let answered = send(&service, delivery(BODY).key("a")).await;
     answered.assert_problem(503, "lease-lost");

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
 use tower_webhook::store::KeyState;
-use tower_webhook::{EventRouter, WebhookLayer};
+use tower_webhook::{EventRouter, WebhookLayer, Webhooks};
 
 use crate::support::delivery::{BODY, Crm, RequestExt, Step, delivery, secret, send};
 use crate::support::store::TestStore;
@@ -53,7 +53,8 @@ async fn cancel_everywhere<const DURABLE: bool>(setting: Setting) -> usize {
         let (before, after) = setting.store_yields;
         let store = TestStore::<DURABLE>::yielding(before, after);
         let crm = Crm::new([setting.step]).yielding(setting.handler_yields);
-        let mut layer = WebhookLayer::with_store(secret(), store.clone())
+        let mut layer = Webhooks::new(secret())
+            .store(store.clone())
             .max_detached(if setting.detaches { 8 } else { 0 });
         if setting.replay_guard {
             layer = layer.replay_guard();

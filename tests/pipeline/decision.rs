@@ -14,7 +14,7 @@ use tower_webhook::signature::{self, SignatureError};
 use tower_webhook::store::KeyState;
 use tower_webhook::{
     Decision, Delivery, EventRouter, HandlerError, Outcome, RawDelivery, Secret, Verified,
-    WebhookLayer, idempotency,
+    WebhookLayer, Webhooks, idempotency,
 };
 use tracing::Level;
 
@@ -41,7 +41,7 @@ where
 #[tokio::test(start_paused = true)]
 async fn every_response_carries_its_decision() {
     let kind = EventKind::CHAT_RATED;
-    let service = WebhookLayer::new(secret())
+    let service = Webhooks::new(secret())
         .reject_changed_bodies()
         .require_key()
         .layer(router([Step::Succeed, Step::Fail, Step::Hang, Step::Discard]).reject_unhandled());
@@ -75,7 +75,7 @@ async fn every_response_carries_its_decision() {
 
 #[tokio::test]
 async fn a_refused_request_shows_the_kind_that_it_claims() {
-    let service = WebhookLayer::new(secret()).require_key().layer(router([]));
+    let service = Webhooks::new(secret()).require_key().layer(router([]));
     let refused = [
         (delivery(BODY).without(SIGNATURE), "invalid-signature"),
         (delivery(BODY).with("content-length", "9"), "malformed-body"),
@@ -242,7 +242,7 @@ async fn a_dead_letter_without_an_inbox_is_discarded_with_a_warning() {
 async fn a_retry_under_another_secret_has_the_same_body() {
     let new = Secret::new("the next secret").unwrap();
     let secrets = tower_webhook::Secrets::new([secret(), new.clone()]).unwrap();
-    let service = WebhookLayer::new(secrets)
+    let service = Webhooks::new(secrets)
         .reject_changed_bodies()
         .replay_guard()
         .layer(router([]));

@@ -16,7 +16,9 @@ use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::signature::Signature;
 use tower_webhook::store::{EventKey, KeyState, Store};
-use tower_webhook::{Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer};
+use tower_webhook::{
+    Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer, Webhooks,
+};
 use tracing::Level;
 
 use crate::support::delivery::{Answered, BODY, RequestExt, deliver, delivery, secret, send};
@@ -104,10 +106,12 @@ impl Work {
 }
 
 /// Over this store, with time for long handlers.
-fn layer<const DURABLE: bool>(store: &TestStore<DURABLE>) -> WebhookLayer<TestStore<DURABLE>> {
-    WebhookLayer::with_store(secret(), store.clone())
+fn layer<const DURABLE: bool>(
+    store: &TestStore<DURABLE>,
+) -> Webhooks<IdempotencyLayer<TestStore<DURABLE>>> {
+    Webhooks::new(secret())
+        .store(store.clone())
         .handler_timeout(seconds(100_000))
-        .unwrap()
 }
 
 type Receiver<const DURABLE: bool> = Signature<Idempotency<EventRouter, TestStore<DURABLE>>>;
@@ -167,10 +171,7 @@ fn runs_on_several_runtimes_renew_their_leases() {
     let store = TestStore::<true>::default();
     let work = Work::new(|_| succeeds(LEASE * 2));
     let layer = layer(&store).in_flight_wait(Duration::ZERO);
-    let service = layer
-        .and_then(|layer| layer.lease(LEASE))
-        .unwrap()
-        .layer(work.router());
+    let service = layer.lease(LEASE).layer(work.router());
 
     let runtime = || {
         tokio::runtime::Builder::new_current_thread()
@@ -379,10 +380,10 @@ fn block_beyond_lease(blocks: Blocks) {
         thread::sleep(LEASE * 2);
         Ok(())
     });
-    let service = WebhookLayer::with_store(secret(), store.clone())
+    let service = Webhooks::new(secret())
+        .store(store.clone())
         .in_flight_wait(Duration::ZERO)
-        .and_then(|layer| layer.lease(LEASE))
-        .unwrap()
+        .lease(LEASE)
         .layer(router);
 
     let (answer, answered) = mpsc::channel();
@@ -439,12 +440,12 @@ fn block_behind_another_lease() {
         thread::sleep(LEASE * 2);
         Ok(())
     });
-    let layer = WebhookLayer::with_store(secret(), store.clone())
-        .in_flight_wait(Duration::ZERO)
-        .unwrap();
+    let layer = Webhooks::new(secret())
+        .store(store.clone())
+        .in_flight_wait(Duration::ZERO);
     let quick = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
-    let first = layer.clone().lease(seconds(590)).unwrap().layer(quick);
-    let second = layer.lease(LEASE).unwrap().layer(router);
+    let first = layer.clone().lease(seconds(590)).layer(quick);
+    let second = layer.lease(LEASE).layer(router);
 
     let runtimes = [runtime(), runtime()];
     runtimes[0].block_on(async { deliver(&first, "a").await.assert_ok() });
@@ -529,7 +530,8 @@ async fn layer_inside_another_one_on_the_same_store_is_a_clear_error() {
     busy.claim(&held, seconds(60), seconds(600)).await.unwrap();
     let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
     let inner = IdempotencyLayer::new(busy).layer(router);
-    let service = WebhookLayer::with_store(secret(), failing)
+    let service = Webhooks::new(secret())
+        .store(failing)
         .dangerously_handle_without_store()
         .layer(inner);
     deliver(&service, "k")
@@ -795,7 +797,6 @@ async fn duplicate_conflicts_at_once_without_a_wait() {
     let work = Work::new(|_| succeeds(seconds(4)));
     let service = layer(&store)
         .in_flight_wait(Duration::ZERO)
-        .unwrap()
         .layer(work.router());
     let (first, second, waited) = second_after(&service).await;
     first.assert_ok();
@@ -978,7 +979,7 @@ async fn claim_that_took_as_long_as_its_lease_is_not_used() {
     };
     let work = Work::new(|_| succeeds(seconds(0)));
     let strict = layer(&late()).in_flight_wait(Duration::ZERO);
-    let strict = strict.and_then(|layer| layer.lease(seconds(1))).unwrap();
+    let strict = strict.lease(seconds(1));
     let service = strict.layer(work.router());
 
     let refused = deliver(&service, "k").await;
@@ -988,7 +989,7 @@ async fn claim_that_took_as_long_as_its_lease_is_not_used() {
     deliver(&service, "k").await.assert_ok();
 
     let careless = layer(&late()).in_flight_wait(Duration::ZERO);
-    let careless = careless.and_then(|layer| layer.lease(seconds(1))).unwrap();
+    let careless = careless.lease(seconds(1));
     let service = careless
         .dangerously_handle_without_store()
         .layer(work.router());

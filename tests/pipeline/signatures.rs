@@ -15,7 +15,7 @@ use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::SignatureError;
-use tower_webhook::{EventRouter, Secret, Secrets, WebhookLayer};
+use tower_webhook::{EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
 use crate::support::delivery::{
     Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, secret, send,
@@ -394,7 +394,7 @@ async fn body_or_signature_with_a_flipped_bit_is_refused() {
 #[tokio::test]
 async fn bodies_in_frames_of_any_size_verify() {
     const MIB: usize = 1024 * 1024;
-    let service = WebhookLayer::new(secret())
+    let service = Webhooks::new(secret())
         .max_body(4 * MIB)
         .layer(router(&Crm::default()));
     let text = "🙂".repeat(3 * MIB / 4);

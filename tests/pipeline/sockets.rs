@@ -17,7 +17,7 @@ use tower_webhook::idempotency::Idempotency;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
-use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
 use crate::support::delivery::{BODY, secret};
 use crate::support::eventually;
@@ -86,10 +86,10 @@ async fn thousand_deliveries(server: Server) {
 
     // One half is answered at once when the key is in flight, the other half waits.
     let gated = Gated::shut();
-    let layer = WebhookLayer::with_store(secret(), MokaStore::new())
-        .handler_timeout(Duration::from_secs(120))
-        .unwrap();
-    let waits = |wait| layer.clone().in_flight_wait(wait).unwrap();
+    let layer = Webhooks::new(secret())
+        .store(MokaStore::new())
+        .handler_timeout(Duration::from_secs(120));
+    let waits = |wait| layer.clone().in_flight_wait(wait);
     let hasty = waits(Duration::ZERO).layer(gated.router());
     let patient = waits(Duration::from_secs(50)).layer(gated.router());
     let addresses = [server.serve(hasty).await, server.serve(patient).await];
@@ -178,7 +178,9 @@ type Watch = Watched<Signature<Idempotency<EventRouter, TestStore>>>;
 /// A receiver whose requests in progress and whose calls to the store are counted.
 fn watched(gated: &Gated, body_timeout: Duration) -> (Watch, TestStore) {
     let store = TestStore::default();
-    let layer = WebhookLayer::with_store(secret(), store.clone()).body_timeout(body_timeout);
+    let layer = Webhooks::new(secret())
+        .store(store.clone())
+        .body_timeout(body_timeout);
     (Watched::new(layer.layer(gated.router())), store)
 }
 

@@ -17,7 +17,7 @@ use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Silence};
-use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, WebhookLayer};
+use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, Webhooks};
 use tracing::Level;
 
 use crate::support::delivery::{
@@ -45,7 +45,7 @@ async fn each_delivery_and_its_attempt_are_observed() {
         Step::Hang,
         Step::Panic,
     ];
-    let service = WebhookLayer::new(secret())
+    let service = Webhooks::new(secret())
         .observer(notes.clone())
         .layer(router(steps).reject_unhandled());
     let keyed = |key| delivery(BODY).key(key);
@@ -98,7 +98,7 @@ async fn each_delivery_and_its_attempt_are_observed() {
 #[tokio::test]
 async fn refusals_are_observed_also_before_verification() {
     let notes = Notes::default();
-    let service = WebhookLayer::new(secret())
+    let service = Webhooks::new(secret())
         .require_key()
         .observer(notes.clone())
         .layer(router([]));
@@ -150,7 +150,7 @@ async fn refusals_are_observed_also_before_verification() {
 #[tokio::test(start_paused = true)]
 async fn bodies_that_do_not_arrive_are_observed() {
     let notes = Notes::default();
-    let layer = || WebhookLayer::new(secret()).observer(notes.clone());
+    let layer = || Webhooks::new(secret()).observer(notes.clone());
     let service = layer().layer(router([]));
     let (_waits, slow) = Channel::<Bytes, Infallible>::new(1);
     send(&service, delivery(BODY).map(|_| slow)).await;
@@ -159,7 +159,7 @@ async fn bodies_that_do_not_arrive_are_observed() {
     send(&service, delivery(BODY).map(|_| broken)).await;
     let full = layer().max_buffered(1).layer(router([]));
     send(&full, delivery(" ".repeat(100_000))).await;
-    let unsigned = WebhookLayer::dangerously_unsigned().observer(notes.clone());
+    let unsigned = Webhooks::dangerously_unsigned().observer(notes.clone());
     let unsigned = unsigned.layer(router([]));
     send(&unsigned, delivery(BODY).without(SIGNATURE)).await;
     let seen = notes.take_ends();
@@ -180,7 +180,7 @@ async fn bodies_that_do_not_arrive_are_observed() {
 #[tokio::test(start_paused = true)]
 async fn a_client_that_gives_up_is_observed_and_its_attempt_too() {
     let notes = Notes::default();
-    let layer = WebhookLayer::new(secret()).observer(notes.clone());
+    let layer = Webhooks::new(secret()).observer(notes.clone());
     let mut service = layer.layer(router([Step::SucceedAfter(SECOND)]));
     {
         let mut answer = pin!(service.call(delivery(BODY).key("a")));
@@ -204,7 +204,8 @@ async fn a_client_that_gives_up_is_observed_and_its_attempt_too() {
 async fn calls_of_the_store_are_observed_with_their_errors() {
     let notes = Notes::default();
     let store = TestStore::<true>::default();
-    let service = WebhookLayer::with_store(secret(), store.clone())
+    let service = Webhooks::new(secret())
+        .store(store.clone())
         .observer(notes.clone())
         .layer(router([
             Step::Succeed,
@@ -261,9 +262,7 @@ async fn an_observer_that_panics_disturbs_nothing() {
         }
     }
     let log = Log::capture(Level::ERROR);
-    let service = WebhookLayer::new(secret())
-        .observer(Panics)
-        .layer(router([]));
+    let service = Webhooks::new(secret()).observer(Panics).layer(router([]));
     send(&service, delivery(BODY).key("a")).await.assert_ok();
     send(&service, delivery(BODY).key("a"))
         .await
@@ -473,7 +472,8 @@ fn listening(
     Response = http::Response<impl http_body::Body<Data = Bytes, Error: std::fmt::Debug>>,
     Error = std::convert::Infallible,
 > + Clone {
-    WebhookLayer::with_store(secret(), MokaStore::new())
+    Webhooks::new(secret())
+        .store(MokaStore::new())
         .observer(silence.clone())
         .layer(EventRouter::new())
 }
@@ -564,7 +564,7 @@ async fn chats_that_are_closed_and_never_rated_are_noticed() {
 async fn recent_problems_are_kept_once_each_and_bounded() {
     let recent = Recent::new();
     let steps = [Step::Fail, Step::Fail, Step::Discard, Step::Hang];
-    let service = WebhookLayer::new(secret())
+    let service = Webhooks::new(secret())
         .observer(recent.clone())
         .layer(router(steps).reject_unhandled());
     for key in ["a", "b", "c", "d", "e"] {
@@ -606,7 +606,7 @@ async fn recent_problems_are_kept_once_each_and_bounded() {
 async fn events_are_counted_by_the_minute() {
     let recent = Recent::new();
     let steps = [Step::Succeed, Step::Fail, Step::Succeed, Step::Succeed];
-    let service = WebhookLayer::new(secret())
+    let service = Webhooks::new(secret())
         .observer(recent.clone())
         .layer(router(steps));
     for (key, pause) in [

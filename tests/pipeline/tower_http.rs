@@ -30,7 +30,7 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::{Refusal, SignatureError};
 use tower_webhook::store::KeyState;
 use tower_webhook::{
-    Decision, Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer,
+    Decision, Delivery, EventRouter, IdempotencyLayer, SignatureLayer, WebhookLayer, Webhooks,
 };
 use tracing::Level;
 
@@ -268,7 +268,7 @@ async fn timeout_inside_drops_the_handler_and_has_no_outcome() {
 
     // The setter answers by its row of the table, and logs an error.
     log.clear();
-    let layer = WebhookLayer::new(secret()).handler_timeout(5 * SECOND);
+    let layer = Webhooks::new(secret()).handler_timeout(5 * SECOND);
     let service = layer.unwrap().layer(events(&Crm::new([Step::Hang])));
     let (answered, decision) = decided(&service, delivery_of("a")).await;
     answered.assert_problem(503, "handler-timeout");
@@ -300,7 +300,7 @@ async fn body_limit_outside_refuses_without_a_decision() {
     assert_eq!(name(&decision), Some("malformed-body"));
     assert_eq!(outcomes(&log)[0]["reason"], "length limit exceeded");
 
-    let service = WebhookLayer::new(secret()).max_body(9);
+    let service = Webhooks::new(secret()).max_body(9);
     let service = service.layer(events(&Crm::default()));
     let declared = delivery(BODY).with("content-length", BODY.len().to_string());
     for request in [declared, delivery(BODY)] {
@@ -347,7 +347,7 @@ async fn default_body_limit_of_axum_does_not_bind_a_delivery() {
     let app = Router::new()
         .route("/delivery", post(async |_: Delivery<ChatRated>| ()))
         .route("/bytes", post(async |_: Bytes| ()))
-        .route_layer(WebhookLayer::new(secret()).max_body(4 * 1024 * 1024));
+        .route_layer(Webhooks::new(secret()).max_body(4 * 1024 * 1024));
 
     send(&app, request("/delivery")).await.assert_ok_status();
     assert_eq!(send(&app, request("/bytes")).await.status, 413);

@@ -27,7 +27,7 @@ const MARKED: &str = r#"{"to":"marker-of-the-payload"}"#;
 
 /// A receiver, and the delivery that it is about to get.
 struct Setup {
-    layer: WebhookLayer<TestStore>,
+    layer: Webhooks<IdempotencyLayer<TestStore>>,
     router: EventRouter,
     store: TestStore,
     crm: Crm,
@@ -49,7 +49,7 @@ fn setup(steps: &[Step]) -> Setup {
     let store = TestStore::default();
     let crm = Crm::new(steps.iter().copied());
     Setup {
-        layer: WebhookLayer::with_store(secret(), store.clone()),
+        layer: Webhooks::new(secret()).store(store.clone()),
         router: EventRouter::new().on::<ChatRated>(crm.clone()),
         store,
         crm,
@@ -66,7 +66,9 @@ impl Setup {
 
     fn layer(
         mut self,
-        change: impl FnOnce(WebhookLayer<TestStore>) -> WebhookLayer<TestStore>,
+        change: impl FnOnce(
+            Webhooks<IdempotencyLayer<TestStore>>,
+        ) -> Webhooks<IdempotencyLayer<TestStore>>,
     ) -> Self {
         self.layer = change(self.layer);
         self
@@ -144,13 +146,13 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
         ("unsupported-media-type", WARN, setup(&[]).request(|it| it.with(CONTENT_TYPE, MARKER))),
         ("invalid-event-header", WARN, setup(&[]).request(|it| it.with(EVENT, format!("{MARKER} {MARKER}")))),
         ("conflicting-keys", WARN, setup(&[]).request(|it| it.and(KEY, MARKER))),
-        ("missing-key", WARN, setup(&[]).layer(WebhookLayer::require_key).request(|it| it.without(KEY))),
+        ("missing-key", WARN, setup(&[]).layer(Webhooks::require_key).request(|it| it.without(KEY))),
         ("store-unavailable", WARN, setup(&[]).fails(Operation::Claim)),
         ("replayed", None, setup(&[]).before(Before::Delivered(boxed(delivery(MARKED).key("a"))))),
         ("replayed", None, setup(&[]).before(Before::Delivered(other_body()))),
         ("in-flight", WARN, setup(&[Step::SucceedAfter(9 * SECOND)]).before(Before::Running(other_body()))),
-        ("body-changed", WARN, setup(&[]).layer(WebhookLayer::reject_changed_bodies).before(Before::Delivered(other_body()))),
-        ("body-replayed", WARN, setup(&[]).layer(WebhookLayer::replay_guard).before(Before::Delivered(boxed(delivery(MARKED).key("b"))))),
+        ("body-changed", WARN, setup(&[]).layer(Webhooks::reject_changed_bodies).before(Before::Delivered(other_body()))),
+        ("body-replayed", WARN, setup(&[]).layer(Webhooks::replay_guard).before(Before::Delivered(boxed(delivery(MARKED).key("b"))))),
         ("ignored", None, setup(&[]).request(|it| it.kind("chat-archived"))),
         ("unhandled", WARN, setup(&[]).router(EventRouter::reject_unhandled).request(|it| it.kind("chat-archived"))),
         undecodable(br#"{"id":"marker-of-the-payload"#),
@@ -171,7 +173,7 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
         ("panicked", ERROR, setup(&[Step::PanicAfterAwait])),
         ("handler-timeout", ERROR, setup(&[Step::Hang])),
         ("lease-lost", ERROR, setup(&[Step::Hang]).fails(Operation::Renew)
-            .layer(|it| it.handler_timeout(90 * SECOND).unwrap())),
+            .layer(|it| it.handler_timeout(90 * SECOND))),
     ]
 }
 

@@ -18,7 +18,7 @@ use tower_webhook::idempotency::Idempotency;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::store::{EventKey, KeyState, Store};
-use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, Webhooks};
 
 use crate::support::delivery::{BODY, deliver, secret};
 use crate::support::eventually;
@@ -107,9 +107,9 @@ impl Load {
                 Ok(())
             }
         });
-        let service = WebhookLayer::with_store(secret(), store)
+        let service = Webhooks::new(secret())
+            .store(store)
             .in_flight_wait(Duration::from_millis(500))
-            .unwrap()
             // What a crash leaves claimed is free again while the test waits for it.
             .lease(Duration::from_secs(3))
             .unwrap()
@@ -374,9 +374,9 @@ async fn receive(url: &str) {
         }
     });
     // On a slow machine the store is slow, and yet there.
-    let service = WebhookLayer::with_store(secret(), store)
+    let service = Webhooks::new(secret())
+        .store(store)
         .store_timeout(Duration::from_secs(60))
-        .unwrap()
         .layer(events);
     say(Server::Hyper.serve(service).await);
     // Until the test that started it ends.

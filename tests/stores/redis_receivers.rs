@@ -18,7 +18,7 @@ use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::redis::RedisStore;
 use tower_webhook::store::{EventKey, KeyState, Store};
-use tower_webhook::{Delivery, EventRouter, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, WebhookLayer, Webhooks};
 
 use crate::support::delivery::{Answered, BODY, deliver, secret};
 use crate::support::eventually;
@@ -34,11 +34,10 @@ async fn connect(server: &RedisServer) -> RedisStore {
 
 /// A receiver that does not let duplicates wait, so that a lease may be this short.
 fn layer(store: RedisStore, lease: Duration) -> WebhookLayer<RedisStore> {
-    WebhookLayer::with_store(secret(), store)
+    Webhooks::new(secret())
+        .store(store)
         .in_flight_wait(Duration::ZERO)
-        .unwrap()
         .lease(lease)
-        .unwrap()
 }
 
 async fn is_done(store: &RedisStore, key: &str) -> bool {

@@ -18,6 +18,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
+use tower::Layer;
+use tower_webhook::idempotency::{Idempotency, Runs};
+use tower_webhook::signature::Signature;
+use tower_webhook::store::Store;
+use tower_webhook::{IdempotencyLayer, WebhookLayer, Webhooks};
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -33,5 +38,38 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) -> impl Future<Ou
             assert!(Instant::now() < give_up, "never: {what} ({caller})");
             sleep(Duration::from_millis(5)).await;
         }
+    }
+}
+
+/// A builder with valid settings is used like the layer that it builds.
+pub(crate) trait Ready {
+    type Store: Store + Clone;
+
+    fn ready(&self) -> WebhookLayer<Self::Store>;
+
+    fn layer<S>(&self, inner: S) -> Signature<Idempotency<S, Self::Store>> {
+        self.ready().layer(inner)
+    }
+
+    fn runs(&self) -> Runs {
+        self.ready().runs()
+    }
+}
+
+impl<St: Store + Clone> Ready for Webhooks<IdempotencyLayer<St>> {
+    type Store = St;
+
+    fn ready(&self) -> WebhookLayer<St> {
+        self.clone().into_layer().unwrap().0
+    }
+}
+
+/// Each layer has a store of its own.
+#[cfg(feature = "moka")]
+impl Ready for Webhooks {
+    type Store = tower_webhook::memory::MokaStore;
+
+    fn ready(&self) -> WebhookLayer<Self::Store> {
+        self.clone().into_layer().unwrap().0
     }
 }

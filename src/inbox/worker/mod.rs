@@ -10,6 +10,8 @@ use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+#[cfg(feature = "metrics")]
+use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::task::AbortHandle;
@@ -31,6 +33,8 @@ use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::execution::{Clocks, DrainTimeout};
 use crate::outcome::Outcome;
+#[cfg(feature = "metrics")]
+use crate::store::StoreError;
 
 /// Takes events from an inbox, and handles them. It is made by [`Inbox::worker`], and started by
 /// [`spawn`](Self::spawn).
@@ -59,7 +63,7 @@ use crate::outcome::Outcome;
 /// ```
 #[must_use = "a worker does nothing until it is spawned"]
 pub struct Worker<Q, S> {
-    inbox: Inbox<Q>,
+    pub(crate) inbox: Inbox<Q>,
     service: S,
     rules: Rules,
 }
@@ -130,8 +134,7 @@ impl<Q: Queue, S> Worker<Q, S> {
     /// When it is shorter than 100 milliseconds, or not shorter than
     /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds.
     pub fn lease(mut self, lease: Duration) -> Result<Self, ConfigError> {
-        let limits = &mut self.inbox.settings.limits;
-        limits.change(|limits| limits.lease = Some(lease))?;
+        self.inbox = self.inbox.change(|given| given.lease = Some(lease))?;
         Ok(self)
     }
 
@@ -142,8 +145,9 @@ impl<Q: Queue, S> Worker<Q, S> {
     ///
     /// When it is zero.
     pub fn handler_timeout(mut self, limit: Duration) -> Result<Self, ConfigError> {
-        let limits = &mut self.inbox.settings.limits;
-        limits.change(|limits| limits.handler_timeout = limit)?;
+        self.inbox = self
+            .inbox
+            .change(|given| given.handler_timeout = Some(limit))?;
         Ok(self)
     }
 
@@ -170,6 +174,15 @@ impl<Q: Queue, S> Worker<Q, S> {
     pub fn poll_every(mut self, interval: Duration) -> Self {
         self.rules.poll_every = interval.max(Duration::from_millis(1));
         self
+    }
+
+    /// Returns the same worker with another service.
+    pub(crate) fn with_service<T>(self, service: T) -> Worker<Q, T> {
+        Worker {
+            inbox: self.inbox,
+            service,
+            rules: self.rules,
+        }
     }
 }
 
@@ -316,6 +329,8 @@ trait Control: Send + Sync {
     fn stop(&self, stop: Stop);
     fn permits(&self) -> (&Arc<Semaphore>, u32);
     fn store_timeout(&self) -> Duration;
+    #[cfg(feature = "metrics")]
+    fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>>;
 }
 
 impl<Q: Queue> Control for Pool<Q> {
@@ -334,6 +349,15 @@ impl<Q: Queue> Control for Pool<Q> {
 
     fn store_timeout(&self) -> Duration {
         self.settings.limits.store_timeout
+    }
+
+    #[cfg(feature = "metrics")]
+    fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inbox = Inbox {
+            shared: Arc::clone(&self.shared),
+            settings: self.settings.clone(),
+        };
+        Box::pin(async move { inbox.record_metrics().await })
     }
 }
 
@@ -377,6 +401,15 @@ impl WorkerHandle {
         };
         self.end();
         ended
+    }
+
+    /// Records the metrics of the worker's inbox.
+    #[cfg(feature = "metrics")]
+    pub(crate) async fn record_metrics(&self) -> Result<(), StoreError> {
+        match &self.inner {
+            Some(inner) => inner.control.record_metrics().await,
+            None => Ok(()),
+        }
     }
 
     fn end(&mut self) {

@@ -1,0 +1,18 @@
+//! The one builder, and what it starts.
+//!
+//! - [`Webhooks`] takes every setting once, and a store or an inbox. It checks them together when it is started.
+//! - [`WebhookLayer`] is both layers in one, for a service that axum wraps (`Router::route_layer`).
+//! - [`Running`] is what still runs when the server has stopped: detached runs, or the worker of an inbox.
+//! - [`shutdown`] waits for SIGTERM or Ctrl-C.
+
+mod builder;
+mod layer;
+mod running;
+#[cfg(feature = "signal")]
+mod signal;
+
+pub use self::builder::Webhooks;
+pub use self::layer::WebhookLayer;
+pub use self::running::Running;
+#[cfg(feature = "signal")]
+pub use self::signal::shutdown;
