@@ -7,7 +7,7 @@ use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use tracing::{Instrument, Span};
 
 use super::clock::Clocks;
 use super::lease::Leases;
+use super::lock::lock;
 use crate::error::Chain;
 use crate::store::{Lease, SettleError, Store};
 
@@ -344,8 +345,4 @@ impl<St> Drop for LostAtEnd<St> {
             run.wake();
         }
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,7 +5,7 @@ use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -19,10 +19,12 @@ use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument;
 
+use super::backlog::Due;
 use super::event::{Lane, NewEvent};
+use super::handle::{Inbox, Settings, Shared};
+use super::headers;
 use super::queue::{Accepted, Queue};
-use super::worker::Room;
-use super::{Inbox, Settings, Shared, headers};
+use super::workers::Room;
 use crate::answer::{Answer, ResponseBody, Row, insert_retry_after, row};
 use crate::deadline::Deadline;
 use crate::delivery::RawDelivery;
@@ -40,9 +42,13 @@ pub struct Accept<Q> {
     inbox: Inbox<Q>,
 }
 
-impl<Q> Accept<Q> {
-    pub(super) fn new(inbox: Inbox<Q>) -> Self {
-        Self { inbox }
+impl<Q: Queue> Inbox<Q> {
+    /// Returns the service that accepts verified deliveries. It is the inner service of a
+    /// [`SignatureLayer`](crate::SignatureLayer).
+    pub fn accept(&self) -> Accept<Q> {
+        Accept {
+            inbox: self.clone(),
+        }
     }
 }
 
@@ -266,29 +272,6 @@ fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
     }
 }
 
-/// The last known size of the queue.
-#[derive(Debug, Default)]
-pub(super) struct Backlog {
-    seen: Mutex<Seen>,
-}
-
-#[derive(Debug, Default)]
-struct Seen {
-    bytes: u64,
-    /// When it was asked for last.
-    at: Option<Instant>,
-    is_asking: bool,
-    has_warned: bool,
-}
-
-/// How long a size counts as current.
-const FRESH: Duration = Duration::from_secs(1);
-
-/// The percentages of the limit from which a warning is logged (`WARN`), and below which another one may follow
-/// (`CALM`).
-const CALM: u64 = 70;
-const WARN: u64 = 80;
-
 impl<Q: Queue> Shared<Q> {
     /// Refuses a delivery if the queue has reached its limit.
     async fn check_backlog(self: &Arc<Self>, settings: &Settings) -> Result<(), Refusal> {
@@ -300,7 +283,7 @@ impl<Q: Queue> Shared<Q> {
             // No delivery waits for it.
             Due::Again => drop(tokio::spawn(Asking(Arc::clone(self)).ask(limit, time))),
         }
-        if self.backlog.lock().bytes < limit {
+        if self.backlog.bytes() < limit {
             return Ok(());
         }
         Err(Refusal::BacklogFull {
@@ -325,51 +308,7 @@ impl<Q: Queue> Asking<Q> {
 
 impl<Q> Drop for Asking<Q> {
     fn drop(&mut self) {
-        self.0.backlog.lock().is_asking = false;
-    }
-}
-
-/// Whether the caller has to ask for the size of the queue.
-enum Due {
-    No,
-    First,
-    Again,
-}
-
-impl Backlog {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn is_due(&self) -> Due {
-        let now = Instant::now();
-        let mut seen = self.lock();
-        let is_fresh = |at| now.saturating_duration_since(at) < FRESH;
-        if seen.is_asking || seen.at.is_some_and(is_fresh) {
-            return Due::No;
-        }
-        seen.is_asking = true;
-        match seen.at.replace(now) {
-            None => Due::First,
-            Some(_) => Due::Again,
-        }
-    }
-
-    fn see(&self, bytes: u64, limit: u64) {
-        let percent = bytes.saturating_mul(100) / limit.max(1);
-        let mut seen = self.lock();
-        seen.bytes = bytes;
-        let warns = percent >= WARN && !seen.has_warned;
-        seen.has_warned = percent >= CALM && (warns || seen.has_warned);
-        drop(seen);
-        if warns {
-            tracing::warn!(
-                bytes,
-                limit,
-                "the inbox is nearly full: above its limit, deliveries are answered with 503; find out why its events \
-                 are not handled, or raise `backlog_limit`"
-            );
-        }
+        self.0.backlog.asked();
     }
 }
 

@@ -1,6 +1,6 @@
 //! The metrics of an inbox that no observation changes.
 
-use super::Inbox;
+use super::handle::Inbox;
 use super::queue::Queue;
 use super::records::KindStats;
 use crate::store::StoreError;

@@ -5,15 +5,12 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
-use std::time::Duration;
 
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 use super::super::event::{EventId, EventLease};
-use super::super::queue::Queue;
-use super::{Pool, lock};
-use crate::error::Chain;
+use crate::execution::lock;
 use crate::outcome::Outcome;
 use crate::store::Fence;
 
@@ -28,8 +25,9 @@ pub(super) struct HeldLeases {
     is_interrupted: AtomicBool,
 }
 
-struct Shared {
-    lease: EventLease,
+/// A lease, shared by its attempt and the task that extends it.
+pub(super) struct Shared {
+    pub(super) lease: EventLease,
     state: Mutex<State>,
 }
 
@@ -84,8 +82,32 @@ impl HeldLeases {
         self.check.notify_one();
     }
 
+    /// Waits until there is a lease to extend.
+    pub(super) async fn any(&self) {
+        if lock(&self.all).is_empty() {
+            self.any.notified().await;
+        }
+    }
+
+    /// Waits until the queue must be asked which leases are still held.
+    pub(super) async fn checked(&self) {
+        self.check.notified().await;
+    }
+
+    /// Returns the leases that expire at this time at the latest, of attempts that still hold theirs. With `None`, all of
+    /// them.
+    pub(super) fn due(&self, until: Option<Instant>) -> Vec<Arc<Shared>> {
+        let all = lock(&self.all);
+        let due = all.values().filter(|held| {
+            let state = lock(&held.state);
+            let is_due = until.is_none_or(|until| state.valid_until <= until);
+            !matches!(state.end, Some(Outcome::LeaseLost)) && is_due
+        });
+        due.cloned().collect()
+    }
+
     /// Ends the attempts whose leases have expired.
-    fn expire(&self, now: Instant) {
+    pub(super) fn expire(&self, now: Instant) {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for held in all {
             if lock(&held.state).valid_until <= now {
@@ -95,7 +117,7 @@ impl HeldLeases {
     }
 
     /// The first time at which a lease expires, of those whose attempts go on.
-    fn first_expiry(&self) -> Option<Instant> {
+    pub(super) fn first_expiry(&self) -> Option<Instant> {
         let all = lock(&self.all);
         let going = all.values().filter_map(|held| {
             let state = lock(&held.state);
@@ -115,7 +137,11 @@ impl HeldLeases {
 }
 
 impl Shared {
-    fn end(&self, end: Outcome) {
+    pub(super) fn extended(&self, valid_until: Instant) {
+        lock(&self.state).valid_until = valid_until;
+    }
+
+    pub(super) fn end(&self, end: Outcome) {
         let mut state = lock(&self.state);
         state.end.get_or_insert(end);
         let waker = state.waker.take();
@@ -171,77 +197,5 @@ impl HeldLease<'_> {
 impl Drop for HeldLease<'_> {
     fn drop(&mut self) {
         lock(&self.of.all).remove(&self.shared.lease.fence);
-    }
-}
-
-/// The task that extends the leases of a worker whenever a third of them has passed.
-pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
-    let lease = pool.settings.limits.lease();
-    let mut has_failed = false;
-    loop {
-        if lock(&pool.leases.all).is_empty() {
-            pool.leases.any.notified().await;
-        }
-        let pause = if has_failed { lease / 10 } else { lease / 3 };
-        let next = Instant::now() + pause;
-        let next = pool.leases.first_expiry().map_or(next, |at| at.min(next));
-        let is_check = tokio::select! {
-            () = sleep_until(next) => false,
-            () = pool.leases.check.notified() => true,
-        };
-        has_failed = extend_all(&pool, lease, is_check, has_failed).await;
-    }
-}
-
-/// Extends the leases that have no more than two thirds of their time left, or all of them, and ends the attempts whose
-/// leases are lost. Returns whether that failed.
-async fn extend_all<Q: Queue>(
-    pool: &Pool<Q>,
-    lease: Duration,
-    is_check: bool,
-    had_failed: bool,
-) -> bool {
-    let asked = Instant::now();
-    pool.leases.expire(asked);
-    let due: Vec<_> = lock(&pool.leases.all)
-        .values()
-        .filter(|held| {
-            let state = lock(&held.state);
-            let is_due = is_check || state.valid_until <= asked + lease * 2 / 3;
-            !matches!(state.end, Some(Outcome::LeaseLost)) && is_due
-        })
-        .cloned()
-        .collect();
-    if due.is_empty() {
-        return false;
-    }
-    let leases: Vec<_> = due.iter().map(|held| held.lease).collect();
-    let mut limit = asked + pool.settings.limits.store_timeout;
-    if let Some(expiry) = pool.leases.first_expiry() {
-        limit = limit.min(expiry);
-    }
-    let limit = limit.saturating_duration_since(Instant::now());
-    let extend = pool.shared.queue.extend(&leases, lease);
-    match pool.settings.call_within(limit, "extend", extend).await {
-        Ok(extended) => {
-            for (held, is_held) in due.iter().zip(extended) {
-                match is_held {
-                    true => lock(&held.state).valid_until = asked + lease,
-                    false => held.end(Outcome::LeaseLost),
-                }
-            }
-            false
-        }
-        Err(error) => {
-            if !had_failed {
-                tracing::warn!(
-                    reason = %Chain(&error),
-                    attempts = due.len(),
-                    "the leases of attempts in progress could not be renewed; renewal is retried until they expire"
-                );
-            }
-            pool.leases.expire(Instant::now());
-            true
-        }
     }
 }

@@ -1,7 +1,9 @@
 //! The worker: takes events from the queue, and runs their handlers.
 
 mod attempt;
+mod extension;
 mod leases;
+mod pool;
 mod producer;
 mod registry;
 
@@ -19,14 +21,14 @@ use tokio::time::{sleep, timeout};
 use tower_service::Service;
 
 use self::leases::HeldLeases;
-use self::producer::Plan;
-pub(super) use self::registry::{Room, Workers};
+use self::pool::{Plan, Pool, Stop};
 use super::event::{Kinds, Take};
+use super::handle::Inbox;
 use super::queue::Queue;
 use super::retry::Retry;
 use super::rules::{OnFailure, Rules};
 use super::trip::Trips;
-use super::{Inbox, Settings, Shared};
+use super::workers::Place;
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
@@ -68,8 +70,16 @@ pub struct Worker<Q, S> {
     rules: Rules,
 }
 
+impl<Q: Queue> Inbox<Q> {
+    /// Returns a worker that handles events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
+    /// [`RawDelivery`] whose response is an [`Outcome`](crate::Outcome).
+    pub fn worker<S>(&self, service: S) -> Worker<Q, S> {
+        Worker::new(self.clone(), service)
+    }
+}
+
 impl<Q: Queue, S> Worker<Q, S> {
-    pub(super) fn new(inbox: Inbox<Q>, service: S) -> Self {
+    fn new(inbox: Inbox<Q>, service: S) -> Self {
         Self {
             inbox,
             service,
@@ -229,11 +239,11 @@ where
         });
         let lease = pool.settings.limits.lease();
         pool.clocks.keep_running(&Handle::current(), lease);
-        let place = pool.shared.workers.register(&pool, &service);
+        let place = registry::register(&pool, &service);
         // Not aborted, but stopped: what it takes meanwhile is released.
         tokio::spawn(producer::produce(Arc::clone(&pool), service));
         let tasks = vec![
-            tokio::spawn(leases::extend(Arc::clone(&pool))).abort_handle(),
+            tokio::spawn(extension::extend(Arc::clone(&pool))).abort_handle(),
             tokio::spawn(producer::purge(Arc::clone(&pool))).abort_handle(),
         ];
         WorkerHandle {
@@ -262,55 +272,6 @@ const MOST: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
     u32::MAX as usize
 };
 
-/// Whether a worker stops.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stop {
-    No,
-    /// It takes no events, and ends the attempts in progress.
-    Draining,
-    /// The attempts in progress are interrupted.
-    Now,
-}
-
-/// The state of a worker.
-struct Pool<Q> {
-    shared: Arc<Shared<Q>>,
-    settings: Settings,
-    rules: Rules,
-    /// The kinds to take now, without those that are tripped.
-    take: Mutex<Arc<Take>>,
-    trips: Mutex<Trips>,
-    has_trips: std::sync::atomic::AtomicBool,
-    permits: Arc<Semaphore>,
-    /// Whether this process has accepted an event for the worker since the last claim.
-    accepts: std::sync::atomic::AtomicBool,
-    /// When the queue is asked for events next.
-    plan: Mutex<Plan>,
-    wake: Notify,
-    /// The number of events in progress that have crashed before.
-    suspects: Mutex<usize>,
-    leases: HeldLeases,
-    /// Keeps the timers of the runtime in time beside handlers that block.
-    clocks: Clocks,
-    stop: watch::Sender<Stop>,
-}
-
-impl<Q> Pool<Q> {
-    fn take(&self) -> Arc<Take> {
-        Arc::clone(&lock(&self.take))
-    }
-
-    fn stops(&self) -> bool {
-        *self.stop.borrow() != Stop::No
-    }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-}
-
 /// A running worker. Dropping it stops the worker, and interrupts its attempts as a drain does at its deadline.
 #[derive(Debug)]
 #[must_use = "dropping it stops the worker"]
@@ -320,7 +281,7 @@ pub struct WorkerHandle {
 
 struct Inner {
     control: Arc<dyn Control>,
-    place: registry::Place,
+    place: Place,
     tasks: Vec<AbortHandle>,
 }
 

@@ -11,60 +11,19 @@ use tower_service::Service;
 use super::super::event::{Kinds, Take};
 use super::super::queue::{Claims, Queue};
 use super::attempt::{Attempt, run};
-use super::{Pool, lock};
+use super::pool::{Pool, Stop};
 use crate::delivery::RawDelivery;
 use crate::error::{BoxError, Chain};
 use crate::event::EventKind;
+use crate::execution::lock;
 use crate::outcome::Outcome;
 use crate::store::StoreError;
-
-/// When the queue is asked for events. `None` when nothing is known to become due.
-#[derive(Default)]
-pub(super) struct Plan(Option<Instant>);
 
 /// The maximum number of events that are taken at once.
 const BATCH: usize = 64;
 
 /// The longest pause after a failure of the queue.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-
-impl<Q> Pool<Q> {
-    pub(super) fn ask_now(&self) {
-        self.ask_at(Instant::now());
-    }
-
-    /// Plans to ask the queue at this time at the latest.
-    pub(super) fn ask_at(&self, at: Instant) {
-        let mut plan = lock(&self.plan);
-        if plan.0.is_none_or(|planned| at < planned) {
-            plan.0 = Some(at);
-            drop(plan);
-            self.wake.notify_one();
-        }
-    }
-
-    fn next_ask(&self) -> Option<Instant> {
-        let planned = lock(&self.plan).0;
-        let probe = match self.has_trips.load(Ordering::Relaxed) {
-            true => lock(&self.trips).next_probe(),
-            false => None,
-        };
-        planned.into_iter().chain(probe).min()
-    }
-
-    /// Sets the kinds to take, after one was tripped or resumed.
-    pub(super) fn apply_trips(&self) {
-        let trips = lock(&self.trips);
-        self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
-        let take = Take {
-            lease: self.settings.limits.lease(),
-            kinds: self.rules.kinds.clone().except(trips.tripped()),
-        };
-        *lock(&self.take) = Arc::new(take);
-        drop(trips);
-        self.ask_now();
-    }
-}
 
 /// The task that takes events.
 pub(super) async fn produce<Q, S>(pool: Arc<Pool<Q>>, service: S)
@@ -112,7 +71,7 @@ where
 
 async fn stopped<Q>(pool: &Pool<Q>) {
     let mut stop = pool.stop.subscribe();
-    let _ = stop.wait_for(|stop| *stop != super::Stop::No).await;
+    let _ = stop.wait_for(|stop| *stop != Stop::No).await;
 }
 
 /// Waits for room for one event, and takes room for more of them if there is. If this process accepts events, they need
@@ -175,7 +134,7 @@ where
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
-    lock(&pool.plan).0 = None;
+    pool.forget_plan();
     let asked = Instant::now();
     let claims = pool.claim(&pool.take(), permits.len()).await?;
     for (event, permit) in claims.events.into_iter().zip(permits) {

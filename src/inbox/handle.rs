@@ -1,0 +1,559 @@
+//! The handle on an inbox: its settings, and what a person asks of its events.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::HeaderName;
+use tokio::time::{sleep, timeout};
+
+use super::backlog::Backlog;
+use super::event::{EventId, EventState};
+use super::headers;
+use super::lane::LaneOf;
+use super::queue::Queue;
+use super::records::{BlockedLane, Change, EventRecord, Filter, Listed, Page, Stats, forget_all};
+use super::workers::Workers;
+use crate::config::ConfigError;
+use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::event::{EventKind, SenderPolicy};
+use crate::execution::{Defaults, Given, Limits};
+use crate::store::{EventKey, StoreError};
+use crate::telemetry::{CallTarget, Observer, Observers};
+
+/// Accepts events into a [`Queue`], and lists and changes them.
+///
+/// Clones share the queue and the workers. A setter changes only the clone on which it is called, and the services and
+/// workers that this clone makes later.
+///
+/// The defaults of the setters are also in the [table of limits](crate::docs::guarantees#limits).
+#[must_use]
+pub struct Inbox<Q> {
+    pub(super) shared: Arc<Shared<Q>>,
+    pub(crate) settings: Settings,
+}
+
+pub(super) struct Shared<Q> {
+    pub(super) queue: Q,
+    pub(super) workers: Workers,
+    pub(super) backlog: Backlog,
+    #[cfg(feature = "metrics")]
+    pub(super) gauges: crate::telemetry::Gauges,
+}
+
+#[derive(Clone)]
+pub(crate) struct Settings {
+    pub(crate) limits: Limits,
+    pub(super) keep_bodies: Duration,
+    pub(super) backlog_limit: u64,
+    pub(crate) reject_changed_bodies: bool,
+    pub(crate) replay_guard: bool,
+    pub(super) lane_of: LaneOf,
+    pub(super) keep_headers: Arc<[HeaderName]>,
+    pub(crate) observers: Observers,
+}
+
+impl Settings {
+    /// Calls the queue.
+    pub(super) async fn call<T>(
+        &self,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let observed = self.observers.begin(CallTarget::Queue, operation);
+        let result = call.await;
+        observed.end(&result);
+        result
+    }
+
+    /// Calls the queue within a time limit.
+    pub(super) async fn call_within<T>(
+        &self,
+        limit: Duration,
+        operation: &'static str,
+        call: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        self.call(operation, async {
+            let result = timeout(limit, call).await;
+            result.unwrap_or_else(|_| Err(StoreError::timed_out()))
+        })
+        .await
+    }
+}
+
+impl<Q: Queue> Inbox<Q> {
+    /// Creates an inbox on a queue.
+    pub fn new(queue: Q) -> Self {
+        let defaults = Defaults {
+            store_timeout: Duration::from_secs(2),
+            in_flight_wait: Duration::ZERO,
+            lease: Some(|_| Duration::from_secs(30)),
+        };
+        Self {
+            shared: Arc::new(Shared {
+                queue,
+                workers: Workers::default(),
+                backlog: Backlog::default(),
+                #[cfg(feature = "metrics")]
+                gauges: crate::telemetry::Gauges::default(),
+            }),
+            settings: Settings {
+                limits: Limits::new(defaults),
+                keep_bodies: Duration::from_secs(24 * 60 * 60),
+                backlog_limit: 10 << 30,
+                reject_changed_bodies: false,
+                replay_guard: false,
+                lane_of: LaneOf::default(),
+                keep_headers: Arc::new(headers::TRACE),
+                observers: Observers::default(),
+            },
+        }
+    }
+
+    /// Sets the namespace of the keys, an empty string by default.
+    ///
+    /// A queue shares its keys with the store in the same file or schema, if both use the same namespace: an event that
+    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. A namespace separates keys, and
+    /// not events: receivers of different platforms or accounts need a queue each.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// let inbox = Inbox::new(MemoryQueue::new()).namespace("crm");
+    /// ```
+    pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
+        let namespace = namespace.into();
+        let limits = &mut self.settings.limits;
+        limits.set(|given| given.namespace = Some(namespace));
+        self
+    }
+
+    /// Derives the retention and `Retry-After` from the limits of another sender.
+    ///
+    /// ```
+    /// # use tower_webhook::SenderPolicy;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).sender_policy(SenderPolicy::default())?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the lease of attempts, 30 seconds, is not shorter than [`SenderPolicy::retry_every`], or a retention that
+    /// was set before is not longer than [`SenderPolicy::retry_for`].
+    pub fn sender_policy(self, policy: SenderPolicy) -> Result<Self, ConfigError> {
+        self.change(|given| given.sender_policy = Some(policy))
+    }
+
+    /// Sets how long the key of an event is remembered after it was accepted: 8 days by default. The key of an
+    /// unsettled event or dead letter is remembered for longer if necessary, until the event is settled.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).retention(Duration::from_secs(14 * 24 * 60 * 60))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is not longer than [`SenderPolicy::retry_for`], 7 days.
+    pub fn retention(self, retention: Duration) -> Result<Self, ConfigError> {
+        self.change(|given| given.retention = Some(retention))
+    }
+
+    /// Sets how long the body of an event is kept after it was handled or ignored: 24 hours by default. With zero, it
+    /// is deleted within about a minute. An event without its body cannot be redriven. See
+    /// [personal data](crate::docs::inbox#personal-data).
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// let inbox = Inbox::new(MemoryQueue::new()).keep_bodies(Duration::ZERO);
+    /// ```
+    pub fn keep_bodies(mut self, duration: Duration) -> Self {
+        self.settings.keep_bodies = duration;
+        self
+    }
+
+    /// Sets the size of the queue, in bytes, at which deliveries are answered with 503 (`backlog-full`): 10 GiB by
+    /// default. A warning is logged at 80 % of it. Deliveries of events that are already stored are not refused.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// let inbox = Inbox::new(MemoryQueue::new()).backlog_limit(1 << 30);
+    /// ```
+    pub fn backlog_limit(mut self, bytes: u64) -> Self {
+        self.settings.backlog_limit = bytes;
+        self
+    }
+
+    /// Sets the time limit for storing an event: 2 seconds by default. When it has passed, the answer is 503. The event
+    /// may be stored nevertheless; its next delivery is then a duplicate.
+    ///
+    /// The workers of this inbox use the same limit for each renewal of leases.
+    ///
+    /// ```
+    /// # use std::time::Duration;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let inbox = Inbox::new(MemoryQueue::new()).store_timeout(Duration::from_secs(5))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When it is zero.
+    pub fn store_timeout(self, limit: Duration) -> Result<Self, ConfigError> {
+        self.change(|given| given.store_timeout = Some(limit))
+    }
+
+    pub(super) fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
+        self.settings.limits.change(set)?;
+        Ok(self)
+    }
+
+    /// Answers with 422 when a key was accepted before with another body. By default, such a delivery is a duplicate: a
+    /// warning is logged, and only the first body is handled.
+    pub fn reject_changed_bodies(mut self) -> Self {
+        self.settings.reject_changed_bodies = true;
+        self
+    }
+
+    /// Answers with 422 when a body was accepted before under another key, because an attacker may have captured it and
+    /// sent it again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
+    pub fn replay_guard(mut self) -> Self {
+        self.settings.replay_guard = true;
+        self
+    }
+
+    /// Sets a function that returns the id of an event's chat, for kinds that this crate does not know. Without such a
+    /// function, or if it returns `None` or panics, the event has a lane of its own. The function is called before the
+    /// event is stored, so it should be fast.
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// #[derive(serde::Deserialize)]
+    /// struct Ticket {
+    ///     chat_id: Option<String>,
+    /// }
+    ///
+    /// let inbox = Inbox::new(MemoryQueue::new()).chat_by(|delivery| {
+    ///     let ticket: Ticket = delivery.decode().ok()?;
+    ///     ticket.chat_id
+    /// });
+    /// ```
+    pub fn chat_by(
+        mut self,
+        chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
+    ) -> Self {
+        self.settings.lane_of = LaneOf::with(chat);
+        self
+    }
+
+    /// Sets the names of the headers that are kept with an event: by default `traceparent` and `tracestate`, which can
+    /// link an attempt to its request days later. Their values are stored, so do not name a header that holds a secret.
+    /// A value of more than 512 bytes is not kept. The headers are deleted with the body.
+    ///
+    /// A handler reads them with [`RawDelivery::headers`].
+    ///
+    /// ```
+    /// # use http::HeaderName;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// let names = ["traceparent", "tracestate", "x-request-id"].map(HeaderName::from_static);
+    /// let inbox = Inbox::new(MemoryQueue::new()).keep_headers(names);
+    /// ```
+    pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
+        self.settings.keep_headers = names.into_iter().collect();
+        self
+    }
+
+    /// Reports each attempt of the workers, and each call of the queue, to an observer: see
+    /// [`telemetry`](crate::telemetry). The deliveries are reported by
+    /// [`SignatureLayer::observer`](crate::SignatureLayer::observer), which should have the same observer.
+    ///
+    /// ```
+    /// # use tower::Layer;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # use tower_webhook::telemetry::FailureBudget;
+    /// # use tower_webhook::{Secret, SignatureLayer};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let budget = FailureBudget::default();
+    /// let inbox = Inbox::new(MemoryQueue::new()).observer(budget.clone());
+    /// let webhooks = SignatureLayer::new(Secret::new("8c1f…")?)
+    ///     .observer(budget.clone())
+    ///     .layer(inbox.accept());
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn observer(mut self, observer: impl Observer) -> Self {
+        self.settings.observers = Observers::new(observer);
+        self
+    }
+
+    /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
+    /// full is not the last one.
+    ///
+    /// An event is found by its key without a search, if the inbox that accepted it had the same
+    /// [`namespace`](Self::namespace). Then it is the only one on the list: events that another namespace has with this key,
+    /// or that were accepted with it before its retention ended, are left out. A key that is not known is searched for
+    /// among all events.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        let list = async {
+            let event = self.with_key(filter.key.as_ref()).await?.filter(|event| {
+                let failures = event.failures.iter().map(|past| &past.failure);
+                filter.matches(&event.summary) && filter.has_error(failures)
+            });
+            let Some(event) = event else {
+                return self.shared.queue.list(filter, page).await;
+            };
+            let is_listed = page.limit > 0 && page.is_after(event.summary.id);
+            Ok(Listed {
+                events: is_listed.then_some(event.summary).into_iter().collect(),
+                searched: None,
+            })
+        };
+        self.settings.call("list", list).await
+    }
+
+    /// Whether an event with this key is stored.
+    pub(super) async fn has(&self, key: Option<&IdempotencyKey>) -> bool {
+        let limit = self.settings.limits.store_timeout;
+        let event = self.with_key(key);
+        let event = self.settings.call_within(limit, "find", event).await;
+        event.is_ok_and(|event| event.is_some())
+    }
+
+    async fn with_key(
+        &self,
+        key: Option<&IdempotencyKey>,
+    ) -> Result<Option<EventRecord>, StoreError> {
+        let Some(key) = key else {
+            return Ok(None);
+        };
+        let digest = EventKey::new(&self.settings.limits.namespace, key.as_bytes(), b"").key();
+        let Some(id) = self.shared.queue.find(digest).await? else {
+            return Ok(None);
+        };
+        // The event may have been deleted.
+        let event = self.shared.queue.get(id).await?;
+        Ok(event.filter(|event| event.summary.key.as_ref() == Some(key)))
+    }
+
+    /// Returns up to `limit` lanes that wait for an event that has failed: one that is tried again, or a dead letter
+    /// that holds its lane. They are sorted by the numbers of these events, beginning after `after`. With `chat`, only
+    /// the lane of that chat is returned, if it is blocked.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        let lanes = self.shared.queue.blocked_lanes(chat, after, limit);
+        self.settings.call("blocked-lanes", lanes).await
+    }
+
+    /// Returns an event with its body, its headers and its failures, if there is such an event.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        self.settings.call("get", self.shared.queue.get(id)).await
+    }
+
+    /// Tries a dead or settled event again. It does not wait for its lane, and its handler can recognise it by
+    /// [`Delivery::is_redriven`](crate::Delivery::is_redriven). An event that waits for its next attempt is due at
+    /// once, and keeps its place in its lane.
+    ///
+    /// Nothing is changed if an attempt is in progress ([`Change::WrongState`]), or if the event's body was deleted
+    /// ([`Change::WithoutBody`]). With `from`, an event in another state is not changed either: use it when a person
+    /// decides by the state that was shown, or when two programs may redrive the same events.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        let redrive = self.shared.queue.redrive(id, from);
+        let change = self.settings.call("redrive", redrive).await?;
+        self.shared.workers.wake();
+        Ok(change)
+    }
+
+    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease: its handler is dropped at
+    /// once if a worker of this inbox runs it, and otherwise at the next renewal, within a third of the lease.
+    ///
+    /// Nothing is changed if the event is settled, or with `from`, if it is in another state ([`Change::WrongState`]).
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        let discard = self.shared.queue.discard(id, from);
+        let change = self.settings.call("discard", discard).await?;
+        if change == Change::Made {
+            self.shared.workers.revoke(id);
+        }
+        self.shared.workers.wake();
+        Ok(change)
+    }
+
+    /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
+    /// [discarded](Self::discard). The texts of their failures are deleted, too. The keys, kinds and times of the
+    /// events, and the id of the chat, are kept for the retention. Events whose chat is unknown are not found. See
+    /// [personal data](crate::docs::inbox#personal-data).
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
+        let forget = forget_all(&self.shared.queue, chat);
+        let deleted = self.settings.call("forget", forget).await?;
+        self.shared.workers.check();
+        self.shared.workers.wake();
+        Ok(deleted)
+    }
+
+    /// Pauses the handling of events of one kind, or with `None` of all events. Events are still accepted. The pause is
+    /// stored in the queue: all workers respect it within a second, and after a restart. Attempts in progress are not
+    /// interrupted.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn pause(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
+        let pause = self.shared.queue.pause(kind, true);
+        self.settings.call("pause", pause).await
+    }
+
+    /// Ends the [`pause`](Self::pause) of a kind, or with `None` the pause of all events. A kind that was paused on its
+    /// own stays paused.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
+        let resume = self.shared.queue.pause(kind, false);
+        self.settings.call("pause", resume).await?;
+        self.shared.workers.wake();
+        Ok(())
+    }
+
+    /// Counts the events that are unsettled or dead, by kind.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn stats(&self) -> Result<Stats, StoreError> {
+        self.settings.call("stats", self.shared.queue.stats()).await
+    }
+
+    /// Waits until every event is settled or dead, and returns the counts, which are then those of dead letters.
+    ///
+    /// It asks the queue at intervals that double from 1 ms up to a minute. It can wait for days while an event is
+    /// retried, and for ever while one is paused, so it is meant for tests:
+    ///
+    /// ```
+    /// # use tower::Layer;
+    /// # use tower_webhook::event::ChatAssigned;
+    /// # use tower_webhook::inbox::Inbox;
+    /// # use tower_webhook::memory::MemoryQueue;
+    /// # use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+    /// # #[cfg(feature = "sandbox")]
+    /// # #[tokio::main(flavor = "current_thread", start_paused = true)]
+    /// # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use tower_webhook::sandbox::{Sandbox, Webhook};
+    /// # let events = EventRouter::new().on::<ChatAssigned>(async |_: Delivery<ChatAssigned>| Ok(()));
+    /// let secret = Secret::new("secret")?;
+    /// let inbox = Inbox::new(MemoryQueue::new());
+    /// let worker = inbox.worker(events).spawn();
+    ///
+    /// let receiver = SignatureLayer::new(secret.clone()).layer(inbox.accept());
+    /// let sandbox = Sandbox::in_process(receiver);
+    /// sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
+    /// sandbox.chat().assign();
+    ///
+    /// let report = sandbox.finish().await;
+    /// assert!(report.is_all_delivered(), "{report}");
+    /// let stats = inbox.finish().await?;
+    /// assert!(stats.is_all_handled(), "{stats}");
+    /// # drop(worker);
+    /// # Ok(())
+    /// # }
+    /// # #[cfg(not(feature = "sandbox"))]
+    /// # fn main() {}
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn finish(&self) -> Result<Stats, StoreError> {
+        let mut pause = Duration::from_millis(1);
+        loop {
+            let stats = self.stats().await?;
+            if stats.unsettled() == 0 {
+                return Ok(stats);
+            }
+            sleep(pause).await;
+            pause = (2 * pause).min(Duration::from_secs(60));
+        }
+    }
+
+    /// Returns the queue.
+    pub fn queue(&self) -> &Q {
+        &self.shared.queue
+    }
+}
+
+impl<Q: Queue> From<Q> for Inbox<Q> {
+    fn from(queue: Q) -> Self {
+        Self::new(queue)
+    }
+}
+
+impl<Q> Clone for Inbox<Q> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            settings: self.settings.clone(),
+        }
+    }
+}
+
+impl<Q: fmt::Debug> fmt::Debug for Inbox<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inbox")
+            .field("queue", &self.shared.queue)
+            .finish_non_exhaustive()
+    }
+}

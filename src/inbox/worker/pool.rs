@@ -1,0 +1,102 @@
+//! The state of a worker, which its tasks share.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use tokio::sync::{Notify, Semaphore, watch};
+use tokio::time::Instant;
+
+use super::super::event::Take;
+use super::super::handle::{Settings, Shared};
+use super::super::rules::Rules;
+use super::super::trip::Trips;
+use super::leases::HeldLeases;
+use crate::execution::{Clocks, lock};
+
+/// When the queue is asked for events. `None` when nothing is known to become due.
+#[derive(Default)]
+pub(super) struct Plan(Option<Instant>);
+
+/// Whether a worker stops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Stop {
+    No,
+    /// It takes no events, and ends the attempts in progress.
+    Draining,
+    /// The attempts in progress are interrupted.
+    Now,
+}
+
+/// The state of a worker.
+pub(super) struct Pool<Q> {
+    pub(super) shared: Arc<Shared<Q>>,
+    pub(super) settings: Settings,
+    pub(super) rules: Rules,
+    /// The kinds to take now, without those that are tripped.
+    pub(super) take: Mutex<Arc<Take>>,
+    pub(super) trips: Mutex<Trips>,
+    pub(super) has_trips: AtomicBool,
+    pub(super) permits: Arc<Semaphore>,
+    /// Whether this process has accepted an event for the worker since the last claim.
+    pub(super) accepts: AtomicBool,
+    /// When the queue is asked for events next.
+    pub(super) plan: Mutex<Plan>,
+    pub(super) wake: Notify,
+    /// The number of events in progress that have crashed before.
+    pub(super) suspects: Mutex<usize>,
+    pub(super) leases: HeldLeases,
+    /// Keeps the timers of the runtime in time beside handlers that block.
+    pub(super) clocks: Clocks,
+    pub(super) stop: watch::Sender<Stop>,
+}
+
+impl<Q> Pool<Q> {
+    pub(super) fn take(&self) -> Arc<Take> {
+        Arc::clone(&lock(&self.take))
+    }
+
+    pub(super) fn ask_now(&self) {
+        self.ask_at(Instant::now());
+    }
+
+    /// Plans to ask the queue at this time at the latest.
+    pub(super) fn ask_at(&self, at: Instant) {
+        let mut plan = lock(&self.plan);
+        if plan.0.is_none_or(|planned| at < planned) {
+            plan.0 = Some(at);
+            drop(plan);
+            self.wake.notify_one();
+        }
+    }
+
+    pub(super) fn next_ask(&self) -> Option<Instant> {
+        let planned = lock(&self.plan).0;
+        let probe = match self.has_trips.load(Ordering::Relaxed) {
+            true => lock(&self.trips).next_probe(),
+            false => None,
+        };
+        planned.into_iter().chain(probe).min()
+    }
+
+    /// Sets the kinds to take, after one was tripped or resumed.
+    pub(super) fn apply_trips(&self) {
+        let trips = lock(&self.trips);
+        self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
+        let take = Take {
+            lease: self.settings.limits.lease(),
+            kinds: self.rules.kinds.clone().except(trips.tripped()),
+        };
+        *lock(&self.take) = Arc::new(take);
+        drop(trips);
+        self.ask_now();
+    }
+
+    /// Before a claim, so that no plan is lost that others make meanwhile.
+    pub(super) fn forget_plan(&self) {
+        lock(&self.plan).0 = None;
+    }
+
+    pub(super) fn stops(&self) -> bool {
+        *self.stop.borrow() != Stop::No
+    }
+}

@@ -1,0 +1,115 @@
+//! The workers of an inbox in this process, which get events in the step that accepts them.
+
+use std::fmt;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+
+use tokio::time::Instant;
+
+use super::event::{EventId, Take, TakenEvent};
+use crate::event::EventKind;
+use crate::execution::lock;
+
+pub(super) type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// The workers of an inbox in this process.
+#[derive(Clone, Default)]
+pub(super) struct Workers {
+    all: Arc<Mutex<Vec<Registered>>>,
+}
+
+#[derive(Clone)]
+struct Registered {
+    number: usize,
+    worker: Arc<dyn Local>,
+}
+
+/// A worker, for every type of queue and service.
+pub(super) trait Local: Send + Sync {
+    /// Reserves room for an event of this kind.
+    fn reserve(&self, kind: &EventKind) -> Option<Room>;
+    fn wake(&self);
+    fn revoke(&self, id: EventId);
+    fn check(&self);
+}
+
+impl Workers {
+    /// Adds a worker, until its place is left.
+    pub(super) fn register(&self, worker: Arc<dyn Local>) -> Place {
+        let mut all = lock(&self.all);
+        let number = all.last().map_or(0, |last| last.number + 1);
+        all.push(Registered { number, worker });
+        Place {
+            workers: self.clone(),
+            number,
+        }
+    }
+
+    /// Reserves room in a worker for an event of this kind, if one has room.
+    pub(super) fn room_for(&self, kind: &EventKind) -> Option<Room> {
+        lock(&self.all)
+            .iter()
+            .find_map(|registered| registered.worker.reserve(kind))
+    }
+
+    /// Ends the attempt of an event that was given up, if it is in progress in this process.
+    pub(super) fn revoke(&self, id: EventId) {
+        for registered in &*lock(&self.all) {
+            registered.worker.revoke(id);
+        }
+    }
+
+    /// Makes all workers ask the queue which of their leases are still held.
+    pub(super) fn check(&self) {
+        for registered in &*lock(&self.all) {
+            registered.worker.check();
+        }
+    }
+
+    /// Makes all workers ask the queue for events.
+    pub(super) fn wake(&self) {
+        for registered in &*lock(&self.all) {
+            registered.worker.wake();
+        }
+    }
+}
+
+/// The place of a worker among those of its inbox.
+pub(super) struct Place {
+    workers: Workers,
+    number: usize,
+}
+
+impl Place {
+    /// Removes the worker, which gets no more events from here.
+    pub(super) fn leave(&self) {
+        let mut all = lock(&self.workers.all);
+        all.retain(|registered| registered.number != self.number);
+    }
+}
+
+/// Room for one event in a worker.
+pub(super) struct Room {
+    pub(super) take: Arc<Take>,
+    pub(super) start: Box<dyn FnOnce(TakenEvent, Instant) -> BoxFuture + Send>,
+}
+
+impl Room {
+    pub(super) fn take(&self) -> &Take {
+        &self.take
+    }
+
+    /// Handles an event whose lease was requested at `asked`, and those of its lane that follow.
+    pub(super) async fn handle(self, event: TakenEvent, asked: Instant) {
+        (self.start)(event, asked).await;
+    }
+}
+
+impl fmt::Debug for Workers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Workers")
+            .field("count", &lock(&self.all).len())
+            .finish()
+    }
+}
