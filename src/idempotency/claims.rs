@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::task::Poll;
 
 use super::duplicate::{NotClaimed, OtherRun, Refusal};
-use super::layer::Rules;
+use super::rules::Rules;
 use crate::error::Chain;
 use crate::execution::{Claimed, HeldLease, Leases};
 use crate::outcome::Outcome;

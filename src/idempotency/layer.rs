@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use tower_layer::Layer;
 
+use super::rules::Rules;
 use super::service::Idempotency;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
@@ -19,14 +20,6 @@ use crate::telemetry::{Observer, Observers};
 pub struct IdempotencyLayer<St> {
     pub(crate) leases: Leases<St>,
     pub(crate) rules: Rules,
-}
-
-/// How duplicates, and failures of the store, are answered.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rules {
-    pub(crate) handle_without_store: bool,
-    pub(crate) reject_changed_bodies: bool,
-    pub(crate) replay_guard: bool,
 }
 
 impl<St: Store> IdempotencyLayer<St> {

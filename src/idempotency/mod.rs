@@ -39,12 +39,13 @@ mod claims;
 mod duplicate;
 mod future;
 mod layer;
+mod rules;
 mod run;
 mod service;
 
 pub use self::duplicate::Refusal;
 pub use self::future::ResponseFuture;
 pub use self::layer::IdempotencyLayer;
-pub(crate) use self::layer::Rules;
+pub(crate) use self::rules::Rules;
 pub use self::service::Idempotency;
 pub use crate::execution::{DrainTimeout, Runs};

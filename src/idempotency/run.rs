@@ -9,7 +9,7 @@ use tracing::Span;
 
 use super::claims::Claims;
 use super::duplicate::{NotClaimed, OtherRun, Refusal};
-use super::layer::Rules;
+use super::rules::Rules;
 use crate::answer::{Answer, Decision, ResponseBody};
 use crate::execution::{Leases, attempt};
 use crate::outcome::Outcome;

@@ -6,7 +6,7 @@ use http::{Request, Response};
 use tower_service::Service;
 
 use super::future::ResponseFuture;
-use super::layer::Rules;
+use super::rules::Rules;
 use super::run::run;
 use crate::answer::ResponseBody;
 use crate::execution::Leases;

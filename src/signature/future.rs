@@ -12,8 +12,8 @@ use pin_project_lite::pin_project;
 use tower_service::Service;
 
 use super::buffer::Receive;
+use super::config::Config;
 use super::headers::{kind, kind_and_key};
-use super::layer::Config;
 use super::refusal::Refusal;
 use super::verify::Matched;
 use crate::answer::{Answer, Decision, ResponseBody};

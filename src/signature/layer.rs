@@ -4,6 +4,7 @@ use std::time::Duration;
 use tower_layer::Layer;
 
 use super::buffer::{Bounds, Budget};
+use super::config::Config;
 use super::headers::HeaderNames;
 use super::secret::Secrets;
 use super::service::Signature;
@@ -19,16 +20,6 @@ use crate::telemetry::{Observer, Observers, Throttle};
 #[must_use]
 pub struct SignatureLayer {
     config: Config,
-}
-
-#[derive(Clone, Debug)]
-pub(super) struct Config {
-    pub(super) authentication: Authentication,
-    pub(super) names: HeaderNames,
-    pub(super) bounds: Bounds,
-    pub(super) require_key: bool,
-    pub(super) throttle: Arc<Throttle>,
-    pub(super) observers: Observers,
 }
 
 impl SignatureLayer {

@@ -26,6 +26,7 @@
 //! ```
 
 mod buffer;
+mod config;
 mod future;
 mod headers;
 mod layer;

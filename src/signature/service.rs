@@ -8,9 +8,9 @@ use http_body::Body;
 use tower_service::Service;
 
 use super::buffer::Receive;
+use super::config::Config;
 use super::future::ResponseFuture;
 use super::headers::declared_length;
-use super::layer::Config;
 use super::refusal::Refusal;
 use super::verify::Hashing;
 use crate::answer::ResponseBody;

@@ -1,0 +1,18 @@
+//! The settings of a layer and its services.
+
+use std::sync::Arc;
+
+use super::buffer::Bounds;
+use super::headers::HeaderNames;
+use super::verify::Authentication;
+use crate::telemetry::{Observers, Throttle};
+
+#[derive(Clone, Debug)]
+pub(super) struct Config {
+    pub(super) authentication: Authentication,
+    pub(super) names: HeaderNames,
+    pub(super) bounds: Bounds,
+    pub(super) require_key: bool,
+    pub(super) throttle: Arc<Throttle>,
+    pub(super) observers: Observers,
+}
