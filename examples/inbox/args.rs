@@ -29,6 +29,15 @@ pub(crate) struct Options {
     )]
     pub(crate) inbox: String,
 
+    /// The namespace of the receiver, as in its `--namespace`, in which a key is looked up
+    #[arg(
+        long,
+        value_name = "NAME",
+        default_value = "",
+        hide_default_value = true
+    )]
+    pub(crate) namespace: String,
+
     #[command(subcommand)]
     pub(crate) command: Command,
 }

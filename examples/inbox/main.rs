@@ -55,18 +55,24 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 }
 
 async fn run(options: Options) -> anyhow::Result<ExitCode> {
-    let Options { inbox, command } = options;
+    let Options {
+        inbox,
+        namespace,
+        command,
+    } = options;
     let place = Place::parse_inbox(&inbox).unwrap_or_else(|error| misused(error));
     match place {
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => {
             // It would be created, and look like an empty inbox.
             anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
-            execute(&Inbox::new(store::sqlite_queue(path)?), command).await
+            let inbox = Inbox::new(store::sqlite_queue(path)?).namespace(namespace);
+            execute(&inbox, command).await
         }
         #[cfg(feature = "postgres")]
         Place::Postgres(server) => {
-            execute(&Inbox::new(store::postgres_queue(server).await?), command).await
+            let queue = store::postgres_queue(server).await?;
+            execute(&Inbox::new(queue).namespace(namespace), command).await
         }
         // `Place::parse_inbox` makes no others.
         other => anyhow::bail!("{other} cannot be an inbox"),

@@ -308,26 +308,27 @@ impl<Q: Queue> Inbox<Q> {
     /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
     /// full is not the last one.
     ///
-    /// An event is found by its key without a search, if the inbox that accepted it had the same
-    /// [`namespace`](Self::namespace). Then it is the only one on the list: events that another namespace has with this key,
-    /// or that were accepted with it before its retention ended, are left out. A key that is not known is searched for
-    /// among all events.
+    /// The events of a chat, and the event of a key, are found by an index. A key is that of this inbox's
+    /// [`namespace`](Self::namespace), and finds one event: the last one that was accepted with it.
     ///
     /// # Errors
     ///
     /// When the queue fails.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let list = async {
+            if filter.key.is_none() {
+                return self.shared.queue.list(filter, page).await;
+            }
             let event = self.with_key(filter.key.as_ref()).await?.filter(|event| {
                 let failures = event.failures.iter().map(|past| &past.failure);
                 filter.matches(&event.summary) && filter.has_error(failures)
             });
-            let Some(event) = event else {
-                return self.shared.queue.list(filter, page).await;
-            };
-            let is_listed = page.limit > 0 && page.is_after(event.summary.id);
+            let event = event.map(|event| event.summary);
             Ok(Listed {
-                events: is_listed.then_some(event.summary).into_iter().collect(),
+                events: event
+                    .filter(|event| page.limit > 0 && page.is_after(event.id))
+                    .into_iter()
+                    .collect(),
                 searched: None,
             })
         };

@@ -11,7 +11,7 @@ use super::service::Signature;
 use super::verify::Authentication;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
-use crate::telemetry::{Observer, Observers, Throttle};
+use crate::telemetry::{Observer, Observers};
 
 /// Verifies deliveries, and passes them on as `Request<`[`Verified`](crate::Verified)`>`. Refuses all other requests.
 ///
