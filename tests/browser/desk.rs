@@ -1,6 +1,5 @@
 //! A console over an inbox with events in all states, in this process.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -13,12 +12,9 @@ use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, Work,
-};
+use tower_webhook::inbox::internal::Work;
 use tower_webhook::inbox::{
-    Accept, BlockedLane, Change, EventId, EventRecord, EventState, Filter, Forgotten, Inbox,
-    Listed, Page, Records, Retry, Stats, WorkerHandle,
+    Accept, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -28,6 +24,7 @@ use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Signature
 
 use crate::chromium::until;
 use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use crate::support::queue::forward;
 
 /// Serves on a port of its own until the test ends.
 pub(crate) async fn serve(app: Router) -> u16 {
@@ -172,92 +169,23 @@ impl Desk {
     }
 }
 
-impl Work for Gated {
-    const SHARED: bool = MemoryQueue::SHARED;
-
-    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        self.queue.accept(event, take).await
-    }
-
-    async fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> Result<Claims, StoreError> {
-        self.queue.claim(take, limit, suspects).await
-    }
-
-    async fn extend(
-        &self,
-        leases: &[EventLease],
-        lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
-        self.queue.extend(leases, lease).await
-    }
-
-    async fn settle(
-        &self,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
-        self.queue.settle(lease, settlement, next).await
-    }
-
-    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        self.queue.find(key).await
-    }
-
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.queue.purge(keep_bodies).await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.queue.size().await
+impl Gated {
+    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
+        Ok(&self.queue)
     }
 }
 
+impl Work for Gated {
+    const SHARED: bool = MemoryQueue::SHARED;
+
+    forward!(accept claim extend settle find purge size);
+}
+
 impl Records for Gated {
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        self.queue.list(filter, page).await
-    }
-
-    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.queue.get(id).await
-    }
-
-    async fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> Result<Vec<BlockedLane>, StoreError> {
-        self.queue.blocked_lanes(chat, after, limit).await
-    }
-
     async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
         self.redrives.acquire().await.unwrap().forget();
         self.queue.redrive(id, from).await
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.queue.discard(id, from).await
-    }
-
-    async fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-    ) -> Result<Forgotten, StoreError> {
-        self.queue.forget(chat, events).await
-    }
-
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
-        self.queue.pause(kind, paused).await
-    }
-
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        self.queue.stats().await
-    }
+    forward!(list get blocked_lanes discard forget pause stats);
 }

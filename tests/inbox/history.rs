@@ -6,7 +6,6 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::convert::Infallible;
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -17,14 +16,14 @@ use tower_webhook::inbox::internal::{
     Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
-    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Forgotten, Inbox, Kinds, Lane,
-    Listed, OnFailure, Page, Records, Retry, Stats,
+    Change, EventId, EventState, Filter, Inbox, Kinds, Lane, OnFailure, Page, Records, Retry,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{EventKey, Fence, StoreError};
 use tower_webhook::{HandlerError, Outcome, RawDelivery};
 
 use crate::support::lock;
+use crate::support::queue::forward;
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -376,6 +375,10 @@ impl History {
 }
 
 impl Spy {
+    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
+        Ok(&self.queue.inner)
+    }
+
     fn taken(&self, event: &TakenEvent, take: &Take) {
         self.history.write(Entry::Taken {
             event: event.lease.id,
@@ -478,37 +481,10 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        self.queue.inner.find(key).await
-    }
-
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.queue.inner.purge(keep_bodies).await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.queue.inner.size().await
-    }
+    forward!(find purge size);
 }
 
 impl Records for Spy {
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        self.queue.inner.list(filter, page).await
-    }
-
-    async fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> Result<Vec<BlockedLane>, StoreError> {
-        self.queue.inner.blocked_lanes(chat, after, limit).await
-    }
-
-    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.queue.inner.get(id).await
-    }
-
     async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
         let change = self.queue.redrive(id, from).await?;
         if change == Change::Made {
@@ -527,23 +503,13 @@ impl Records for Spy {
         Ok(change)
     }
 
-    async fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-    ) -> Result<Forgotten, StoreError> {
-        self.queue.inner.forget(chat, events).await
-    }
-
     async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
         self.queue.inner.pause(kind, paused).await?;
         self.history.write(Entry::Paused(paused));
         Ok(())
     }
 
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        self.queue.inner.stats().await
-    }
+    forward!(list blocked_lanes get forget stats);
 }
 
 /// A mistake that a queue could make.

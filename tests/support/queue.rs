@@ -1,19 +1,97 @@
-//! A queue with faults.
+//! Queues around other queues: one with faults, and what all of them share.
 
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, Work,
+    Accepted, EventLease, NewEvent, Settled, Settlement, Take, Work,
 };
-use tower_webhook::inbox::{
-    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Forgotten, Listed, Page, Queue,
-    Records, Stats,
-};
+use tower_webhook::inbox::{Queue, Records};
 use tower_webhook::store::{StoreError, StoreErrorKind};
+
+/// Writes the methods of a queue that only pass a call on to the queue that `inner` returns.
+macro_rules! forward {
+    ($($method:ident)*) => {
+        $($crate::support::queue::forward!(@$method);)*
+    };
+    (@accept) => {
+        async fn accept(&self, event: ::tower_webhook::inbox::internal::NewEvent, take: Option<&::tower_webhook::inbox::internal::Take>) -> Result<::tower_webhook::inbox::internal::Accepted, ::tower_webhook::store::StoreError> {
+            self.inner()?.accept(event, take).await
+        }
+    };
+    (@claim) => {
+        async fn claim(&self, take: &::tower_webhook::inbox::internal::Take, limit: usize, suspects: usize) -> Result<::tower_webhook::inbox::internal::Claims, ::tower_webhook::store::StoreError> {
+            self.inner()?.claim(take, limit, suspects).await
+        }
+    };
+    (@extend) => {
+        async fn extend(&self, leases: &[::tower_webhook::inbox::internal::EventLease], lease: ::std::time::Duration) -> Result<Vec<bool>, ::tower_webhook::store::StoreError> {
+            self.inner()?.extend(leases, lease).await
+        }
+    };
+    (@settle) => {
+        async fn settle(&self, lease: &::tower_webhook::inbox::internal::EventLease, settlement: &::tower_webhook::Settlement, next: Option<&::tower_webhook::inbox::internal::Take>) -> Result<::tower_webhook::inbox::internal::Settled, ::tower_webhook::store::StoreError> {
+            self.inner()?.settle(lease, settlement, next).await
+        }
+    };
+    (@find) => {
+        async fn find(&self, key: u128) -> Result<Option<::tower_webhook::inbox::EventId>, ::tower_webhook::store::StoreError> {
+            self.inner()?.find(key).await
+        }
+    };
+    (@purge) => {
+        async fn purge(&self, keep_bodies: ::std::time::Duration) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.purge(keep_bodies).await
+        }
+    };
+    (@size) => {
+        async fn size(&self) -> Result<u64, ::tower_webhook::store::StoreError> {
+            self.inner()?.size().await
+        }
+    };
+    (@list) => {
+        async fn list(&self, filter: &::tower_webhook::inbox::Filter, page: ::tower_webhook::inbox::Page) -> Result<::tower_webhook::inbox::Listed, ::tower_webhook::store::StoreError> {
+            self.inner()?.list(filter, page).await
+        }
+    };
+    (@blocked_lanes) => {
+        async fn blocked_lanes(&self, chat: Option<&str>, after: Option<::tower_webhook::inbox::EventId>, limit: usize) -> Result<Vec<::tower_webhook::inbox::BlockedLane>, ::tower_webhook::store::StoreError> {
+            self.inner()?.blocked_lanes(chat, after, limit).await
+        }
+    };
+    (@get) => {
+        async fn get(&self, id: ::tower_webhook::inbox::EventId) -> Result<Option<::tower_webhook::inbox::EventRecord>, ::tower_webhook::store::StoreError> {
+            self.inner()?.get(id).await
+        }
+    };
+    (@redrive) => {
+        async fn redrive(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
+            self.inner()?.redrive(id, from).await
+        }
+    };
+    (@discard) => {
+        async fn discard(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
+            self.inner()?.discard(id, from).await
+        }
+    };
+    (@forget) => {
+        async fn forget(&self, chat: &str, events: Option<::std::ops::RangeInclusive<::tower_webhook::inbox::EventId>>) -> Result<::tower_webhook::inbox::Forgotten, ::tower_webhook::store::StoreError> {
+            self.inner()?.forget(chat, events).await
+        }
+    };
+    (@pause) => {
+        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, paused: bool) -> Result<(), ::tower_webhook::store::StoreError> {
+            self.inner()?.pause(kind, paused).await
+        }
+    };
+    (@stats) => {
+        async fn stats(&self) -> Result<::tower_webhook::inbox::Stats, ::tower_webhook::store::StoreError> {
+            self.inner()?.stats().await
+        }
+    };
+}
+pub(crate) use forward;
 
 /// A queue whose calls fail on request.
 #[derive(Clone)]
@@ -40,10 +118,11 @@ impl<Q> FaultyQueue<Q> {
         }
     }
 
-    fn works(&self) -> Result<(), StoreError> {
+    /// The queue, unless it is down.
+    fn inner(&self) -> Result<&Q, StoreError> {
         match self.faults.is_down.load(Ordering::SeqCst) {
             true => Err(Self::error()),
-            false => Ok(()),
+            false => Ok(&self.queue),
         }
     }
 
@@ -63,20 +142,9 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
     const SHARED: bool = true;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        self.works()?;
-        let accepted = self.queue.accept(event, take).await?;
+        let accepted = self.inner()?.accept(event, take).await?;
         self.answers()?;
         Ok(accepted)
-    }
-
-    async fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> Result<Claims, StoreError> {
-        self.works()?;
-        self.queue.claim(take, limit, suspects).await
     }
 
     async fn extend(
@@ -84,11 +152,11 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         leases: &[EventLease],
         lease: Duration,
     ) -> Result<Vec<bool>, StoreError> {
-        self.works()?;
+        let queue = self.inner()?;
         if self.faults.keeps_no_lease.load(Ordering::SeqCst) {
             return Err(Self::error());
         }
-        self.queue.extend(leases, lease).await
+        queue.extend(leases, lease).await
     }
 
     async fn settle(
@@ -97,75 +165,14 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         settlement: &Settlement,
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        self.works()?;
-        let settled = self.queue.settle(lease, settlement, next).await?;
+        let settled = self.inner()?.settle(lease, settlement, next).await?;
         self.answers()?;
         Ok(settled)
     }
 
-    async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        self.works()?;
-        self.queue.find(key).await
-    }
-
-    async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.works()?;
-        self.queue.purge(keep_bodies).await
-    }
-
-    async fn size(&self) -> Result<u64, StoreError> {
-        self.works()?;
-        self.queue.size().await
-    }
+    forward!(claim find purge size);
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {
-    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        self.works()?;
-        self.queue.list(filter, page).await
-    }
-
-    async fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> Result<Vec<BlockedLane>, StoreError> {
-        self.works()?;
-        self.queue.blocked_lanes(chat, after, limit).await
-    }
-
-    async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        self.works()?;
-        self.queue.get(id).await
-    }
-
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.works()?;
-        self.queue.redrive(id, from).await
-    }
-
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.works()?;
-        self.queue.discard(id, from).await
-    }
-
-    async fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-    ) -> Result<Forgotten, StoreError> {
-        self.works()?;
-        self.queue.forget(chat, events).await
-    }
-
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
-        self.works()?;
-        self.queue.pause(kind, paused).await
-    }
-
-    async fn stats(&self) -> Result<Stats, StoreError> {
-        self.works()?;
-        self.queue.stats().await
-    }
+    forward!(list blocked_lanes get redrive discard forget pause stats);
 }
