@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::make::{dead, failure, key, lane, outage, retry, skip, snooze};
 use super::steps::{Trial, lasted, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent, Work};
+use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent};
 use tower_webhook::inbox::{Change, EventId, EventState, Filter, Kinds, Page, Records};
 
 pub(super) fn assert_attempt(taken: &TakenEvent, failures: u32, crashes: u32, after: &str) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::make::{chat, dead, failure, key, lane, retry, skip};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{NewEvent, Settlement, Work, forget_all};
+use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{Change, EventId, EventState, Records};
 
 /// An event that was handled, ignored, discarded or made a dead letter is tried again when it is redriven: with its

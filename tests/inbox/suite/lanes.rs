@@ -9,7 +9,7 @@ use super::steps::{Trial, lasted, ok};
 use super::{HELD, Harness, SHORT};
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{Settled, Settlement, Work};
-use tower_webhook::inbox::{Change, EventId, EventState, Kinds, Lane, Records};
+use tower_webhook::inbox::{Change, EventId, EventState, Kinds, Lane};
 
 /// A delay within which a rule makes several calls, on a busy machine.
 const DELAY: Duration = Duration::from_secs(2);

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep};
 use super::make::lane;
 use super::steps::{Trial, joined, lasted, ok};
 use super::{HELD, Harness, SHORT};
+use tower_webhook::inbox::Change;
 use tower_webhook::inbox::internal::{EventLease, Settled, Settlement, TakenEvent, Work};
-use tower_webhook::inbox::{Change, Records};
 use tower_webhook::store::Fence;
 
 /// Only its own fence ends an attempt: a fence that was never used does not, nor does that of another event. No two
