@@ -176,8 +176,9 @@ impl Observer for Nobody {
 }
 
 fn observed() -> Counted {
-    let layer = Webhooks::new(secret()).store(store()).observer(Nobody);
-    sent(layer.layer(router()), &Deliveries::of(&chat()))
+    let webhooks = Webhooks::new(secret()).store(store()).observer(Nobody);
+    let (service, _) = webhooks.start(router()).unwrap();
+    sent(service, &Deliveries::of(&chat()))
 }
 
 fn fresh() -> Counted {

@@ -1,4 +1,4 @@
-//! Run with: cargo run --example extractor --features axum
+//! Run with: cargo run --example extractor --features axum,signal
 //!
 //! Receives webhooks with ordinary axum handlers, one URL for each kind of event, behind one layer. Around
 //! everything are the layers that most applications have: request ids, tracing and caught panics.
@@ -12,14 +12,12 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use clap::Parser;
 use tokio::net::TcpListener;
-use tokio::signal::ctrl_c;
-use tokio::signal::unix::{SignalKind, signal};
 use tower::ServiceBuilder;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::request_id::{MakeRequestUuid, PropagateRequestIdLayer, SetRequestIdLayer};
 use tower_http::trace::{DefaultMakeSpan, TraceLayer};
 use tower_webhook::event::{ChatRated, MessageCreated};
-use tower_webhook::{Delivery, RawDelivery, Secret, WebhookLayer};
+use tower_webhook::{Delivery, RawDelivery, Secret, Webhooks};
 use tracing::Level;
 
 /// Receive the chat platform's webhooks with axum handlers, and print ratings and messages.
@@ -69,8 +67,7 @@ async fn main() -> anyhow::Result<()> {
     };
 
     let request = DefaultMakeSpan::new().level(Level::INFO);
-    let webhooks = WebhookLayer::new(secret);
-    let runs = webhooks.runs();
+    let (webhooks, running) = Webhooks::new(secret).into_layer()?;
     let app = Router::new()
         .route("/chat-rated", post(rated))
         .route("/message-created", post(message))
@@ -89,17 +86,11 @@ async fn main() -> anyhow::Result<()> {
                 .layer(CatchPanicLayer::new()),
         );
 
-    let mut terminate = signal(SignalKind::terminate())?;
     axum::serve(listener, app)
-        .with_graceful_shutdown(async move {
-            tokio::select! {
-                _ = ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-        })
+        .with_graceful_shutdown(tower_webhook::shutdown())
         .await?;
     // axum does not wait for runs whose client has disconnected.
-    runs.drain(Duration::from_secs(30)).await?;
+    running.drain(Duration::from_secs(30)).await?;
     Ok(())
 }
 

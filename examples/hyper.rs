@@ -1,4 +1,4 @@
-//! Run with: cargo run --example hyper
+//! Run with: cargo run --example hyper --features signal
 //!
 //! Receives webhooks with hyper alone, without axum: one service for every path.
 
@@ -12,12 +12,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
-use tokio::signal::ctrl_c;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
-use tower::Layer;
 use tower_webhook::event::{ChatRated, MessageCreated};
-use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, WebhookLayer};
+use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, Webhooks};
 
 /// Receive the chat platform's webhooks with hyper alone, and print ratings and messages.
 #[derive(Parser)]
@@ -68,9 +65,8 @@ async fn main() -> anyhow::Result<()> {
     let events = EventRouter::new()
         .on::<ChatRated>(Crm)
         .on::<MessageCreated>(Crm);
-    let layer = WebhookLayer::new(secret);
-    let runs = layer.runs();
-    let service = TowerToHyperService::new(layer.layer(events));
+    let (webhooks, running) = Webhooks::new(secret).start(events)?;
+    let service = TowerToHyperService::new(webhooks);
 
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()); // Without a timer, headers have no time limit.
@@ -86,11 +82,9 @@ async fn main() -> anyhow::Result<()> {
             tokio::spawn(connections.watch(connection));
         }
     };
-    let mut terminate = signal(SignalKind::terminate())?;
     tokio::select! {
         () = accept => {}
-        stop = ctrl_c() => stop?,
-        _ = terminate.recv() => {}
+        () = tower_webhook::shutdown() => {}
     }
     drop(listener);
 
@@ -98,7 +92,7 @@ async fn main() -> anyhow::Result<()> {
     let deadline = Duration::from_secs(30);
     let finish = async {
         connections.shutdown().await;
-        runs.drain(deadline).await
+        running.drain(deadline).await
     };
     timeout(deadline, finish)
         .await

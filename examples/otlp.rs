@@ -1,4 +1,4 @@
-//! Run with: cargo run --features sqlite --example otlp
+//! Run with: cargo run --features signal,sqlite --example otlp
 //!
 //! Exports the spans of deliveries and attempts to an OpenTelemetry collector: by default to `http://localhost:4318`, or to
 //! the URL in `OTEL_EXPORTER_OTLP_ENDPOINT`.
@@ -21,8 +21,6 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use tokio::net::TcpListener;
-use tokio::signal::ctrl_c;
-use tokio::signal::unix::{SignalKind, signal};
 use tower::{Layer, ServiceExt};
 use tower_webhook::event::ChatRated;
 use tower_webhook::inbox::Inbox;
@@ -81,14 +79,8 @@ async fn main() -> anyhow::Result<()> {
     let listener = TcpListener::bind(args.listen).await;
     let listener = listener.context("the receiver cannot listen on this address")?;
     eprintln!("listening on http://{}/webhooks", listener.local_addr()?);
-    let mut terminate = signal(SignalKind::terminate())?;
     axum::serve(listener, app)
-        .with_graceful_shutdown(async move {
-            tokio::select! {
-                _ = ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-        })
+        .with_graceful_shutdown(tower_webhook::shutdown())
         .await?;
     worker.drain(Duration::from_secs(10)).await?;
     // Exports the last spans.

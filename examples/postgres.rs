@@ -1,4 +1,4 @@
-//! Run with: cargo run --example postgres --features postgres -- --database URL
+//! Run with: cargo run --example postgres --features postgres,signal -- --database URL
 //!
 //! Writes ratings into a Postgres table exactly once, despite retries and crashes. List them with
 //! `psql URL -c 'TABLE ratings'`.
@@ -15,8 +15,6 @@ use clap::{CommandFactory, Parser, value_parser};
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection};
 use tokio::net::TcpListener;
-use tokio::signal::ctrl_c;
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::timeout;
 use tower::Layer;
 use tower_webhook::event::ChatRated;
@@ -97,14 +95,8 @@ async fn main() -> anyhow::Result<()> {
     let webhooks = SignatureLayer::new(secret).layer(events);
     let app = Router::new().route_service("/webhooks", webhooks);
 
-    let mut terminate = signal(SignalKind::terminate())?;
     axum::serve(listener, app)
-        .with_graceful_shutdown(async move {
-            tokio::select! {
-                _ = ctrl_c() => {}
-                _ = terminate.recv() => {}
-            }
-        })
+        .with_graceful_shutdown(tower_webhook::shutdown())
         .await?;
     Ok(())
 }

@@ -11,8 +11,8 @@
 //!   platform does not notice.
 //! - **Typed.** A handler is a struct or a closure that receives its event decoded, and no event is
 //!   refused for a detail of its payload.
-//! - **Bounded.** Bodies, time, memory and runs have limits, and a setter refuses a value that would
-//!   break a promise.
+//! - **Bounded.** Bodies, time, memory and runs have limits, and a setting that would break a promise is
+//!   refused at the start.
 //!
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs): [getting
 //! started](docs::getting_started), [stores](docs::stores), [inbox](docs::inbox),
@@ -26,12 +26,12 @@
 //! # Example
 //!
 //! ```no_run
+//! use std::time::Duration;
+//!
 //! use axum::Router;
 //! use tokio::net::TcpListener;
-//! use tower::Layer;
 //! use tower_webhook::event::{ChatRated, MessageCreated};
-//! use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult};
-//! use tower_webhook::{Secret, WebhookLayer};
+//! use tower_webhook::{Delivery, EventRouter, Handler, HandlerResult, Secret, Webhooks};
 //!
 //! struct Crm;
 //!
@@ -42,6 +42,9 @@
 //!     }
 //! }
 //!
+//! # #[cfg(not(feature = "signal"))]
+//! # fn main() {}
+//! # #[cfg(feature = "signal")]
 //! #[tokio::main]
 //! async fn main() -> anyhow::Result<()> {
 //!     tracing_subscriber::fmt::init(); // logs why a delivery was refused or a handler failed
@@ -52,16 +55,19 @@
 //!             Ok(()) // handled; after an error, the platform retries
 //!         });
 //!     let secret = Secret::from_env("WEBHOOK_SECRET")?;
-//!     let webhooks = WebhookLayer::new(secret).layer(events);
+//!     let (webhooks, running) = Webhooks::new(secret).start(events)?; // keys are kept in memory
 //!
 //!     let app = Router::new().route_service("/webhooks", webhooks);
-//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app).await?;
+//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app)
+//!         .with_graceful_shutdown(tower_webhook::shutdown()) // SIGTERM or Ctrl-C
+//!         .await?;
+//!     running.drain(Duration::from_secs(30)).await?; // ends what is in progress
 //!     Ok(())
 //! }
 //! ```
 //!
-//! It needs the crates `axum`, `tower`, `anyhow`, `tracing-subscriber` and `tokio` with its feature
-//! `full`. Start it with the secret that is set in the partner portal:
+//! It needs this crate's feature `signal`, and the crates `axum`, `anyhow`, `tracing-subscriber` and `tokio` with
+//! its feature `full`. Start it with the secret that is set in the partner portal:
 //!
 //! ```sh
 //! WEBHOOK_SECRET=my-secret cargo run
@@ -92,8 +98,8 @@
 //! Response                 status, headers, problem document
 //! ```
 //!
-//! [`WebhookLayer`] is the first two layers behind one builder. Each piece also works alone, with
-//! `tower::ServiceBuilder`; a wrong order does not compile ("expected `Verified`"). Any service of
+//! [`Webhooks`] builds it, or the same with an inbox. [`WebhookLayer`] is the first two layers in one. Each piece also
+//! works alone, with `tower::ServiceBuilder`; a wrong order does not compile ("expected `Verified`"). Any service of
 //! `Request<Verified>` can replace the router, such as an axum `Router`: [`Verified`] is an
 //! [HTTP body][body], and with the feature `axum`, [`Delivery`] is an extractor.
 //!
@@ -108,10 +114,10 @@
 //! # Handling events later
 //!
 //! More than 500 failed attempts in an hour [disable a webhook](docs::platform#spec-6-rule-4), and a handler that
-//! depends on other systems can fail that often. [`Inbox::accept`](inbox::Inbox::accept) takes the place of
+//! depends on other systems can fail that often. With [`Webhooks::inbox`], an [inbox](docs::inbox) takes the place of
 //! [`IdempotencyLayer`] and [`EventRouter`]: it stores the event in SQLite or PostgreSQL and answers 200. A worker runs
 //! the same router later, with one attempt at a time for each chat. It retries an event that fails for 7 days, and then
-//! keeps it as a dead letter. See the [inbox](docs::inbox).
+//! keeps it as a dead letter.
 //!
 //! # Rotating the secret
 //!
@@ -121,17 +127,17 @@
 //! # Settings
 //!
 //! Everything has a default that suits the platform (see [`SenderPolicy`]), and a setter on
-//! [`WebhookLayer`]; [limits](docs::guarantees#limits) lists them:
+//! [`Webhooks`]; [limits](docs::guarantees#limits) lists them:
 //!
 //! ```
 //! # fn main() -> Result<(), tower_webhook::ConfigError> {
 //! use std::time::Duration;
-//! use tower_webhook::{HeaderNames, Secret, WebhookLayer};
+//! use tower_webhook::{HeaderNames, Secret, Webhooks};
 //!
-//! let layer = WebhookLayer::new(Secret::new("8c1f…")?)
-//!     .header_names(HeaderNames::branded("acme")?)?
+//! let webhooks = Webhooks::new(Secret::new("8c1f…")?)
+//!     .header_names(HeaderNames::branded("acme")?)
 //!     .max_body(256 * 1024)
-//!     .handler_timeout(Duration::from_secs(10))?;
+//!     .handler_timeout(Duration::from_secs(10));
 //! # Ok(())
 //! # }
 //! ```
@@ -139,9 +145,8 @@
 //! # Shutdown
 //!
 //! A client that disconnects does not cancel the handler of its delivery, except for a `transactional`
-//! handler without an [`IdempotencyLayer`] around it. Servers do not wait for such detached runs: after a
-//! graceful shutdown, which the program above leaves out, wait for them with [`WebhookLayer::runs`] and
-//! [`Runs::drain`]. With an inbox, [drain the worker](docs::inbox#shutdown) instead.
+//! handler without an [`IdempotencyLayer`] around it. Servers wait neither for such detached runs nor for the worker
+//! of an inbox: after a graceful shutdown, [`Running::drain`] waits for them.
 //!
 //! # Logs
 //!
@@ -182,6 +187,7 @@
 //! | `sqlite` | `sqlite::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
 //! | `redis` | `redis::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `postgres::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
+//! | `signal` | `shutdown`, a future that completes on SIGTERM or Ctrl-C | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
 //! | `console` | `console`, pages for operators, as an axum `Router` | no |
 //! | `axum` | the extractors [`Delivery<E>`](Delivery) and [`RawDelivery`] | no |
@@ -279,6 +285,6 @@ pub use self::webhook::shutdown;
 pub use self::webhook::{Running, WebhookLayer, Webhooks};
 
 // The README's programs need these features. The first one is also at the top of this file.
-#[cfg(all(doctest, feature = "sqlite"))]
+#[cfg(all(doctest, feature = "signal", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

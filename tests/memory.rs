@@ -11,10 +11,10 @@ use std::time::Duration;
 
 use http::StatusCode;
 use tokio::sync::{Semaphore, watch};
-use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::{Delivery, EventRouter, Webhooks};
 
+use support::Ready;
 use support::delivery::{BODY, secret};
 use support::eventually;
 use support::net::*;

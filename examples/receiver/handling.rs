@@ -1,41 +1,25 @@
-//! How events are handled: before they are answered, or from an inbox.
+//! What is waited for when the receiver stops.
 
 use std::future::Future;
-use std::time::Duration;
+use std::sync::Arc;
 
-use tower_webhook::Runs;
-use tower_webhook::inbox::WorkerHandle;
+use tower_webhook::Running;
 
-/// What is waited for when the receiver stops.
-pub(crate) enum Handling {
-    Inline(Runs),
-    Inbox(WorkerHandle),
+/// The events that are being handled.
+pub(crate) struct Handling {
+    pub(crate) running: Arc<Running>,
+    /// What becomes of them when they are not waited for.
+    pub(crate) rest: &'static str,
 }
 
 impl Handling {
-    /// What becomes of the events that were running.
-    pub(crate) fn rest(&self) -> &'static str {
-        match self {
-            Self::Inline(_) => "the platform retries the events that were running",
-            Self::Inbox(_) => "the events that were running stay in the inbox",
-        }
-    }
-
     /// Waits until the running events have finished, or until `cut` is ready, whose output is returned then.
     pub(crate) async fn drain<T>(self, cut: impl Future<Output = T>) -> Option<T> {
-        match self {
-            Self::Inline(runs) => tokio::select! {
-                Ok(()) = runs.drain(Duration::MAX) => None,
-                output = cut => Some(output),
-            },
-            Self::Inbox(worker) => {
-                let mut output = None;
-                let drained = worker.drain_until(async { output = Some(cut.await) }).await;
-                match drained {
-                    Ok(()) => None,
-                    Err(_) => output,
-                }
-            }
+        let mut output = None;
+        let cut = async { output = Some(cut.await) };
+        match self.running.drain_until(cut).await {
+            Ok(()) => None,
+            Err(_) => output,
         }
     }
 }

@@ -48,17 +48,13 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
-use tower::Layer;
 #[cfg(feature = "console")]
 use tower_webhook::console::Console;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::Store;
-use tower_webhook::{
-    ConfigError, EventRouter, HeaderNames, IdempotencyLayer, Secret, Secrets, SignatureLayer,
-    WebhookLayer,
-};
+use tower_webhook::{ConfigError, EventRouter, HeaderNames, Running, Secret, Secrets, Webhooks};
 
 use self::args::{Args, misused};
 use self::connections::{Connections, chain};
@@ -281,24 +277,17 @@ fn with_store<St>(setup: &Setup<'_>, store: St) -> anyhow::Result<Built>
 where
     St: Store + Clone,
 {
-    let args = setup.args;
-    let lease = Duration::from_secs(args.lease);
-    let deduplication = IdempotencyLayer::new(store).observer(setup.telemetry.observer());
-    let layer = WebhookLayer::from_layers(signature(setup)?, deduplication)
-        .namespace(args.namespace.clone().unwrap_or_default())
-        .handler_timeout(Duration::from_secs(args.handler_timeout))?
-        .in_flight_wait(Duration::from_secs(5).min(lease / 2))?
-        .lease(lease)?;
-    let runs = layer.runs();
-    let app = mount().route_service(&args.path, layer.layer(router(setup.events)));
-    #[cfg(feature = "metrics")]
-    setup.telemetry.before_scrapes(move || {
-        layer.record_metrics();
-        ready(())
-    });
+    let (service, running) = webhooks(setup)
+        .store(store)
+        .observer(setup.telemetry.observer())
+        .in_flight_wait(Duration::from_secs(5).min(Duration::from_secs(setup.args.lease) / 2))
+        .start(router(setup.events))?;
     Ok(Built {
-        app,
-        handling: Handling::Inline(runs),
+        app: mount().route_service(&setup.args.path, service),
+        handling: Handling {
+            running: recorded(setup, running),
+            rest: "the platform retries the events that were running",
+        },
         #[cfg(feature = "console")]
         console: Console::new(),
     })
@@ -330,59 +319,75 @@ fn kept_headers(args: &Args) -> impl Iterator<Item = HeaderName> {
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     let args = setup.args;
+    // The namespace and the observer are those of the console's clone, too.
     let inbox = Inbox::new(queue)
         .namespace(args.namespace.clone().unwrap_or_default())
         .keep_headers(kept_headers(args))
         .observer(setup.telemetry.observer());
+    #[cfg(feature = "console")]
+    let console = Console::new().inbox(inbox.clone());
     let on_failure = match args.on_failure {
         args::OnFailure::Block => OnFailure::Block,
         args::OnFailure::Skip => OnFailure::Skip,
     };
-    let worker = inbox
-        .worker(router(setup.events))
-        .concurrency(args.limits().concurrency)
-        .retry(Retry::default().give_up_after(Duration::from_secs(args.retry_for)))
-        .on_failure(on_failure)
-        .handler_timeout(Duration::from_secs(args.handler_timeout))?
-        .lease(Duration::from_secs(args.lease))?
-        .spawn();
-    #[cfg(feature = "console")]
-    let console = Console::new().inbox(inbox.clone());
-    let layer = signature(setup)?;
-    let app = mount().route_service(&args.path, layer.layer(inbox.accept()));
-    #[cfg(feature = "metrics")]
-    setup.telemetry.before_scrapes(move || {
-        let inbox = inbox.clone();
-        layer.record_metrics();
-        async move {
-            if let Err(error) = inbox.record_metrics().await {
-                tracing::warn!(reason = %chain(&error), "the metrics of the inbox could not be recorded");
-            }
-        }
-    });
+    let (service, running) = webhooks(setup)
+        .inbox(inbox)
+        .worker(|worker| {
+            worker
+                .concurrency(args.limits().concurrency)
+                .retry(Retry::default().give_up_after(Duration::from_secs(args.retry_for)))
+                .on_failure(on_failure)
+        })
+        .start(router(setup.events))?;
     Ok(Built {
-        app,
-        handling: Handling::Inbox(worker),
+        app: mount().route_service(&args.path, service),
+        handling: Handling {
+            running: recorded(setup, running),
+            rest: "the events that were running stay in the inbox",
+        },
         #[cfg(feature = "console")]
         console,
     })
 }
 
-fn signature(setup: &Setup<'_>) -> anyhow::Result<SignatureLayer> {
+/// The settings for a store and for an inbox.
+fn webhooks(setup: &Setup<'_>) -> Webhooks {
     let args = setup.args;
     let names = match &args.header_prefix {
         Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
         None => HeaderNames::default(),
     };
-    let layer = match setup.secrets {
-        Some(secrets) => SignatureLayer::new(secrets.clone()),
-        None => SignatureLayer::dangerously_unsigned(),
+    let webhooks = match setup.secrets {
+        Some(secrets) => Webhooks::new(secrets.clone()),
+        None => Webhooks::dangerously_unsigned(),
     };
-    Ok(layer
-        .observer(setup.telemetry.observer())
-        .header_names(names)?
+    webhooks
+        .header_names(names)
         .max_body(args.max_body as usize)
-        .max_buffered(args.max_buffered.max(args.max_body) as usize))
+        .max_buffered(args.max_buffered.max(args.max_body) as usize)
+        .namespace(args.namespace.clone().unwrap_or_default())
+        .handler_timeout(Duration::from_secs(args.handler_timeout))
+        .lease(Duration::from_secs(args.lease))
+}
+
+/// Has the metrics of what is running recorded.
+fn recorded(setup: &Setup<'_>, running: Running) -> Arc<Running> {
+    let running = Arc::new(running);
+    #[cfg(feature = "metrics")]
+    {
+        let running = Arc::clone(&running);
+        setup.telemetry.before_scrapes(move || {
+            let running = Arc::clone(&running);
+            async move {
+                if let Err(error) = running.record_metrics().await {
+                    tracing::warn!(reason = %chain(&error), "the metrics of the inbox could not be recorded");
+                }
+            }
+        });
+    }
+    #[cfg(not(feature = "metrics"))]
+    let _ = setup;
+    running
 }
 
 fn router(events: &Arc<Events>) -> EventRouter {
@@ -478,7 +483,7 @@ async fn serve(
     drop(listener);
 
     tracing::info!("stopping after the running events have finished");
-    let rest = handling.rest();
+    let rest = handling.rest;
     let mut cut = pin!(async {
         tokio::select! {
             () = sleep(grace) => "stopped at the deadline",

@@ -108,9 +108,13 @@ page!(
     "console.md",
     pictures = ["overview", "event", "lanes", "drained"]
 );
-page!(getting_started, "getting_started.md");
+page!(
+    getting_started,
+    "getting_started.md",
+    tested_with = "signal"
+);
 page!(guarantees, "guarantees.md");
-page!(inbox, "inbox.md");
+page!(inbox, "inbox.md", tested_with = "signal");
 page!(metrics, "metrics.md", tested_with = "metrics");
 page!(operations, "operations.md");
 page!(platform, "platform.md");

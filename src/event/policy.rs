@@ -5,7 +5,7 @@ use std::time::Duration;
 /// The limits of the platform's sender ([Spec 6, rule 3](crate::docs::platform#spec-6-rule-3) and
 /// [rule 4](crate::docs::platform#spec-6-rule-4); [Spec 8](crate::docs::platform#spec-8)).
 ///
-/// The defaults of [`WebhookLayer`](crate::WebhookLayer) for retention, leases and `Retry-After` are
+/// The defaults of [`Webhooks`](crate::Webhooks) for retention, leases and `Retry-After` are
 /// derived from these numbers. Change them only for a platform with other limits.
 ///
 /// ```

@@ -264,3 +264,149 @@ impl<S, St: Clone> Layer<S> for IdempotencyLayer<St> {
         Idempotency::new(inner, Arc::new(self.leases.clone()), self.rules)
     }
 }
+
+#[cfg(all(test, feature = "moka"))]
+mod tests {
+    use super::*;
+    use crate::memory::MokaStore;
+
+    const NANO: Duration = Duration::from_nanos(1);
+    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn layer() -> IdempotencyLayer<MokaStore> {
+        IdempotencyLayer::new(MokaStore::new())
+    }
+
+    fn refusal(result: Result<IdempotencyLayer<MokaStore>, ConfigError>) -> String {
+        result.map(drop).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn the_retention_must_be_longer_than_the_sender_retries() {
+        assert!(layer().retention(7 * DAY + NANO).is_ok());
+        assert!(layer().retention(Duration::MAX).is_ok());
+        for retention in [7 * DAY, DAY, Duration::ZERO] {
+            assert!(matches!(
+                layer().retention(retention),
+                Err(ConfigError::RetentionTooShort { retention: asked, retry_for })
+                    if asked == retention && retry_for == 7 * DAY
+            ));
+        }
+        assert_eq!(
+            refusal(layer().retention(7 * DAY)),
+            "a retention of 604800s is too short: the sender retries for 604800s, and an event \
+             whose key is forgotten is handled again; choose a longer retention"
+        );
+    }
+
+    #[test]
+    fn the_lease_must_be_shorter_than_the_time_between_two_retries() {
+        assert!(layer().lease(10 * MINUTE - NANO).is_ok());
+        for lease in [10 * MINUTE, Duration::MAX] {
+            assert!(matches!(
+                layer().lease(lease),
+                Err(ConfigError::LeaseTooLong { lease: asked, retry_every })
+                    if asked == lease && retry_every == 10 * MINUTE
+            ));
+        }
+        assert_eq!(
+            refusal(layer().lease(10 * MINUTE)),
+            "a lease of 600s is too long: the sender retries every 600s, and the first retry after \
+             a crash would find the key claimed; choose a shorter lease"
+        );
+    }
+
+    #[test]
+    fn the_wait_must_be_shorter_than_the_lease() {
+        assert!(layer().in_flight_wait(Duration::ZERO).is_ok());
+        assert!(layer().in_flight_wait(MINUTE - NANO).is_ok());
+        assert!(layer().lease(Duration::from_secs(5) + NANO).is_ok());
+        for refused in [
+            layer().in_flight_wait(MINUTE),
+            layer().lease(Duration::from_secs(5)),
+            layer()
+                .lease(3 * MINUTE)
+                .and_then(|it| it.in_flight_wait(3 * MINUTE)),
+        ] {
+            assert!(matches!(refused, Err(ConfigError::WaitTooLong { .. })));
+        }
+        assert_eq!(
+            refusal(layer().in_flight_wait(MINUTE)),
+            "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or set \
+             a longer lease first"
+        );
+    }
+
+    #[test]
+    fn no_time_limit_is_zero() {
+        for (refused, limit) in [
+            (layer().store_timeout(Duration::ZERO), "store_timeout"),
+            (layer().handler_timeout(Duration::ZERO), "handler_timeout"),
+        ] {
+            assert!(matches!(&refused, Err(ConfigError::Zero(name)) if *name == limit));
+            assert_eq!(
+                refusal(refused),
+                format!("`{limit}` must be more than zero")
+            );
+        }
+        assert!(layer().store_timeout(NANO).is_ok());
+        assert!(layer().handler_timeout(Duration::MAX).is_ok());
+    }
+
+    #[test]
+    fn a_lease_can_be_renewed_in_time() {
+        let wait_none = || layer().in_flight_wait(Duration::ZERO);
+        for short in [Duration::ZERO, NANO, Duration::from_millis(100) - NANO] {
+            let refused = wait_none().and_then(|layer| layer.lease(short));
+            assert!(matches!(refused, Err(ConfigError::LeaseTooShort { lease }) if lease == short));
+        }
+        let shortest = Duration::from_millis(100);
+        assert!(wait_none().and_then(|layer| layer.lease(shortest)).is_ok());
+
+        // However slow the sender is, a lease can be added to any time.
+        let policy = SenderPolicy {
+            retry_every: Duration::MAX,
+            ..SenderPolicy::default()
+        };
+        let refused = layer().sender_policy(policy);
+        assert!(matches!(refused, Err(ConfigError::LeaseTooLong { .. })));
+    }
+
+    #[test]
+    fn another_sender_brings_limits_of_its_own() {
+        let policy = SenderPolicy {
+            retry_every: MINUTE,
+            retry_for: 30 * DAY,
+            ..SenderPolicy::default()
+        };
+        let layer = || layer().sender_policy(policy);
+        assert!(layer().is_ok());
+        let retention = layer().and_then(|it| it.retention(30 * DAY));
+        assert!(matches!(
+            retention,
+            Err(ConfigError::RetentionTooShort { .. })
+        ));
+        let lease = layer().and_then(|it| it.lease(MINUTE));
+        assert!(matches!(lease, Err(ConfigError::LeaseTooLong { .. })));
+
+        // Its leases of 5 seconds do not leave room for a wait of 5 seconds.
+        let hasty = SenderPolicy {
+            retry_every: Duration::from_secs(50),
+            ..policy
+        };
+        let refused = self::layer().sender_policy(hasty);
+        assert!(matches!(refused, Err(ConfigError::WaitTooLong { .. })));
+        let patient = self::layer().in_flight_wait(Duration::from_secs(4));
+        assert!(patient.and_then(|it| it.sender_policy(hasty)).is_ok());
+        let never = SenderPolicy {
+            retry_for: Duration::MAX,
+            ..policy
+        };
+        let refused = self::layer().sender_policy(never);
+        assert!(matches!(
+            refused,
+            Err(ConfigError::RetentionTooShort { .. })
+        ));
+    }
+}

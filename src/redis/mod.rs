@@ -96,11 +96,11 @@ use crate::store::{
 ///
 /// ```no_run
 /// use tower_webhook::redis::RedisStore;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// let store = RedisStore::connect("redis://localhost:6379").await?.with_prefix("crm:")?;
-/// let layer = WebhookLayer::with_store(Secret::from_env("WEBHOOK_SECRET")?, store);
+/// let webhooks = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?).store(store);
 /// # Ok(())
 /// # }
 /// ```

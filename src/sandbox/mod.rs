@@ -21,9 +21,8 @@
 //! ```
 //! # use tower_webhook::event::*;
 //! # use tower_webhook::{Delivery, EventRouter};
-//! use tower::Layer;
 //! use tower_webhook::sandbox::{Fault, Rating, Sandbox, Webhook};
-//! use tower_webhook::{Secret, WebhookLayer};
+//! use tower_webhook::{Secret, Webhooks};
 //! # fn my_handlers() -> EventRouter {
 //! #     EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()))
 //! # }
@@ -35,7 +34,8 @@
 //! # async fn main() { a_chat_is_handled().await }
 //! async fn a_chat_is_handled() {
 //!     let secret = Secret::new("secret").unwrap();
-//!     let sandbox = Sandbox::in_process(WebhookLayer::new(secret.clone()).layer(my_handlers()));
+//!     let (webhooks, _running) = Webhooks::new(secret.clone()).start(my_handlers()).unwrap();
+//!     let sandbox = Sandbox::in_process(webhooks);
 //!     sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
 //!     sandbox.inject(Fault::DropResponse);
 //!     let chat = sandbox.chat();

@@ -183,3 +183,38 @@ impl<S> Layer<S> for SignatureLayer {
         Signature::new(inner, Arc::new(self.config.clone()))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::signature::Secret;
+
+    fn layer() -> SignatureLayer {
+        SignatureLayer::new(Secret::new("secret").unwrap())
+    }
+
+    #[test]
+    fn each_header_has_a_name_of_its_own() {
+        let same = http::HeaderName::from_static("x-acme-event");
+        let branded = || HeaderNames::branded("acme").unwrap();
+        for names in [
+            HeaderNames {
+                key: same.clone(),
+                ..branded()
+            },
+            HeaderNames {
+                signature: same.clone(),
+                ..branded()
+            },
+            HeaderNames {
+                key: same.clone(),
+                signature: same.clone(),
+                ..HeaderNames::default()
+            },
+        ] {
+            let refused = layer().header_names(names);
+            assert!(matches!(refused, Err(ConfigError::SameHeader(name)) if name == same));
+        }
+        assert!(layer().header_names(branded()).is_ok());
+    }
+}

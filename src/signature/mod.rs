@@ -42,3 +42,41 @@ pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;
 pub use self::verify::SignatureError;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigError;
+
+    #[test]
+    fn what_is_wrong_with_secrets_and_names_is_said() {
+        use std::error::Error as _;
+
+        let text = |error: ConfigError| error.to_string();
+        assert_eq!(
+            text(Secret::new("").unwrap_err()),
+            "the secret is empty: set the secret that is configured in the partner portal"
+        );
+        assert_eq!(
+            text(Secrets::new([]).unwrap_err()),
+            "there is no secret: pass at least one that is configured in the partner portal"
+        );
+        let missing = Secret::from_env("NO_SUCH_VARIABLE").unwrap_err();
+        assert!(missing.source().is_some());
+        assert_eq!(
+            text(missing),
+            "the environment variable `NO_SUCH_VARIABLE` holds no secret: set it to the secret \
+             that is configured in the partner portal"
+        );
+        let unreadable = Secrets::from_file("/nonexistent/secrets").unwrap_err();
+        assert!(unreadable.source().is_some());
+        assert_eq!(
+            text(unreadable),
+            "a file of secrets must be readable UTF-8 with one secret per line: `/nonexistent/secrets` cannot be read"
+        );
+        assert_eq!(
+            text(HeaderNames::branded("a b").unwrap_err()),
+            "`a b` cannot be the prefix of a header: use letters, digits and hyphens"
+        );
+    }
+}

@@ -157,11 +157,11 @@ impl fmt::Debug for Secret {
 /// one. [`replace`](Self::replace) changes the set while deliveries are in flight:
 ///
 /// ```
-/// use tower_webhook::{Secret, Secrets, WebhookLayer};
+/// use tower_webhook::{Secret, Secrets, Webhooks};
 ///
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {
 /// let secrets = Secrets::from(Secret::new("old")?);
-/// let layer = WebhookLayer::new(secrets.clone());
+/// let webhooks = Webhooks::new(secrets.clone());
 ///
 /// secrets.replace([Secret::new("old")?, Secret::new("new")?])?; // then change the portal,
 /// secrets.replace([Secret::new("new")?])?; // and then drop the old one

@@ -18,11 +18,11 @@ use crate::event::{EventKind, SenderPolicy};
 ///
 /// ```
 /// use tower_webhook::telemetry::FailureBudget;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {
 /// let budget = FailureBudget::default();
-/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer(budget.clone());
+/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer(budget.clone());
 ///
 /// for spent in budget.spent() {
 ///     println!("{spent}"); // chat-rated: 120 of 500 failures in the last hour (24 %)

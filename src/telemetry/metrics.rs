@@ -21,15 +21,14 @@ use crate::outcome::Settlement;
 ///
 /// ```
 /// use tower_webhook::telemetry::{FailureBudget, Metrics};
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {
 /// let budget = FailureBudget::default();
-/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer((Metrics::new(), budget.clone()));
+/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer((Metrics::new(), budget.clone()));
 ///
 /// // Before each scrape:
 /// budget.record_metrics();
-/// layer.record_metrics();
 /// # Ok(())
 /// # }
 /// ```

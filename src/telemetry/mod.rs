@@ -19,7 +19,7 @@
 //!
 //! ```
 //! use tower_webhook::telemetry::{FailureBudget, Silence};
-//! use tower_webhook::{Secret, WebhookLayer};
+//! use tower_webhook::{Secret, Webhooks};
 //!
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), tower_webhook::ConfigError> {
@@ -27,7 +27,7 @@
 //! let silence = Silence::new().learn();
 //! tokio::spawn(silence.clone().watch());
 //!
-//! let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer((budget.clone(), silence));
+//! let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer((budget.clone(), silence));
 //! # Ok(())
 //! # }
 //! ```

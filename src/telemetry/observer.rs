@@ -15,14 +15,14 @@ use crate::outcome::{Outcome, Settlement};
 
 /// Sees each delivery, attempt, and call of a store or queue when it has ended.
 ///
-/// Pass it to [`WebhookLayer::observer`](crate::WebhookLayer::observer), or to the setters of the same name of the
+/// Pass it to [`Webhooks::observer`](crate::Webhooks::observer), or to the setters of the same name of the
 /// single layers and of an inbox. Tuples combine several observers, and an [`Arc`] shares one:
 ///
 /// ```
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU64, Ordering};
 /// use tower_webhook::telemetry::{FailureBudget, Observation, Observer};
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// /// Counts the deliveries that the platform counts as failed.
 /// #[derive(Default)]
@@ -41,7 +41,7 @@ use crate::outcome::{Outcome, Settlement};
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {
 /// let failures = Arc::new(Failures::default());
 /// let budget = FailureBudget::default();
-/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer((failures.clone(), budget.clone()));
+/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer((failures.clone(), budget.clone()));
 /// # Ok(())
 /// # }
 /// ```

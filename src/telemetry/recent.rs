@@ -22,11 +22,11 @@ use crate::outcome::{Outcome, Settlement, name};
 ///
 /// ```
 /// use tower_webhook::telemetry::Recent;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {
 /// let recent = Recent::new();
-/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer(recent.clone());
+/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer(recent.clone());
 ///
 /// for problem in recent.problems() {
 ///     println!("{} times {}: {}", problem.count, problem.outcome, problem.reason);

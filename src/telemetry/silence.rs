@@ -23,7 +23,7 @@ use crate::event::{EventKind, chat_id};
 /// use std::time::Duration;
 /// use tower_webhook::event::EventKind;
 /// use tower_webhook::telemetry::Silence;
-/// use tower_webhook::{Secret, WebhookLayer};
+/// use tower_webhook::{Secret, Webhooks};
 ///
 /// # #[tokio::main(flavor = "current_thread")]
 /// # async fn main() -> Result<(), tower_webhook::ConfigError> {
@@ -32,7 +32,7 @@ use crate::event::{EventKind, chat_id};
 ///     .expect(EventKind::MESSAGE_CREATED, 4 * hour)
 ///     .learn()
 ///     .rated_within(72 * hour);
-/// let layer = WebhookLayer::new(Secret::new("8c1f…")?).observer(silence.clone());
+/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer(silence.clone());
 /// tokio::spawn(silence.watch());
 /// # Ok(())
 /// # }

@@ -47,6 +47,9 @@
 //!     }
 //! }
 //!
+//! # #[cfg(not(feature = "signal"))]
+//! # fn main() {}
+//! # #[cfg(feature = "signal")]
 //! #[tokio::main]
 //! async fn main() -> anyhow::Result<()> {
 //!     tracing_subscriber::fmt::init(); // says why an event failed
@@ -69,7 +72,9 @@
 //!     let webhooks = SignatureLayer::new(secret).layer(events);
 //!
 //!     let app = Router::new().route_service("/webhooks", webhooks);
-//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app).await?;
+//!     axum::serve(TcpListener::bind("127.0.0.1:3000").await?, app)
+//!         .with_graceful_shutdown(tower_webhook::shutdown()) // feature `signal`
+//!         .await?;
 //!     Ok(())
 //! }
 //! ```

@@ -10,6 +10,8 @@ mod layer;
 mod running;
 #[cfg(feature = "signal")]
 mod signal;
+#[cfg(all(test, feature = "moka"))]
+mod tests;
 
 pub use self::builder::Webhooks;
 pub use self::layer::WebhookLayer;

@@ -15,7 +15,8 @@ use crate::store::StoreError;
 /// The part of a receiver that a server does not know: with a store, the runs whose client disconnected; with an inbox,
 /// its worker. It is returned by [`Webhooks::start`](crate::Webhooks).
 ///
-/// Drain it after the server has stopped. Dropping it stops the worker of an inbox, and interrupts its attempts as
+/// Drain it after the server has stopped. To share it with a task that records metrics, put it into an
+/// [`Arc`](std::sync::Arc). Dropping it stops the worker of an inbox, and interrupts its attempts as
 /// [`drain`](Self::drain) does at its limit. Detached runs continue.
 #[derive(Debug)]
 #[must_use = "dropping it stops the worker of an inbox"]
@@ -51,7 +52,7 @@ impl Running {
     /// # Errors
     ///
     /// When the limit has passed. No event is lost: the platform or the next worker tries again.
-    pub async fn drain(self, limit: Duration) -> Result<(), DrainTimeout> {
+    pub async fn drain(&self, limit: Duration) -> Result<(), DrainTimeout> {
         self.drain_until(sleep(limit)).await
     }
 
@@ -60,8 +61,8 @@ impl Running {
     /// # Errors
     ///
     /// When `cut` was ready first.
-    pub async fn drain_until(self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
-        match self.work {
+    pub async fn drain_until(&self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
+        match &self.work {
             Work::Inline(runs) => runs.drain_until(cut).await,
             Work::Inbox(worker) => worker.drain_until(cut).await,
         }

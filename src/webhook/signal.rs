@@ -48,7 +48,7 @@ async fn terminated() {
 
 #[cfg(not(unix))]
 async fn terminated() {
-    pending().await
+    pending::<()>().await;
 }
 
 async fn not_caught(signal: &str, error: &std::io::Error) {
@@ -56,5 +56,5 @@ async fn not_caught(signal: &str, error: &std::io::Error) {
         reason = error as &dyn std::error::Error,
         "{signal} cannot be caught, and does not end this program gracefully"
     );
-    pending().await
+    pending::<()>().await;
 }

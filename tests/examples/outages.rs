@@ -33,6 +33,7 @@ use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Si
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, Webhooks};
 
 use super::operations::{ALERTS, FILES, alerts, check};
+use crate::support::Ready;
 use crate::support::lock;
 use crate::support::queue::FaultyQueue;
 use crate::support::store::{Operation, TestStore};

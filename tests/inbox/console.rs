@@ -29,6 +29,7 @@ use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Signature
 use tracing::Level;
 
 use super::worker::{Crm, DAY, SECOND, event, inbox, states, webhooks};
+use crate::support::Ready;
 use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use crate::support::lock;
 use crate::support::log::Log;

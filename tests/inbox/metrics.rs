@@ -16,6 +16,7 @@ use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, Webhooks};
 
 use super::worker::{DAY, MINUTE, SECOND, event};
+use crate::support::Ready;
 use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use crate::support::store::{Operation, TestStore};
 
@@ -120,10 +121,11 @@ async fn recorded_metrics_are_those_of_the_table() {
 
     // Inline: handled, a forged request, and a client that disconnects. The store forgets keys.
     let store = MokaStore::with_capacity(1);
-    let layer = Webhooks::new(secret())
+    let (mut service, running) = Webhooks::new(secret())
         .store(store.clone())
-        .observer(observer);
-    let mut service = layer.layer(events);
+        .observer(observer)
+        .start(events)
+        .unwrap();
     for number in 0..2_000 {
         send(&service, event("fine", number)).await.assert_ok();
     }
@@ -149,7 +151,7 @@ async fn recorded_metrics_are_those_of_the_table() {
     send(&down, event("fine", 1))
         .await
         .assert_problem(503, "store-unavailable");
-    layer.record_metrics();
+    running.record_metrics().await.unwrap();
     store.record_metrics();
     budget.record_metrics();
     silence.record_metrics();

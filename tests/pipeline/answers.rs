@@ -21,6 +21,7 @@ use tower_webhook::{
     SenderPolicy, WebhookLayer, Webhooks,
 };
 
+use crate::support::Ready;
 use crate::support::delivery::{
     Answered, BODY, CONTENT_TYPE, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SIGNATURE, Step,
     delivery, secret, send,

@@ -13,6 +13,7 @@ use tower_webhook::event::ChatRated;
 use tower_webhook::store::KeyState;
 use tower_webhook::{EventRouter, WebhookLayer, Webhooks};
 
+use crate::support::Ready;
 use crate::support::delivery::{BODY, Crm, RequestExt, Step, delivery, secret, send};
 use crate::support::store::TestStore;
 

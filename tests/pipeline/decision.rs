@@ -18,6 +18,7 @@ use tower_webhook::{
 };
 use tracing::Level;
 
+use crate::support::Ready;
 use crate::support::delivery::{
     BODY, Crm, KEY, RequestExt, SIGNATURE, Step, delivery, secret, send,
 };

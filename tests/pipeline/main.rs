@@ -4,6 +4,7 @@
 mod support;
 
 mod answers;
+mod builder;
 mod cancellation;
 mod compile_errors;
 mod decision;

@@ -21,6 +21,7 @@ use tower_webhook::{
 };
 use tracing::Level;
 
+use crate::support::Ready;
 use crate::support::delivery::{Answered, BODY, RequestExt, deliver, delivery, secret, send};
 use crate::support::log::Log;
 use crate::support::net::Counted;

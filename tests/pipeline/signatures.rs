@@ -17,6 +17,7 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::SignatureError;
 use tower_webhook::{EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
+use crate::support::Ready;
 use crate::support::delivery::{
     Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, secret, send,
 };

@@ -19,6 +19,7 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
+use crate::support::Ready;
 use crate::support::delivery::{BODY, secret};
 use crate::support::eventually;
 use crate::support::net::*;

@@ -20,6 +20,7 @@ use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Sil
 use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, Webhooks};
 use tracing::Level;
 
+use crate::support::Ready;
 use crate::support::delivery::{
     BODY, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SIGNATURE, Step, delivery, secret, send,
 };

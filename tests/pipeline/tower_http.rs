@@ -34,6 +34,7 @@ use tower_webhook::{
 };
 use tracing::Level;
 
+use crate::support::Ready;
 use crate::support::delivery::{
     Answered, BODY, Crm, HANDLER_ERROR, RequestExt, SIGNATURE, Step, delivery, delivery_of, read,
     secret, send,
@@ -269,7 +270,7 @@ async fn timeout_inside_drops_the_handler_and_has_no_outcome() {
     // The setter answers by its row of the table, and logs an error.
     log.clear();
     let layer = Webhooks::new(secret()).handler_timeout(5 * SECOND);
-    let service = layer.unwrap().layer(events(&Crm::new([Step::Hang])));
+    let service = layer.layer(events(&Crm::new([Step::Hang])));
     let (answered, decision) = decided(&service, delivery_of("a")).await;
     answered.assert_problem(503, "handler-timeout");
     assert_eq!(name(&decision), Some("handler-timeout"));
@@ -347,7 +348,7 @@ async fn default_body_limit_of_axum_does_not_bind_a_delivery() {
     let app = Router::new()
         .route("/delivery", post(async |_: Delivery<ChatRated>| ()))
         .route("/bytes", post(async |_: Bytes| ()))
-        .route_layer(Webhooks::new(secret()).max_body(4 * 1024 * 1024));
+        .route_layer(Webhooks::new(secret()).max_body(4 * 1024 * 1024).ready());
 
     send(&app, request("/delivery")).await.assert_ok_status();
     assert_eq!(send(&app, request("/bytes")).await.status, 413);

@@ -8,9 +8,12 @@ use axum::body::Body;
 use http::{Method, Request};
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
-use tower_webhook::{EventKind, EventRouter, RawDelivery, WebhookLayer};
+use tower_webhook::{
+    EventKind, EventRouter, IdempotencyLayer, RawDelivery, WebhookLayer, Webhooks,
+};
 use tracing::Level;
 
+use crate::support::Ready;
 use crate::support::delivery::{
     BODY, CONTENT_TYPE, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SECRET, SIGNATURE, Step,
     delivery, secret, send,

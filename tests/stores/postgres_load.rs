@@ -12,7 +12,6 @@ use sqlx::{AssertSqlSafe, Row};
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
-use tower::Layer;
 use tower_webhook::event::ChatRated;
 use tower_webhook::idempotency::Idempotency;
 use tower_webhook::postgres::PostgresStore;
@@ -20,6 +19,7 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, Webhooks};
 
+use crate::support::Ready;
 use crate::support::delivery::{BODY, deliver, secret};
 use crate::support::eventually;
 use crate::support::net::{Server, post, whole};
@@ -112,7 +112,6 @@ impl Load {
             .in_flight_wait(Duration::from_millis(500))
             // What a crash leaves claimed is free again while the test waits for it.
             .lease(Duration::from_secs(3))
-            .unwrap()
             .layer(events);
         let mut senders = JoinSet::new();
         for at in 0..SENDERS {

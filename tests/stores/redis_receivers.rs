@@ -20,6 +20,7 @@ use tower_webhook::redis::RedisStore;
 use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, WebhookLayer, Webhooks};
 
+use crate::support::Ready;
 use crate::support::delivery::{Answered, BODY, deliver, secret};
 use crate::support::eventually;
 use crate::support::net::*;
@@ -38,6 +39,7 @@ fn layer(store: RedisStore, lease: Duration) -> WebhookLayer<RedisStore> {
         .store(store)
         .in_flight_wait(Duration::ZERO)
         .lease(lease)
+        .ready()
 }
 
 async fn is_done(store: &RedisStore, key: &str) -> bool {

@@ -247,11 +247,9 @@ where
             tokio::spawn(producer::purge(Arc::clone(&pool))).abort_handle(),
         ];
         WorkerHandle {
-            inner: Some(Inner {
-                control: pool,
-                place,
-                tasks,
-            }),
+            control: pool,
+            place,
+            tasks,
         }
     }
 }
@@ -273,13 +271,8 @@ const MOST: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
 };
 
 /// A running worker. Dropping it stops the worker, and interrupts its attempts as a drain does at its deadline.
-#[derive(Debug)]
 #[must_use = "dropping it stops the worker"]
 pub struct WorkerHandle {
-    inner: Option<Inner>,
-}
-
-struct Inner {
     control: Arc<dyn Control>,
     place: Place,
     tasks: Vec<AbortHandle>,
@@ -323,14 +316,14 @@ impl<Q: Queue> Control for Pool<Q> {
 }
 
 impl WorkerHandle {
-    /// Stops taking events, and waits until the attempts in progress have ended, or until `deadline` from now has
+    /// Stops the worker: it takes no more events. Waits until the attempts in progress have ended, or until `deadline` from now has
     /// passed. Attempts that are then still in progress are interrupted: their handlers are dropped, their events are
     /// released at once, and the attempts do not count.
     ///
     /// # Errors
     ///
     /// When attempts were interrupted.
-    pub async fn drain(self, deadline: Duration) -> Result<(), DrainTimeout> {
+    pub async fn drain(&self, deadline: Duration) -> Result<(), DrainTimeout> {
         self.drain_until(sleep(deadline)).await
     }
 
@@ -339,20 +332,17 @@ impl WorkerHandle {
     /// # Errors
     ///
     /// When attempts were interrupted.
-    pub async fn drain_until(mut self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
-        let Some(inner) = &self.inner else {
-            return Ok(());
-        };
-        inner.place.leave();
-        inner.control.stop(Stop::Draining);
-        let (permits, all) = inner.control.permits();
+    pub async fn drain_until(&self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
+        self.place.leave();
+        self.control.stop(Stop::Draining);
+        let (permits, all) = self.control.permits();
         let ended = tokio::select! {
             biased;
             _ = permits.acquire_many(all) => Ok(()),
             () = cut => {
                 let left = all as usize - permits.available_permits();
-                inner.control.stop(Stop::Now);
-                let limit = inner.control.store_timeout();
+                self.control.stop(Stop::Now);
+                let limit = self.control.store_timeout();
                 let _ = timeout(limit, permits.acquire_many(all)).await;
                 match left {
                     0 => Ok(()),
@@ -367,19 +357,13 @@ impl WorkerHandle {
     /// Records the metrics of the worker's inbox.
     #[cfg(feature = "metrics")]
     pub(crate) async fn record_metrics(&self) -> Result<(), StoreError> {
-        match &self.inner {
-            Some(inner) => inner.control.record_metrics().await,
-            None => Ok(()),
-        }
+        self.control.record_metrics().await
     }
 
-    fn end(&mut self) {
-        let Some(inner) = self.inner.take() else {
-            return;
-        };
-        inner.place.leave();
-        inner.control.stop(Stop::Now);
-        for task in inner.tasks {
+    fn end(&self) {
+        self.place.leave();
+        self.control.stop(Stop::Now);
+        for task in &self.tasks {
             task.abort();
         }
     }
@@ -391,8 +375,8 @@ impl Drop for WorkerHandle {
     }
 }
 
-impl fmt::Debug for Inner {
+impl fmt::Debug for WorkerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inner").finish_non_exhaustive()
+        f.debug_struct("WorkerHandle").finish_non_exhaustive()
     }
 }
