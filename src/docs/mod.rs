@@ -62,7 +62,6 @@ macro_rules! page {
         #[doc = "[`Queue`]: crate::inbox::Queue"]
         #[doc = "[`Retry::max_attempts`]: crate::inbox::Retry::max_attempts"]
         #[doc = "[`Stats`]: crate::inbox::Stats"]
-        #[doc = "[`Worker`]: crate::inbox::Worker"]
         #[doc = "[`backlog_limit`]: crate::inbox::Inbox::backlog_limit"]
         #[doc = "[`chat_by`]: crate::inbox::Inbox::chat_by"]
         #[doc = "[`except`]: crate::inbox::Worker::except"]

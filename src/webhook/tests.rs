@@ -57,10 +57,6 @@ fn refusal(webhooks: impl Start) -> String {
 
 #[tokio::test]
 async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() {
-    let same = HeaderNames {
-        event: http::HeaderName::from_static("x-service-signature"),
-        ..HeaderNames::default()
-    };
     let cases: [(fn(Webhooks) -> Webhooks, &str); 6] = [
         (
             |it| it.retention(7 * DAY),
@@ -101,7 +97,15 @@ async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() 
         assert_eq!(refusal(change(new()).store(MokaStore::new())), text);
         assert_eq!(refusal(change(new()).inbox(MemoryQueue::new())), text);
     }
-    let text = "two headers are named `x-service-signature`: each header needs a name of its own";
+    let names = HeaderNames::default();
+    let text = format!(
+        "two headers are named `{}`: each header needs a name of its own",
+        names.key
+    );
+    let same = HeaderNames {
+        event: names.key.clone(),
+        ..names
+    };
     assert_eq!(refusal(new().header_names(same.clone())), text);
     assert_eq!(refusal(with_inbox().header_names(same)), text);
     assert_eq!(
