@@ -11,24 +11,16 @@ use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::Console;
 use super::bulk::Action;
 use super::guard::actor;
 use super::page::{Site, View};
-use super::routes::{Problem, Search, find_job, id, inbox, past};
+use super::problem::Problem;
+use super::request::{Search, action, find_job, id, inbox};
+use super::settings::Console;
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::{Change, EventId, EventState};
 use crate::store::StoreError;
-
-pub(super) fn action(name: &str) -> Result<Action, Problem> {
-    let unknown = || {
-        Problem::bad(format!(
-            "`{name}` is not an action. The actions are `redrive` and `discard`."
-        ))
-    };
-    Action::parse(name).ok_or_else(unknown)
-}
 
 /// Redirects to a page, or shows the problem.
 fn then(console: &Console, site: &Site, result: Result<String, Problem>) -> Response {
@@ -180,7 +172,7 @@ pub(super) async fn change_selected(
             let count = ids.len() - unchanged.len();
             let reason = format!(
                 "{count} events were {}. These were not changed, because their state does not allow it, their bodies were deleted, or they no longer exist: {}.",
-                past(action),
+                action.past(),
                 unchanged.join(", ")
             );
             return Err(Problem::new(StatusCode::CONFLICT, reason));

@@ -2,10 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::super::routes::More;
-use super::View;
+use super::super::operations::More;
 use super::events::{Columns, rest, table, waiting};
-use super::parts::{ago, button, chat as chat_link, clip, full_time, kind, short, state};
+use super::parts::{button, chat as chat_link, state};
+use super::text::{ago, clip, full_time, kind, short};
+use super::view::View;
 use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
 /// What is known of the lane of an event.

@@ -6,8 +6,9 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
-use super::View;
-use super::parts::{clip, encode, gauge, kind as name, long, minute, time};
+use super::parts::gauge;
+use super::text::{clip, encode, kind as name, long, minute, time};
+use super::view::View;
 use crate::event::EventKind;
 use crate::inbox::{KindStats, Stats};
 use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
