@@ -9,7 +9,6 @@ use crate::delivery::Delivery;
 use crate::error::BoxError;
 use crate::event::Event;
 use crate::outcome::Outcome;
-#[cfg(feature = "postgres")]
 
 /// Handles the events of one kind.
 ///

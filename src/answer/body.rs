@@ -11,7 +11,8 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
 
-use super::Answer;
+use super::respond::{refuse, respond_with};
+use super::row::Answer;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
 
@@ -34,7 +35,7 @@ pin_project! {
 impl<B> ResponseBody<B> {
     /// Logs an outcome, and returns its response.
     pub(crate) fn answer(outcome: Outcome) -> Response<Self> {
-        super::respond_with(outcome).map(Self::of_this_crate)
+        respond_with(outcome).map(Self::of_this_crate)
     }
 
     /// The response for a refusal of a verified delivery. The caller logs it.
@@ -56,7 +57,7 @@ impl<B> ResponseBody<B> {
     where
         R: Answer + Error + Send + Sync + 'static,
     {
-        super::refuse(refusal, kind, is_verified, headers).map(Self::of_this_crate)
+        refuse(refusal, kind, is_verified, headers).map(Self::of_this_crate)
     }
 
     fn of_this_crate(body: Full<Bytes>) -> Self {

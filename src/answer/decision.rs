@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use http::{Response, StatusCode};
 
-use super::{Answer, SharedError};
+use super::row::{Answer, SharedError};
 use crate::event::EventKind;
 use crate::outcome::{Outcome, name};
 
@@ -256,12 +256,12 @@ mod tests {
 
     #[test]
     fn a_status_that_a_layer_changed_decides_over_an_answer_of_this_crate() {
-        let mut rewritten = super::super::respond_with(Outcome::failed("no disk"));
+        let mut rewritten = super::super::respond::respond_with(Outcome::failed("no disk"));
         assert!(!Decision::completes(&rewritten));
         *rewritten.status_mut() = http::StatusCode::OK;
         assert!(Decision::completes(&rewritten));
 
-        let mut rewritten = super::super::respond_with(Outcome::Replayed);
+        let mut rewritten = super::super::respond::respond_with(Outcome::Replayed);
         assert!(Decision::completes(&rewritten));
         *rewritten.status_mut() = http::StatusCode::SERVICE_UNAVAILABLE;
         assert!(!Decision::completes(&rewritten));

@@ -5,7 +5,9 @@ use axum_core::response::{IntoResponse, Response};
 use http::HeaderMap;
 use http::request::Parts;
 
-use super::{Answer, Decision, Row, log_refusal, respond, respond_with};
+use super::decision::Decision;
+use super::respond::{respond, respond_with};
+use super::row::{Answer, Row, log_refusal};
 use crate::delivery::{DecodeError, Delivery, RawDelivery};
 use crate::event::{Event, EventKind};
 use crate::outcome::Outcome;

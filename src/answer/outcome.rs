@@ -3,7 +3,7 @@
 use http::header::HeaderMap;
 use http::{HeaderName, HeaderValue};
 
-use super::{Answer, Row, insert_retry_after, log_refusal, row};
+use super::row::{Answer, Row, insert_retry_after, log_refusal, row};
 use crate::error::Chain;
 use crate::outcome::Outcome;
 
@@ -122,8 +122,9 @@ impl Answer for Outcome {
 mod tests {
     use std::sync::Arc;
 
+    use super::super::decision::Decision;
+    use super::super::respond::respond_with;
     use super::super::tests::{CONFIDENTIAL, Documented, SECOND, assert_row};
-    use super::super::{Decision, respond_with};
     use super::*;
     use crate::delivery::RawDelivery;
     use crate::error::BoxError;

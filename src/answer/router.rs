@@ -11,6 +11,7 @@ use http::{Request, Response};
 use http_body_util::Full;
 use tower_service::Service;
 
+use super::respond::respond_with;
 use crate::delivery::RawDelivery;
 use crate::router::{EventRouter, RouterFuture};
 use crate::verified::Verified;
@@ -42,7 +43,7 @@ impl Future for RouterResponseFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let Ok(outcome) = ready!(Pin::new(&mut self.outcome).poll(cx));
-        Poll::Ready(Ok(super::respond_with(outcome)))
+        Poll::Ready(Ok(respond_with(outcome)))
     }
 }
 

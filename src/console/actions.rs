@@ -11,24 +11,16 @@ use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::Console;
 use super::bulk::Action;
 use super::guard::actor;
 use super::page::{Site, View};
-use super::routes::{Problem, Search, find_job, id, inbox, past};
+use super::problem::Problem;
+use super::request::{Search, action, find_job, id, inbox};
+use super::settings::Console;
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::{Change, EventId, EventState};
 use crate::store::StoreError;
-
-pub(super) fn action(name: &str) -> Result<Action, Problem> {
-    let unknown = || {
-        Problem::bad(format!(
-            "`{name}` is not an action. The actions are `redrive` and `discard`."
-        ))
-    };
-    Action::parse(name).ok_or_else(unknown)
-}
 
 /// Redirects to a page, or shows the problem.
 fn then(console: &Console, site: &Site, result: Result<String, Problem>) -> Response {
@@ -131,12 +123,29 @@ fn state(text: &str) -> Result<Option<EventState>, Problem> {
     }
 }
 
+/// An event, and the state that the page showed.
+type Selected = (EventId, Option<EventState>);
+
 /// Parses an event as `7:dead`, or `7` for any state.
-fn selected(text: &str) -> Result<(EventId, Option<EventState>), Problem> {
+fn selected(text: &str) -> Result<Selected, Problem> {
     match text.split_once(':') {
         Some((number, shown)) => Ok((id(number)?, state(shown)?)),
         None => Ok((id(text)?, None)),
     }
+}
+
+/// Parses the form of a list: the events that are selected, the action, and the query of the list.
+fn selection(body: &[u8]) -> Result<(Vec<Selected>, String, String), Problem> {
+    let (mut ids, mut name, mut query) = (Vec::new(), String::new(), String::new());
+    for (field, value) in form_urlencoded::parse(body) {
+        match &*field {
+            "id" => ids.push(selected(&value)?),
+            "action" => name = value.into_owned(),
+            "query" => query = value.into_owned(),
+            _ => {}
+        }
+    }
+    Ok((ids, name, query))
 }
 
 /// Changes the events that are selected in a list. The body has a field `id` for each, with the state that was shown.
@@ -147,16 +156,7 @@ pub(super) async fn change_selected(
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
     let changed = async {
-        let body = body?;
-        let (mut ids, mut name, mut query) = (Vec::new(), String::new(), String::new());
-        for (field, value) in form_urlencoded::parse(&body) {
-            match &*field {
-                "id" => ids.push(selected(&value)?),
-                "action" => name = value.into_owned(),
-                "query" => query = value.into_owned(),
-                _ => {}
-            }
-        }
+        let (ids, name, query) = selection(&body?)?;
         let action = action(&name)?;
         if ids.is_empty() {
             return Err(Problem::bad("No event was selected."));
@@ -180,7 +180,7 @@ pub(super) async fn change_selected(
             let count = ids.len() - unchanged.len();
             let reason = format!(
                 "{count} events were {}. These were not changed, because their state does not allow it, their bodies were deleted, or they no longer exist: {}.",
-                past(action),
+                action.past(),
                 unchanged.join(", ")
             );
             return Err(Problem::new(StatusCode::CONFLICT, reason));

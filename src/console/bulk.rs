@@ -10,8 +10,7 @@ use futures_util::stream::{self, StreamExt};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
-use super::operations::Operations;
-use super::routes::{SEARCH, next};
+use super::operations::{Operations, SEARCH, next};
 use crate::error::Chain;
 use crate::inbox::{Change, EventId, EventState, Filter, Page};
 use crate::store::StoreError;
@@ -36,6 +35,14 @@ impl Action {
         match self {
             Self::Redrive => "redrive",
             Self::Discard => "discard",
+        }
+    }
+
+    /// The past tense, for a notice.
+    pub(super) fn past(self) -> &'static str {
+        match self {
+            Self::Redrive => "redriven",
+            Self::Discard => "discarded",
         }
     }
 

@@ -11,9 +11,9 @@ use http::header::{CONTENT_TYPE, HOST};
 use http::uri::Authority;
 use http::{HeaderMap, StatusCode};
 
-use super::Console;
 use super::page::{Site, View};
-use super::routes::Problem;
+use super::problem::Problem;
+use super::settings::Console;
 use crate::telemetry::Short;
 
 /// Refuses requests under other host names, notes where the console is mounted, and makes pages of the refusals of the

@@ -106,3 +106,25 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.counts.get(async move { inbox.stats().await }))
     }
 }
+
+/// The time limit of a search. After it, the page shows the events that were found.
+pub(super) const SEARCH: Duration = Duration::from_millis(40);
+
+/// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
+pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
+    let last = listed
+        .events
+        .last()
+        .filter(|_| listed.events.len() >= limit);
+    listed.searched.or(last.map(|event| event.id))
+}
+
+/// How a list continues.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum More {
+    Nothing,
+    /// Another page, after this event.
+    Page(EventId),
+    /// Events that were not searched, after this one.
+    Search(EventId),
+}

@@ -2,9 +2,8 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, SystemTime};
 
-use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
+use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query, State};
 use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
@@ -15,24 +14,31 @@ use http::header::{
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderValue, StatusCode};
-use serde::Deserialize;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use super::bulk::{Action, Job, preview};
+use super::actions;
+use super::bulk::preview;
 use super::guard::guard;
-use super::operations::Operations;
+use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Site, View};
-use super::{Console, actions};
-use crate::delivery::IdempotencyKey;
+use super::problem::Problem;
+use super::request::{Search, action, find_job, id, inbox, text};
+use super::settings::Console;
 use crate::error::Chain;
-use crate::event::EventKind;
-use crate::inbox::{EventId, EventState, Filter, Listed, Page};
+use crate::inbox::{EventState, Filter, Listed, Page};
 use crate::store::StoreError;
 
-pub(super) fn router(console: Arc<Console>) -> Router {
+impl Console {
+    /// Returns the pages.
+    pub fn router(self) -> Router {
+        router(Arc::new(self))
+    }
+}
+
+fn router(console: Arc<Console>) -> Router {
     let mut pages = Router::new()
         .route("/", get(overview))
         .route("/events", get(events))
@@ -82,85 +88,6 @@ pub(super) fn router(console: Arc<Console>) -> Router {
         .layer(header(CACHE_CONTROL, "no-store"))
 }
 
-/// Why a request has no page.
-pub(super) struct Problem {
-    status: StatusCode,
-    reason: String,
-    /// Whether the reason has the text of an error.
-    has_error: bool,
-}
-
-impl Problem {
-    pub(super) fn new(status: StatusCode, reason: impl Into<String>) -> Self {
-        Self {
-            status,
-            reason: reason.into(),
-            has_error: false,
-        }
-    }
-
-    pub(super) fn bad(reason: impl Into<String>) -> Self {
-        Self::new(StatusCode::BAD_REQUEST, reason)
-    }
-
-    pub(super) fn not_found(reason: impl Into<String>) -> Self {
-        Self::new(StatusCode::NOT_FOUND, reason)
-    }
-
-    /// Adds a sentence to the reason.
-    pub(super) fn add(&mut self, sentence: &str) {
-        self.reason.push(' ');
-        self.reason.push_str(sentence);
-    }
-
-    pub(super) fn page(self, view: &View<'_>) -> Response {
-        let reason = match self.has_error && view.console.hides_payloads {
-            true => "The queue failed. The log has the reason.",
-            false => &self.reason,
-        };
-        let page = page::problem(view, self.status, reason);
-        (self.status, Html(page.into_string())).into_response()
-    }
-}
-
-impl From<StoreError> for Problem {
-    fn from(error: StoreError) -> Self {
-        let reason = Chain(&error);
-        tracing::warn!(%reason, "the console could not ask the queue");
-        Self {
-            has_error: true,
-            ..Self::new(
-                StatusCode::SERVICE_UNAVAILABLE,
-                format!("The queue failed: {reason}."),
-            )
-        }
-    }
-}
-
-impl From<QueryRejection> for Problem {
-    fn from(rejection: QueryRejection) -> Self {
-        Self::bad(rejection.body_text())
-    }
-}
-
-impl From<PathRejection> for Problem {
-    fn from(rejection: PathRejection) -> Self {
-        Self::bad(rejection.body_text())
-    }
-}
-
-impl From<FormRejection> for Problem {
-    fn from(rejection: FormRejection) -> Self {
-        Self::new(rejection.status(), rejection.body_text())
-    }
-}
-
-impl From<BytesRejection> for Problem {
-    fn from(rejection: BytesRejection) -> Self {
-        Self::new(rejection.status(), rejection.body_text())
-    }
-}
-
 type Answer = Result<maud::Markup, Problem>;
 
 fn answer(view: &View<'_>, answer: Answer) -> Response {
@@ -168,26 +95,6 @@ fn answer(view: &View<'_>, answer: Answer) -> Response {
         Ok(page) => Html(page.into_string()).into_response(),
         Err(problem) => problem.page(view),
     }
-}
-
-/// The inbox, or the reason why a page has nothing to show.
-pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
-    let reason = "There is no inbox: each delivery is answered after its event was handled.";
-    console
-        .inbox
-        .as_ref()
-        .ok_or_else(|| Problem::not_found(reason))
-}
-
-pub(super) fn find_job(console: &Console, number: u64) -> Result<Arc<Job>, Problem> {
-    let reason = "There is no such job. The console keeps the last 50 jobs of this process.";
-    let job = console.jobs.get(number);
-    job.ok_or_else(|| Problem::not_found(reason))
-}
-
-pub(super) fn id(text: &str) -> Result<EventId, Problem> {
-    text.parse()
-        .map_err(|_| Problem::bad(format!("`{text}` is not the number of an event.")))
 }
 
 async fn not_found(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
@@ -219,162 +126,8 @@ async fn overview(State(console): State<Arc<Console>>, site: Extension<Site>) ->
     )
 }
 
-/// The filter of a list, as in a URL.
-#[derive(Clone, Debug, Default, Deserialize)]
-pub(super) struct Search {
-    #[serde(default)]
-    pub(super) state: String,
-    #[serde(default)]
-    pub(super) kind: String,
-    #[serde(default)]
-    pub(super) chat: String,
-    #[serde(default)]
-    pub(super) key: String,
-    /// The number of hours within which the event was accepted.
-    #[serde(default)]
-    pub(super) hours: String,
-    /// The times between which the event was accepted, such as `2026-11-22T20:15`.
-    #[serde(default)]
-    pub(super) from: String,
-    #[serde(default)]
-    pub(super) until: String,
-    /// A text in an error of the event.
-    #[serde(default)]
-    pub(super) error: String,
-    #[serde(default)]
-    pub(super) order: String,
-    #[serde(default)]
-    pub(super) after: String,
-    #[serde(default)]
-    pub(super) action: String,
-    /// The id of the chat, on its page.
-    #[serde(default)]
-    id: String,
-}
-
-impl Search {
-    pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
-        let mut filter = Filter::default();
-        // A search would tell which texts they have.
-        if console.hides_payloads && text(&self.error).is_some() {
-            return Err(Problem::bad("The texts of errors are hidden."));
-        }
-        match self.state.as_str() {
-            "" => {}
-            "unsettled" => {
-                let all = EventState::ALL.into_iter();
-                filter.states = all.filter(|state| state.is_unsettled()).collect();
-            }
-            state => {
-                let unknown = |error| Problem::bad(format!("`{state}`: {error}."));
-                filter.states = vec![state.parse().map_err(unknown)?];
-            }
-        }
-        let kind = self.kind.trim();
-        if !kind.is_empty() {
-            let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
-            filter.kinds = vec![kind.parse::<EventKind>().map_err(wrong)?];
-        }
-        filter.chat = text(&self.chat);
-        filter.error = text(&self.error);
-        if let Some(key) = text(&self.key) {
-            let value = HeaderValue::from_str(&key).ok();
-            let wrong = || Problem::bad("The key contains characters that no header can have.");
-            filter.key = Some(value.and_then(IdempotencyKey::new).ok_or_else(wrong)?);
-        }
-        if let Some(hours) = text(&self.hours) {
-            let wrong = || Problem::bad(format!("`{hours}` is not a number of hours."));
-            let hours: u32 = hours.parse().map_err(|_| wrong())?;
-            let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
-            filter.accepted_from = SystemTime::now().checked_sub(ago);
-        }
-        // With both, the later one.
-        filter.accepted_from = filter.accepted_from.max(time(&self.from)?);
-        filter.accepted_until = time(&self.until)?;
-        Ok(filter)
-    }
-
-    pub(super) fn newest_first(&self) -> bool {
-        self.order != "oldest"
-    }
-
-    fn page(&self, limit: usize) -> Result<Page, Problem> {
-        Ok(Page {
-            after: text(&self.after).map(|after| id(&after)).transpose()?,
-            limit,
-            newest_first: self.newest_first(),
-            within: Some(SEARCH),
-        })
-    }
-
-    /// The query of a URL with the same filter.
-    pub(super) fn query(&self) -> String {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        for (name, value) in [
-            ("state", &self.state),
-            ("kind", &self.kind),
-            ("chat", &self.chat),
-            ("key", &self.key),
-            ("hours", &self.hours),
-            ("from", &self.from),
-            ("until", &self.until),
-            ("error", &self.error),
-            ("order", &self.order),
-        ] {
-            if !value.trim().is_empty() {
-                query.append_pair(name, value.trim());
-            }
-        }
-        query.finish()
-    }
-}
-
-fn text(value: &str) -> Option<String> {
-    Some(value.trim().to_owned()).filter(|value| !value.is_empty())
-}
-
-/// Parses a time in UTC, with or without seconds, as browsers send it.
-fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
-    let Some(text) = self::text(text) else {
-        return Ok(None);
-    };
-    let with_seconds = match text.len() {
-        16 => format!("{text}:00"),
-        _ => text.clone(),
-    };
-    let wrong = |_| {
-        Problem::bad(format!(
-            "`{text}` is not a time such as `2026-11-22T20:15`, in UTC."
-        ))
-    };
-    let time = humantime::parse_rfc3339_weak(&with_seconds);
-    time.map(Some).map_err(wrong)
-}
-
-/// The time limit of a search. After it, the page shows the events that were found.
-pub(super) const SEARCH: Duration = Duration::from_millis(40);
-
-/// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
-pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
-    let last = listed
-        .events
-        .last()
-        .filter(|_| listed.events.len() >= limit);
-    listed.searched.or(last.map(|event| event.id))
-}
-
 /// The number of events on a page.
 const ROWS: usize = 40;
-
-/// How a list continues.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum More {
-    Nothing,
-    /// Another page, after this event.
-    Page(EventId),
-    /// Events that were not searched, after this one.
-    Search(EventId),
-}
 
 async fn events(
     State(console): State<Arc<Console>>,
@@ -514,7 +267,7 @@ async fn confirm(
     let view = View::new(&console, &site);
     let confirm = async {
         let Query(search) = search?;
-        let action = actions::action(&search.action)?;
+        let action = action(&search.action)?;
         let matched = preview(&**inbox(&console)?, &search.filter(&console)?).await?;
         Ok(page::confirm(&view, action, &search, matched))
     };
@@ -537,10 +290,181 @@ async fn job(
     answer(&view, job.await)
 }
 
-/// For the past tense of an action in a notice.
-pub(super) fn past(action: Action) -> &'static str {
-    match action {
-        Action::Redrive => "redriven",
-        Action::Discard => "discarded",
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+    use std::io;
+    use std::sync::Mutex;
+    use std::time::{Duration, SystemTime};
+
+    use axum::body::Body;
+    use http::{Request, StatusCode};
+    use http_body_util::BodyExt;
+    use tokio::sync::Semaphore;
+    use tokio::time::{sleep, timeout};
+    use tower::ServiceExt;
+
+    use super::super::operations::Answer;
+    use super::*;
+    use crate::event::EventKind;
+    use crate::inbox::{
+        BlockedLane, Change, EventId, EventRecord, EventState, EventSummary, Filter, Listed, Page,
+        Stats,
+    };
+
+    /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
+    struct Faulty {
+        permits: Arc<Semaphore>,
+    }
+
+    impl Operations for Faulty {
+        fn list<'a>(&'a self, _: &'a Filter, page: Page) -> Answer<'a, Listed> {
+            let event = EventSummary {
+                id: EventId(1),
+                kind: EventKind::CHAT_RATED,
+                key: None,
+                chat: None,
+                state: EventState::Dead,
+                is_redriven: false,
+                accepted_at: SystemTime::UNIX_EPOCH,
+                due_at: None,
+                settled_at: None,
+                failures: 1,
+            };
+            let listed = Listed {
+                events: vec![event],
+                searched: page.newest_first.then_some(EventId(7)),
+            };
+            Box::pin(async { Ok(listed) })
+        }
+
+        fn blocked_lanes<'a>(
+            &'a self,
+            _: Option<&'a str>,
+            _: Option<EventId>,
+            _: usize,
+        ) -> Answer<'a, Vec<BlockedLane>> {
+            Box::pin(pending())
+        }
+
+        fn get(&self, _: EventId) -> Answer<'_, Option<EventRecord>> {
+            panic!("the record is faulty")
+        }
+
+        fn redrive(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
+            Box::pin(async { panic!("the queue is faulty") })
+        }
+
+        fn discard(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
+            Box::pin(pending())
+        }
+
+        fn pause<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
+            Box::pin(async {
+                let _permit = self.permits.acquire().await;
+                Ok(())
+            })
+        }
+
+        fn resume<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
+            Box::pin(pending())
+        }
+
+        fn stats(&self) -> Answer<'_, (Stats, Duration)> {
+            Box::pin(pending())
+        }
+    }
+
+    fn console(permits: &Arc<Semaphore>) -> Router {
+        let permits = Arc::clone(permits);
+        let console = Console {
+            inbox: Some(Arc::new(Faulty { permits })),
+            ..Console::new()
+        };
+        console.router()
+    }
+
+    fn post(path: &str) -> Request<Body> {
+        let post = Request::post(path)
+            .header("sec-fetch-site", "same-origin")
+            .header("content-type", "application/x-www-form-urlencoded");
+        post.body(Body::from("action=redrive")).unwrap()
+    }
+
+    async fn get(app: Router, path: &str) -> String {
+        let get = Request::get(path).body(Body::empty()).unwrap();
+        let page = app.oneshot(get).await.unwrap().into_body();
+        let page = page.collect().await.unwrap().to_bytes();
+        String::from_utf8(page.to_vec()).unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_list_that_was_not_searched_to_its_end_says_so() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let list = get(app, "/events?error=refused").await;
+        assert!(list.contains("stopped after event 7"), "{list}");
+        let on = r#"<a href="/events?error=refused&amp;after=7" rel="next">Search on</a>"#;
+        assert!(list.contains(on), "{list}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_job_that_panics_has_ended() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let started = app.clone().oneshot(post("/all")).await.unwrap();
+        assert_eq!(started.headers()["location"], "/jobs/1");
+        sleep(Duration::from_secs(1)).await;
+        let job = get(app, "/jobs/1").await;
+        assert!(job.contains("Stopped, because a change panicked."), "{job}");
+        assert!(!job.contains("Cancel"), "{job}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_panic_is_a_page_with_the_headers_of_all_pages() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        let get = Request::get("/events/1").body(Body::empty()).unwrap();
+        let page = app.oneshot(get).await.unwrap();
+        assert_eq!(page.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(page.headers()["x-content-type-options"], "nosniff");
+        let page = page.into_body().collect().await.unwrap().to_bytes();
+        let page = String::from_utf8_lossy(&page);
+        assert!(
+            page.contains("The console panicked. The log has the reason."),
+            "{page}"
+        );
+        assert!(!page.contains("faulty"), "{page}");
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, text: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(text)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pause_is_logged_though_the_operator_has_disconnected() {
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let subscriber = tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(move || writer.clone());
+        let _log = tracing::subscriber::set_default(subscriber.finish());
+        let permits = Arc::new(Semaphore::new(0));
+        let pausing = console(&permits).oneshot(post("/pause"));
+        let pausing = timeout(Duration::from_secs(1), pausing).await;
+        assert!(pausing.is_err());
+        permits.add_permits(1);
+        sleep(Duration::from_secs(1)).await;
+        let lines = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+        assert!(
+            lines.contains("the console pauses or resumes is_paused=true"),
+            "{lines}"
+        );
     }
 }

@@ -4,9 +4,6 @@ use std::time::Duration;
 
 use http::StatusCode;
 
-use super::fault::chance;
-use super::state::State;
-
 /// A fault of the [Admin API](super::GraphQl), set by [`Sandbox::inject_api`](super::Sandbox::inject_api)
 /// or drawn in [strict mode](super::Sandbox::strict).
 ///
@@ -63,19 +60,4 @@ pub(super) struct Drawn {
     pub(super) fault: Option<ApiFault>,
     /// How many fields lead to the one that [`ApiFault::Null`] makes `null`.
     pub(super) depth: u8,
-}
-
-impl State {
-    /// Returns the fault of the next query: the first that was injected, or in strict mode one for about
-    /// half of the queries.
-    pub(super) fn draw_api_fault(&mut self, seed: u64) -> Drawn {
-        // Not `self.rng`: queries must not change the keys of events.
-        let mut rng = chance(seed, u64::MAX, self.queries);
-        self.queries += 1;
-        let depth = rng.u8(..4);
-        let drawn = rng.usize(..2 * ApiFault::ALL.len());
-        let fault = self.api_faults.pop_front();
-        let fault = fault.or_else(|| ApiFault::ALL.get(drawn).copied().filter(|_| self.strict));
-        Drawn { fault, depth }
-    }
 }

@@ -24,7 +24,9 @@ use tokio::time::sleep;
 use tower_service::Service;
 
 use super::api_fault::{ApiFault, Drawn, RETRY_AFTER_SECONDS, SLOW};
+use super::fault::chance;
 use super::sender::Shared;
+use super::state::State;
 
 const MAX_BODY: usize = 1024 * 1024;
 
@@ -296,5 +298,20 @@ impl ChatState {
             }
             _ => self.0,
         }
+    }
+}
+
+impl State {
+    /// Returns the fault of the next query: the first that was injected, or in strict mode one for about
+    /// half of the queries.
+    fn draw_api_fault(&mut self, seed: u64) -> Drawn {
+        // Not `self.rng`: queries must not change the keys of events.
+        let mut rng = chance(seed, u64::MAX, self.queries);
+        self.queries += 1;
+        let depth = rng.u8(..4);
+        let drawn = rng.usize(..2 * ApiFault::ALL.len());
+        let fault = self.api_faults.pop_front();
+        let fault = fault.or_else(|| ApiFault::ALL.get(drawn).copied().filter(|_| self.strict));
+        Drawn { fault, depth }
     }
 }

@@ -1,12 +1,10 @@
 //! Looks up events, attempts and chats, and sends a delivered event again.
 
 use super::chat::SimulatedChat;
+use super::platform::Sandbox;
 use super::report::{Attempt, EventId, EventReport, EventState, Report};
 use super::state::{Due, State, Why};
-use super::{EventKind, Sandbox};
-
-/// How many of the latest attempts are listed, and keep their responses.
-const MAX_RECENT: usize = 1_000;
+use crate::event::EventKind;
 
 /// Selects events: those that have all values which are not `None`. By default all events.
 ///
@@ -176,28 +174,12 @@ impl State {
 
     fn resend(&mut self, EventId(id): EventId) -> bool {
         let can_be_sent = self.events.get(id).is_some_and(|event| {
-            let webhook = match event.report.chat {
-                Some(_) => self.portal.delivers(&event.report.kind),
-                None => self.portal.reachable(&event.report.kind),
-            };
-            event.report.state == EventState::Delivered && !event.in_flight && webhook.is_some()
+            let has_webhook = self.webhook_of(event).is_some();
+            event.report.state == EventState::Delivered && !event.in_flight && has_webhook
         });
         if can_be_sent && !self.due.iter().any(|due| due.0 == id) {
             self.due.push_back(Due(id, Why::Resend));
         }
         can_be_sent
-    }
-
-    /// Lists the attempt that an event has last as the latest one, and forgets the response of the oldest one in
-    /// the list.
-    pub(super) fn list_attempt(&mut self, event: usize) {
-        let attempts = &self.events[event].report.attempts;
-        self.recent.push_back((event, attempts.len() - 1));
-        if self.recent.len() > MAX_RECENT
-            && let Some((event, at)) = self.recent.pop_front()
-            && let Some(old) = self.events[event].report.attempts.get_mut(at)
-        {
-            old.response = None;
-        }
     }
 }

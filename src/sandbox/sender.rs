@@ -14,9 +14,9 @@ use tokio::sync::{Notify, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use super::Settings;
 use super::fault::{Fault, Injected};
 use super::report::{Attempt, AttemptId, AttemptResponse, AttemptResult, EventId};
+use super::settings::Settings;
 use super::state::{Plan, State};
 use super::target::{Answer, Body, BoxFuture, Target};
 use crate::error::Chain;

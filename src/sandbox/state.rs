@@ -12,16 +12,19 @@ use fastrand::Rng;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::Settings;
 use super::api_fault::ApiFault;
-use super::chat::ChatData;
 use super::clock::Clock;
 use super::fault::{Fault, Injected, chance};
-use super::portal::Portal;
+use super::payload::{ChatData, Rating, Step};
+use super::portal::{Portal, Webhook};
 use super::report::{Attempt, AttemptId, EventId, EventReport, EventState};
-use crate::event::EventKind;
-use crate::event::SenderPolicy;
+use super::settings::Settings;
+use super::strict;
+use crate::event::{EventKind, SenderPolicy};
 use crate::signature::Secret;
+
+/// How many of the latest attempts are listed, and keep their responses.
+const MAX_RECENT: usize = 1_000;
 
 /// The platform at one moment. All times are counted from the start of its clock.
 pub(super) struct State {
@@ -200,7 +203,40 @@ impl State {
         id
     }
 
-    pub(super) fn schedule_rating(&mut self, chat: usize, at: Option<Duration>) {
+    pub(super) fn step(&mut self, index: usize, mut step: Step) -> EventId {
+        let now = self.clock.now();
+        let timestamp = self.clock.timestamp(now);
+        if let (true, Step::Message(message)) = (self.strict, &mut step) {
+            let word = strict::unknown_word(&mut self.rng);
+            message.kind.get_or_insert(word);
+        }
+        let (kind, mut body) = self.chats[index].data.apply(step, timestamp);
+        if self.strict {
+            body = strict::harden(&mut self.rng, &kind, body);
+        }
+        self.emit(kind, index, body)
+    }
+
+    /// Schedules or cancels the rating that follows from an event of `kind` (Spec 3, rule 1): one for each
+    /// resolution that is neither reopened nor rated by a script.
+    fn plan_rating(&mut self, index: usize, kind: &EventKind) {
+        let is = |other: EventKind| *kind == other;
+        let is_pending = self.chats[index].rate_at.is_some();
+        let resolves = is(EventKind::CHAT_CLOSED) || is(EventKind::CHAT_TRANSFERRED);
+        let ends = is(EventKind::CHAT_RATED) || is(EventKind::CHAT_REOPENED);
+        // Anything else that happens in a chat that waits for its rating puts the rating off.
+        let at = (resolves || (is_pending && !ends))
+            .then(|| self.clock.now().saturating_add(self.rate_after));
+        self.schedule_rating(index, at);
+    }
+
+    /// Rates a chat that no script rates (Spec 3, rule 1).
+    fn rate_automatically(&mut self, index: usize) {
+        let rating = self.rng.choice([Rating::Bad, Rating::Fair, Rating::Good]);
+        self.step(index, Step::Rate(rating.unwrap_or(Rating::Good)));
+    }
+
+    fn schedule_rating(&mut self, chat: usize, at: Option<Duration>) {
         let old = std::mem::replace(&mut self.chats[chat].rate_at, at);
         self.reschedule(Timer::Rate(chat), old, at);
     }
@@ -371,9 +407,17 @@ impl State {
         }
     }
 
+    /// The webhook of an event, if it can be sent now.
+    pub(super) fn webhook_of(&self, event: &EventRecord) -> Option<&Webhook> {
+        match event.chat {
+            Some(_) => self.portal.delivers(&event.report.kind),
+            None => self.portal.reachable(&event.report.kind),
+        }
+    }
+
     /// Decides how an event is sent, unless it was settled or disabled since it became due.
     fn plan(&mut self, Due(id, why): Due, settings: &Settings) -> Option<Plan> {
-        let event = &mut self.events[id];
+        let event = &self.events[id];
         let is_due = match why {
             Why::Undelivered => event.report.state == EventState::Waiting && !event.in_flight,
             Why::Duplicate(_) | Why::Resend => event.report.state == EventState::Delivered,
@@ -381,11 +425,7 @@ impl State {
         if !is_due {
             return None;
         }
-        let webhook = match event.chat {
-            Some(_) => self.portal.delivers(&event.report.kind),
-            None => self.portal.reachable(&event.report.kind),
-        };
-        let Some(webhook) = webhook.cloned() else {
+        let Some(webhook) = self.webhook_of(event).cloned() else {
             // Disabled since the event was created. It waits until the webhook delivers again.
             if why == Why::Undelivered {
                 let now = self.clock.now();
@@ -393,6 +433,7 @@ impl State {
             }
             return None;
         };
+        let event = &mut self.events[id];
         // Not `self.rng`: its next number depends on the order in which attempts end, which differs
         // between two runs over HTTP.
         let mut rng = chance(settings.seed, id as u64, event.sends);
@@ -461,6 +502,19 @@ impl State {
             if disables && self.strict {
                 self.lose_waiting(&kind);
             }
+        }
+    }
+
+    /// Lists the attempt that an event has last as the latest one, and forgets the response of the oldest one in
+    /// the list.
+    fn list_attempt(&mut self, event: usize) {
+        let attempts = &self.events[event].report.attempts;
+        self.recent.push_back((event, attempts.len() - 1));
+        if self.recent.len() > MAX_RECENT
+            && let Some((event, at)) = self.recent.pop_front()
+            && let Some(old) = self.events[event].report.attempts.get_mut(at)
+        {
+            old.response = None;
         }
     }
 

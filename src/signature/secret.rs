@@ -12,7 +12,6 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
-use super::verify::{SignatureError, Tags, parse_tag};
 use crate::config::{ConfigError, secret_variable};
 
 /// A secret that is set both in the partner portal and here
@@ -213,33 +212,6 @@ impl Secrets {
     /// As for [`from_file`](Self::from_file). The old set stays.
     pub fn replace_from_file(&self, path: impl AsRef<Path>) -> Result<(), ConfigError> {
         self.replace(Self::read(path.as_ref())?)
-    }
-
-    /// Verifies `signature`, the value of the signature header, for `body`, and returns the index of the
-    /// secret that made it. Every secret is compared, in constant time.
-    ///
-    /// [`SignatureLayer`](crate::SignatureLayer) does this while the body arrives.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// use tower_webhook::{Secret, Secrets};
-    ///
-    /// let (old, new) = (Secret::new("old")?, Secret::new("new")?);
-    /// let signature = new.sign(b"{}");
-    /// let secrets = Secrets::new([old, new])?;
-    /// assert_eq!(secrets.verify(b"{}", signature.as_bytes()), Ok(1));
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
-    /// # Errors
-    ///
-    /// [`SignatureError::Malformed`] and [`SignatureError::Wrong`].
-    pub fn verify(&self, body: &[u8], signature: &[u8]) -> Result<usize, SignatureError> {
-        let claimed = parse_tag(signature)?;
-        let mut tags = Tags::new(self);
-        tags.update(body);
-        tags.verify(body, &claimed).map(|matched| matched.index)
     }
 
     fn read(path: &Path) -> Result<Vec<Secret>, ConfigError> {

@@ -123,6 +123,35 @@ impl Tags {
     }
 }
 
+impl Secrets {
+    /// Verifies `signature`, the value of the signature header, for `body`, and returns the index of the
+    /// secret that made it. Every secret is compared, in constant time.
+    ///
+    /// [`SignatureLayer`](crate::SignatureLayer) does this while the body arrives.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::{Secret, Secrets};
+    ///
+    /// let (old, new) = (Secret::new("old")?, Secret::new("new")?);
+    /// let signature = new.sign(b"{}");
+    /// let secrets = Secrets::new([old, new])?;
+    /// assert_eq!(secrets.verify(b"{}", signature.as_bytes()), Ok(1));
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`SignatureError::Malformed`] and [`SignatureError::Wrong`].
+    pub fn verify(&self, body: &[u8], signature: &[u8]) -> Result<usize, SignatureError> {
+        let claimed = parse_tag(signature)?;
+        let mut tags = Tags::new(self);
+        tags.update(body);
+        tags.verify(body, &claimed).map(|matched| matched.index)
+    }
+}
+
 /// How bodies are authenticated.
 #[derive(Clone, Debug)]
 pub(super) enum Authentication {

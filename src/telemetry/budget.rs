@@ -62,7 +62,7 @@ struct Shared {
     /// By kind. `None` for requests that ended before their body was verified.
     hours: Mutex<BTreeMap<Option<EventKind>, Hour>>,
     #[cfg(feature = "metrics")]
-    gauges: super::metrics::Gauges,
+    gauges: super::gauges::Gauges,
 }
 
 impl FailureBudget {
@@ -76,7 +76,7 @@ impl FailureBudget {
                 kinds: Kinds::default(),
                 hours: Mutex::default(),
                 #[cfg(feature = "metrics")]
-                gauges: super::metrics::Gauges::default(),
+                gauges: super::gauges::Gauges::default(),
             }),
         }
     }
@@ -114,7 +114,7 @@ impl FailureBudget {
     }
 
     #[cfg(feature = "metrics")]
-    pub(super) fn gauges(&self) -> &super::metrics::Gauges {
+    pub(super) fn gauges(&self) -> &super::gauges::Gauges {
         &self.shared.gauges
     }
 

@@ -1,16 +1,16 @@
 //! Metrics through the `metrics` facade.
 
-use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use metrics::{
     SharedString, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
+use super::budget::FailureBudget;
+use super::gauges::label;
 use super::labels::Kinds;
 use super::observer::{AttemptEnded, CallEnded, DeliveryEnded, Observation, Observer};
-use super::{FailureBudget, Silence};
-use crate::event::EventKind;
+use super::silence::Silence;
 use crate::outcome::Settlement;
 
 /// Records metrics through the [`metrics`] facade, for any exporter that the application installs. The
@@ -138,37 +138,6 @@ fn call(ended: &CallEnded<'_>) {
     }
 }
 
-fn label(kind: &EventKind) -> SharedString {
-    static KNOWN: [EventKind; 7] = EventKind::ALL;
-    match KNOWN.iter().find(|known| *known == kind) {
-        Some(known) => SharedString::const_str(known.as_str()),
-        None => SharedString::from_owned(kind.as_str().to_owned()),
-    }
-}
-
-/// Sets gauges by kind. A kind that is missing later is set to zero then.
-#[derive(Debug, Default)]
-pub(crate) struct Gauges {
-    kinds: Kinds,
-}
-
-impl Gauges {
-    pub(crate) fn set<'a>(
-        &self,
-        name: &'static str,
-        values: impl IntoIterator<Item = (&'a EventKind, f64)>,
-    ) {
-        let mut sums = BTreeMap::<EventKind, f64>::new();
-        for (kind, value) in values {
-            *sums.entry(self.kinds.bounded(kind)).or_default() += value;
-        }
-        for kind in self.kinds.all() {
-            let value = sums.get(&kind).copied().unwrap_or_default();
-            gauge!(name, "kind" => label(&kind)).set(value);
-        }
-    }
-}
-
 impl FailureBudget {
     /// Records the failures of the last hour, by kind, and the limit: see the
     /// [table of metrics](crate::docs::metrics#failure-budget).
@@ -206,7 +175,16 @@ impl Silence {
 }
 
 fn describe() {
-    use metrics::Unit::{Bytes, Count, Seconds};
+    describe_deliveries();
+    describe_calls();
+    describe_budget();
+    describe_silence();
+    describe_process();
+    describe_inbox();
+}
+
+fn describe_deliveries() {
+    use metrics::Unit::{Count, Seconds};
 
     describe_counter!(
         DELIVERIES,
@@ -236,6 +214,11 @@ fn describe() {
         Count,
         "Attempts that continued after their client disconnected."
     );
+}
+
+fn describe_calls() {
+    use metrics::Unit::{Count, Seconds};
+
     describe_histogram!(
         CALL_DURATION,
         Seconds,
@@ -246,7 +229,11 @@ fn describe() {
         Count,
         "Calls of the store or the queue that failed."
     );
-    describe_gauge!(TRIPPED, Count, "1 while a kind is tripped in this process.");
+}
+
+fn describe_budget() {
+    use metrics::Unit::Count;
+
     describe_gauge!(BUDGET_SPENT, Count, "Failed deliveries in the last hour.");
     describe_gauge!(
         BUDGET_LIMIT,
@@ -258,6 +245,11 @@ fn describe() {
         Count,
         "Requests in the last hour that ended before verification."
     );
+}
+
+fn describe_silence() {
+    use metrics::Unit::{Count, Seconds};
+
     describe_gauge!(
         SILENT,
         Count,
@@ -273,6 +265,11 @@ fn describe() {
         Seconds,
         "Time within which the next delivery is expected."
     );
+}
+
+fn describe_process() {
+    use metrics::Unit::{Bytes, Count};
+
     describe_gauge!(
         BUFFERED,
         Bytes,
@@ -289,12 +286,12 @@ fn describe() {
         Count,
         "Keys that the memory store evicted before the end of their retention."
     );
-    describe_inbox();
 }
 
 fn describe_inbox() {
     use metrics::Unit::{Bytes, Count, Seconds};
 
+    describe_gauge!(TRIPPED, Count, "1 while a kind is tripped in this process.");
     describe_gauge!(WAITING, Count, "Events that wait for their first attempt.");
     describe_gauge!(IN_PROGRESS, Count, "Events with an attempt in progress.");
     describe_gauge!(RETRYING, Count, "Events that wait for another attempt.");

@@ -34,6 +34,8 @@
 
 mod budget;
 mod calls;
+#[cfg(feature = "metrics")]
+mod gauges;
 mod labels;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -48,10 +50,12 @@ mod watch;
 pub use self::budget::{FailureBudget, Spent};
 pub(crate) use self::calls::CallError;
 #[cfg(feature = "metrics")]
+pub(crate) use self::gauges::Gauges;
+#[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{
-    BLOCKED, BYTES, DEAD, Gauges, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
+    BLOCKED, BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
 };
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};

@@ -57,7 +57,7 @@ struct Seen {
     kinds: Kinds,
     state: Mutex<State>,
     #[cfg(feature = "metrics")]
-    gauges: super::metrics::Gauges,
+    gauges: super::gauges::Gauges,
 }
 
 #[derive(Debug, Default)]
@@ -79,7 +79,7 @@ impl Silence {
                 kinds: Kinds::default(),
                 state: Mutex::default(),
                 #[cfg(feature = "metrics")]
-                gauges: super::metrics::Gauges::default(),
+                gauges: super::gauges::Gauges::default(),
             }),
         }
     }
@@ -212,7 +212,7 @@ impl Silence {
     }
 
     #[cfg(feature = "metrics")]
-    pub(super) fn gauges(&self) -> &super::metrics::Gauges {
+    pub(super) fn gauges(&self) -> &super::gauges::Gauges {
         &self.seen.gauges
     }
 

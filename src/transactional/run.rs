@@ -7,7 +7,7 @@ use std::time::Duration;
 use sqlx::{Connection, PgConnection, PgTransaction};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::TransactionalHandler;
+use super::handler::TransactionalHandler;
 use super::transactions::Transactions;
 use super::turns::Turn;
 use crate::delivery::{Delivery, RawDelivery};
@@ -25,8 +25,19 @@ use crate::telemetry::{AttemptWatch, CallTarget, Observers};
 /// [`Transactions::handler`].
 #[derive(Clone, Debug)]
 pub struct Transactional<H> {
-    pub(super) handler: H,
-    pub(super) transactions: Transactions,
+    handler: H,
+    transactions: Transactions,
+}
+
+impl Transactions {
+    /// Turns a [`TransactionalHandler`](super::TransactionalHandler) into a [`Handler`](crate::Handler), for
+    /// [`EventRouter::on`](crate::EventRouter::on).
+    pub fn handler<H>(&self, handler: H) -> Transactional<H> {
+        Transactional {
+            handler,
+            transactions: self.clone(),
+        }
+    }
 }
 
 impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use super::run::Transactional;
 use super::turns::Turns;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
@@ -141,14 +140,5 @@ impl Transactions {
     fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
         self.limits.change(set)?;
         Ok(self)
-    }
-
-    /// Turns a [`TransactionalHandler`](super::TransactionalHandler) into a [`Handler`](crate::Handler), for
-    /// [`EventRouter::on`](crate::EventRouter::on).
-    pub fn handler<H>(&self, handler: H) -> Transactional<H> {
-        Transactional {
-            handler,
-            transactions: self.clone(),
-        }
     }
 }

@@ -2,10 +2,11 @@
 
 use maud::{Markup, html};
 
-use super::super::routes::More;
-use super::View;
+use super::super::operations::More;
 use super::events::{Columns, rest, table, waiting};
-use super::parts::{ago, button, chat as chat_link, clip, full_time, kind, short, state};
+use super::parts::{button, chat as chat_link, state};
+use super::text::{ago, clip, full_time, kind, short};
+use super::view::View;
 use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
 /// What is known of the lane of an event.
@@ -31,17 +32,7 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
             div {
                 section {
                     h2 { "Event" }
-                    dl {
-                        dt { "Kind" } dd { (clip(event.kind.as_str(), 200)) }
-                        dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
-                        dt { "Key" }
-                        dd {
-                            @match &event.key {
-                                Some(key) => code { (clip(&key.as_bytes().escape_ascii().to_string(), 200)) },
-                                None => span.quiet { "none" },
-                            }
-                        }
-                    }
+                    (summary(view, event))
                 }
                 section {
                     h2 { "Timeline" }
@@ -64,18 +55,40 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
                 @if !record.headers.is_empty() && !view.console.hides_payloads {
                     section {
                         h2 { "Headers" }
-                        dl #headers {
-                            @for (name, value) in record.headers.iter().take(HEADERS) {
-                                dt { (clip(name.as_str(), 60)) }
-                                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 300)) } }
-                            }
-                        }
+                        (headers(record))
                     }
                 }
             }
         }
     };
     view.page(&format!("Event {}", event.id), "/events", &content)
+}
+
+fn summary(view: &View<'_>, event: &EventSummary) -> Markup {
+    html! {
+        dl {
+            dt { "Kind" } dd { (clip(event.kind.as_str(), 200)) }
+            dt { "Chat" } dd { (chat_link(view, event.chat.as_deref())) }
+            dt { "Key" }
+            dd {
+                @match &event.key {
+                    Some(key) => code { (clip(&key.as_bytes().escape_ascii().to_string(), 200)) },
+                    None => span.quiet { "none" },
+                }
+            }
+        }
+    }
+}
+
+fn headers(record: &EventRecord) -> Markup {
+    html! {
+        dl #headers {
+            @for (name, value) in record.headers.iter().take(HEADERS) {
+                dt { (clip(name.as_str(), 60)) }
+                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 300)) } }
+            }
+        }
+    }
 }
 
 fn actions(view: &View<'_>, record: &EventRecord) -> Markup {

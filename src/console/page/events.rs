@@ -5,9 +5,11 @@ use std::sync::atomic::Ordering;
 use maud::{Markup, html};
 
 use super::super::bulk::{Action, Counted, Ended, Job, Searched};
-use super::super::routes::{More, Search, past};
-use super::View;
-use super::parts::{ago, chat, clip, kind, kinds, state, time};
+use super::super::operations::More;
+use super::super::request::Search;
+use super::parts::{chat, kinds, state};
+use super::text::{ago, clip, kind, time};
+use super::view::View;
 use crate::inbox::{BlockedLane, EventState, EventSummary};
 
 pub(in super::super) fn events(
@@ -294,7 +296,7 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                     @if let Some((reached, newest)) = job.searched.as_ref().map(Searched::until) {
                         dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
                     }
-                    dt { "Changed" } dd { (changed) " " (past(job.action)) }
+                    dt { "Changed" } dd { (changed) " " (job.action.past()) }
                     dt { "Skipped" } dd { (skipped) }
                 }
                 @if end.is_none() && !is_cancelled {

@@ -4,16 +4,13 @@ mod event;
 mod events;
 mod overview;
 mod parts;
-
-use std::fmt::Display;
-
-use http::StatusCode;
-use maud::{DOCTYPE, Markup, html};
+mod text;
+mod view;
 
 pub(super) use self::event::{Place, chat, event};
 pub(super) use self::events::{confirm, events, job, lanes};
 pub(super) use self::overview::overview;
-use super::Console;
+pub(super) use self::view::{Site, View, problem};
 
 pub(super) const STYLE: &str =
     concat!(include_str!("../style.css"), include_str!("../console.css"));
@@ -21,109 +18,3 @@ pub(super) const STYLE: &str =
 pub(super) const ICON: &str = r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="#1c57cf"/></svg>"##;
 
 pub(super) const SCRIPT: &str = include_str!("../live.js");
-
-/// Where the console is mounted.
-#[derive(Clone, Debug)]
-pub(super) struct Site {
-    /// The path, without a slash at its end.
-    pub(super) base: String,
-}
-
-impl Site {
-    /// The URL of a page. That of the first one has no slash at its end, as `nest` of axum has no route for it.
-    pub(super) fn url(&self, path: impl Display) -> String {
-        let mut url = format!("{}{path}", self.base);
-        if url.ends_with('/') && !self.base.is_empty() {
-            url.pop();
-        }
-        url
-    }
-}
-
-/// What all pages know.
-pub(super) struct View<'a> {
-    pub(super) console: &'a Console,
-    pub(super) site: &'a Site,
-}
-
-impl<'a> View<'a> {
-    pub(super) fn new(console: &'a Console, site: &'a Site) -> Self {
-        Self { console, site }
-    }
-
-    /// The URL of a page.
-    fn url(&self, path: impl Display) -> String {
-        self.site.url(path)
-    }
-
-    /// The URL of the events of a query.
-    fn events(&self, query: &[(&str, &str)]) -> String {
-        let mut text = form_urlencoded::Serializer::new(String::new());
-        text.extend_pairs(query);
-        self.url(format_args!("/events?{}", text.finish()))
-    }
-
-    /// The URL of a chat's page.
-    fn chat(&self, chat: &str) -> String {
-        self.url(format_args!("/chat?id={}", parts::encode(chat)))
-    }
-
-    fn can_change(&self) -> bool {
-        !self.console.is_read_only && self.console.inbox.is_some()
-    }
-
-    /// A page around its contents. `link` is the one of the navigation that is this page.
-    fn page(&self, title: &str, link: &str, content: &Markup) -> Markup {
-        let current = |it: &str| (it == link).then_some("page");
-        html! {
-            (DOCTYPE)
-            html lang="en" {
-                head {
-                    meta charset="utf-8";
-                    meta name="viewport" content="width=device-width, initial-scale=1";
-                    title { (title) " · Webhooks" }
-                    link rel="icon" href=(self.url("/icon.svg"));
-                    link rel="stylesheet" href=(self.url("/style.css"));
-                    script src=(self.url("/live.js")) defer {}
-                }
-                body data-stopped="The receiver does not answer." {
-                    a.skip href="#main" { "Skip to the content" }
-                    header.top {
-                        a.brand href=(self.url("/")) { "Webhooks" }
-                        nav.site aria-label="Pages" {
-                            a href=(self.url("/")) aria-current=[current("/")] { "Overview" }
-                            @if self.console.inbox.is_some() {
-                                a href=(self.url("/events")) aria-current=[current("/events")] { "Events" }
-                                a href=(self.url("/lanes")) aria-current=[current("/lanes")] { "Lanes" }
-                            }
-                        }
-                        div.end {
-                            span #clock data-live { (parts::now()) }
-                            noscript { a href="" { "Refresh" } }
-                            label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
-                        }
-                    }
-                    main #main tabindex="-1" { (content) }
-                    footer {
-                        @if self.console.is_read_only { p { "This console is read-only." } }
-                        p { "All times are in UTC." }
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// A page that says why a request has no other answer.
-pub(super) fn problem(view: &View<'_>, status: StatusCode, reason: &str) -> Markup {
-    let title = status.canonical_reason().unwrap_or("Error");
-    let reason = parts::clip(reason, 1_000);
-    let content = html! {
-        section {
-            h1 { (title) }
-            p role="alert" { (reason) }
-            p { a href=(view.url("/")) { "Back to the overview" } }
-        }
-    };
-    view.page(title, "", &content)
-}

@@ -6,11 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
-use super::View;
-use super::parts::{clip, encode, gauge, kind as name, long, minute, time};
+use super::super::settings::Console;
+use super::parts::gauge;
+use super::text::{clip, encode, kind as name, long, minute, time};
+use super::view::View;
 use crate::event::EventKind;
 use crate::inbox::{KindStats, Stats};
-use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Spent};
+use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Silent, Spent};
 
 /// The number of problems that are shown.
 const PROBLEMS: usize = 10;
@@ -39,6 +41,29 @@ struct Row<'a> {
     is_silent: bool,
 }
 
+/// What the observers know.
+struct Observed {
+    spent: Vec<Spent>,
+    silent: Vec<Silent>,
+    minutes: BTreeMap<EventKind, [Minute; 60]>,
+    tripped: BTreeSet<EventKind>,
+}
+
+impl Observed {
+    fn by(console: &Console) -> Self {
+        let spent = console.budget.as_ref().map(FailureBudget::spent);
+        let silent = console.silence.as_ref().map(Silence::silent);
+        let minutes = console.recent.as_ref().map(Recent::minutes);
+        let tripped = console.recent.as_ref().map(Recent::tripped);
+        Self {
+            spent: spent.unwrap_or_default(),
+            silent: silent.unwrap_or_default(),
+            minutes: minutes.unwrap_or_default(),
+            tripped: tripped.unwrap_or_default(),
+        }
+    }
+}
+
 pub(in super::super) fn overview(
     view: &View<'_>,
     counted: Option<&(Stats, Duration)>,
@@ -46,70 +71,11 @@ pub(in super::super) fn overview(
 ) -> Markup {
     let stats = counted.map(|(stats, _)| stats);
     let console = view.console;
-    let spent = console.budget.as_ref().map(FailureBudget::spent);
-    let silent = console.silence.as_ref().map(Silence::silent);
-    let minutes = console.recent.as_ref().map(Recent::minutes);
-    let tripped = console.recent.as_ref().map(Recent::tripped);
-    let (spent, silent) = (spent.unwrap_or_default(), silent.unwrap_or_default());
-    let (minutes, tripped) = (minutes.unwrap_or_default(), tripped.unwrap_or_default());
-
-    let mut kinds = BTreeSet::new();
-    kinds.extend(
-        stats
-            .iter()
-            .flat_map(|stats| stats.kinds.iter().map(|it| &it.kind)),
-    );
-    kinds.extend(spent.iter().filter_map(|spent| spent.kind.as_ref()));
-    kinds.extend(silent.iter().map(|silent| &silent.kind));
-    kinds.extend(minutes.keys());
-    kinds.extend(&tripped);
-    let all = kinds.len();
-    let mut kinds: Vec<_> = kinds.into_iter().collect();
-    kinds.retain(|kind| is_short(kind));
-    kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
-    let others = all - kinds.len().min(KINDS);
-    let rows: Vec<_> = kinds
-        .into_iter()
-        .take(KINDS)
-        .map(|kind| {
-            let of_kind = stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind));
-            (kind, of_kind)
-        })
-        .map(|(kind, of_kind)| Row {
-            kind,
-            stats: of_kind,
-            age: stats
-                .zip(of_kind)
-                .and_then(|(stats, of_kind)| stats.age(of_kind)),
-            spent: spent.iter().find(|it| it.kind.as_ref() == Some(kind)),
-            minutes: minutes.get(kind),
-            is_tripped: tripped.contains(kind),
-            is_silent: silent.iter().any(|it| it.kind == *kind),
-        })
-        .collect();
+    let observed = Observed::by(console);
+    let (rows, others) = rows(stats, &observed);
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
     let content = html! {
-        div #alerts data-live {
-            @if let Some(error) = error { div.alert role="alert" { p { "The queue cannot be read: " @if console.hides_payloads { "the log has the reason" } @else { (error) } } } }
-            @for spent in spent.iter().filter(|spent| spent.share() >= 0.2).take(ALERTS) { (budget_alert(spent)) }
-            @for silent in silent.iter().take(ALERTS) {
-                div.alert role="alert" {
-                    p {
-                        "No " b { (name(&silent.kind)) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
-                        (long(silent.expected_within))
-                        ". "
-                        @if silent.unrated > 0 { (silent.unrated) " chats were closed and not rated. " }
-                        "Check in the partner portal that its webhook is active."
-                    }
-                }
-            }
-            @for kind in tripped.iter().take(ALERTS) {
-                div.alert role="alert" {
-                    p { "Events of " b { (name(kind)) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
-                    @if is_short(kind) { a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" } }
-                }
-            }
-        }
+        div #alerts data-live { (alerts(view, error, &observed)) }
         div.title {
             h1 { "Overview" }
             @if view.can_change() { (pause(view, None, is_paused)) }
@@ -138,6 +104,75 @@ pub(in super::super) fn overview(
         }
     };
     view.page("Overview", "/", &content)
+}
+
+/// The kinds that have a row, and the number of those that have none.
+fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, usize) {
+    let Observed {
+        spent,
+        silent,
+        minutes,
+        tripped,
+    } = observed;
+    let mut kinds = BTreeSet::new();
+    kinds.extend(
+        stats
+            .iter()
+            .flat_map(|stats| stats.kinds.iter().map(|it| &it.kind)),
+    );
+    kinds.extend(spent.iter().filter_map(|spent| spent.kind.as_ref()));
+    kinds.extend(silent.iter().map(|silent| &silent.kind));
+    kinds.extend(minutes.keys());
+    kinds.extend(tripped);
+    let all = kinds.len();
+    let mut kinds: Vec<_> = kinds.into_iter().collect();
+    kinds.retain(|kind| is_short(kind));
+    kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
+    let others = all - kinds.len().min(KINDS);
+    let rows = kinds.into_iter().take(KINDS).map(|kind| {
+        let of_kind = stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind));
+        Row {
+            kind,
+            stats: of_kind,
+            age: stats
+                .zip(of_kind)
+                .and_then(|(stats, of_kind)| stats.age(of_kind)),
+            spent: spent.iter().find(|it| it.kind.as_ref() == Some(kind)),
+            minutes: minutes.get(kind),
+            is_tripped: tripped.contains(kind),
+            is_silent: silent.iter().any(|it| it.kind == *kind),
+        }
+    });
+    (rows.collect(), others)
+}
+
+fn alerts(view: &View<'_>, error: Option<&str>, observed: &Observed) -> Markup {
+    let spent = observed.spent.iter().filter(|spent| spent.share() >= 0.2);
+    html! {
+        @if let Some(error) = error { div.alert role="alert" { p { "The queue cannot be read: " @if view.console.hides_payloads { "the log has the reason" } @else { (error) } } } }
+        @for spent in spent.take(ALERTS) { (budget_alert(spent)) }
+        @for silent in observed.silent.iter().take(ALERTS) { (silence_alert(silent)) }
+        @for kind in observed.tripped.iter().take(ALERTS) {
+            div.alert role="alert" {
+                p { "Events of " b { (name(kind)) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
+                @if is_short(kind) { a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" } }
+            }
+        }
+    }
+}
+
+fn silence_alert(silent: &Silent) -> Markup {
+    html! {
+        div.alert role="alert" {
+            p {
+                "No " b { (name(&silent.kind)) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
+                (long(silent.expected_within))
+                ". "
+                @if silent.unrated > 0 { (silent.unrated) " chats were closed and not rated. " }
+                "Check in the partner portal that its webhook is active."
+            }
+        }
+    }
 }
 
 fn is_short(kind: &EventKind) -> bool {
@@ -199,15 +234,6 @@ fn table(view: &View<'_>, rows: &[Row<'_>], is_paused: bool) -> Markup {
 }
 
 fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
-    let kind = row.kind.as_str();
-    let count = |label: &str, state: &str, count: u64| {
-        html! {
-            td data-label=(label) {
-                @if count == 0 { span.quiet { "0" } }
-                @else { a href=(view.events(&[("state", state), ("kind", kind)])) { (count) } }
-            }
-        }
-    };
     let stats = row.stats;
     let own_pause = stats.is_some_and(|stats| stats.is_paused);
     html! {
@@ -218,18 +244,7 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
                 @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }
-            @if view.console.inbox.is_some() {
-                (count("Waiting", "waiting", stats.map_or(0, |it| it.waiting)))
-                (count("In progress", "in-progress", stats.map_or(0, |it| it.in_progress)))
-                (count("Retrying", "retrying", stats.map_or(0, |it| it.retrying)))
-                (count("Dead", "dead", stats.map_or(0, |it| it.dead)))
-                td data-label="Oldest" {
-                    @if let Some(age) = row.age { (long(age)) }
-                    @if let Some(lanes) = stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
-                        small { a href=(view.url("/lanes")) { (lanes) @if lanes == 1 { " lane waits" } @else { " lanes wait" } } }
-                    }
-                }
-            }
+            @if view.console.inbox.is_some() { (counts(view, row)) }
             td data-label="Handled" {
                 @if let Some(minutes) = row.minutes {
                     (sparkline(minutes))
@@ -240,7 +255,7 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
             td data-label="Failure budget" {
                 @if let Some(budget) = &view.console.budget {
                     @let (failures, limit) = row.spent.map_or((0, budget.limit()), |it| (it.failures, it.limit));
-                    (gauge(kind, failures, limit))
+                    (gauge(row.kind.as_str(), failures, limit))
                     small {
                         (failures) " of " (limit)
                         @if let Some(left) = row.spent.and_then(|it| it.disabled_in).filter(|left| !left.is_zero()) {
@@ -251,6 +266,32 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
             }
             @if view.can_change() {
                 td { @if stats.is_some() || row.minutes.is_some() { (pause(view, Some(row.kind), own_pause)) } }
+            }
+        }
+    }
+}
+
+/// The cells of a row that an inbox fills.
+fn counts(view: &View<'_>, row: &Row<'_>) -> Markup {
+    let kind = row.kind.as_str();
+    let count = |label: &str, state: &str, count: u64| {
+        html! {
+            td data-label=(label) {
+                @if count == 0 { span.quiet { "0" } }
+                @else { a href=(view.events(&[("state", state), ("kind", kind)])) { (count) } }
+            }
+        }
+    };
+    let stats = row.stats;
+    html! {
+        (count("Waiting", "waiting", stats.map_or(0, |it| it.waiting)))
+        (count("In progress", "in-progress", stats.map_or(0, |it| it.in_progress)))
+        (count("Retrying", "retrying", stats.map_or(0, |it| it.retrying)))
+        (count("Dead", "dead", stats.map_or(0, |it| it.dead)))
+        td data-label="Oldest" {
+            @if let Some(age) = row.age { (long(age)) }
+            @if let Some(lanes) = stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
+                small { a href=(view.url("/lanes")) { (lanes) @if lanes == 1 { " lane waits" } @else { " lanes wait" } } }
             }
         }
     }

@@ -17,21 +17,9 @@ use crate::store::Fence;
 
 impl State {
     pub(super) fn accept(&mut self, new: NewEvent, take: Option<&Take>) -> Accepted {
-        for digests in [new.key, new.guard].into_iter().flatten() {
-            let Some(key) = self.keys.get(&digests.key()) else {
-                continue;
-            };
-            let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
-            if key.until <= self.now && !is_unsettled() {
-                continue;
-            }
-            let same_body = key.body == digests.body();
-            return match new.key == Some(digests) || same_body {
-                true => Accepted::Duplicate { same_body },
-                false => Accepted::BodyReplayed,
-            };
+        if let Some(known) = self.known(&new) {
+            return known;
         }
-
         self.last_id += 1;
         let id = self.last_id;
         let until = self.now + new.retain.min(FOREVER);
@@ -44,33 +32,9 @@ impl State {
             self.keys.insert(digests.key(), key);
             self.forget.insert((until, digests.key()));
         }
-        let now = self.now;
         let is_dead = new.dead.is_some();
-        let size = size(new.delivery.body(), new.delivery.headers());
-        self.bytes += OVERHEAD + size;
-        let event = Event {
-            kind: new.delivery.kind().clone(),
-            key: new.delivery.key().cloned(),
-            body: Some(new.delivery.body().clone()),
-            headers: new.delivery.headers().clone(),
-            chat: new.chat,
-            lane: new.lane,
-            accepted: now,
-            place: match is_dead {
-                true => Place::Ended {
-                    state: EventState::Dead,
-                    at: now,
-                },
-                false => Place::Line { due: now },
-            },
-            failures: 0,
-            first_failed: None,
-            crashes: 0,
-            expired: None,
-            is_redriven: false,
-            past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
-        };
-        self.events.insert(id, event);
+        self.bytes += OVERHEAD + size(new.delivery.body(), new.delivery.headers());
+        self.events.insert(id, Event::new(new, self.now));
         self.retained.insert((until, id));
         if is_dead {
             return Accepted::New {
@@ -86,6 +50,25 @@ impl State {
             id: EventId(id),
             taken,
         }
+    }
+
+    /// The answer to an event that was accepted before.
+    fn known(&self, new: &NewEvent) -> Option<Accepted> {
+        for digests in [new.key, new.guard].into_iter().flatten() {
+            let Some(key) = self.keys.get(&digests.key()) else {
+                continue;
+            };
+            let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
+            if key.until <= self.now && !is_unsettled() {
+                continue;
+            }
+            let same_body = key.body == digests.body();
+            return Some(match new.key == Some(digests) || same_body {
+                true => Accepted::Duplicate { same_body },
+                false => Accepted::BodyReplayed,
+            });
+        }
+        None
     }
 
     fn may_take(&self, take: &Take, id: i64) -> bool {
@@ -232,68 +215,10 @@ impl State {
         }
         let now = self.now;
         let event = self.event(id);
-        if !matches!(settlement, Settlement::Released) {
-            event.crashes = 0;
+        let leaves = event.settle(settlement, now);
+        if let Place::Aside { due } = event.place {
+            self.aside.insert((due, id));
         }
-        let ended = |state| Place::Ended { state, at: now };
-        let fail = |event: &mut Event, failure: &Failure| {
-            if event.past.len() == PAST {
-                event.past.remove(0);
-            }
-            event.past.push((now, failure.clone()));
-        };
-        let leaves = match settlement {
-            Settlement::Handled => {
-                event.place = ended(EventState::Handled);
-                true
-            }
-            Settlement::Ignored => {
-                event.place = ended(EventState::Ignored);
-                true
-            }
-            Settlement::Discarded(failure) => {
-                fail(event, failure);
-                event.place = ended(EventState::Discarded);
-                true
-            }
-            Settlement::Dead { failure, hold_lane } => {
-                fail(event, failure);
-                let holds = *hold_lane && event.lane.is_some();
-                event.place = match holds {
-                    true => Place::Holding { at: now },
-                    false => ended(EventState::Dead),
-                };
-                !holds
-            }
-            Settlement::Retry {
-                after,
-                failure,
-                counts,
-                blocks_lane,
-            } => {
-                if let Some(failure) = failure {
-                    fail(event, failure);
-                }
-                if *counts {
-                    event.failures = event.failures.saturating_add(1);
-                    event.first_failed.get_or_insert(now);
-                }
-                let due = now + (*after).min(FOREVER);
-                let goes_aside = !blocks_lane && event.lane.is_some();
-                event.place = match goes_aside {
-                    true => Place::Aside { due },
-                    false => Place::Line { due },
-                };
-                if goes_aside {
-                    self.aside.insert((due, id));
-                }
-                goes_aside
-            }
-            Settlement::Released => {
-                event.place = Place::Line { due: now };
-                false
-            }
-        };
         if matches!(settlement, Settlement::Handled | Settlement::Ignored) {
             self.with_body.insert((now, id));
         }
@@ -304,6 +229,84 @@ impl State {
         let next = self.leave_line(id);
         let next = next.zip(take).filter(|(id, take)| self.may_take(take, *id));
         Settled::Ended(next.map(|(id, take)| Box::new(self.take(id, take))))
+    }
+}
+
+impl Event {
+    fn new(new: NewEvent, now: Instant) -> Self {
+        Self {
+            kind: new.delivery.kind().clone(),
+            key: new.delivery.key().cloned(),
+            body: Some(new.delivery.body().clone()),
+            headers: new.delivery.headers().clone(),
+            chat: new.chat,
+            lane: new.lane,
+            accepted: now,
+            place: match new.dead {
+                Some(_) => Place::Ended {
+                    state: EventState::Dead,
+                    at: now,
+                },
+                None => Place::Line { due: now },
+            },
+            failures: 0,
+            first_failed: None,
+            crashes: 0,
+            expired: None,
+            is_redriven: false,
+            past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
+        }
+    }
+
+    /// Moves to the place of a settlement, and returns whether it leaves its line.
+    fn settle(&mut self, settlement: &Settlement, now: Instant) -> bool {
+        if !matches!(settlement, Settlement::Released) {
+            self.crashes = 0;
+        }
+        let ended = |state| Place::Ended { state, at: now };
+        self.place = match settlement {
+            Settlement::Handled => ended(EventState::Handled),
+            Settlement::Ignored => ended(EventState::Ignored),
+            Settlement::Discarded(failure) => {
+                self.fail(failure, now);
+                ended(EventState::Discarded)
+            }
+            Settlement::Dead { failure, hold_lane } => {
+                self.fail(failure, now);
+                match *hold_lane && self.lane.is_some() {
+                    true => Place::Holding { at: now },
+                    false => ended(EventState::Dead),
+                }
+            }
+            Settlement::Retry {
+                after,
+                failure,
+                counts,
+                blocks_lane,
+            } => {
+                if let Some(failure) = failure {
+                    self.fail(failure, now);
+                }
+                if *counts {
+                    self.failures = self.failures.saturating_add(1);
+                    self.first_failed.get_or_insert(now);
+                }
+                let due = now + (*after).min(FOREVER);
+                match !blocks_lane && self.lane.is_some() {
+                    true => Place::Aside { due },
+                    false => Place::Line { due },
+                }
+            }
+            Settlement::Released => Place::Line { due: now },
+        };
+        matches!(self.place, Place::Ended { .. } | Place::Aside { .. })
+    }
+
+    fn fail(&mut self, failure: &Failure, now: Instant) {
+        if self.past.len() == PAST {
+            self.past.remove(0);
+        }
+        self.past.push((now, failure.clone()));
     }
 }
 

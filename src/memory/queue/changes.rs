@@ -123,8 +123,13 @@ impl State {
     }
 
     pub(super) fn purge(&mut self, keep_bodies: Duration) -> bool {
-        const STEP: usize = 1000;
+        let keys = self.purge_keys();
+        let bodies = self.purge_bodies(keep_bodies);
+        let events = self.purge_events();
+        keys == STEP || bodies == STEP || events == STEP
+    }
 
+    fn purge_keys(&mut self) -> usize {
         let mut keys = 0;
         while let Some((until, key)) = self.forget.first().copied()
             && until <= self.now
@@ -144,9 +149,13 @@ impl State {
                 _ => {}
             }
         }
+        keys
+    }
+
+    fn purge_bodies(&mut self, keep: Duration) -> usize {
         let mut bodies = 0;
         while let Some(&(settled, id)) = self.with_body.first()
-            && self.now.saturating_duration_since(settled) >= keep_bodies
+            && self.now.saturating_duration_since(settled) >= keep
             && bodies < STEP
         {
             self.with_body.pop_first();
@@ -160,6 +169,10 @@ impl State {
                 self.delete_body(id);
             }
         }
+        bodies
+    }
+
+    fn purge_events(&mut self) -> usize {
         let expired: Vec<_> = self
             .retained
             .range(..=(self.now, i64::MAX))
@@ -174,6 +187,9 @@ impl State {
             self.events.remove(&id);
             self.bytes -= OVERHEAD;
         }
-        keys == STEP || bodies == STEP || events == STEP
+        events
     }
 }
+
+/// How many keys, bodies and events one call purges at most.
+const STEP: usize = 1000;

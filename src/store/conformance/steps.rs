@@ -14,7 +14,7 @@ use futures_util::FutureExt;
 use tokio::sync::Barrier;
 use tokio::time::{Instant, sleep};
 
-use super::{DRIFT, HELD, Harness, PATIENCE, RIVALS, SHORT};
+use super::harness::{DRIFT, HELD, Harness, PATIENCE, RIVALS, SHORT};
 use crate::error::Chain;
 use crate::store::{Claim, EventKey, KeyState, Lease, SettleError, Store};
 

@@ -1,0 +1,115 @@
+//! What all pages know, and what stands around each.
+
+use std::fmt::Display;
+
+use http::StatusCode;
+use maud::{DOCTYPE, Markup, html};
+
+use super::super::settings::Console;
+use super::text::{clip, encode, now};
+
+/// Where the console is mounted.
+#[derive(Clone, Debug)]
+pub(in super::super) struct Site {
+    /// The path, without a slash at its end.
+    pub(in super::super) base: String,
+}
+
+impl Site {
+    /// The URL of a page. That of the first one has no slash at its end, as `nest` of axum has no route for it.
+    pub(in super::super) fn url(&self, path: impl Display) -> String {
+        let mut url = format!("{}{path}", self.base);
+        if url.ends_with('/') && !self.base.is_empty() {
+            url.pop();
+        }
+        url
+    }
+}
+
+/// What all pages know.
+pub(in super::super) struct View<'a> {
+    pub(in super::super) console: &'a Console,
+    pub(in super::super) site: &'a Site,
+}
+
+impl<'a> View<'a> {
+    pub(in super::super) fn new(console: &'a Console, site: &'a Site) -> Self {
+        Self { console, site }
+    }
+
+    /// The URL of a page.
+    pub(super) fn url(&self, path: impl Display) -> String {
+        self.site.url(path)
+    }
+
+    /// The URL of the events of a query.
+    pub(super) fn events(&self, query: &[(&str, &str)]) -> String {
+        let mut text = form_urlencoded::Serializer::new(String::new());
+        text.extend_pairs(query);
+        self.url(format_args!("/events?{}", text.finish()))
+    }
+
+    /// The URL of a chat's page.
+    pub(super) fn chat(&self, chat: &str) -> String {
+        self.url(format_args!("/chat?id={}", encode(chat)))
+    }
+
+    pub(super) fn can_change(&self) -> bool {
+        !self.console.is_read_only && self.console.inbox.is_some()
+    }
+
+    /// A page around its contents. `link` is the one of the navigation that is this page.
+    pub(super) fn page(&self, title: &str, link: &str, content: &Markup) -> Markup {
+        let current = |it: &str| (it == link).then_some("page");
+        html! {
+            (DOCTYPE)
+            html lang="en" {
+                head {
+                    meta charset="utf-8";
+                    meta name="viewport" content="width=device-width, initial-scale=1";
+                    title { (title) " · Webhooks" }
+                    link rel="icon" href=(self.url("/icon.svg"));
+                    link rel="stylesheet" href=(self.url("/style.css"));
+                    script src=(self.url("/live.js")) defer {}
+                }
+                body data-stopped="The receiver does not answer." {
+                    a.skip href="#main" { "Skip to the content" }
+                    header.top {
+                        a.brand href=(self.url("/")) { "Webhooks" }
+                        nav.site aria-label="Pages" {
+                            a href=(self.url("/")) aria-current=[current("/")] { "Overview" }
+                            @if self.console.inbox.is_some() {
+                                a href=(self.url("/events")) aria-current=[current("/events")] { "Events" }
+                                a href=(self.url("/lanes")) aria-current=[current("/lanes")] { "Lanes" }
+                            }
+                        }
+                        div.end {
+                            span #clock data-live { (now()) }
+                            noscript { a href="" { "Refresh" } }
+                            label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
+                        }
+                    }
+                    main #main tabindex="-1" { (content) }
+                    footer {
+                        @if self.console.is_read_only { p { "This console is read-only." } }
+                        p { "All times are in UTC." }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A page that says why a request has no other answer.
+pub(in super::super) fn problem(view: &View<'_>, status: StatusCode, reason: &str) -> Markup {
+    let title = status.canonical_reason().unwrap_or("Error");
+    let reason = clip(reason, 1_000);
+    let content = html! {
+        section {
+            h1 { (title) }
+            p role="alert" { (reason) }
+            p { a href=(view.url("/")) { "Back to the overview" } }
+        }
+    };
+    view.page(title, "", &content)
+}

@@ -1,0 +1,88 @@
+//! Why a request has no page.
+
+use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
+use axum::response::{Html, IntoResponse, Response};
+use http::StatusCode;
+
+use super::page::{View, problem};
+use crate::error::Chain;
+use crate::store::StoreError;
+
+/// Why a request has no page.
+pub(super) struct Problem {
+    status: StatusCode,
+    reason: String,
+    /// Whether the reason has the text of an error.
+    has_error: bool,
+}
+
+impl Problem {
+    pub(super) fn new(status: StatusCode, reason: impl Into<String>) -> Self {
+        Self {
+            status,
+            reason: reason.into(),
+            has_error: false,
+        }
+    }
+
+    pub(super) fn bad(reason: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, reason)
+    }
+
+    pub(super) fn not_found(reason: impl Into<String>) -> Self {
+        Self::new(StatusCode::NOT_FOUND, reason)
+    }
+
+    /// Adds a sentence to the reason.
+    pub(super) fn add(&mut self, sentence: &str) {
+        self.reason.push(' ');
+        self.reason.push_str(sentence);
+    }
+
+    pub(super) fn page(self, view: &View<'_>) -> Response {
+        let reason = match self.has_error && view.console.hides_payloads {
+            true => "The queue failed. The log has the reason.",
+            false => &self.reason,
+        };
+        let page = problem(view, self.status, reason);
+        (self.status, Html(page.into_string())).into_response()
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        let reason = Chain(&error);
+        tracing::warn!(%reason, "the console could not ask the queue");
+        Self {
+            has_error: true,
+            ..Self::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("The queue failed: {reason}."),
+            )
+        }
+    }
+}
+
+impl From<QueryRejection> for Problem {
+    fn from(rejection: QueryRejection) -> Self {
+        Self::bad(rejection.body_text())
+    }
+}
+
+impl From<PathRejection> for Problem {
+    fn from(rejection: PathRejection) -> Self {
+        Self::bad(rejection.body_text())
+    }
+}
+
+impl From<FormRejection> for Problem {
+    fn from(rejection: FormRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}
+
+impl From<BytesRejection> for Problem {
+    fn from(rejection: BytesRejection) -> Self {
+        Self::new(rejection.status(), rejection.body_text())
+    }
+}

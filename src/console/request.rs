@@ -1,0 +1,176 @@
+//! What requests name: the inbox, an event, a job, an action, and the filter of a list.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use http::HeaderValue;
+use serde::Deserialize;
+
+use super::bulk::{Action, Job};
+use super::operations::{Operations, SEARCH};
+use super::problem::Problem;
+use super::settings::Console;
+use crate::delivery::IdempotencyKey;
+use crate::event::EventKind;
+use crate::inbox::{EventId, EventState, Filter, Page};
+
+/// The inbox, or the reason why a page has nothing to show.
+pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
+    let reason = "There is no inbox: each delivery is answered after its event was handled.";
+    console
+        .inbox
+        .as_ref()
+        .ok_or_else(|| Problem::not_found(reason))
+}
+
+pub(super) fn find_job(console: &Console, number: u64) -> Result<Arc<Job>, Problem> {
+    let reason = "There is no such job. The console keeps the last 50 jobs of this process.";
+    let job = console.jobs.get(number);
+    job.ok_or_else(|| Problem::not_found(reason))
+}
+
+pub(super) fn id(text: &str) -> Result<EventId, Problem> {
+    text.parse()
+        .map_err(|_| Problem::bad(format!("`{text}` is not the number of an event.")))
+}
+
+pub(super) fn action(name: &str) -> Result<Action, Problem> {
+    let unknown = || {
+        Problem::bad(format!(
+            "`{name}` is not an action. The actions are `redrive` and `discard`."
+        ))
+    };
+    Action::parse(name).ok_or_else(unknown)
+}
+
+/// The filter of a list, as in a URL.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub(super) struct Search {
+    #[serde(default)]
+    pub(super) state: String,
+    #[serde(default)]
+    pub(super) kind: String,
+    #[serde(default)]
+    pub(super) chat: String,
+    #[serde(default)]
+    pub(super) key: String,
+    /// The number of hours within which the event was accepted.
+    #[serde(default)]
+    pub(super) hours: String,
+    /// The times between which the event was accepted, such as `2026-11-22T20:15`.
+    #[serde(default)]
+    pub(super) from: String,
+    #[serde(default)]
+    pub(super) until: String,
+    /// A text in an error of the event.
+    #[serde(default)]
+    pub(super) error: String,
+    #[serde(default)]
+    pub(super) order: String,
+    #[serde(default)]
+    pub(super) after: String,
+    #[serde(default)]
+    pub(super) action: String,
+    /// The id of the chat, on its page.
+    #[serde(default)]
+    pub(super) id: String,
+}
+
+impl Search {
+    pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
+        let mut filter = Filter::default();
+        // A search would tell which texts they have.
+        if console.hides_payloads && text(&self.error).is_some() {
+            return Err(Problem::bad("The texts of errors are hidden."));
+        }
+        match self.state.as_str() {
+            "" => {}
+            "unsettled" => {
+                let all = EventState::ALL.into_iter();
+                filter.states = all.filter(|state| state.is_unsettled()).collect();
+            }
+            state => {
+                let unknown = |error| Problem::bad(format!("`{state}`: {error}."));
+                filter.states = vec![state.parse().map_err(unknown)?];
+            }
+        }
+        let kind = self.kind.trim();
+        if !kind.is_empty() {
+            let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
+            filter.kinds = vec![kind.parse::<EventKind>().map_err(wrong)?];
+        }
+        filter.chat = text(&self.chat);
+        filter.error = text(&self.error);
+        if let Some(key) = text(&self.key) {
+            let value = HeaderValue::from_str(&key).ok();
+            let wrong = || Problem::bad("The key contains characters that no header can have.");
+            filter.key = Some(value.and_then(IdempotencyKey::new).ok_or_else(wrong)?);
+        }
+        if let Some(hours) = text(&self.hours) {
+            let wrong = || Problem::bad(format!("`{hours}` is not a number of hours."));
+            let hours: u32 = hours.parse().map_err(|_| wrong())?;
+            let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
+            filter.accepted_from = SystemTime::now().checked_sub(ago);
+        }
+        // With both, the later one.
+        filter.accepted_from = filter.accepted_from.max(time(&self.from)?);
+        filter.accepted_until = time(&self.until)?;
+        Ok(filter)
+    }
+
+    pub(super) fn newest_first(&self) -> bool {
+        self.order != "oldest"
+    }
+
+    pub(super) fn page(&self, limit: usize) -> Result<Page, Problem> {
+        Ok(Page {
+            after: text(&self.after).map(|after| id(&after)).transpose()?,
+            limit,
+            newest_first: self.newest_first(),
+            within: Some(SEARCH),
+        })
+    }
+
+    /// The query of a URL with the same filter.
+    pub(super) fn query(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        for (name, value) in [
+            ("state", &self.state),
+            ("kind", &self.kind),
+            ("chat", &self.chat),
+            ("key", &self.key),
+            ("hours", &self.hours),
+            ("from", &self.from),
+            ("until", &self.until),
+            ("error", &self.error),
+            ("order", &self.order),
+        ] {
+            if !value.trim().is_empty() {
+                query.append_pair(name, value.trim());
+            }
+        }
+        query.finish()
+    }
+}
+
+pub(super) fn text(value: &str) -> Option<String> {
+    Some(value.trim().to_owned()).filter(|value| !value.is_empty())
+}
+
+/// Parses a time in UTC, with or without seconds, as browsers send it.
+fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
+    let Some(text) = self::text(text) else {
+        return Ok(None);
+    };
+    let with_seconds = match text.len() {
+        16 => format!("{text}:00"),
+        _ => text.clone(),
+    };
+    let wrong = |_| {
+        Problem::bad(format!(
+            "`{text}` is not a time such as `2026-11-22T20:15`, in UTC."
+        ))
+    };
+    let time = humantime::parse_rfc3339_weak(&with_seconds);
+    time.map(Some).map_err(wrong)
+}
