@@ -8,4 +8,3 @@ mod schema;
 
 pub use self::keys::PostgresStore;
 pub use self::queue::PostgresQueue;
-use self::schema::MIGRATIONS;

@@ -11,18 +11,14 @@ use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, forget_all};
-use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Page};
+use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Lane, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, Store};
 
 use crate::postgres::{
-    Database, LEASE, Older, RETENTION, VERSION_2, VERSION_3, accept, count, end, event, execute,
-    failure, key, take,
+    Database, LEASE, RETENTION, accept, count, end, event, execute, failure, key, take,
 };
-
-/// What migrates version 3 to version 4.
-const VERSION_4: &str = include_str!("../../src/postgres/inbox_4.sql");
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])
@@ -54,114 +50,6 @@ fn failure_after(took: u64) -> Failure {
 async fn list(queue: &PostgresQueue, filter: &Filter, page: Page) -> Vec<EventId> {
     let listed = queue.list(filter, page).await.unwrap();
     listed.events.iter().map(|event| event.id).collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schema_of_version_4_is_upgraded_beside_a_process_that_continues() {
-    let database = Database::create().await;
-    // One session, so that the older process has the plans of before the upgrade.
-    let pool = database.pool(1).await;
-    execute(&pool, VERSION_2).await;
-    for version in [VERSION_3, VERSION_4] {
-        execute(&pool, &version.replace("{schema}", "tower_webhook")).await;
-    }
-    execute(
-        &pool,
-        "INSERT INTO tower_webhook.migrations VALUES (3), (4)",
-    )
-    .await;
-    let old = Older {
-        pool: pool.clone(),
-        has_batches: true,
-    };
-    let (handled, lease) = old.accept("handled", 1).await;
-    old.settle(lease, 3, false, false).await;
-    let (redriven, lease) = old.accept("redriven", 1).await;
-    old.settle(lease, 3, false, false).await;
-    assert_eq!(old.call(&format!("redrive({redriven})")).await, 0);
-    let (in_progress, held) = old.accept("in progress", 2).await;
-    let (behind, _) = old.accept("behind", 2).await;
-    let (retried, lease) = old.accept("retried", 3).await;
-    old.accept("behind it", 3).await;
-    old.settle(lease, 2, true, false).await;
-    let (aside, lease) = old.accept("aside", 4).await;
-    old.settle(lease, 2, false, false).await;
-    let (dead, lease) = old.accept("dead", 5).await;
-    old.settle(lease, 6, false, false).await;
-    let (holding, lease) = old.accept("holding", 6).await;
-    old.settle(lease, 6, false, true).await;
-
-    let queue = database.queue().await;
-    let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 7);
-    for (id, state, failures) in [
-        (handled, EventState::Handled, 0),
-        (redriven, EventState::Waiting, 0),
-        (in_progress, EventState::InProgress, 0),
-        (behind, EventState::Waiting, 0),
-        (retried, EventState::Retrying, 1),
-        (aside, EventState::Retrying, 1),
-        (dead, EventState::Dead, 1),
-        (holding, EventState::Dead, 1),
-    ] {
-        let record = queue.get(id).await.unwrap().unwrap();
-        assert_eq!(record.summary.state, state, "event {id}");
-        assert!(record.headers.is_empty() && record.body.is_some());
-        let took: Vec<_> = record.failures.iter().map(|f| f.failure.took).collect();
-        assert_eq!(took, vec![None; failures], "event {id}");
-    }
-    let failed = Filter {
-        error: Some("NO LUCK".to_owned()),
-        ..Filter::default()
-    };
-    let found = list(&queue, &failed, Page::oldest(10)).await;
-    assert_eq!(found, [retried, aside, dead, holding]);
-    let blocked = queue.blocked_lanes(None, None, 10).await.unwrap();
-    let blocked: Vec<_> = blocked.iter().map(|of| (of.event.id, of.waiting)).collect();
-    assert_eq!(blocked, [(retried, 1), (holding, 0)]);
-
-    // The older process continues, with events of either.
-    let (theirs, lease_of_theirs) = old.accept("theirs", 7).await;
-    let ours = with_headers(event(Some(key("ours")), Some(8)), headers(17));
-    let (ours, taken) = accept(&queue, ours).await;
-    old.settle(taken.map(|taken| taken.lease), 2, true, false)
-        .await;
-    let (lease, retry) = (lease_of_theirs.unwrap(), after(failure_after(1500)));
-    let settled = queue.settle(&lease, &retry, None).await.unwrap();
-    assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
-    for (id, took, kept) in [
-        (ours, None, headers(17)),
-        (theirs, Some(Duration::from_micros(1500)), HeaderMap::new()),
-    ] {
-        let record = queue.get(id).await.unwrap().unwrap();
-        assert_eq!(record.failures[0].failure.took, took);
-        assert_eq!(record.headers, kept);
-    }
-    old.settle(held, 3, false, false).await;
-    assert_eq!(old.call(&format!("redrive({handled})")).await, 0);
-    assert_eq!(old.call(&format!("redrive({holding})")).await, 0);
-    assert_eq!(old.call(&format!("discard({dead})")).await, 0);
-    assert_eq!(old.call(&format!("discard({aside})")).await, 0);
-    for id in [ours, retried] {
-        let from = Some(EventState::Retrying);
-        assert_eq!(queue.redrive(id, from).await.unwrap(), Change::Made);
-    }
-    let mut left = 8;
-    while left > 0 {
-        for taken in queue.claim(&take(), 10, 10).await.unwrap().events {
-            end(&queue, &taken, Settlement::Handled).await;
-            left -= 1;
-        }
-    }
-    assert_eq!(queue.stats().await.unwrap().unsettled(), 0);
-    let record = queue.get(ours).await.unwrap().unwrap();
-    assert_eq!(record.headers, headers(17));
-
-    // Its purge deletes the headers, too.
-    execute(&pool, "SELECT pg_sleep(0.01)").await;
-    old.call("purge(0, 1000)").await;
-    let record = queue.get(ours).await.unwrap().unwrap();
-    assert!(record.body.is_none() && record.headers.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -381,21 +269,24 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
     let queue = database.queue().await;
     let pool = database.pool(1).await;
     let kinds = [EventKind::MESSAGE_CREATED, EventKind::CHAT_RATED];
+    let chat_lanes: Vec<_> = (0..100)
+        .map(|chat| Lane::of_chat(&chat.to_string()).0.to_string())
+        .collect();
+    let chat_lanes = chat_lanes.join(", ");
     execute(
         &pool,
         &format!(
             "INSERT INTO tower_webhook.kinds (name, is_seen, is_paused)
              VALUES ('{}', true, false), ('{}', true, false);
-             INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, body)
-             OVERRIDING SYSTEM VALUE
-             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
+             INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, chat_lane, kind, key, chat, body)
+             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, (ARRAY[{chat_lanes}])[1 + at % 100], 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
              FROM generate_series(5, 60000) AS at;
              INSERT INTO tower_webhook.dead
              SELECT seq, seq, kind, 1 FROM tower_webhook.events WHERE seq % 5000 = 17;
              INSERT INTO tower_webhook.wait
              SELECT lane, seq, 0, kind, 0, 0, false FROM tower_webhook.events WHERE seq % 7000 = 17 AND seq % 5000 <> 17;
              INSERT INTO tower_webhook.ended
-             SELECT seq, seq, NULL, 0, CASE WHEN seq % 8000 = 17 THEN 5 ELSE 3 END, true
+             SELECT seq, seq, NULL, 0, (CASE WHEN seq % 8000 = 17 THEN 'discarded' ELSE 'handled' END)::tower_webhook.event_state
              FROM tower_webhook.events WHERE seq % 5000 <> 17 AND seq % 7000 <> 17;
              INSERT INTO tower_webhook.failures (seq, at, outcome, reason)
              SELECT seq, 0, 'error', convert_to('It took ' || seq, 'UTF8')
