@@ -8,3 +8,6 @@ mod schema;
 
 pub use self::keys::PostgresStore;
 pub use self::queue::PostgresQueue;
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use tower_webhook::inbox::internal::Work;
 
 use crate::suite::{self, Harness};
 use futures_util::future::join_all;
+use nix::sys::signal::Signal;
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::task::JoinSet;
@@ -26,6 +27,7 @@ use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
 
 use crate::support::lock;
 use crate::support::postgres::PostgresServer;
+use crate::support::program::{Peer, say};
 
 /// An empty database of a test's own, on a server that the tests of this process share.
 pub(crate) struct Database {
@@ -848,4 +850,71 @@ async fn a_statement_that_hangs_does_not_stop_the_others() {
     transaction.rollback().await.unwrap();
     let (id, _) = hanging.await.unwrap();
     assert!(queue.get(id).await.unwrap().is_some());
+}
+
+/// Where each operation begins a transaction itself, a process may stand still between its statement and the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly() {
+    const TEST: &str = "a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly";
+
+    if let Some(url) = Peer::argument() {
+        return accept_and_settle(&url).await;
+    }
+    let database = Database::create().await;
+    let name = database.url.rsplit('/').next().unwrap();
+    let setting =
+        format!("ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'");
+    execute(&database.pool(1).await, &setting).await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let url = format!("{}?application_name=peer", database.url);
+    let mut frozen = Peer::start(Peer::command(module_path!(), TEST, &url));
+    assert_eq!(frozen.hear(), "works");
+
+    let idle = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = 'peer' AND state = 'idle in transaction' AND backend_xid IS NOT NULL";
+    let mut tries = 0;
+    loop {
+        frozen.signal(Signal::SIGSTOP);
+        // The server ends the statements that it has begun.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if count(&pool, idle).await > 0 {
+            break;
+        }
+        frozen.signal(Signal::SIGCONT);
+        tries += 1;
+        assert!(tries < 1000, "it was never in a transaction");
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    let began = std::time::Instant::now();
+    let accepts = (0..PEERS_LANES).map(|lane| accept(&queue, event(None, Some(lane))));
+    join_all(accepts).await;
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(6),
+        "deliveries waited for {took:?}"
+    );
+    assert_eq!(count(&pool, idle).await, 0);
+}
+
+const PEERS_LANES: i64 = 4;
+
+/// One of several processes, until it is killed.
+async fn accept_and_settle(url: &str) {
+    let queue = PostgresQueue::new(connect(url, 4).await);
+    let works = (0..PEERS_LANES).map(|lane| {
+        let queue = queue.clone();
+        async move {
+            loop {
+                let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+                if let Ok(Accepted::New {
+                    taken: Some(taken), ..
+                }) = accepted
+                {
+                    let _ = queue.settle(&taken.lease, &Settlement::Handled, None).await;
+                }
+                say("works");
+            }
+        }
+    });
+    join_all(works).await;
 }

@@ -10,7 +10,9 @@ use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, forget_all};
+use tower_webhook::inbox::internal::{
+    Accepted, FORGET_STEP, NewEvent, Settled, Settlement, Take, forget_all,
+};
 use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Lane, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
@@ -391,4 +393,144 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
     let listed = queue.list(&nothing, Page::newest(10).within(Duration::ZERO));
     let searched = listed.await.unwrap().searched;
     assert_eq!(searched, Some(EventId(57_517 - 9_999)));
+}
+
+/// Accepts events of a chat, each in the chat's lane.
+async fn accept_of(queue: &PostgresQueue, chat: &str, count: usize) -> Vec<EventId> {
+    let accepts = (0..count).map(|_| {
+        let event = NewEvent {
+            chat: Some(chat.to_owned()),
+            lane: Some(Lane::of_chat(chat)),
+            ..event(None, None)
+        };
+        accept(queue, event)
+    });
+    let mut ids: Vec<_> = join_all(accepts)
+        .await
+        .into_iter()
+        .map(|(id, _)| id)
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_with_many_events_is_forgotten_in_steps() {
+    const EVENTS: usize = 1000;
+
+    let database = Database::create().await;
+    let queues = [database.queue().await, database.queue().await];
+    let queue = &queues[0];
+    let forgotten = accept_of(queue, "long", EVENTS).await;
+    let others = accept_of(queue, "other", 3).await;
+    let newest = *others.last().unwrap();
+
+    let mut rest = None;
+    let mut later = Vec::new();
+    for step in 0..EVENTS / FORGET_STEP {
+        // Another process continues where the one before ended.
+        let forgot = queues[step % 2].forget("long", rest).await.unwrap();
+        assert_eq!(forgot.bodies, FORGET_STEP as u64);
+        let next = (step + 1) * FORGET_STEP;
+        rest = forgotten.get(next).map(|next| *next..=newest);
+        assert_eq!(forgot.rest, rest);
+        // The lane is free between two steps, and what comes now is not forgotten.
+        later.extend(accept_of(queue, "long", 1).await);
+    }
+    let first = forgotten[0]..=newest;
+    let again = queue.forget("long", Some(first)).await.unwrap();
+    assert_eq!(again.bodies, 0, "a step that is repeated changes nothing");
+    for id in forgotten.iter().step_by(100) {
+        let record = queue.get(*id).await.unwrap().unwrap();
+        assert_eq!(record.summary.state, EventState::Discarded);
+        assert!(record.body.is_none());
+    }
+    for id in others.iter().chain(&later) {
+        let record = queue.get(*id).await.unwrap().unwrap();
+        assert!(record.body.is_some() && record.summary.state.is_unsettled());
+    }
+    // The events that came meanwhile are first in the lane.
+    let claimed = queue.claim(&take(), 10, 10).await.unwrap().events;
+    let claimed: Vec<_> = claimed.iter().map(|taken| taken.lease.id).collect();
+    assert_eq!(claimed, later[..1]);
+}
+
+/// In the order of the numbers, whatever else is compared, and however many events there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_a_chat_are_listed_without_reading_others() {
+    const OTHERS: i64 = 200_000;
+
+    let database = Database::create().await;
+    let pool = database.pool(1).await;
+    let queue = PostgresQueue::new(pool.clone());
+    queue.migrate().await.unwrap();
+    let mut ids = accept_of(&queue, "chat", 20).await;
+    let others = format!(
+        "INSERT INTO tower_webhook.events (seq, accepted, keep_until, chat_lane, kind, chat)
+         SELECT 1000 + at, at, at, at % 50, 2, 'other' FROM generate_series(1, {OTHERS}) AS at;
+         INSERT INTO tower_webhook.ended
+         SELECT seq, accepted, keep_until, 0, 'handled' FROM tower_webhook.events WHERE seq > 1000;
+         SELECT setval('tower_webhook.events_seq_seq', 1000 + {OTHERS})"
+    );
+    execute(&pool, &others).await;
+    ids.extend(accept_of(&queue, "chat", 20).await);
+    let read = async || {
+        execute(&pool, "SELECT pg_stat_force_next_flush()").await;
+        let read = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables
+            WHERE relname IN ('events', 'ended')";
+        count(&pool, read).await
+    };
+    let chat = Filter {
+        chat: Some("chat".to_owned()),
+        ..Filter::default()
+    };
+    let filters = [
+        chat.clone(),
+        Filter {
+            states: vec![EventState::Waiting, EventState::Handled],
+            ..chat.clone()
+        },
+        Filter {
+            accepted_from: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1)),
+            kinds: vec![EventKind::MESSAGE_CREATED],
+            ..chat.clone()
+        },
+        Filter {
+            states: vec![EventState::Waiting],
+            ..chat
+        },
+    ];
+    for statistics in ["SELECT 1", "ANALYZE"] {
+        execute(&pool, statistics).await;
+        for filter in &filters {
+            for newest_first in [true, false] {
+                let before = read().await;
+                // The server plans a statement anew that it has executed several times.
+                for _ in 0..8 {
+                    let mut page = Page {
+                        newest_first,
+                        ..Page::oldest(15).within(Duration::ZERO)
+                    };
+                    let mut found = Vec::new();
+                    loop {
+                        let listed = queue.list(filter, page).await.unwrap();
+                        assert_eq!(listed.searched, None, "it was cut");
+                        found.extend(listed.events.iter().map(|event| event.id));
+                        if listed.events.len() < page.limit {
+                            break;
+                        }
+                        page.after = found.last().copied();
+                    }
+                    if newest_first {
+                        found.reverse();
+                    }
+                    // One is in progress.
+                    let least = ids.len() - usize::from(!filter.states.is_empty());
+                    assert_eq!(found, ids[ids.len() - least..], "{filter:?}");
+                }
+                let rows = read().await - before;
+                assert!(rows < 5000, "{rows} rows were read for {filter:?}");
+            }
+        }
+    }
 }

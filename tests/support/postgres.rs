@@ -250,7 +250,7 @@ fn is_ready(data: &Path) -> bool {
 }
 
 /// The directory of the newest server's programs, which Debian does not put into the `PATH`.
-pub(crate) fn programs() -> PathBuf {
+fn programs() -> PathBuf {
     let has_server = |dir: &PathBuf| dir.join("postgres").is_file() && dir.join("initdb").is_file();
     let path = env::var_os("PATH").unwrap_or_default();
     let mut debian: Vec<_> = fs::read_dir("/usr/lib/postgresql")

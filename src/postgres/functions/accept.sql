@@ -1,10 +1,10 @@
 -- Events are accepted, many at once.
 --
--- The settings of these functions leave the planner no choice but the indexes, however empty it believes a table to be:
--- `head` and `wait` are often empty when statistics are made, and may have hundreds of thousands of deleted rows at that
--- time, which stay as long as an old transaction of anybody does. Then the planner takes every index for one of a single
--- page, and may choose one that it has to read as a whole. So statements on these tables have conditions of which only good
--- indexes make use:
+-- The settings of these functions leave the planner no choice but the indexes, however empty it believes a table to
+-- be: `head` and `wait` are often empty when statistics are made, and may have hundreds of thousands of deleted rows
+-- at that time, which stay as long as an old transaction of anybody does. Then the planner takes every index for one
+-- of a single page, and may choose one that it has to read as a whole. So statements on these tables have conditions
+-- of which only good indexes make use:
 --
 -- - `seq + 0 = …`, as no index has the expression;
 -- - `lane BETWEEN … AND …`, since an order by lane and number is that of another index, too, if there is only one lane;
@@ -38,8 +38,7 @@ END $tower_webhook$;
 -- Records keys as done: those of the events that have a number. Returns how many were free.
 CREATE FUNCTION {schema}.keep_keys(p_keys uuid[], p_bodies uuid[], p_retains bigint[], p_seqs bigint[], p_now bigint)
 RETURNS integer LANGUAGE plpgsql
-SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan
-AS $tower_webhook$
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $tower_webhook$
 DECLARE
     v_kept integer;
 BEGIN
@@ -64,9 +63,10 @@ BEGIN
     RETURN v_kept;
 END $tower_webhook$;
 
--- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none does.
--- `p_kinds` are positions in `p_names`. Keys are locked first, in their own order, and then rows in that of lanes, so that two
--- batches do not wait for each other. The rows of the result have positions in the arrays, and are in no order.
+-- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none
+-- does. `p_kinds` are positions in `p_names`. Keys are locked first, in their own order, and then rows in that of
+-- lanes, so that two batches do not wait for each other. The rows of the result have positions in the arrays, and are
+-- in no order.
 CREATE FUNCTION {schema}.accept(
     p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_kinds bigint[],
     p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
@@ -74,11 +74,8 @@ CREATE FUNCTION {schema}.accept(
 )
 RETURNS TABLE (
     o_at bigint, o_answer text, o_same boolean, o_remaining bigint, o_seq bigint, o_accepted bigint, o_fence uuid
-)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET jit = off SET plan_cache_mode = force_generic_plan
-AS $tower_webhook$
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
     v_count integer := cardinality(p_kinds);

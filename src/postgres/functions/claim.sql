@@ -74,26 +74,24 @@ BEGIN
     END LOOP;
 END $tower_webhook$;
 
--- Takes events that are due, from a floor on: of the kinds in `p_kinds`, no event that has never crashed is due before
--- `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and `p_leased`. So
--- deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a floor of zeros finds
--- every event: a few become due in the past, as one that waited for the attempt of a later one of its lane. So the caller has
--- to claim without a floor from time to time.
+-- Takes events that are due, from a floor on: of the kinds in `p_kinds`, no event that has never crashed is due
+-- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
+-- `p_leased`. So deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a
+-- floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later one
+-- of its lane. So the caller has to claim without a floor from time to time.
 --
--- The last row has no number. It contains the time until there may be more, the next floor, and how long the claim took.
+-- The last row has no number. It contains the time until there may be more, the next floor, and how long the claim
+-- took.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
     p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint
 )
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
-    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint,
-    o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
-)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET jit = off SET plan_cache_mode = force_generic_plan
-AS $tower_webhook$
+    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
+    o_tried_for bigint, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
     -- Transactions that began this long before they commit are seen in spite of a floor.
     c_slack CONSTANT bigint := 3000000;
@@ -124,9 +122,7 @@ BEGIN
     );
     -- The clock may have been set back.
     IF v_kinds <> p_kinds OR greatest(p_ready, p_crashed) > v_now THEN
-        p_ready := 0;
-        p_crashed := 0;
-        p_leased := 0;
+        SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
     END IF;
     v_is_whole := p_ready = 0;
     IF v_returned = 100 THEN
@@ -193,18 +189,12 @@ BEGIN
                 due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = gen_random_uuid()
             WHERE h.lane = v_head.lane AND h.own = v_head.own
             RETURNING h.fence INTO o_fence;
-            IF v_head.crashes > 0 THEN
-                v_suspects := v_suspects - 1;
-            END IF;
+            IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
             v_taken := v_taken + 1;
-            o_seq := v_head.seq;
-            o_place := v_head.lane;
-            o_is_in_lane := v_head.own = 0;
-            o_failures := v_head.failures;
-            o_crashes := v_head.crashes;
-            o_tried_for := v_now - v_head.first_failed;
-            SELECT k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven
-            INTO o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven
+            SELECT v_head.seq, v_head.lane, v_head.own = 0, k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven,
+                v_head.failures, v_head.crashes, v_now - v_head.first_failed
+            INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
+                o_failures, o_crashes, o_tried_for
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
             RETURN NEXT;
         END LOOP;
@@ -226,16 +216,12 @@ BEGIN
             WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
             ORDER BY h.due, h.seq LIMIT 1
         ) AS crashed;
-        IF v_suspects > 0 THEN
-            v_next := least(v_next, o_crashed);
-        END IF;
+        IF v_suspects > 0 THEN v_next := least(v_next, o_crashed); END IF;
         o_crashed := least(o_crashed, v_now - c_slack);
     ELSE
         o_crashed := p_crashed;
     END IF;
-    o_seq := NULL;
-    o_body := NULL;
-    o_headers := NULL;
+    SELECT NULL, NULL, NULL INTO o_seq, o_body, o_headers;
     o_next_due := CASE WHEN v_next IS NOT NULL THEN greatest(v_next - v_now, 0) END;
     o_kinds := v_kinds;
     o_ready := least(o_ready, v_now - c_slack);

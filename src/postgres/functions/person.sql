@@ -15,10 +15,7 @@ $tower_webhook$;
 -- state is NULL if there is no such event. One that moves between the look-ups is looked up again.
 CREATE FUNCTION {schema}.lock_event(
     p_seq bigint, OUT o_table text, OUT o_state {schema}.event_state, OUT o_lane bigint, OUT o_own bigint
-)
-LANGUAGE plpgsql
-SET enable_seqscan = off
-AS $tower_webhook$
+) LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_seq bigint;
 BEGIN
@@ -26,37 +23,27 @@ BEGIN
     FOR round IN 1..100 LOOP
         SELECT coalesce(lane, 0), CASE WHEN lane IS NULL THEN seq ELSE 0 END INTO o_lane, o_own
         FROM {schema}.events WHERE seq = p_seq;
-        IF NOT FOUND THEN
-            RETURN;
-        END IF;
+        IF NOT FOUND THEN RETURN; END IF;
 
         o_table := 'aside';
         SELECT {schema}.state_of(is_tried, crashes, NULL, due, 0) INTO o_state
         FROM {schema}.aside WHERE seq = p_seq FOR UPDATE;
-        IF FOUND THEN
-            RETURN;
-        END IF;
+        IF FOUND THEN RETURN; END IF;
 
         o_table := 'head';
         SELECT seq, {schema}.state_of(is_tried, crashes, fence, due, {schema}.micros()) INTO v_seq, o_state
         FROM {schema}.head WHERE lane = o_lane AND own = o_own FOR UPDATE;
-        IF v_seq = p_seq THEN
-            RETURN;
-        END IF;
+        IF v_seq = p_seq THEN RETURN; END IF;
         IF FOUND THEN
             o_table := 'wait';
             SELECT {schema}.state_of(is_tried, crashes, NULL, due, 0) INTO o_state
             FROM {schema}.wait WHERE lane = o_lane AND seq = p_seq;
-            IF FOUND THEN
-                RETURN;
-            END IF;
+            IF FOUND THEN RETURN; END IF;
         END IF;
 
         o_table := 'ended';
         SELECT state INTO o_state FROM {schema}.ended WHERE seq = p_seq FOR UPDATE;
-        IF FOUND THEN
-            RETURN;
-        END IF;
+        IF FOUND THEN RETURN; END IF;
         o_table := 'dead';
         o_state := 'dead';
         PERFORM FROM {schema}.dead WHERE seq = p_seq FOR UPDATE;
@@ -72,9 +59,7 @@ END $tower_webhook$;
 
 -- Makes an event due now, if it is in a state, or without one, in any but `in-progress`.
 CREATE FUNCTION {schema}.redrive(p_seq bigint, p_from {schema}.event_state) RETURNS text
-LANGUAGE plpgsql
-SET enable_seqscan = off
-AS $tower_webhook$
+LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_now bigint;
     v_at record;
@@ -111,9 +96,7 @@ BEGIN
             due = v_now, crashes = crashes + (fence IS NOT NULL)::integer,
             is_suspect = crashes > 0 OR fence IS NOT NULL, fence = NULL
         WHERE lane = v_at.o_lane AND own = v_at.o_own;
-        IF v_at.o_own = 0 THEN
-            PERFORM {schema}.sort_head(v_at.o_lane);
-        END IF;
+        IF v_at.o_own = 0 THEN PERFORM {schema}.sort_head(v_at.o_lane); END IF;
     ELSE
         DELETE FROM {schema}.ended WHERE seq = p_seq;
         DELETE FROM {schema}.dead WHERE seq = p_seq;
@@ -127,9 +110,7 @@ END $tower_webhook$;
 
 -- Discards an event, if it is in a state, or without one, in any that is unsettled or dead.
 CREATE FUNCTION {schema}.discard(p_seq bigint, p_from {schema}.event_state) RETURNS text
-LANGUAGE plpgsql
-SET enable_seqscan = off
-AS $tower_webhook$
+LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_at record;
     v_failures integer;
@@ -159,10 +140,7 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.forget(
     p_chat_lane bigint, p_chat bytea, p_first bigint, p_last bigint, p_step bigint,
     OUT o_bodies bigint, OUT o_next bigint, OUT o_last bigint
-)
-LANGUAGE plpgsql
-SET enable_seqscan = off
-AS $tower_webhook$
+) LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_seqs bigint[];
     v_seq bigint;
@@ -179,20 +157,18 @@ BEGIN
     FOREACH v_seq IN ARRAY v_seqs[:p_step] LOOP
         -- Now it is settled, and its row of `ended` is locked, unless a purge was first.
         PERFORM {schema}.discard(v_seq, NULL);
-        UPDATE {schema}.ended s SET keep_until = e.keep_until FROM {schema}.events e WHERE s.seq = v_seq AND e.seq = v_seq;
+        UPDATE {schema}.ended s SET keep_until = e.keep_until FROM {schema}.events e
+        WHERE s.seq = v_seq AND e.seq = v_seq;
         -- Their texts may quote the body.
         DELETE FROM {schema}.failures WHERE seq = v_seq;
         UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = v_seq AND body IS NOT NULL;
-        IF FOUND THEN
-            o_bodies := o_bodies + 1;
-        END IF;
+        IF FOUND THEN o_bodies := o_bodies + 1; END IF;
     END LOOP;
 END $tower_webhook$;
 
 -- Whether the text of a failure contains another one, whose ASCII letters are lower case.
 CREATE FUNCTION {schema}.contains(p_text bytea, p_part bytea) RETURNS boolean
-LANGUAGE sql IMMUTABLE
-AS $tower_webhook$
+LANGUAGE sql IMMUTABLE AS $tower_webhook$
     SELECT position(p_part IN decode(lower(encode(p_text, 'escape') COLLATE "C"), 'escape')) > 0
 $tower_webhook$;
 
@@ -202,12 +178,10 @@ CREATE FUNCTION {schema}.blocked(p_now bigint, p_lane bigint)
 RETURNS TABLE (
     o_lane bigint, o_seq bigint, o_kind integer, o_state {schema}.event_state, o_due bigint, o_failures integer,
     o_first_failed bigint
-)
-LANGUAGE sql STABLE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
-AS $tower_webhook$
-    -- If no other event of a lane has failed, the head is used without looking for the first event: that look-up takes more
-    -- time than all the rest.
+) LANGUAGE sql STABLE SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+    -- If no other event of a lane has failed, the head is used without looking for the first event: that look-up
+    -- takes more time than all the rest.
     WITH others AS MATERIALIZED (
         SELECT w.lane FROM {schema}.wait w WHERE (w.is_tried OR w.crashes > 0) AND p_lane IS NULL
         UNION
@@ -258,10 +232,8 @@ CREATE FUNCTION {schema}.blocked_lanes(p_lane bigint, p_after bigint, p_limit bi
 RETURNS TABLE (
     o_seq bigint, o_kind text, o_key bytea, o_chat bytea, o_state text, o_accepted bigint, o_at bigint, o_due bigint,
     o_failures integer, o_is_redriven boolean, o_since bigint, o_waiting bigint
-)
-LANGUAGE sql VOLATILE
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET jit = off
-AS $tower_webhook$
+) LANGUAGE sql VOLATILE SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
     WITH clock AS MATERIALIZED (
         SELECT {schema}.micros() AS now
     ), found AS MATERIALIZED (

@@ -1,9 +1,7 @@
 -- Deletes bodies that were kept long enough, and events whose retention has ended. Returns whether there may be more.
 CREATE FUNCTION {schema}.purge(p_keep bigint, p_step bigint) RETURNS boolean
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET jit = off SET plan_cache_mode = force_generic_plan
-AS $tower_webhook$
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
     v_seqs bigint[];
@@ -27,9 +25,7 @@ BEGIN
         SELECT seq FROM {schema}.ended
         WHERE keep_until <= v_now ORDER BY keep_until LIMIT p_step FOR UPDATE SKIP LOCKED
     );
-    IF cardinality(v_seqs) = 0 THEN
-        RETURN v_bodies = p_step;
-    END IF;
+    IF cardinality(v_seqs) = 0 THEN RETURN v_bodies = p_step; END IF;
     DELETE FROM {schema}.ended WHERE seq = ANY (v_seqs);
     DELETE FROM {schema}.failures WHERE seq = ANY (v_seqs);
     WITH deleted AS (

@@ -2,10 +2,7 @@
 
 -- Extends leases that are held, in the order of lanes, and returns for each whether it was.
 CREATE FUNCTION {schema}.extend(p_seqs bigint[], p_fences uuid[], p_places bigint[], p_lease bigint)
-RETURNS SETOF boolean
-LANGUAGE plpgsql
-SET enable_seqscan = off
-AS $tower_webhook$
+RETURNS SETOF boolean LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
 DECLARE
     v_seq bigint;
     v_fence uuid;
@@ -43,8 +40,8 @@ BEGIN
         v_fence := gen_random_uuid();
         v_next.due := {schema}.micros() + p_lease;
     ELSE
-        -- It could not be taken before, and a claim does not look back for long. Of events that one statement lets advance,
-        -- the order is that of their numbers.
+        -- It could not be taken before, and a claim does not look back for long. Of events that one statement lets
+        -- advance, the order is that of their numbers.
         v_next.due := greatest(v_next.due, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);
     END IF;
     UPDATE {schema}.head SET
@@ -54,20 +51,20 @@ BEGIN
         first_failed = v_next.first_failed, fence = v_fence
     WHERE lane = p_lane AND own = 0
     RETURNING * INTO v_head;
-    IF v_fence IS NULL THEN
-        RETURN NULL;
-    END IF;
+    IF v_fence IS NULL THEN RETURN NULL; END IF;
     RETURN v_head;
 END $tower_webhook$;
 
 -- Notes that an event is discarded. Its body is deleted with the event.
-CREATE FUNCTION {schema}.end_discarded(p_seq bigint, p_failures integer) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+CREATE FUNCTION {schema}.end_discarded(p_seq bigint, p_failures integer) RETURNS void
+LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
     INSERT INTO {schema}.ended (seq, at, keep_until, failures, state)
     SELECT p_seq, {schema}.micros(), keep_until, p_failures, 'discarded' FROM {schema}.events WHERE seq = p_seq;
 END $tower_webhook$;
 
--- Ends the attempt of a locked head in another way than `handled` and `ignored`. Returns whether the event leaves the line.
+-- Ends the attempt of a locked head in another way than `handled` and `ignored`. Returns whether the event leaves the
+-- line.
 CREATE FUNCTION {schema}.fail(
     v_head {schema}.head, p_end text, p_after bigint, p_outcome bytea, p_reason bytea, p_took bigint,
     p_counts boolean, p_blocks boolean, p_holds boolean
@@ -76,9 +73,7 @@ RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
 BEGIN
-    IF p_end <> 'released' THEN
-        v_head.crashes := 0;
-    END IF;
+    IF p_end <> 'released' THEN v_head.crashes := 0; END IF;
     IF p_outcome IS NOT NULL THEN
         v_head.is_tried := true;
         INSERT INTO {schema}.failures (seq, at, took, outcome, reason)
@@ -111,9 +106,7 @@ BEGIN
             due = v_head.due, failures = v_head.failures, crashes = v_head.crashes, is_tried = v_head.is_tried,
             is_suspect = v_head.crashes > 0, first_failed = v_head.first_failed, fence = NULL
         WHERE lane = v_head.lane AND own = v_head.own;
-        IF v_head.own = 0 AND p_end <> 'dead' THEN
-            PERFORM {schema}.sort_head(v_head.lane);
-        END IF;
+        IF v_head.own = 0 AND p_end <> 'dead' THEN PERFORM {schema}.sort_head(v_head.lane); END IF;
         RETURN false;
     END IF;
     IF p_end = 'retry' THEN
@@ -126,9 +119,9 @@ BEGIN
     RETURN true;
 END $tower_webhook$;
 
--- The arrays have an element for each attempt, in the order of lanes, but for those that no failure needs. `p_ends` are
--- `released`, `retry`, or the state that follows. The attempts have the same kinds that can be taken. The rows of the result
--- have positions in the arrays, and the next event of the lane, if it was taken.
+-- The arrays have an element for each attempt, in the order of lanes, but for those that no failure needs. `p_ends`
+-- are `released`, `retry`, or the state that follows. The attempts have the same kinds that can be taken. The rows of
+-- the result have positions in the arrays, and the next event of the lane, if it was taken.
 CREATE FUNCTION {schema}.settle(
     p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_counts boolean[],
     p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_only text[], p_except text[],
@@ -138,11 +131,8 @@ RETURNS TABLE (
     o_at bigint, o_is_held boolean,
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint
-)
-LANGUAGE plpgsql
-SET enable_seqscan = off SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
-SET jit = off SET plan_cache_mode = force_generic_plan
-AS $tower_webhook$
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
     v_done bigint[];
@@ -213,15 +203,10 @@ BEGIN
         END IF;
         v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_only, p_except);
         IF v_head.seq IS NOT NULL THEN
-            o_seq := v_head.seq;
-            o_fence := v_head.fence;
-            o_place := v_head.lane;
-            o_is_in_lane := true;
-            o_failures := v_head.failures;
-            o_crashes := v_head.crashes;
-            o_tried_for := v_now - v_head.first_failed;
-            SELECT k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven
-            INTO o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven
+            SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
+                e.is_redriven, v_head.failures, v_head.crashes, v_now - v_head.first_failed
+            INTO o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
+                o_failures, o_crashes, o_tried_for
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
         END IF;
         RETURN NEXT;

@@ -25,6 +25,7 @@ pub(crate) struct Format {
 }
 
 /// A version of a schema.
+#[derive(Clone, Copy)]
 pub(crate) struct Migration {
     /// The lowest release that can use the schema from this version on.
     pub(crate) lowest_release: &'static str,

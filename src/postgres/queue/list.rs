@@ -476,6 +476,44 @@ mod tests {
         }
     }
 
+    /// In the order of the numbers, so that a page is the first rows that the index has.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_list_of_a_chat_reads_its_index_in_order() {
+        use crate::postgres::pool::{Schema, Tables};
+        use crate::postgres::schema::FORMAT;
+        use crate::postgres::tests::{self, execute};
+
+        let pool = tests::Database::create().await.pool(1).await;
+        let tables = Tables::new(pool.clone());
+        tables.migrate(&FORMAT).await.unwrap();
+        let database = Database::new(tables);
+        let fill = Schema::default().sql(
+            "INSERT INTO {schema}.events (accepted, keep_until, chat_lane, kind, chat)
+             SELECT at, at, at % 1000, 2, 'other' FROM generate_series(1, 50000) AS at",
+        );
+        for statistics in [fill.as_str(), "ANALYZE"] {
+            execute(&pool, statistics).await;
+            for (states, newest_first, error) in [
+                (&[][..], true, false),
+                (&[], false, false),
+                (&[EventState::Handled, EventState::Dead], true, true),
+            ] {
+                let filter = filter(states, true, error);
+                let search = Search::new(&database, &filter, vec![2], newest_first);
+                let values = search.values(&(1..=i64::MAX), 50);
+                let explain = format!("EXPLAIN {}", search.sql).into();
+                let plan = database.search(&explain, &values).await.unwrap();
+                let lines = plan.0.iter().map(|row| column::<String>(row, 0).unwrap());
+                let plan = lines.collect::<Vec<_>>().join("\n");
+                let direction = if newest_first { " Backward" } else { "" };
+                let scan = format!("Index Scan{direction} using events_chat on events");
+                assert!(plan.contains(&scan), "{plan}");
+                assert!(!plan.contains("Sort"), "{plan}");
+                assert!(!search.has_steps);
+            }
+        }
+    }
+
     #[test]
     fn steps_become_larger_while_they_are_quick() {
         let next = |size, millis| {
