@@ -140,6 +140,7 @@ BEGIN
             END LOOP;
         END IF;
 
+        EXIT WHEN true <> ALL (v_is_left);
         v_new := ARRAY(
             SELECT CASE WHEN e.is_left THEN nextval($tower_webhook_name${schema}.events_seq_seq$tower_webhook_name$) END
             FROM unnest(v_is_left) AS e (is_left)

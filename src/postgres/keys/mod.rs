@@ -167,8 +167,8 @@ impl PostgresStore {
     /// Creates the schema and its tables, or upgrades those of an earlier release.
     ///
     /// Does nothing when they are up to date: call it whenever a process starts. Several that start at once
-    /// wait for each other; one that stands still meanwhile is given up after five seconds. An upgrade waits up to 90 seconds for transactions that use the tables, and
-    /// delays others by at most half a second at a time.
+    /// wait for each other, and one that stands still meanwhile is given up after two seconds. An upgrade waits up to
+    /// 90 seconds for transactions that use the tables, and delays others by at most half a second at a time.
     ///
     /// Its first call in a database needs the right to create a schema there, or a schema of that
     /// name in which the user may create tables.
@@ -176,7 +176,8 @@ impl PostgresStore {
     /// # Errors
     ///
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
-    /// release that does not let this one use it, by an unreleased draft, or by another program. [`OpenError::kind`] distinguishes these, and the error says what to do.
+    /// release that does not let this one use it, by an unreleased draft, or by another program.
+    /// [`OpenError::kind`] distinguishes these, and the error says what to do.
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {

@@ -2,10 +2,10 @@
 
 use sqlx::postgres::PgPool;
 
+use super::connections::Pool;
 use super::error::error;
 use super::migrate::{Format, migrate};
 use super::name::Schema;
-use super::pool::Pool;
 use crate::config::ConfigError;
 use crate::store::engine::Error;
 
