@@ -9,7 +9,7 @@ use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
 use tower_webhook::inbox::internal::Settlement;
-use tower_webhook::inbox::{Failure, Filter, Page, Queue};
+use tower_webhook::inbox::{Failure, Filter, Lane, Page, Queue};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{EventKind, RawDelivery};
@@ -224,22 +224,28 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
     let began = Instant::now();
     let handled = count - count / WAITING;
     accept_both_kinds(queue).await?;
+    sqlx::raw_sql("DELETE FROM tower_webhook.events; DELETE FROM tower_webhook.head")
+        .execute(pool)
+        .await?;
+    let lanes = (0..=handled / 5).map(|chat| Lane::of_chat(&format!("old-{chat}")).0);
+    let events = format!(
+        "INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, chat_lane, kind, key, chat, digest)
+         SELECT n + 1, now - ({handled} - n) * 691200000000 / {handled}, now + 691200000000, c.lane, c.lane,
+             (SELECT id FROM tower_webhook.kinds WHERE name = 'chat-closed'), convert_to('old-key-' || n, 'UTF8'),
+             convert_to('old-' || n / 5, 'UTF8'), gen_random_uuid()
+         FROM generate_series(1, {handled}) AS n
+         JOIN unnest($1::bigint[]) WITH ORDINALITY AS c (lane, at) ON c.at = n / 5 + 1, tower_webhook.micros() AS now"
+    );
+    sqlx::query(sqlx::AssertSqlSafe(events))
+        .bind(lanes.collect::<Vec<_>>())
+        .execute(pool)
+        .await?;
     for sql in [
-        "DELETE FROM tower_webhook.events".to_owned(),
-        "DELETE FROM tower_webhook.head".to_owned(),
-        format!(
-            "INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, digest)
-             OVERRIDING SYSTEM VALUE
-             SELECT n + 1, now - ({handled} - n) * 691200000000 / {handled}, now + 691200000000, n / 5,
-                 (SELECT id FROM tower_webhook.kinds WHERE name = 'chat-closed'), convert_to('old-key-' || n, 'UTF8'),
-                 convert_to('old-' || n / 5, 'UTF8'), gen_random_uuid()
-             FROM generate_series(1, {handled}) AS n, tower_webhook.micros() AS now"
-        ),
-        "INSERT INTO tower_webhook.keys (key, body, done_until, old_body, event)
-         SELECT digest, digest, clock_timestamp() + interval '8 days', NULL, seq FROM tower_webhook.events"
+        "INSERT INTO tower_webhook.keys (key, body, done_until, event)
+         SELECT digest, digest, clock_timestamp() + interval '8 days', seq FROM tower_webhook.events"
             .to_owned(),
-        "INSERT INTO tower_webhook.ended (seq, at, keep_until, failures, state, has_body)
-         SELECT seq, accepted, keep_until, 0, 3, false FROM tower_webhook.events"
+        "INSERT INTO tower_webhook.ended (seq, at, keep_until, failures, state)
+         SELECT seq, accepted, keep_until, 0, 'handled' FROM tower_webhook.events"
             .to_owned(),
         format!("SELECT setval('tower_webhook.events_seq_seq', {})", handled + 1),
         "VACUUM ANALYZE".to_owned(),
@@ -253,8 +259,8 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
         .map(|(number, digest)| (number, digest.to_vec()))
         .unzip();
     sqlx::query(
-        "INSERT INTO tower_webhook.keys (key, body, done_until, old_body, event)
-         SELECT encode(digest, 'hex')::uuid, gen_random_uuid(), clock_timestamp() + interval '8 days', NULL, number + 1
+        "INSERT INTO tower_webhook.keys (key, body, done_until, event)
+         SELECT encode(digest, 'hex')::uuid, gen_random_uuid(), clock_timestamp() + interval '8 days', number + 1
          FROM unnest($1::bigint[], $2::bytea[]) AS asked (number, digest)",
     )
     .bind(numbers)

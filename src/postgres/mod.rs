@@ -8,4 +8,6 @@ mod schema;
 
 pub use self::keys::PostgresStore;
 pub use self::queue::PostgresQueue;
-use self::schema::MIGRATIONS;
+
+#[cfg(test)]
+mod tests;

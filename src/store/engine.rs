@@ -26,8 +26,7 @@ pub(crate) enum ErrorKind {
     Denied,
     /// It works, but cannot keep what a store needs.
     Unsuitable,
-    /// It belongs to another program.
-    #[cfg(feature = "sqlite")]
+    /// It belongs to another program, or to a draft of this one.
     Foreign,
     /// A later release changed its schema.
     NewerSchema,

@@ -32,9 +32,9 @@ pub enum OpenErrorKind {
     /// The server or the file system works, but cannot keep what a store promises: it is too old, a
     /// replica or part of a cluster, evicts keys, or has no locks.
     Unsuitable,
-    /// The file belongs to another program.
+    /// The file or schema belongs to another program, or to an unreleased draft of this one.
     Foreign,
-    /// A later release has changed the schema.
+    /// A later release has changed the schema, and this one cannot use it.
     NewerSchema,
     /// The content is damaged, or is not a database.
     Corrupt,
@@ -80,7 +80,6 @@ impl From<engine::Error> for OpenError {
             ErrorKind::Corrupt => OpenErrorKind::Corrupt,
             ErrorKind::Denied => OpenErrorKind::Denied,
             ErrorKind::Unsuitable => OpenErrorKind::Unsuitable,
-            #[cfg(feature = "sqlite")]
             ErrorKind::Foreign => OpenErrorKind::Foreign,
             ErrorKind::NewerSchema => OpenErrorKind::NewerSchema,
         };

@@ -170,8 +170,8 @@ impl App {
     /// The number of events that were handled, and of those whose effect is of the same commit.
     async fn handled(&self) -> (i64, i64) {
         let pairs = "SELECT count(*) FROM effects AS e
-            JOIN tower_webhook.ended AS s ON s.xmin = e.xmin WHERE s.state = 3";
-        let handled = "SELECT count(*) FROM tower_webhook.ended WHERE state = 3";
+            JOIN tower_webhook.ended AS s ON s.xmin = e.xmin WHERE s.state = 'handled'";
+        let handled = "SELECT count(*) FROM tower_webhook.ended WHERE state = 'handled'";
         (self.count(handled).await, self.count(pairs).await)
     }
 }
@@ -499,7 +499,7 @@ async fn handlers_without_rights_on_the_queue_settle_apart() {
     let grants = format!(
         "CREATE ROLE {role} LOGIN;
          GRANT USAGE ON SCHEMA tower_webhook TO {role};
-         GRANT SELECT ON tower_webhook.migrations TO {role};
+         GRANT SELECT ON tower_webhook.schema_versions TO {role};
          GRANT SELECT, INSERT, UPDATE, DELETE ON tower_webhook.keys TO {role};
          GRANT INSERT ON effects TO {role};
          GRANT USAGE ON effects_id_seq TO {role}"

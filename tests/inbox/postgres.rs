@@ -10,6 +10,7 @@ use tower_webhook::inbox::internal::Work;
 
 use crate::suite::{self, Harness};
 use futures_util::future::join_all;
+use nix::sys::signal::Signal;
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::task::JoinSet;
@@ -17,15 +18,16 @@ use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
+    Accepted, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Kinds, Lane, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
-use tower_webhook::store::{Claim, EventKey, Fence, KeyState, Store, StoreErrorKind};
+use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
 
 use crate::support::lock;
 use crate::support::postgres::PostgresServer;
+use crate::support::program::{Peer, say};
 
 /// An empty database of a test's own, on a server that the tests of this process share.
 pub(crate) struct Database {
@@ -260,263 +262,6 @@ async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
     queue.purge(RETENTION).await.unwrap();
     let again = queue.accept(short("in progress", None), None).await;
     assert!(matches!(again.unwrap(), Accepted::New { .. }));
-}
-
-/// The schema of version 2, with a key that is done.
-pub(crate) const VERSION_2: &str = "
-    CREATE SCHEMA tower_webhook;
-    CREATE TABLE tower_webhook.migrations (
-        version integer PRIMARY KEY,
-        applied_at timestamptz NOT NULL DEFAULT now()
-    );
-    CREATE TABLE tower_webhook.keys (
-        key uuid PRIMARY KEY,
-        body uuid NOT NULL,
-        done_until timestamptz,
-        fence uuid,
-        lease_until timestamptz,
-        known_until timestamptz,
-        attempts integer,
-        CHECK (num_nonnulls(done_until, attempts) = 1),
-        CHECK (num_nonnulls(known_until, attempts) <> 1),
-        CHECK (num_nonnulls(fence, lease_until) <> 1)
-    ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
-    ALTER TABLE tower_webhook.keys ADD COLUMN old_body boolean DEFAULT true;
-    INSERT INTO tower_webhook.migrations VALUES (1), (2)";
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schema_of_version_2_is_upgraded_and_keeps_its_keys() {
-    let database = Database::create().await;
-    let pool = database.pool(1).await;
-    execute(&pool, VERSION_2).await;
-    let insert = |name: &str| {
-        format!(
-            "INSERT INTO tower_webhook.keys (key, body, done_until, old_body)
-             VALUES ('{:032x}', '{:032x}', now() + interval '1 hour', NULL)",
-            key(name).key(),
-            key(name).body()
-        )
-    };
-    execute(&pool, &insert("before")).await;
-
-    let queue = database.queue().await;
-    let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 7);
-    // A receiver of version 2 may continue meanwhile.
-    execute(&pool, &insert("after")).await;
-    for name in ["before", "after"] {
-        let known = queue.accept(event(Some(key(name)), None), None).await;
-        let known = known.unwrap();
-        assert!(matches!(known, Accepted::Duplicate { same_body: true }));
-    }
-    let (_, taken) = accept(&queue, event(Some(key("new")), Some(1))).await;
-    end(&queue, &taken.unwrap(), Settlement::Handled).await;
-    queue.migrate().await.unwrap();
-    assert!(queue.get(EventId(1)).await.unwrap().is_some());
-}
-
-/// What migrates version 2 to version 3.
-pub(crate) const VERSION_3: &str = include_str!("../../src/postgres/inbox.sql");
-
-/// A process of an earlier version, which calls the functions that it knows: those of version 3, or those for many
-/// events of version 4.
-pub(crate) struct Older {
-    pub(crate) pool: PgPool,
-    pub(crate) has_batches: bool,
-}
-
-impl Older {
-    /// Accepts an event and takes it, and returns its lease, or that of none if it waits.
-    pub(crate) async fn accept(&self, name: &str, lane: i64) -> (EventId, Option<EventLease>) {
-        let (key, kind) = (key(name), EventKind::MESSAGE_CREATED);
-        let (id, body) = (key.key(), key.body());
-        let (retain, lease) = (RETENTION.as_micros(), LEASE.as_micros());
-        let call = match self.has_batches {
-            false => format!(
-                "accept(
-                    '{id:032x}', '{body:032x}', NULL, NULL, '{kind}', '{name}', '{lane}', {lane}, '{{}}', {retain},
-                    NULL, NULL, {lease}
-                )"
-            ),
-            true => format!(
-                "accept_all(
-                    '{{{id:032x}}}', '{{{body:032x}}}', '{{NULL}}', '{{NULL}}', '{{{kind}}}', '{{1}}',
-                    ARRAY['{name}'::bytea], ARRAY['{lane}'::bytea], '{{{lane}}}', ARRAY['{{}}'::bytea], '{{{retain}}}',
-                    '{{NULL}}', '{{NULL}}', '{{{lease}}}'
-                )"
-            ),
-        };
-        let sql = format!("SELECT o_seq, o_fence::text FROM tower_webhook.{call}");
-        let row = sqlx::query_as(AssertSqlSafe(sql)).fetch_one(&self.pool);
-        let (id, fence): (i64, Option<String>) = row.await.unwrap();
-        let lease = fence.map(|fence| EventLease {
-            id: EventId(id),
-            fence: Fence(u128::from_str_radix(&fence.replace('-', ""), 16).unwrap()),
-            place: lane,
-        });
-        (EventId(id), lease)
-    }
-
-    /// Ends an attempt: an action, whether the lane waits, whether a dead letter holds it.
-    pub(crate) async fn settle(
-        &self,
-        lease: Option<EventLease>,
-        action: i64,
-        blocks: bool,
-        holds: bool,
-    ) {
-        let EventLease { id, fence, place } = lease.expect("it was taken");
-        let (id, fence, after) = (id.0, fence.0, LEASE.as_micros());
-        let has_failed = matches!(action, 2 | 6);
-        let call = match self.has_batches {
-            false => {
-                let failure = match has_failed {
-                    true => "'error', 'no luck'",
-                    false => "NULL, NULL",
-                };
-                format!(
-                    "settle(
-                        {id}, '{fence:032x}', {place}, {action}, {after}, {failure}, true, {blocks}, {holds}, NULL,
-                        NULL, '{{}}'
-                    )"
-                )
-            }
-            true => {
-                let failure = match has_failed {
-                    true => "ARRAY['error'::bytea], ARRAY['no luck'::bytea]",
-                    false => "'{NULL}', '{NULL}'",
-                };
-                format!(
-                    "settle_all(
-                        '{{{id}}}', '{{{fence:032x}}}', '{{{place}}}', '{{{action}}}', '{{{after}}}', {failure},
-                        '{{true}}', '{{{blocks}}}', '{{{holds}}}', '{{NULL}}', NULL, '{{}}'
-                    )"
-                )
-            }
-        };
-        let sql = format!("SELECT o_is_held FROM tower_webhook.{call}");
-        let held = sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(&self.pool);
-        let is_held: bool = held.await.unwrap();
-        assert!(is_held);
-    }
-
-    /// Calls a function that returns a number or a flag.
-    pub(crate) async fn call(&self, function: &str) -> i64 {
-        let sql = format!("SELECT tower_webhook.{function}::integer::bigint");
-        count(&self.pool, &sql).await
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schema_of_version_3_is_upgraded_and_keeps_its_events() {
-    let database = Database::create().await;
-    let pool = database.pool(1).await;
-    execute(&pool, VERSION_2).await;
-    execute(&pool, &VERSION_3.replace("{schema}", "tower_webhook")).await;
-    execute(&pool, "INSERT INTO tower_webhook.migrations VALUES (3)").await;
-    let of_the_store = format!(
-        "INSERT INTO tower_webhook.keys (key, body, done_until, old_body)
-         VALUES ('{:032x}', '{:032x}', now() + interval '1 hour', NULL)",
-        key("inline").key(),
-        key("inline").body()
-    );
-    execute(&pool, &of_the_store).await;
-    let old = Older {
-        pool: pool.clone(),
-        has_batches: false,
-    };
-    let (emptied, lease) = old.accept("emptied", 1).await;
-    old.settle(lease, 3, false, false).await;
-    execute(&pool, "SELECT pg_sleep(0.01), tower_webhook.purge(0, 1000)").await;
-    let (handled, lease) = old.accept("handled", 1).await;
-    old.settle(lease, 3, false, false).await;
-    let (in_progress, held) = old.accept("in progress", 2).await;
-    let (behind, _) = old.accept("behind", 2).await;
-    let (retried, lease) = old.accept("retried", 3).await;
-    old.settle(lease, 2, true, false).await;
-    let (aside, lease) = old.accept("aside", 4).await;
-    old.settle(lease, 2, false, false).await;
-    let (dead, lease) = old.accept("dead", 5).await;
-    old.settle(lease, 6, false, false).await;
-    let (holding, lease) = old.accept("holding", 6).await;
-    let (held_back, _) = old.accept("held back", 6).await;
-    old.settle(lease, 6, false, true).await;
-
-    let queue = database.queue().await;
-    let states = [
-        (emptied, EventState::Handled),
-        (handled, EventState::Handled),
-        (in_progress, EventState::InProgress),
-        (behind, EventState::Waiting),
-        (retried, EventState::Retrying),
-        (aside, EventState::Retrying),
-        (dead, EventState::Dead),
-        (holding, EventState::Dead),
-        (held_back, EventState::Waiting),
-    ];
-    for (id, state) in states {
-        let record = queue.get(id).await.unwrap().unwrap();
-        assert_eq!(record.summary.state, state, "event {id}");
-        assert_eq!(record.body.is_none(), id == emptied, "event {id}");
-        let name = record.summary.key.unwrap().to_string();
-        let again = queue.accept(event(Some(key(&name)), None), None).await;
-        let again = again.unwrap();
-        assert!(matches!(again, Accepted::Duplicate { same_body: true }));
-    }
-    let again = queue.accept(event(Some(key("inline")), None), None).await;
-    assert!(matches!(again.unwrap(), Accepted::Duplicate { .. }));
-
-    // A process of version 3 may continue meanwhile, also with the events of one of version 4.
-    let (_, theirs) = old.accept("theirs", 7).await;
-    let (_, ours) = accept(&queue, event(Some(key("ours")), Some(8))).await;
-    old.settle(Some(ours.unwrap().lease), 3, false, false).await;
-    let next = take();
-    let ends = [(theirs, None), (held, Some(behind))].map(async |(lease, follows)| {
-        let lease = lease.unwrap();
-        let ended = queue.settle(&lease, &Settlement::Handled, Some(&next));
-        let Settled::Ended(taken) = ended.await.unwrap() else {
-            panic!("its lease is held");
-        };
-        assert_eq!(taken.as_ref().map(|taken| taken.lease.id), follows);
-        if let Some(taken) = taken {
-            end(&queue, &taken, Settlement::Handled).await;
-        }
-    });
-    join_all(ends).await;
-    assert_eq!(
-        queue.redrive(emptied, None).await.unwrap(),
-        Change::WithoutBody
-    );
-    for id in [handled, retried, aside, dead, holding] {
-        assert_eq!(
-            queue.redrive(id, None).await.unwrap(),
-            Change::Made,
-            "event {id}"
-        );
-    }
-    let mut left = 6;
-    while left > 0 {
-        for taken in queue.claim(&take(), 10, 10).await.unwrap().events {
-            end(&queue, &taken, Settlement::Handled).await;
-            left -= 1;
-        }
-    }
-    assert_eq!(queue.stats().await.unwrap().unsettled(), 0);
-
-    // Bodies are deleted, and then the events with their keys.
-    tokio::time::sleep(Duration::from_millis(10)).await;
-    while queue.purge(Duration::ZERO).await.unwrap() {}
-    let events = "SELECT count(*) FROM tower_webhook.events";
-    let bodies = "SELECT count(body) FROM tower_webhook.events";
-    assert_eq!(count(&pool, events).await, 11);
-    assert_eq!(count(&pool, bodies).await, 0);
-    let retained = "UPDATE tower_webhook.ended SET keep_until = 1 WHERE keep_until IS NOT NULL;
-        UPDATE tower_webhook.keys SET done_until = now() WHERE event IS NOT NULL";
-    execute(&pool, retained).await;
-    while queue.purge(Duration::ZERO).await.unwrap() {}
-    assert_eq!(count(&pool, events).await, 0);
-    let keys = "SELECT count(*) FROM tower_webhook.keys";
-    assert_eq!(count(&pool, keys).await, 1);
 }
 
 /// Calls at one time share a statement: what differs between them decides as it does for calls in turn.
@@ -898,12 +643,12 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
     }
 
     let pool = database.pool(1).await;
-    // Where each event is. A dead letter that holds its lane is in `head` with a due time that never comes.
+    // Where each event is. A dead letter that holds its lane is in `head` without a due time.
     let misplaced = count(
         &pool,
         "SELECT count(*) FROM tower_webhook.events AS e WHERE 1 <> (
             SELECT count(*) FROM (
-                SELECT seq FROM tower_webhook.head WHERE due < 9223372036854775807
+                SELECT seq FROM tower_webhook.head WHERE due IS NOT NULL
                 UNION ALL SELECT seq FROM tower_webhook.wait
                 UNION ALL SELECT seq FROM tower_webhook.aside
                 UNION ALL SELECT seq FROM tower_webhook.dead
@@ -914,7 +659,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
     let lost = count(
         &pool,
         "SELECT count(*) FROM tower_webhook.head AS h
-        WHERE h.due = 9223372036854775807
+        WHERE h.due IS NULL
             AND NOT EXISTS (SELECT FROM tower_webhook.dead AS d WHERE d.seq = h.seq)",
     );
     assert_eq!(lost.await, 0);
@@ -1105,4 +850,71 @@ async fn a_statement_that_hangs_does_not_stop_the_others() {
     transaction.rollback().await.unwrap();
     let (id, _) = hanging.await.unwrap();
     assert!(queue.get(id).await.unwrap().is_some());
+}
+
+/// Where each operation begins a transaction itself, a process may stand still between its statement and the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly() {
+    const TEST: &str = "a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly";
+
+    if let Some(url) = Peer::argument() {
+        return accept_and_settle(&url).await;
+    }
+    let database = Database::create().await;
+    let name = database.url.rsplit('/').next().unwrap();
+    let setting =
+        format!("ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'");
+    execute(&database.pool(1).await, &setting).await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let url = format!("{}?application_name=peer", database.url);
+    let mut frozen = Peer::start(Peer::command(module_path!(), TEST, &url));
+    assert_eq!(frozen.hear(), "works");
+
+    let idle = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = 'peer' AND state = 'idle in transaction' AND backend_xid IS NOT NULL";
+    let mut tries = 0;
+    loop {
+        frozen.signal(Signal::SIGSTOP);
+        // The server ends the statements that it has begun.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if count(&pool, idle).await > 0 {
+            break;
+        }
+        frozen.signal(Signal::SIGCONT);
+        tries += 1;
+        assert!(tries < 1000, "it was never in a transaction");
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    let began = std::time::Instant::now();
+    let accepts = (0..PEERS_LANES).map(|lane| accept(&queue, event(None, Some(lane))));
+    join_all(accepts).await;
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(6),
+        "deliveries waited for {took:?}"
+    );
+    assert_eq!(count(&pool, idle).await, 0);
+}
+
+const PEERS_LANES: i64 = 4;
+
+/// One of several processes, until it is killed.
+async fn accept_and_settle(url: &str) {
+    let queue = PostgresQueue::new(connect(url, 4).await);
+    let works = (0..PEERS_LANES).map(|lane| {
+        let queue = queue.clone();
+        async move {
+            loop {
+                let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+                if let Ok(Accepted::New {
+                    taken: Some(taken), ..
+                }) = accepted
+                {
+                    let _ = queue.settle(&taken.lease, &Settlement::Handled, None).await;
+                }
+                say("works");
+            }
+        }
+    });
+    join_all(works).await;
 }

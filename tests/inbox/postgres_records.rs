@@ -10,19 +10,17 @@ use futures_util::future::join_all;
 use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, forget_all};
-use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Page};
+use tower_webhook::inbox::internal::{
+    Accepted, FORGET_STEP, NewEvent, Settled, Settlement, Take, forget_all,
+};
+use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Lane, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, Store};
 
 use crate::postgres::{
-    Database, LEASE, Older, RETENTION, VERSION_2, VERSION_3, accept, count, end, event, execute,
-    failure, key, take,
+    Database, LEASE, RETENTION, accept, count, end, event, execute, failure, key, take,
 };
-
-/// What migrates version 3 to version 4.
-const VERSION_4: &str = include_str!("../../src/postgres/inbox_4.sql");
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])
@@ -54,114 +52,6 @@ fn failure_after(took: u64) -> Failure {
 async fn list(queue: &PostgresQueue, filter: &Filter, page: Page) -> Vec<EventId> {
     let listed = queue.list(filter, page).await.unwrap();
     listed.events.iter().map(|event| event.id).collect()
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schema_of_version_4_is_upgraded_beside_a_process_that_continues() {
-    let database = Database::create().await;
-    // One session, so that the older process has the plans of before the upgrade.
-    let pool = database.pool(1).await;
-    execute(&pool, VERSION_2).await;
-    for version in [VERSION_3, VERSION_4] {
-        execute(&pool, &version.replace("{schema}", "tower_webhook")).await;
-    }
-    execute(
-        &pool,
-        "INSERT INTO tower_webhook.migrations VALUES (3), (4)",
-    )
-    .await;
-    let old = Older {
-        pool: pool.clone(),
-        has_batches: true,
-    };
-    let (handled, lease) = old.accept("handled", 1).await;
-    old.settle(lease, 3, false, false).await;
-    let (redriven, lease) = old.accept("redriven", 1).await;
-    old.settle(lease, 3, false, false).await;
-    assert_eq!(old.call(&format!("redrive({redriven})")).await, 0);
-    let (in_progress, held) = old.accept("in progress", 2).await;
-    let (behind, _) = old.accept("behind", 2).await;
-    let (retried, lease) = old.accept("retried", 3).await;
-    old.accept("behind it", 3).await;
-    old.settle(lease, 2, true, false).await;
-    let (aside, lease) = old.accept("aside", 4).await;
-    old.settle(lease, 2, false, false).await;
-    let (dead, lease) = old.accept("dead", 5).await;
-    old.settle(lease, 6, false, false).await;
-    let (holding, lease) = old.accept("holding", 6).await;
-    old.settle(lease, 6, false, true).await;
-
-    let queue = database.queue().await;
-    let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, 7);
-    for (id, state, failures) in [
-        (handled, EventState::Handled, 0),
-        (redriven, EventState::Waiting, 0),
-        (in_progress, EventState::InProgress, 0),
-        (behind, EventState::Waiting, 0),
-        (retried, EventState::Retrying, 1),
-        (aside, EventState::Retrying, 1),
-        (dead, EventState::Dead, 1),
-        (holding, EventState::Dead, 1),
-    ] {
-        let record = queue.get(id).await.unwrap().unwrap();
-        assert_eq!(record.summary.state, state, "event {id}");
-        assert!(record.headers.is_empty() && record.body.is_some());
-        let took: Vec<_> = record.failures.iter().map(|f| f.failure.took).collect();
-        assert_eq!(took, vec![None; failures], "event {id}");
-    }
-    let failed = Filter {
-        error: Some("NO LUCK".to_owned()),
-        ..Filter::default()
-    };
-    let found = list(&queue, &failed, Page::oldest(10)).await;
-    assert_eq!(found, [retried, aside, dead, holding]);
-    let blocked = queue.blocked_lanes(None, None, 10).await.unwrap();
-    let blocked: Vec<_> = blocked.iter().map(|of| (of.event.id, of.waiting)).collect();
-    assert_eq!(blocked, [(retried, 1), (holding, 0)]);
-
-    // The older process continues, with events of either.
-    let (theirs, lease_of_theirs) = old.accept("theirs", 7).await;
-    let ours = with_headers(event(Some(key("ours")), Some(8)), headers(17));
-    let (ours, taken) = accept(&queue, ours).await;
-    old.settle(taken.map(|taken| taken.lease), 2, true, false)
-        .await;
-    let (lease, retry) = (lease_of_theirs.unwrap(), after(failure_after(1500)));
-    let settled = queue.settle(&lease, &retry, None).await.unwrap();
-    assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
-    for (id, took, kept) in [
-        (ours, None, headers(17)),
-        (theirs, Some(Duration::from_micros(1500)), HeaderMap::new()),
-    ] {
-        let record = queue.get(id).await.unwrap().unwrap();
-        assert_eq!(record.failures[0].failure.took, took);
-        assert_eq!(record.headers, kept);
-    }
-    old.settle(held, 3, false, false).await;
-    assert_eq!(old.call(&format!("redrive({handled})")).await, 0);
-    assert_eq!(old.call(&format!("redrive({holding})")).await, 0);
-    assert_eq!(old.call(&format!("discard({dead})")).await, 0);
-    assert_eq!(old.call(&format!("discard({aside})")).await, 0);
-    for id in [ours, retried] {
-        let from = Some(EventState::Retrying);
-        assert_eq!(queue.redrive(id, from).await.unwrap(), Change::Made);
-    }
-    let mut left = 8;
-    while left > 0 {
-        for taken in queue.claim(&take(), 10, 10).await.unwrap().events {
-            end(&queue, &taken, Settlement::Handled).await;
-            left -= 1;
-        }
-    }
-    assert_eq!(queue.stats().await.unwrap().unsettled(), 0);
-    let record = queue.get(ours).await.unwrap().unwrap();
-    assert_eq!(record.headers, headers(17));
-
-    // Its purge deletes the headers, too.
-    execute(&pool, "SELECT pg_sleep(0.01)").await;
-    old.call("purge(0, 1000)").await;
-    let record = queue.get(ours).await.unwrap().unwrap();
-    assert!(record.body.is_none() && record.headers.is_empty());
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -381,21 +271,24 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
     let queue = database.queue().await;
     let pool = database.pool(1).await;
     let kinds = [EventKind::MESSAGE_CREATED, EventKind::CHAT_RATED];
+    let chat_lanes: Vec<_> = (0..100)
+        .map(|chat| Lane::of_chat(&chat.to_string()).0.to_string())
+        .collect();
+    let chat_lanes = chat_lanes.join(", ");
     execute(
         &pool,
         &format!(
             "INSERT INTO tower_webhook.kinds (name, is_seen, is_paused)
              VALUES ('{}', true, false), ('{}', true, false);
-             INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, kind, key, chat, body)
-             OVERRIDING SYSTEM VALUE
-             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
+             INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, chat_lane, kind, key, chat, body)
+             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, (ARRAY[{chat_lanes}])[1 + at % 100], 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
              FROM generate_series(5, 60000) AS at;
              INSERT INTO tower_webhook.dead
              SELECT seq, seq, kind, 1 FROM tower_webhook.events WHERE seq % 5000 = 17;
              INSERT INTO tower_webhook.wait
              SELECT lane, seq, 0, kind, 0, 0, false FROM tower_webhook.events WHERE seq % 7000 = 17 AND seq % 5000 <> 17;
              INSERT INTO tower_webhook.ended
-             SELECT seq, seq, NULL, 0, CASE WHEN seq % 8000 = 17 THEN 5 ELSE 3 END, true
+             SELECT seq, seq, NULL, 0, (CASE WHEN seq % 8000 = 17 THEN 'discarded' ELSE 'handled' END)::tower_webhook.event_state
              FROM tower_webhook.events WHERE seq % 5000 <> 17 AND seq % 7000 <> 17;
              INSERT INTO tower_webhook.failures (seq, at, outcome, reason)
              SELECT seq, 0, 'error', convert_to('It took ' || seq, 'UTF8')
@@ -500,4 +393,144 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
     let listed = queue.list(&nothing, Page::newest(10).within(Duration::ZERO));
     let searched = listed.await.unwrap().searched;
     assert_eq!(searched, Some(EventId(57_517 - 9_999)));
+}
+
+/// Accepts events of a chat, each in the chat's lane.
+async fn accept_of(queue: &PostgresQueue, chat: &str, count: usize) -> Vec<EventId> {
+    let accepts = (0..count).map(|_| {
+        let event = NewEvent {
+            chat: Some(chat.to_owned()),
+            lane: Some(Lane::of_chat(chat)),
+            ..event(None, None)
+        };
+        accept(queue, event)
+    });
+    let mut ids: Vec<_> = join_all(accepts)
+        .await
+        .into_iter()
+        .map(|(id, _)| id)
+        .collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_chat_with_many_events_is_forgotten_in_steps() {
+    const EVENTS: usize = 1000;
+
+    let database = Database::create().await;
+    let queues = [database.queue().await, database.queue().await];
+    let queue = &queues[0];
+    let forgotten = accept_of(queue, "long", EVENTS).await;
+    let others = accept_of(queue, "other", 3).await;
+    let newest = *others.last().unwrap();
+
+    let mut rest = None;
+    let mut later = Vec::new();
+    for step in 0..EVENTS / FORGET_STEP {
+        // Another process continues where the one before ended.
+        let forgot = queues[step % 2].forget("long", rest).await.unwrap();
+        assert_eq!(forgot.bodies, FORGET_STEP as u64);
+        let next = (step + 1) * FORGET_STEP;
+        rest = forgotten.get(next).map(|next| *next..=newest);
+        assert_eq!(forgot.rest, rest);
+        // The lane is free between two steps, and what comes now is not forgotten.
+        later.extend(accept_of(queue, "long", 1).await);
+    }
+    let first = forgotten[0]..=newest;
+    let again = queue.forget("long", Some(first)).await.unwrap();
+    assert_eq!(again.bodies, 0, "a step that is repeated changes nothing");
+    for id in forgotten.iter().step_by(100) {
+        let record = queue.get(*id).await.unwrap().unwrap();
+        assert_eq!(record.summary.state, EventState::Discarded);
+        assert!(record.body.is_none());
+    }
+    for id in others.iter().chain(&later) {
+        let record = queue.get(*id).await.unwrap().unwrap();
+        assert!(record.body.is_some() && record.summary.state.is_unsettled());
+    }
+    // The events that came meanwhile are first in the lane.
+    let claimed = queue.claim(&take(), 10, 10).await.unwrap().events;
+    let claimed: Vec<_> = claimed.iter().map(|taken| taken.lease.id).collect();
+    assert_eq!(claimed, later[..1]);
+}
+
+/// In the order of the numbers, whatever else is compared, and however many events there are.
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_a_chat_are_listed_without_reading_others() {
+    const OTHERS: i64 = 200_000;
+
+    let database = Database::create().await;
+    let pool = database.pool(1).await;
+    let queue = PostgresQueue::new(pool.clone());
+    queue.migrate().await.unwrap();
+    let mut ids = accept_of(&queue, "chat", 20).await;
+    let others = format!(
+        "INSERT INTO tower_webhook.events (seq, accepted, keep_until, chat_lane, kind, chat)
+         SELECT 1000 + at, at, at, at % 50, 2, 'other' FROM generate_series(1, {OTHERS}) AS at;
+         INSERT INTO tower_webhook.ended
+         SELECT seq, accepted, keep_until, 0, 'handled' FROM tower_webhook.events WHERE seq > 1000;
+         SELECT setval('tower_webhook.events_seq_seq', 1000 + {OTHERS})"
+    );
+    execute(&pool, &others).await;
+    ids.extend(accept_of(&queue, "chat", 20).await);
+    let read = async || {
+        execute(&pool, "SELECT pg_stat_force_next_flush()").await;
+        let read = "SELECT sum(seq_tup_read + idx_tup_fetch)::bigint FROM pg_stat_user_tables
+            WHERE relname IN ('events', 'ended')";
+        count(&pool, read).await
+    };
+    let chat = Filter {
+        chat: Some("chat".to_owned()),
+        ..Filter::default()
+    };
+    let filters = [
+        chat.clone(),
+        Filter {
+            states: vec![EventState::Waiting, EventState::Handled],
+            ..chat.clone()
+        },
+        Filter {
+            accepted_from: Some(SystemTime::UNIX_EPOCH + Duration::from_secs(1)),
+            kinds: vec![EventKind::MESSAGE_CREATED],
+            ..chat.clone()
+        },
+        Filter {
+            states: vec![EventState::Waiting],
+            ..chat
+        },
+    ];
+    for statistics in ["SELECT 1", "ANALYZE"] {
+        execute(&pool, statistics).await;
+        for filter in &filters {
+            for newest_first in [true, false] {
+                let before = read().await;
+                // The server plans a statement anew that it has executed several times.
+                for _ in 0..8 {
+                    let mut page = Page {
+                        newest_first,
+                        ..Page::oldest(15).within(Duration::ZERO)
+                    };
+                    let mut found = Vec::new();
+                    loop {
+                        let listed = queue.list(filter, page).await.unwrap();
+                        assert_eq!(listed.searched, None, "it was cut");
+                        found.extend(listed.events.iter().map(|event| event.id));
+                        if listed.events.len() < page.limit {
+                            break;
+                        }
+                        page.after = found.last().copied();
+                    }
+                    if newest_first {
+                        found.reverse();
+                    }
+                    // One is in progress.
+                    let least = ids.len() - usize::from(!filter.states.is_empty());
+                    assert_eq!(found, ids[ids.len() - least..], "{filter:?}");
+                }
+                let rows = read().await - before;
+                assert!(rows < 5000, "{rows} rows were read for {filter:?}");
+            }
+        }
+    }
 }

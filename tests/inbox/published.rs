@@ -27,7 +27,7 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
 
 use crate::memory::Memory;
-use crate::postgres::{Database, VERSION_2, execute};
+use crate::postgres::Database;
 use crate::sqlite::Scratch;
 use crate::support::delivery::{RequestExt, delivery, send};
 use crate::support::postgres::{PostgresServer, Stop};
@@ -738,9 +738,6 @@ async fn que_429() {
         drop(sql);
         rule(&scratch).await;
     }
-    let database = Database::create().await;
-    execute(&database.pool(1).await, VERSION_2).await;
-    rule(&database).await;
 }
 
 /// There, a delivery was recorded in one step and queued in another. When only the first one happened, every retry of the

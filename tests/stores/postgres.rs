@@ -287,8 +287,8 @@ async fn concurrent_migrations_succeed() {
         store.migrate().await.unwrap();
         assert!(is_done(&store, "kept").await);
         let pool = database.pool(1).await;
-        let applied = "SELECT count(*) FROM tower_webhook.migrations";
-        assert_eq!(count(&pool, applied).await, VERSIONS);
+        let applied = "SELECT count(*) FROM tower_webhook.schema_versions";
+        assert_eq!(count(&pool, applied).await, 1);
     }
 }
 
@@ -379,127 +379,91 @@ async fn missing_schema_is_explained() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn newer_schema_is_refused() {
+async fn newer_schema_is_refused_unless_its_release_allows_this_one() {
     let database = Database::create().await;
     let store = database.store().await;
     let pool = database.pool(1).await;
-    execute(&pool, "INSERT INTO tower_webhook.migrations VALUES (999)").await;
+    let add = |version: u32, lowest: &str| {
+        format!("INSERT INTO tower_webhook.schema_versions VALUES ({version}, '{lowest}')")
+    };
+    execute(&pool, &add(2, env!("CARGO_PKG_VERSION"))).await;
+    store.migrate().await.unwrap();
+    complete(&store, "kept", RETENTION).await;
 
+    execute(&pool, &add(3, "999.0.0")).await;
     let error = store.migrate().await.unwrap_err();
     assert_eq!(error.kind(), OpenErrorKind::NewerSchema);
     let message = chain(&error);
-    assert!(message.contains("version 999"), "{message}");
+    assert!(message.contains("of version 3"), "{message}");
+    assert!(message.contains("release 999.0.0"), "{message}");
     assert!(message.contains("deploy the later release"), "{message}");
-    assert_eq!(
-        count(&pool, "SELECT count(*) FROM tower_webhook.migrations").await,
-        VERSIONS + 1
-    );
+    let versions = "SELECT count(*) FROM tower_webhook.schema_versions";
+    assert_eq!(count(&pool, versions).await, 3);
 }
 
-/// How many versions the schema has had.
-const VERSIONS: i64 = 7;
-
-/// The schema of version 1, with three keys that are done and one that failed twice.
-const VERSION_1: &str = "
-    CREATE SCHEMA tower_webhook;
-    CREATE TABLE tower_webhook.migrations (
-        version integer PRIMARY KEY,
-        applied_at timestamptz NOT NULL DEFAULT now()
-    );
-    CREATE TABLE tower_webhook.keys (
-        key uuid PRIMARY KEY,
-        body uuid NOT NULL,
-        done_until timestamptz,
-        fence uuid,
-        lease_until timestamptz,
-        known_until timestamptz,
-        attempts integer,
-        CHECK (num_nonnulls(done_until, attempts) = 1),
-        CHECK (num_nonnulls(known_until, attempts) <> 1),
-        CHECK (num_nonnulls(fence, lease_until) <> 1)
-    ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
-    INSERT INTO tower_webhook.migrations VALUES (1)";
-
-/// Adds a key as version 1 does.
-async fn insert_by_version_1(pool: &PgPool, key: &str, columns: &str, values: &str) {
-    let insert = format!(
-        "INSERT INTO tower_webhook.keys (key, body, {columns})
-         VALUES ('{:032x}', gen_random_uuid(), {values})",
-        id(key).key()
-    );
-    execute(pool, &insert).await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_schema_of_version_1_is_upgraded_and_keeps_its_keys() {
-    let database = Database::create().await;
-    let pool = database.pool(4).await;
-    execute(&pool, VERSION_1).await;
-    let later = "now() + interval '1 hour'";
-    for key in ["done", "other body"] {
-        insert_by_version_1(&pool, key, "done_until", later).await;
-    }
-    let failed = "attempts, known_until";
-    insert_by_version_1(&pool, "failed twice", failed, &format!("2, {later}")).await;
-
-    let store = database.store().await;
-    let version = "SELECT max(version)::bigint FROM tower_webhook.migrations";
-    assert_eq!(count(&pool, version).await, VERSIONS);
-    assert!(is_done(&store, "done").await);
-    // Bodies of version 1 count as equal.
-    let other = EventKey::new("", b"other body", b"{ }");
-    let done = store.claim(&other, MINUTE, RETENTION).await.unwrap();
-    assert!(matches!(done, Claim::Done { same_body: true }), "{done:?}");
-    let lease = acquire(&store, "failed twice", MINUTE).await;
-    assert_eq!(lease.attempt().get(), 3);
-    let other = EventKey::new("", b"failed twice", b"{ }");
-    let taken = store.claim(&other, MINUTE, RETENTION).await.unwrap();
-    assert!(
-        matches!(
-            taken,
-            Claim::InFlight {
-                same_body: false,
-                ..
-            }
+/// What a schema contains, and the transactions and files of its tables and functions.
+async fn dump(pool: &PgPool) -> String {
+    let dump = "SELECT concat(
+        schema_to_xml_and_xmlschema('tower_webhook', true, true, ''),
+        (
+            SELECT string_agg(concat_ws(' ', relname, relfilenode, xmin), ',' ORDER BY relname)
+            FROM pg_class WHERE relnamespace = 'tower_webhook'::regnamespace
         ),
-        "{taken:?}"
-    );
-    store.complete(&lease, RETENTION).await.unwrap();
-
-    // A receiver of version 1 may add keys meanwhile.
-    insert_by_version_1(&pool, "added by version 1", "done_until", later).await;
-    let added = store
-        .claim(&id("added by version 1"), MINUTE, RETENTION)
-        .await
-        .unwrap();
-    assert!(
-        matches!(added, Claim::Done { same_body: true }),
-        "{added:?}"
-    );
+        (
+            SELECT string_agg(concat_ws(' ', oid, prosrc, xmin), ',' ORDER BY oid)
+            FROM pg_proc WHERE pronamespace = 'tower_webhook'::regnamespace
+        )
+    )";
+    sqlx::query_scalar(dump).fetch_one(pool).await.unwrap()
 }
 
+/// The first and the last schema that no release has had.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_that_waits_for_a_transaction_delays_deliveries_only_briefly() {
-    let database = Database::create().await;
-    let pool = database.pool(4).await;
-    execute(&pool, VERSION_1).await;
-    let mut busy = pool.begin().await.unwrap();
-    sqlx::query("LOCK TABLE tower_webhook.keys IN ROW EXCLUSIVE MODE")
-        .execute(&mut *busy)
-        .await
-        .unwrap();
+async fn schema_of_a_draft_is_refused_and_left_as_it_is() {
+    for draft in [
+        include_str!("../fixtures/postgres-draft-first.sql"),
+        include_str!("../fixtures/postgres-draft-last.sql"),
+    ] {
+        let database = Database::create().await;
+        let pool = database.pool(1).await;
+        execute(&pool, draft).await;
+        let before = dump(&pool).await;
+        let store = PostgresStore::new(pool.clone());
+        let error = store.migrate().await.unwrap_err();
+        assert_eq!(error.kind(), OpenErrorKind::Foreign);
+        let message = chain(&error);
+        assert!(message.contains("`tower_webhook`"), "{message}");
+        assert!(message.contains("unreleased draft"), "{message}");
+        assert!(message.contains("use another schema, or drop"), "{message}");
+        assert_eq!(dump(&pool).await, before);
 
-    let upgrading = PostgresStore::new(database.pool(1).await);
-    let upgrading = tokio::spawn(async move { upgrading.migrate().await });
-    // Of many look-ups beside it, none waits for as long as the transaction lasts.
-    for _ in 0..20 {
-        let look_up = count(&pool, "SELECT count(*) FROM tower_webhook.keys");
-        timeout(Duration::from_millis(1500), look_up).await.unwrap();
-        sleep(Duration::from_millis(100)).await;
+        let other = store.with_schema("other").unwrap();
+        other.migrate().await.unwrap();
+        complete(&other, "key", RETENTION).await;
     }
-    assert!(!upgrading.is_finished());
-    busy.rollback().await.unwrap();
-    upgrading.await.unwrap().unwrap();
+}
+
+/// A table of somebody else that has a name of ours.
+#[tokio::test(flavor = "multi_thread")]
+async fn schema_of_another_program_is_refused_and_left_as_it_is() {
+    let database = Database::create().await;
+    let pool = database.pool(1).await;
+    let other = "CREATE SCHEMA tower_webhook;
+        CREATE TABLE tower_webhook.migrations (version integer, applied_at timestamptz);
+        CREATE TABLE tower_webhook.keys (key text)";
+    execute(&pool, other).await;
+    let before = dump(&pool).await;
+    let error = PostgresStore::new(pool.clone()).migrate().await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), OpenErrorKind::Foreign);
+    let message = chain(&error);
+    assert!(message.contains("of another program"), "{message}");
+    assert_eq!(dump(&pool).await, before);
+
+    // Its names do not matter where ours are free.
+    let keys = "DROP TABLE tower_webhook.keys";
+    execute(&pool, keys).await;
+    complete(&database.store().await, "key", RETENTION).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -519,7 +483,7 @@ async fn only_the_first_migration_needs_rights() {
     PostgresStore::new(admin.clone()).migrate().await.unwrap();
     let grants = format!(
         "GRANT USAGE ON SCHEMA tower_webhook TO {role};
-         GRANT SELECT ON tower_webhook.migrations TO {role};
+         GRANT SELECT ON tower_webhook.schema_versions TO {role};
          GRANT SELECT, INSERT, UPDATE, DELETE ON tower_webhook.keys TO {role}"
     );
     execute(&admin, &grants).await;

@@ -268,6 +268,11 @@ impl Peer {
         self.child.kill().unwrap();
     }
 
+    /// Sends it a signal, such as `SIGSTOP`.
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+    }
+
     /// Closes its standard input, waits until it succeeds, and returns the rest of what it said.
     #[track_caller]
     pub(crate) fn end(mut self) -> Vec<String> {

@@ -15,10 +15,11 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use self::statements::Statements;
-use super::MIGRATIONS;
 use crate::config::ConfigError;
 use crate::error::Chain;
+use crate::postgres::lease::Identity;
 use crate::postgres::pool::{Tables, Uuid, Value, column, corrupt, micros};
+use crate::postgres::schema::FORMAT;
 use crate::store::engine::Error;
 use crate::store::{
     Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
@@ -94,31 +95,30 @@ use crate::store::{
 /// `VACUUM FULL`, which blocks deliveries while it lasts.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) brings the schema of an earlier release to the current version,
-/// in one transaction that rewrites no row. It needs the user that owns the tables. Receivers of the earlier
-/// release continue to work meanwhile. Bodies of keys that they recorded cannot be compared any more, and
-/// count as equal. While both run, a body may be reported as another one where one release recorded a key
-/// and the other meets it.
+/// in one transaction. It needs the user that owns the tables. Receivers of the earlier release continue to work
+/// meanwhile, and may restart if the new version allows it: then an older image can be deployed again, too.
 ///
-/// **The inbox** (feature `inbox`) has its tables in the same schema, whether or not it is used. An event that it
+/// **The inbox** has its tables in the same schema, whether or not it is used. An event that it
 /// accepted is done for this store, until the inbox deletes it.
 ///
 /// **Requirements.** PostgreSQL 14 or later (the tests were run with 14, 15, 17 and 18); Rust 1.94 or
 /// later, as sqlx 0.9 does. Once the schema is made, the pool's user needs no more than `USAGE` on it,
-/// `SELECT` on its table `migrations`, and `SELECT, INSERT, UPDATE, DELETE` on its table `keys`.
+/// `SELECT` on its table `schema_versions`, and `SELECT, INSERT, UPDATE, DELETE` on its table `keys`.
 ///
 /// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresStore {
-    pub(super) tables: Arc<Tables>,
-    pub(super) shared: Arc<Shared>,
+    tables: Arc<Tables>,
+    identity: Arc<Identity>,
+    shared: Arc<Shared>,
 }
 
-pub(super) struct Shared {
-    pub(super) statements: Statements,
+struct Shared {
+    statements: Statements,
     /// How many keys were claimed here.
     claims: AtomicU64,
-    /// Where in the table the next step of purging begins. Locked by the one under way.
-    page: Mutex<i64>,
+    /// Where in the table the next step of purging begins: `None` is anywhere. Locked by the one under way.
+    page: Mutex<Option<i64>>,
 }
 
 impl PostgresStore {
@@ -152,21 +152,23 @@ impl PostgresStore {
     }
 
     fn on(tables: Tables) -> Self {
+        let tables = Arc::new(tables);
         Self {
+            identity: Arc::new(Identity::new(&tables)),
             shared: Arc::new(Shared {
                 statements: Statements::new(&tables.schema),
                 claims: AtomicU64::new(0),
-                page: Mutex::new(ANYWHERE),
+                page: Mutex::new(None),
             }),
-            tables: Arc::new(tables),
+            tables,
         }
     }
 
     /// Creates the schema and its tables, or upgrades those of an earlier release.
     ///
     /// Does nothing when they are up to date: call it whenever a process starts. Several that start at once
-    /// wait for each other. An upgrade waits up to 90 seconds for transactions that use the tables, and
-    /// delays others by at most half a second at a time.
+    /// wait for each other, and one that stands still meanwhile is given up after two seconds. An upgrade waits up to
+    /// 90 seconds for transactions that use the tables, and delays others by at most half a second at a time.
     ///
     /// Its first call in a database needs the right to create a schema there, or a schema of that
     /// name in which the user may create tables.
@@ -174,11 +176,12 @@ impl PostgresStore {
     /// # Errors
     ///
     /// When the server cannot be reached, the right is missing, or the schema was made by a later
-    /// release of this crate. [`OpenError::kind`] distinguishes these, and the error says what to do.
+    /// release that does not let this one use it, by an unreleased draft, or by another program.
+    /// [`OpenError::kind`] distinguishes these, and the error says what to do.
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        Ok(self.tables.migrate(&MIGRATIONS).await?)
+        Ok(self.tables.migrate(&FORMAT).await?)
     }
 
     /// Deletes all expired rows, in small steps, and returns their number.
@@ -200,7 +203,7 @@ impl PostgresStore {
         let mut purged = 0;
         let mut page = 0;
         loop {
-            let step = self.purge_step(page).await?;
+            let step = self.purge_step(Some(page)).await?;
             purged += step.purged;
             if step.is_last {
                 return Ok(purged);
@@ -209,12 +212,12 @@ impl PostgresStore {
         }
     }
 
-    /// Deletes the expired rows of a few pages from `page` on: [`ANYWHERE`], or where the step before
-    /// ended.
-    async fn purge_step(&self, page: i64) -> Result<Purged, StoreError> {
+    /// Deletes the expired rows of a few pages from `page` on, where the step before ended. Without one, it begins
+    /// anywhere: several instances begin with different pages.
+    async fn purge_step(&self, page: Option<i64>) -> Result<Purged, StoreError> {
         let values = [
-            Value::Text(self.tables.schema.table("keys")),
-            Value::Number(page),
+            Value::Text(Some(self.tables.schema.table("keys"))),
+            Value::Optional(page),
             Value::Number(PAGES_PER_STEP),
         ];
         let row = self.fetch(&self.shared.statements.purge, &values).await?;
@@ -243,7 +246,7 @@ impl PostgresStore {
             };
             let step = timeout(PURGE_TIMEOUT, store.purge_step(*page)).await;
             match step.unwrap_or_else(|_| Err(StoreError::timed_out())) {
-                Ok(step) => *page = step.next,
+                Ok(step) => *page = Some(step.next),
                 Err(error) => {
                     tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
                 }
@@ -358,9 +361,6 @@ impl Store for PostgresStore {
 
 /// How many pages a step of purging checks, which have room for some 100 rows each.
 const PAGES_PER_STEP: i64 = 32;
-
-/// The page that the first step begins with: several instances take different ones.
-const ANYWHERE: i64 = -1;
 
 /// A step of purging is done after this many claims. A page is then checked four times as often as one is
 /// filled: a table of n rows is walked through within n / 20 claims.

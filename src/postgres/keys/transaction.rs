@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
-use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_scalar};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_as, query_scalar};
 
 use super::PostgresStore;
 use crate::postgres::lease::TransactionalLease;
@@ -129,7 +129,45 @@ impl PostgresStore {
         }
         committed
     }
+
+    /// Whether a transaction of this store can end the attempt: the event is in the same tables.
+    pub(crate) async fn can_end(&self, lease: &TransactionalLease) -> Result<bool, StoreError> {
+        Ok(self.identity.is_that_of(&lease.queue).await?)
+    }
+
+    /// Ends the attempt as handled, in the transaction that was begun as `begun`, just before its commit. Nobody else
+    /// can accept an event of the same lane until then, so the server ends a transaction that does not follow.
+    ///
+    /// Where the isolation level is not the one that the queue needs, it does nothing.
+    async fn end_attempt(
+        &self,
+        transaction: &mut PgConnection,
+        begun: &TxId,
+        lease: &TransactionalLease,
+    ) -> Result<(), CommitError> {
+        let sql = Arc::clone(&self.shared.statements.end_attempt);
+        let end = query_as::<_, (bool, Option<bool>, String)>(AssertSqlSafe(sql))
+            .bind(&begun.0)
+            .bind(lease.event)
+            .bind(Uuid(lease.fence.0))
+            .bind(lease.place)
+            .bind(LONGEST_PAUSE);
+        // Before the statement: whoever drops this future does not know what becomes of the transaction.
+        lease.settling();
+        let ended = match end.fetch_one(transaction).await {
+            Ok((true, Some(true), _)) => return Ok(()),
+            Ok((true, Some(false), _)) => Err(CommitError::LeaseLost),
+            Ok((true, None, _)) => Ok(()),
+            Ok((false, _, _)) => Err(CommitError::EndedBefore),
+            Err(error) => Err(CommitError::of_check(error)),
+        };
+        lease.rolled_back();
+        ended
+    }
 }
+
+/// The time within which the commit has to follow the end of an attempt, in milliseconds.
+const LONGEST_PAUSE: &str = "2000";
 
 /// The reason why a transaction was not committed, or may not have been.
 #[derive(Debug)]
@@ -148,7 +186,7 @@ pub(crate) enum CommitError {
 
 impl CommitError {
     /// The failure of the statement before the commit.
-    pub(in crate::postgres) fn of_check(error: sqlx::Error) -> Self {
+    fn of_check(error: sqlx::Error) -> Self {
         match code(&error).as_deref() {
             Some("25P02") => Self::Aborted,
             _ => Self::of_commit(error),
@@ -201,7 +239,7 @@ impl std::error::Error for CommitError {
 
 /// The number that the server gave to a transaction.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct TxId(pub(in crate::postgres) String);
+pub(crate) struct TxId(String);
 
 /// The number of the current transaction. Fails when one of its statements has failed.
 async fn number(connection: &mut PgConnection) -> sqlx::Result<TxId> {

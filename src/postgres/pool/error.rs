@@ -3,7 +3,7 @@
 use std::error::Error as StdError;
 use std::fmt;
 
-use super::Schema;
+use super::name::Schema;
 use crate::error::BoxError;
 use crate::store::engine::{Error, ErrorKind};
 
@@ -85,6 +85,16 @@ pub(super) fn is_missing(error: &sqlx::Error) -> bool {
 /// Whether a lock was not free in time.
 pub(super) fn is_locked(error: &sqlx::Error) -> bool {
     code(error).as_deref() == Some("55P03")
+}
+
+/// Whether the server ended a transaction whose client did nothing for too long.
+pub(super) fn was_idle(error: &sqlx::Error) -> bool {
+    code(error).as_deref() == Some("25P03")
+}
+
+/// Whether something cannot be created because its name is taken.
+pub(super) fn has_another_owner(error: &sqlx::Error) -> bool {
+    matches!(code(error).as_deref(), Some("42P07" | "42710" | "42723"))
 }
 
 /// Whether a statement had no effect only because another one changed the same row.

@@ -2,17 +2,44 @@
 //!
 //! All steps are done in one transaction: a crash leaves the schema as it was, and of several processes that
 //! start at once, one upgrades it. Processes of an earlier release continue with their own statements
-//! meanwhile. So a migration keeps every table and column that those name, and gives new columns a default.
+//! meanwhile. So a migration keeps every table and column that those name, and gives new columns a default,
+//! or it names a lowest release that is higher than theirs.
 
 use std::time::Duration;
 
-use sqlx::AssertSqlSafe;
-use sqlx::postgres::PgPool;
+use sqlx::postgres::{PgPool, PgTransaction};
+use sqlx::{AssertSqlSafe, PgExecutor};
 use tokio::time::{Instant, sleep};
 
-use super::error::{error, is_locked, is_missing};
-use crate::config::ConfigError;
+use super::error::{error, has_another_owner, is_locked, is_missing, was_idle};
+use super::name::Schema;
 use crate::store::engine::{Error, ErrorKind};
+
+/// The versions of a schema.
+#[derive(Clone, Copy)]
+pub(crate) struct Format {
+    /// How each version is made of the one before. The first one is version 1.
+    pub(crate) migrations: &'static [Migration],
+    /// A query by the name of a schema, which returns whether an unreleased draft of this crate made it.
+    pub(crate) is_draft: &'static str,
+}
+
+/// A version of a schema.
+#[derive(Clone, Copy)]
+pub(crate) struct Migration {
+    /// The lowest release that can use the schema from this version on.
+    pub(crate) lowest_release: &'static str,
+    /// The statements that make it, in which `{schema}` is replaced.
+    pub(crate) sql: &'static str,
+}
+
+/// This release.
+const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// What others committed while a lock was waited for has to be seen. A process that stands still must not keep the lock of
+/// migrations: the server ends its transaction.
+const BEGIN: &str =
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL idle_in_transaction_session_timeout = '2s'";
 
 /// How long a migration keeps statements on its tables waiting while it waits for those before it. Below the
 /// time that callers give an operation.
@@ -23,29 +50,30 @@ const LOCK_TIMEOUT: &str = "SET LOCAL lock_timeout = '500ms'";
 const PAUSE: Duration = Duration::from_millis(500);
 const PATIENCE: Duration = Duration::from_secs(90);
 
-/// Brings the schema up to date by `migrations`, each of which brings it from the version before to the next
-/// one, the first of which is 1. In their SQL, `{schema}` is replaced.
-pub(crate) async fn migrate(
-    pool: &PgPool,
-    schema: &Schema,
-    migrations: &[&str],
-) -> Result<(), Error> {
+/// Creates a schema, or brings it up to date. One of a later release is left as it is, and can be used if that release
+/// allows it: an older replica may restart during a rollout, and an image may be rolled back.
+pub(crate) async fn migrate(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Error> {
     // Needs no right to change anything, and no lock.
-    let sql = schema.sql("SELECT max(version) FROM {schema}.migrations");
-    let version: sqlx::Result<Option<i32>> =
-        sqlx::query_scalar(AssertSqlSafe(sql)).fetch_one(pool).await;
-    match version {
-        Ok(version) if pending(version, schema, migrations)?.is_empty() => return Ok(()),
+    match versions(pool, schema).await {
+        Ok(versions) if pending(&versions, schema, format)?.is_empty() => return Ok(()),
         Ok(_) => {}
-        Err(cause) if is_missing(&cause) => {}
+        Err(cause) if is_missing(&cause) => refuse_draft(pool, schema, format).await?,
         Err(cause) => return Err(error(cause, schema)),
     }
 
     let give_up = Instant::now() + PATIENCE;
     loop {
-        match upgrade(pool, schema, migrations).await {
-            Err(Failure::Sqlx(cause)) if is_locked(&cause) && Instant::now() < give_up => {
+        match upgrade(pool, schema, format).await {
+            Err(Failure::Sqlx(cause))
+                if (is_locked(&cause) || was_idle(&cause)) && Instant::now() < give_up =>
+            {
                 sleep(PAUSE).await;
+            }
+            Err(Failure::Sqlx(cause)) if has_another_owner(&cause) => {
+                return Err(foreign(
+                    schema,
+                    "has tables or functions of another program with the names of ours: use another schema",
+                ));
             }
             Err(Failure::Sqlx(cause)) => return Err(error(cause, schema)),
             Err(Failure::Newer(error)) => return Err(error),
@@ -65,132 +93,132 @@ impl From<sqlx::Error> for Failure {
     }
 }
 
-async fn upgrade(pool: &PgPool, schema: &Schema, migrations: &[&str]) -> Result<(), Failure> {
-    // What was committed while the lock was waited for has to be seen.
-    let mut transaction = pool
-        .begin_with("BEGIN ISOLATION LEVEL READ COMMITTED")
-        .await?;
+/// The versions that a schema has had, with the lowest release that could use each.
+async fn versions(
+    executor: impl PgExecutor<'_>,
+    schema: &Schema,
+) -> sqlx::Result<Vec<(i32, String)>> {
+    let sql = schema.sql("SELECT version, lowest_release FROM {schema}.schema_versions ORDER BY 1");
+    let versions = sqlx::query_as(AssertSqlSafe(sql));
+    versions.fetch_all(executor).await
+}
+
+async fn refuse_draft(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Error> {
+    let is_draft = sqlx::query_scalar(format.is_draft).bind(schema.name());
+    let is_draft = is_draft.fetch_one(pool).await;
+    match is_draft.map_err(|cause| error(cause, schema))? {
+        false => Ok(()),
+        true => Err(foreign(
+            schema,
+            "is of an unreleased draft of tower-webhook, whose keys and events cannot be used: use another schema, or \
+             drop this one",
+        )),
+    }
+}
+
+fn foreign(schema: &Schema, what: &str) -> Error {
+    let message = format!("the schema `{}` {what}", schema.name());
+    Error::new(ErrorKind::Foreign, message)
+}
+
+async fn upgrade(pool: &PgPool, schema: &Schema, format: &Format) -> Result<(), Failure> {
+    let mut transaction = pool.begin_with(BEGIN).await?;
     // Unlike a lock of the session, this one works behind PgBouncer too.
     sqlx::query("SELECT pg_advisory_xact_lock(hashtextextended('tower_webhook ' || $1, 0))")
-        .bind(&schema.name)
+        .bind(schema.name())
         .execute(&mut *transaction)
         .await?;
-    let exists: bool =
-        sqlx::query_scalar("SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)")
-            .bind(&schema.name)
-            .fetch_one(&mut *transaction)
-            .await?;
-    let mut steps = Vec::new();
-    if !exists {
-        steps.push(schema.sql("CREATE SCHEMA {schema}"));
+    execute(&mut transaction, LOCK_TIMEOUT).await?;
+    let exists = "SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1)";
+    let exists = sqlx::query_scalar(exists).bind(schema.name());
+    // Only where there is none: to create one needs a right, even with `IF NOT EXISTS`.
+    if !exists.fetch_one(&mut *transaction).await? {
+        execute(&mut transaction, &schema.sql("CREATE SCHEMA {schema}")).await?;
     }
-    steps.push(schema.sql(
-        "CREATE TABLE IF NOT EXISTS {schema}.migrations (
+    let table = schema.sql(
+        "CREATE TABLE IF NOT EXISTS {schema}.schema_versions (
             version integer PRIMARY KEY,
+            lowest_release text NOT NULL,
             applied_at timestamptz NOT NULL DEFAULT now()
         )",
-    ));
-    steps.push(LOCK_TIMEOUT.to_owned());
-    for step in steps {
-        sqlx::raw_sql(AssertSqlSafe(step))
-            .execute(&mut *transaction)
-            .await?;
-    }
-    let sql = schema.sql("SELECT max(version) FROM {schema}.migrations");
-    let before: Option<i32> = sqlx::query_scalar(AssertSqlSafe(sql))
-        .fetch_one(&mut *transaction)
-        .await?;
-    let pending = pending(before, schema, migrations).map_err(Failure::Newer)?;
-    for (version, migration) in (before.unwrap_or(0) + 1..).zip(pending) {
-        sqlx::raw_sql(AssertSqlSafe(schema.sql(migration)))
-            .execute(&mut *transaction)
-            .await?;
-        let record = schema.sql("INSERT INTO {schema}.migrations (version) VALUES ($1)");
+    );
+    execute(&mut transaction, &table).await?;
+    let before = versions(&mut *transaction, schema).await?;
+    let pending = pending(&before, schema, format).map_err(Failure::Newer)?;
+    let before = before.last().map_or(0, |(version, _)| *version);
+    for (version, migration) in (before + 1..).zip(pending) {
+        execute(&mut transaction, &schema.sql(migration.sql)).await?;
+        let record = schema
+            .sql("INSERT INTO {schema}.schema_versions (version, lowest_release) VALUES ($1, $2)");
         sqlx::query(AssertSqlSafe(record))
             .bind(version)
+            .bind(migration.lowest_release)
             .execute(&mut *transaction)
             .await?;
     }
     transaction.commit().await?;
-    if let Some(before) = before
-        && !pending.is_empty()
-    {
+    if before > 0 && !pending.is_empty() {
         tracing::info!(
-            schema = schema.name,
+            schema = schema.name(),
             before,
-            now = migrations.len(),
+            now = format.migrations.len(),
             "the PostgreSQL schema was upgraded"
         );
     }
     Ok(())
 }
 
-/// The migrations that a schema of this version still lacks. Refuses the version of a later release.
-fn pending<'a>(
-    version: Option<i32>,
+async fn execute(transaction: &mut PgTransaction<'_>, sql: &str) -> sqlx::Result<()> {
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql.to_owned()));
+    sql.execute(&mut **transaction).await?;
+    Ok(())
+}
+
+/// The migrations that a schema of these versions still lacks. Refuses one whose later release does not let this one use
+/// it.
+fn pending(
+    versions: &[(i32, String)],
     schema: &Schema,
-    migrations: &'a [&'a str],
-) -> Result<&'a [&'a str], Error> {
-    let version = usize::try_from(version.unwrap_or(0)).unwrap_or(0);
-    migrations.get(version..).ok_or_else(|| {
-        Error::new(
+    format: &Format,
+) -> Result<&'static [Migration], Error> {
+    let number = |version: i32| usize::try_from(version).unwrap_or(0);
+    let newest = versions.last().map_or(0, |(version, _)| number(*version));
+    if let Some(pending) = format.migrations.get(newest..) {
+        return Ok(pending);
+    }
+    let later = versions
+        .iter()
+        .filter(|(version, _)| number(*version) > format.migrations.len());
+    let mut needs = later.map(|(_, lowest)| lowest);
+    let refuses = |lowest: &&String| {
+        let lowest = release(lowest);
+        lowest.is_none() || lowest > release(RELEASE)
+    };
+    match needs.find(refuses) {
+        None => {
+            tracing::info!(
+                schema = schema.name(),
+                version = newest,
+                "the PostgreSQL schema is of a later release, which lets this one use it"
+            );
+            Ok(&[])
+        }
+        Some(lowest) => Err(Error::new(
             ErrorKind::NewerSchema,
             format!(
-                "the schema `{}` is of version {version}, which a later release of tower-webhook \
-                 made, and this one knows up to version {}: deploy the later release, or use another \
-                 schema",
-                schema.name,
-                migrations.len()
+                "the schema `{}` is of version {newest}, which only release {lowest} of tower-webhook or a later one \
+                 can use, and this is release {RELEASE}: deploy the later release, or use another schema",
+                schema.name(),
             ),
-        )
-    })
-}
-
-/// The schema that holds the tables.
-pub(crate) struct Schema {
-    name: String,
-    quoted: String,
-}
-
-impl Schema {
-    pub(crate) fn new(name: String) -> Result<Self, ConfigError> {
-        /// Longer names would be cut.
-        const LONGEST: usize = 63;
-
-        let is_valid =
-            (1..=LONGEST).contains(&name.len()) && !name.contains('\0') && !name.starts_with("pg_");
-        match is_valid {
-            true => Ok(Self {
-                quoted: format!("\"{}\"", name.replace('"', "\"\"")),
-                name,
-            }),
-            false => Err(ConfigError::SchemaName(name)),
-        }
-    }
-
-    pub(crate) fn name(&self) -> &str {
-        &self.name
-    }
-
-    /// Replaces `{schema}` in SQL.
-    pub(crate) fn sql(&self, sql: &str) -> String {
-        sql.replace("{schema}", &self.quoted)
-    }
-
-    /// The name of a table in it, as it is written in SQL.
-    pub(crate) fn table(&self, table: &str) -> String {
-        format!("{}.{table}", self.quoted)
+        )),
     }
 }
 
-impl Default for Schema {
-    fn default() -> Self {
-        let name = "tower_webhook";
-        Self {
-            name: name.to_owned(),
-            quoted: format!("\"{name}\""),
-        }
-    }
+/// The numbers of a release, by which releases compare.
+fn release(text: &str) -> Option<[u64; 3]> {
+    let numbers = text.split(['-', '+']).next()?;
+    let numbers = numbers.split('.').map(|number| number.parse().ok());
+    numbers.collect::<Option<Vec<_>>>()?.try_into().ok()
 }
 
 #[cfg(test)]
@@ -198,15 +226,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_quoted() {
-        let quoted = |name: &str| Schema::new(name.to_owned()).unwrap().sql("{schema}.keys");
-        assert_eq!(quoted("Hooks"), r#""Hooks".keys"#);
-        assert_eq!(quoted(r#"a"b"#), r#""a""b".keys"#);
-        assert_eq!(quoted("\""), "\"\"\"\".keys");
-        assert_eq!(quoted("{schema}"), r#""{schema}".keys"#);
-        assert_eq!(
-            Schema::default().sql("{schema}"),
-            quoted("tower_webhook").replace(".keys", "")
-        );
+    fn releases_compare_by_their_numbers() {
+        assert!(release("0.10.0") > release("0.9.12"));
+        assert!(release("1.0.0") > release("0.99.0"));
+        assert_eq!(release("0.1.0-rc.1"), release("0.1.0"));
+        assert!(release(RELEASE).is_some());
+        for text in ["", "1", "0.1", "0.1.0.0", "0.1.x", "later"] {
+            assert_eq!(release(text), None, "{text}");
+        }
     }
 }

@@ -12,14 +12,19 @@ use sqlx::postgres::{
 use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row, Type};
 
-use super::corrupt;
+use super::error::corrupt;
 use crate::store::engine::Error;
 
 /// A parameter of a statement.
+#[derive(Clone)]
 pub(crate) enum Value {
     Id(u128),
     Number(i64),
-    Text(String),
+    /// A number that may be NULL.
+    Optional(Option<i64>),
+    /// A text that may be NULL.
+    Text(Option<String>),
+    Bytes(Bytes),
     List(List),
 }
 
@@ -32,13 +37,16 @@ impl Value {
         match self {
             Self::Id(id) => query.bind(Uuid(*id)),
             Self::Number(number) => query.bind(*number),
-            Self::Text(text) => query.bind(text.as_str()),
+            Self::Optional(number) => query.bind(*number),
+            Self::Text(text) => query.bind(text.as_deref()),
+            Self::Bytes(bytes) => query.bind(bytes.as_ref()),
             Self::List(list) => list.bind(query),
         }
     }
 }
 
 /// A parameter that is an array.
+#[derive(Clone)]
 pub(crate) enum List {
     Ids(Vec<Option<u128>>),
     Numbers(Vec<Option<i64>>),

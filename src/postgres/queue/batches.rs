@@ -15,7 +15,6 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
 use crate::inbox::event::{EventLease, Kinds};
-use crate::inbox::queue::{Accepted, Settled};
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How many calls a statement serves at most.
@@ -34,43 +33,29 @@ const MOST_SLOW: usize = 2;
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// A statement that is executed for several calls, with a result for each.
-pub(super) type Execution<R> = Pin<Box<dyn Future<Output = Vec<Result<R, StoreError>>> + Send>>;
+type Execution<C> = Pin<Box<dyn Future<Output = Results<C>> + Send>>;
+type Results<C> = Vec<Result<<C as Call>::Return, StoreError>>;
+
+/// Gives up events that nobody waits for any more.
+pub(super) type Release =
+    Arc<dyn Fn(Vec<EventLease>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
 /// What a call asks for.
 pub(super) trait Call: Clone + Send + 'static {
     /// What it returns.
-    type Return: Return;
+    type Return: Send + 'static;
 
     /// The kinds of which an event may be taken. One statement has one set of them.
     fn kinds(&self) -> Option<&Kinds>;
-}
 
-/// What a call returns.
-pub(super) trait Return: Send + 'static {
     /// The lease of the event that was taken.
-    fn lease(&self) -> Option<EventLease>;
-}
-
-impl Return for Accepted {
-    fn lease(&self) -> Option<EventLease> {
-        match self {
-            Self::New { taken, .. } => taken.as_ref().map(|taken| taken.lease),
-            Self::Duplicate { .. } | Self::InFlight { .. } | Self::BodyReplayed => None,
-        }
-    }
-}
-
-impl Return for Settled {
-    fn lease(&self) -> Option<EventLease> {
-        match self {
-            Self::Ended(taken) => taken.as_ref().map(|taken| taken.lease),
-            Self::Lost => None,
-        }
-    }
+    fn lease(returned: &Self::Return) -> Option<EventLease>;
 }
 
 /// The calls of one kind of statement.
 pub(super) struct Batches<C: Call> {
+    execute: Box<dyn Fn(Vec<C>) -> Execution<C> + Send + Sync>,
+    release: Release,
     state: Mutex<State<C>>,
     /// Statements whose callers have all given up: one at a time is waited for.
     abandoned: Arc<Semaphore>,
@@ -90,30 +75,31 @@ struct Job<C: Call> {
 }
 
 impl<C: Call> Batches<C> {
-    pub(super) fn new() -> Self {
-        Self {
+    pub(super) fn new<F>(
+        execute: impl Fn(Vec<C>) -> F + Send + Sync + 'static,
+        release: Release,
+    ) -> Arc<Self>
+    where
+        F: Future<Output = Results<C>> + Send + 'static,
+    {
+        Arc::new(Self {
+            execute: Box::new(move |calls| Box::pin(execute(calls))),
+            release,
             state: Mutex::new(State {
                 waiting: VecDeque::new(),
                 is_running: false,
             }),
             abandoned: Arc::new(Semaphore::new(1)),
             slow: Arc::new(Semaphore::new(MOST_SLOW)),
-        }
+        })
     }
 
     fn lock(&self) -> MutexGuard<'_, State<C>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has a call executed, by the task that does so, or by a new one, which is `run`.
-    pub(super) async fn call<F>(
-        &self,
-        call: C,
-        run: impl FnOnce() -> F,
-    ) -> Result<C::Return, StoreError>
-    where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    /// Has a call executed, by the task that does so, or by a new one.
+    pub(super) async fn call(self: &Arc<Self>, call: C) -> Result<C::Return, StoreError> {
         let (caller, result) = oneshot::channel();
         let starts = {
             let mut state = self.lock();
@@ -122,7 +108,7 @@ impl<C: Call> Batches<C> {
         };
         if starts {
             // Not in the delivery's span, which would last until this ends.
-            tokio::spawn(run());
+            tokio::spawn(Arc::clone(self).run());
         }
         result.await.unwrap_or_else(|_| {
             let ended =
@@ -131,16 +117,10 @@ impl<C: Call> Batches<C> {
         })
     }
 
-    /// Executes statements until no call waits. `release` gives up events that nobody waits for any more.
-    pub(super) async fn run<F>(
-        &self,
-        execute: impl Fn(Vec<C>) -> Execution<C::Return>,
-        release: impl Fn(Vec<EventLease>) -> F + Clone + Send + 'static,
-    ) where
-        F: Future<Output = ()> + Send + 'static,
-    {
+    /// Executes statements until no call waits.
+    async fn run(self: Arc<Self>) {
         let mut running = Running {
-            batches: self,
+            batches: &self,
             has_ended: false,
         };
         let mut before = 0;
@@ -155,17 +135,18 @@ impl<C: Call> Batches<C> {
             }
             before = jobs.len();
             let calls = jobs.iter().map(|job| job.call.clone()).collect();
-            let abandoned = Arc::clone(&self.abandoned);
-            let mut answered = Box::pin(answer(jobs, execute(calls), release.clone(), abandoned));
+            let (release, abandoned) = (Arc::clone(&self.release), Arc::clone(&self.abandoned));
+            let execution = (self.execute)(calls);
+            let mut answered = Box::pin(answer(jobs, execution, release, abandoned));
             if timeout(SLOW, &mut answered).await.is_ok() {
                 continue;
             }
             // It may wait for a lock, or on a dead connection. The next calls get another connection.
             let answered = timeout(GRACE, answered);
             match Arc::clone(&self.slow).try_acquire_owned() {
-                Ok(place) => drop(tokio::spawn(async move {
+                Ok(permit) => drop(tokio::spawn(async move {
                     let _ = answered.await;
-                    drop(place);
+                    drop(permit);
                 })),
                 Err(_) => drop(answered.await),
             }
@@ -200,16 +181,13 @@ impl<C: Call> Batches<C> {
     }
 }
 
-/// Waits for a statement, and gives its results to the callers. `release` gives up events that nobody waits for any
-/// more.
-async fn answer<C: Call, F>(
+/// Waits for a statement, and gives its results to the callers.
+async fn answer<C: Call>(
     mut jobs: Vec<Job<C>>,
-    execution: Execution<C::Return>,
-    release: impl Fn(Vec<EventLease>) -> F + Send + 'static,
+    execution: Execution<C>,
+    release: Release,
     abandoned: Arc<Semaphore>,
-) where
-    F: Future<Output = ()> + Send + 'static,
-{
+) {
     let ended = {
         let given_up = pin!(async {
             for job in &mut jobs {
@@ -225,12 +203,11 @@ async fn answer<C: Call, F>(
         Ok(results) => results,
         Err(execution) => {
             // Waited for a little: what it takes would be taken until its lease expires, and would count as crashed.
-            if let Ok(place) = abandoned.try_acquire_owned() {
+            if let Ok(permit) = abandoned.try_acquire_owned() {
                 tokio::spawn(async move {
                     let results = timeout(GRACE, execution).await.unwrap_or_default();
-                    drop(place);
-                    let taken: Vec<_> =
-                        results.iter().flatten().filter_map(Return::lease).collect();
+                    drop(permit);
+                    let taken: Vec<_> = results.iter().flatten().filter_map(C::lease).collect();
                     if !taken.is_empty() {
                         release(taken).await;
                     }
@@ -242,7 +219,7 @@ async fn answer<C: Call, F>(
     let unwanted: Vec<_> = jobs
         .into_iter()
         .zip(results)
-        .filter_map(|(job, result)| job.caller.send(result).err()?.ok()?.lease())
+        .filter_map(|(job, result)| C::lease(&job.caller.send(result).err()?.ok()?))
         .collect();
     if !unwanted.is_empty() {
         tokio::spawn(release(unwanted));

@@ -37,8 +37,9 @@ impl Floor {
 
     /// Of a claim's last row, in the columns from `at` on.
     pub(super) fn read(row: &PgRow, at: usize) -> Result<Self, Error> {
+        let kinds: Vec<i32> = column(row, at)?;
         Ok(Self {
-            kinds: column(row, at)?,
+            kinds: kinds.into_iter().map(i64::from).collect(),
             ready: column(row, at + 1)?,
             crashed: column(row, at + 2)?,
             leased: column(row, at + 3)?,

@@ -5,15 +5,25 @@ use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::time::Instant;
 
-use super::statements::{COLUMNS, NOW, state};
-use super::{PostgresQueue, one, rows};
+use super::database::Database;
+use super::places::{COLUMNS, Look};
+use super::rows;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Lane};
 use crate::inbox::records::{EventSummary, Filter, Listed, Page};
-use crate::postgres::pool::{List, Schema, Value, column};
+use crate::postgres::pool::{List as Array, Value, column};
 use crate::store::StoreError;
+
+/// The numbers of kinds that were accepted.
+const KINDS: &str = "SELECT id::bigint FROM {schema}.kinds WHERE name = ANY ($1)";
+
+const NUMBERS: &str = "SELECT min(seq), max(seq) FROM {schema}.events";
+
+const FROM_NUMBER: &str =
+    "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1";
 
 /// How many numbers of events the first step of a search covers, and how many the largest one.
 const STEP: i64 = 10_000;
@@ -22,29 +32,75 @@ const LARGEST_STEP: i64 = 50_000;
 /// An event may have a smaller number than one that was accepted up to so many microseconds before it.
 const DISORDER: i64 = 60_000_000;
 
-impl PostgresQueue {
-    pub(super) async fn search(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        let began = Instant::now();
-        let mut listed = Listed::default();
+pub(super) struct List {
+    database: Arc<Database>,
+    kinds: Arc<str>,
+    numbers: Arc<str>,
+    from_number: Arc<str>,
+}
+
+impl List {
+    pub(super) fn new(database: &Arc<Database>) -> Self {
+        Self {
+            database: Arc::clone(database),
+            kinds: database.sql(KINDS),
+            numbers: database.sql(NUMBERS),
+            from_number: database.sql(FROM_NUMBER),
+        }
+    }
+
+    pub(super) async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let kinds = self.numbers_of(&filter.kinds).await?;
         if kinds.is_empty() && !filter.kinds.is_empty() {
-            return Ok(listed);
+            return Ok(Listed::default());
         }
-        let search = Search::new(&self.tables.schema, filter, kinds, page.newest_first);
-        let (first, last) = match (page.after, page.newest_first) {
-            (None, _) => (i64::MIN, i64::MAX),
-            (Some(id), true) => (i64::MIN, id.0.saturating_sub(1)),
-            (Some(id), false) => (id.0.saturating_add(1), i64::MAX),
+        let search = Search::new(&self.database, filter, kinds, page.newest_first);
+        let numbers = match (page.after, page.newest_first) {
+            (None, _) => i64::MIN..=i64::MAX,
+            (Some(id), true) => i64::MIN..=id.0.saturating_sub(1),
+            (Some(id), false) => id.0.saturating_add(1)..=i64::MAX,
         };
-        let Some(within) = page.within.filter(|_| search.has_steps) else {
-            (listed.events, _) = self.step(&search, first..=last, page.limit).await?;
-            return Ok(listed);
-        };
-        let row = one(self.read(&self.shared.statements.numbers, &[]).await?)?;
+        match page.within.filter(|_| search.has_steps) {
+            Some(within) => {
+                let began = Instant::now();
+                let numbers = self.limits(filter, numbers).await?;
+                self.in_steps(&search, numbers, page, (began, within)).await
+            }
+            None => {
+                let (events, _) = self.step(&search, numbers, page.limit).await?;
+                Ok(Listed {
+                    events,
+                    searched: None,
+                })
+            }
+        }
+    }
+
+    /// The numbers of those kinds that are known.
+    async fn numbers_of(&self, kinds: &[EventKind]) -> Result<Vec<i64>, StoreError> {
+        if kinds.is_empty() {
+            return Ok(Vec::new());
+        }
+        let names = kinds.iter().map(ToString::to_string).collect();
+        let names = [Value::List(Array::Texts(Some(names)))];
+        let rows = self.database.read(&self.kinds, &names).await?;
+        Ok(rows
+            .iter()
+            .map(|row| column(row, 0))
+            .collect::<Result<_, _>>()?)
+    }
+
+    /// Those of the numbers whose events can match by the time of their acceptance.
+    async fn limits(
+        &self,
+        filter: &Filter,
+        numbers: RangeInclusive<i64>,
+    ) -> Result<RangeInclusive<i64>, StoreError> {
+        let row = self.database.read_one(&self.numbers, &[]).await?;
         let (Some(oldest), Some(newest)) = (column(&row, 0)?, column(&row, 1)?) else {
-            return Ok(listed);
+            return Ok(RangeInclusive::new(1, 0));
         };
-        let (mut first, mut last) = (first.max(oldest), last.min(newest));
+        let (mut first, mut last) = ((*numbers.start()).max(oldest), (*numbers.end()).min(newest));
         // Numbers are in the order of acceptance but for transactions at the same time.
         if let Some(from) = filter.accepted_from {
             let from = rows::micros_of(from).saturating_sub(DISORDER);
@@ -54,18 +110,48 @@ impl PostgresQueue {
             let until = rows::micros_of(until).saturating_add(DISORDER);
             last = last.min(self.accepted_at(oldest..=newest, until).await?);
         }
-        let mut size = STEP;
-        while let Some(next) = self.next(&search, first..=last).await? {
-            match page.newest_first {
-                true => last = next,
-                false => first = next,
+        Ok(first..=last)
+    }
+
+    /// The first of these numbers whose event was accepted at a time in microseconds or later, or the one after the last.
+    async fn accepted_at(
+        &self,
+        numbers: RangeInclusive<i64>,
+        time: i64,
+    ) -> Result<i64, StoreError> {
+        let (mut low, mut high) = (*numbers.start(), numbers.end().saturating_add(1));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            let values = [Value::Number(middle)];
+            let rows = self.database.read(&self.from_number, &values);
+            match rows.await?.first() {
+                Some(row) if column::<i64>(row, 1)? < time => {
+                    low = column::<i64>(row, 0)?.saturating_add(1);
+                }
+                _ => high = middle,
             }
+        }
+        Ok(low)
+    }
+
+    /// Searches step by step, until the page is full or the time is over.
+    async fn in_steps(
+        &self,
+        search: &Search,
+        numbers: RangeInclusive<i64>,
+        page: Page,
+        (began, within): (Instant, Duration),
+    ) -> Result<Listed, StoreError> {
+        let mut listed = Listed::default();
+        let (mut first, mut last) = numbers.into_inner();
+        let mut size = STEP;
+        while let Some(next) = self.next(search, first..=last).await? {
             let numbers = match page.newest_first {
-                true => first.max(last.saturating_sub(size - 1))..=last,
-                false => first..=last.min(first.saturating_add(size - 1)),
+                true => first.max(next.saturating_sub(size - 1))..=next,
+                false => next..=last.min(next.saturating_add(size - 1)),
             };
             let left = page.limit - listed.events.len();
-            let (found, took) = self.step(&search, numbers.clone(), left).await?;
+            let (found, took) = self.step(search, numbers.clone(), left).await?;
             listed.events.extend(found);
             if listed.events.len() >= page.limit {
                 return Ok(listed);
@@ -89,20 +175,6 @@ impl PostgresQueue {
         Ok(listed)
     }
 
-    /// The numbers of those kinds that are known.
-    async fn numbers_of(&self, kinds: &[EventKind]) -> Result<Vec<i64>, StoreError> {
-        if kinds.is_empty() {
-            return Ok(Vec::new());
-        }
-        let names = kinds.iter().map(ToString::to_string).collect();
-        let names = [Value::List(List::Texts(Some(names)))];
-        let rows = self.read(&self.shared.statements.kinds, &names).await?;
-        Ok(rows
-            .iter()
-            .map(|row| column(row, 0))
-            .collect::<Result<_, _>>()?)
-    }
-
     /// The next of these numbers that may match.
     async fn next(
         &self,
@@ -110,29 +182,8 @@ impl PostgresQueue {
         numbers: RangeInclusive<i64>,
     ) -> Result<Option<i64>, StoreError> {
         let values = [*numbers.start(), *numbers.end()].map(Value::Number);
-        let rows = self.read(&search.next, &values).await?;
+        let rows = self.database.read(&search.next, &values).await?;
         Ok(rows.first().map(|row| column(row, 0)).transpose()?)
-    }
-
-    /// The first of these numbers whose event was accepted at a time in microseconds or later, or the one after the last.
-    async fn accepted_at(
-        &self,
-        numbers: RangeInclusive<i64>,
-        time: i64,
-    ) -> Result<i64, StoreError> {
-        let (mut low, mut high) = (*numbers.start(), numbers.end().saturating_add(1));
-        while low < high {
-            let middle = low + (high - low) / 2;
-            let values = [Value::Number(middle)];
-            let rows = self.read(&self.shared.statements.from_number, &values);
-            match rows.await?.first() {
-                Some(row) if column::<i64>(row, 1)? < time => {
-                    low = column::<i64>(row, 0)?.saturating_add(1);
-                }
-                _ => high = middle,
-            }
-        }
-        Ok(low)
     }
 
     /// The first events that match among these numbers, and the time of the statement.
@@ -143,8 +194,7 @@ impl PostgresQueue {
         limit: usize,
     ) -> Result<(Vec<EventSummary>, Duration), StoreError> {
         let values = search.values(&numbers, limit);
-        let rows = self.tables.pool.fetch_without_jit(&search.sql, &values);
-        let (rows, took) = rows.await.map_err(|error| self.error(error))?;
+        let (rows, took) = self.database.search(&search.sql, &values).await?;
         let events = rows.iter().map(rows::summary).collect::<Result<_, _>>()?;
         Ok((events, took))
     }
@@ -167,7 +217,7 @@ fn next_size(size: i64, took: Duration, within: Duration) -> i64 {
 enum Source {
     /// All of them, by their numbers.
     Events,
-    /// Those of a chat, by an index.
+    /// Those of a chat, by an index in the order of the numbers.
     Chat,
     /// Those of a chat that are unsettled, by its lane.
     Lane,
@@ -212,139 +262,108 @@ struct Search {
     sql: Arc<str>,
     /// A statement for the first number of a range that may match.
     next: Arc<str>,
-    parameters: Vec<Parameter>,
+    parameters: Vec<Value>,
     has_steps: bool,
 }
 
-/// A parameter that is the same in each step.
-enum Parameter {
-    Number(i64),
-    Numbers(Vec<i64>),
-    Bytes(Vec<u8>),
+/// What is compared. What the narrow tables have is compared there, and the rest in `events`.
+#[derive(Default)]
+struct Conditions {
+    parameters: Vec<Value>,
+    of_places: String,
+    of_events: String,
+    /// Whether a column of `events` is compared that no other table has.
+    reads_events: bool,
+    /// The parameters of the chat's lane and its id, if there is one.
+    lane: String,
+    chat: String,
+}
+
+impl Conditions {
+    /// With the numbers of the filter's kinds.
+    fn new(source: Source, filter: &Filter, kinds: Vec<i64>) -> Self {
+        let mut new = Self::default();
+        if !filter.states.is_empty() {
+            let names = filter.states.iter().map(ToString::to_string).collect();
+            let states = new.parameter(Value::List(Array::Texts(Some(names))));
+            let _ = write!(
+                new.of_places,
+                " AND s.state = ANY ({states}::text[]::{{schema}}.event_state[])"
+            );
+        }
+        if !kinds.is_empty() {
+            let kinds = kinds.into_iter().map(Some).collect();
+            let kinds = new.parameter(Value::List(Array::Numbers(kinds)));
+            let (table, conditions) = match source {
+                Source::Kept | Source::Lane => ("s", &mut new.of_places),
+                _ => ("e", &mut new.of_events),
+            };
+            let _ = write!(conditions, " AND {table}.kind = ANY ({kinds})");
+        }
+        if let Some(chat) = &filter.chat {
+            let bytes = Bytes::copy_from_slice(chat.as_bytes());
+            new.chat = new.parameter(Value::Bytes(bytes));
+            new.lane = new.parameter(Value::Number(Lane::of_chat(chat).0));
+            new.compare(format!("e.chat = {}", new.chat));
+        }
+        if let Some(key) = &filter.key {
+            let bytes = Bytes::copy_from_slice(key.as_bytes());
+            let key = new.parameter(Value::Bytes(bytes));
+            new.compare(format!("e.key = {key}"));
+        }
+        if let Some(from) = filter.accepted_from {
+            let from = new.parameter(Value::Number(rows::micros_of(from)));
+            new.compare(format!("e.accepted >= {from}"));
+        }
+        if let Some(until) = filter.accepted_until {
+            let until = new.parameter(Value::Number(rows::micros_of(until)));
+            new.compare(format!("e.accepted < {until}"));
+        }
+        if let Some(error) = &filter.error {
+            new.compare_error(source, error);
+        }
+        new
+    }
+
+    fn parameter(&mut self, value: Value) -> String {
+        self.parameters.push(value);
+        format!("${}", self.parameters.len() + 3)
+    }
+
+    fn compare(&mut self, condition: String) {
+        let _ = write!(self.of_events, " AND {condition}");
+        self.reads_events = true;
+    }
+
+    fn compare_error(&mut self, source: Source, error: &str) {
+        let error = error.to_ascii_lowercase().into_bytes();
+        let error = self.parameter(Value::Bytes(error.into()));
+        let has_it = format!(
+            "({{schema}}.contains(f.outcome, {error}) OR {{schema}}.contains(f.reason, {error}))"
+        );
+        self.compare(match source {
+            Source::Failed => format!(
+                "e.seq = ANY (ARRAY(
+                    SELECT f.seq FROM {{schema}}.failures AS f WHERE f.seq BETWEEN $1 AND $2 AND {has_it}
+                ))"
+            ),
+            _ => format!(
+                "EXISTS (SELECT FROM {{schema}}.failures AS f WHERE f.seq = e.seq AND {has_it})"
+            ),
+        });
+    }
 }
 
 impl Search {
     /// With the numbers of the filter's kinds.
-    fn new(schema: &Schema, filter: &Filter, kinds: Vec<i64>, newest_first: bool) -> Self {
+    fn new(database: &Database, filter: &Filter, kinds: Vec<i64>, newest_first: bool) -> Self {
         let source = Source::of(filter);
-        let mut parameters = Vec::new();
-        let mut parameter = |value: Parameter| {
-            parameters.push(value);
-            format!("${}", parameters.len() + 3)
-        };
-
-        // What the narrow tables have is compared there, and the rest in `events`.
-        let mut of_places = String::new();
-        let mut of_events = String::new();
-        if !filter.states.is_empty() {
-            let states = filter.states.iter().map(|state| rows::code(*state));
-            let states = parameter(Parameter::Numbers(states.collect()));
-            let _ = write!(of_places, " AND s.state = ANY ({states})");
-        }
-        if !kinds.is_empty() {
-            let kinds = parameter(Parameter::Numbers(kinds));
-            let (table, conditions) = match source {
-                Source::Kept | Source::Lane => ("s", &mut of_places),
-                _ => ("e", &mut of_events),
-            };
-            let _ = write!(conditions, " AND {table}.kind = ANY ({kinds})");
-        }
-        let mut reads_events = false;
-        let mut and = |condition: String| {
-            let _ = write!(of_events, " AND {condition}");
-            reads_events = true;
-        };
-        let chat = filter.chat.as_ref();
-        let chat = chat.map(|chat| parameter(Parameter::Bytes(chat.as_bytes().to_vec())));
-        let chat = chat.unwrap_or_default();
-        let mut lane = String::new();
-        if let (Source::Lane, Some(of)) = (source, &filter.chat) {
-            lane = parameter(Parameter::Number(Lane::of_chat(of).0));
-            and(format!("e.chat = {chat}[1]"));
-        }
-        if let Some(key) = &filter.key {
-            let key = parameter(Parameter::Bytes(key.as_bytes().to_vec()));
-            and(format!("e.key = {key}[1]"));
-        }
-        if let Some(from) = filter.accepted_from {
-            let from = parameter(Parameter::Number(rows::micros_of(from)));
-            and(format!("e.accepted >= {from}"));
-        }
-        if let Some(until) = filter.accepted_until {
-            let until = parameter(Parameter::Number(rows::micros_of(until)));
-            and(format!("e.accepted < {until}"));
-        }
-        if let Some(error) = &filter.error {
-            let error = error.to_ascii_lowercase().into_bytes();
-            let error = parameter(Parameter::Bytes(error));
-            let has_it = format!(
-                "({{schema}}.contains(f.outcome, {error}[1]) OR {{schema}}.contains(f.reason, {error}[1]))"
-            );
-            and(match source {
-                Source::Failed => format!(
-                    "e.seq = ANY (ARRAY(
-                        SELECT f.seq FROM {{schema}}.failures AS f WHERE f.seq BETWEEN $1 AND $2 AND {has_it}
-                    ))"
-                ),
-                _ => format!(
-                    "EXISTS (SELECT FROM {{schema}}.failures AS f WHERE f.seq = e.seq AND {has_it})"
-                ),
-            });
-        }
-
-        // The condition of an index.
-        let of_chat = format!(
-            "e.chat = {chat}[1] AND substr(sha256(e.chat), 1, 8) = substr(sha256({chat}[1]), 1, 8)"
-        );
+        let conditions = Conditions::new(source, filter, kinds);
         let order = match newest_first {
             true => "DESC",
             false => "ASC",
         };
-        // Where only the places are compared, the events of the page are found before anything else is read of them.
-        let page = format!("ORDER BY seq {order} LIMIT $3");
-        let events = match source {
-            Source::Events | Source::Failed => format!(
-                "{{schema}}.events AS e CROSS JOIN LATERAL ({}) AS s",
-                places(Look::up(), "")
-            ),
-            Source::Chat => {
-                let page = match of_places.is_empty() && of_events.is_empty() {
-                    true => &page,
-                    false => "OFFSET 0",
-                };
-                // The inner query keeps the planner from looking for the chat in the order of the numbers.
-                format!(
-                    "(
-                        SELECT * FROM (
-                            SELECT seq, lane, kind, key, chat, accepted, is_redriven FROM {{schema}}.events AS e
-                            WHERE {{of_chat}} OFFSET 0
-                        ) AS e WHERE seq BETWEEN $1 AND $2 {page}
-                    ) AS e CROSS JOIN LATERAL ({}) AS s",
-                    places(Look::up(), "")
-                )
-            }
-            Source::Lane | Source::Kept | Source::Ended => {
-                let look = match source {
-                    Source::Lane => Look::of_lane(&filter.states),
-                    Source::Ended => Look::ended(),
-                    _ => Look::through(&filter.states),
-                };
-                let page = match of_events.is_empty() {
-                    true => page.as_str(),
-                    false => "",
-                };
-                format!(
-                    "(
-                        SELECT * FROM ({}) AS s {page}
-                    ) AS s JOIN {{schema}}.events AS e ON e.seq = s.seq",
-                    places(look, &format!("{of_places} {page}"))
-                )
-            }
-        };
-        let sql = format!(
-            "SELECT {COLUMNS} FROM {events} JOIN {{schema}}.kinds AS k ON k.id = e.kind
-            WHERE e.seq BETWEEN $1 AND $2{of_places}{of_events} ORDER BY e.seq {order} LIMIT $3"
-        );
+        let sql = statement(source, filter, &conditions, order);
         let table = match source {
             Source::Failed => "failures",
             Source::Ended => "ended",
@@ -355,15 +374,13 @@ impl Search {
             "SELECT seq FROM {{schema}}.{table} WHERE seq BETWEEN $1 AND $2 ORDER BY seq {order} LIMIT 1"
         );
         Self {
-            next: schema.sql(&next).into(),
-            sql: schema
-                .sql(&sql.replace("{lane}", &lane).replace("{of_chat}", &of_chat))
-                .into(),
-            parameters,
+            next: database.sql(&next),
+            sql: database.sql(&sql),
+            parameters: conditions.parameters,
             has_steps: match source {
                 Source::Chat | Source::Lane => false,
                 // The page is found in the order of the numbers, or there are few candidates.
-                Source::Kept => reads_events,
+                Source::Kept => conditions.reads_events,
                 Source::Events | Source::Failed | Source::Ended => true,
             },
         }
@@ -371,143 +388,58 @@ impl Search {
 
     fn values(&self, numbers: &RangeInclusive<i64>, limit: usize) -> Vec<Value> {
         let limit = i64::try_from(limit).unwrap_or(i64::MAX);
-        let bounds = [*numbers.start(), *numbers.end(), limit];
-        let parameters = self.parameters.iter().map(|parameter| match parameter {
-            Parameter::Number(number) => Value::Number(*number),
-            Parameter::Numbers(numbers) => Value::List(List::Numbers(
-                numbers.iter().map(|number| Some(*number)).collect(),
-            )),
-            Parameter::Bytes(bytes) => rows::bytes(bytes),
-        });
+        let bounds = [*numbers.start(), *numbers.end(), limit].map(Value::Number);
         bounds
-            .map(Value::Number)
             .into_iter()
-            .chain(parameters)
+            .chain(self.parameters.iter().cloned())
             .collect()
     }
 }
 
-/// All events, each with its place.
-pub(super) fn every_event() -> String {
+/// A statement for the events of a source that match, in an order.
+fn statement(source: Source, filter: &Filter, conditions: &Conditions, order: &str) -> String {
+    let Conditions {
+        of_places,
+        of_events,
+        lane,
+        chat,
+        ..
+    } = conditions;
+    let look = match source {
+        Source::Events | Source::Failed | Source::Chat => {
+            // By the lane, too, although there is only one: no other index has this order.
+            let (of_lane, by_lane) = match source {
+                Source::Chat => (
+                    format!(" AND e.chat_lane BETWEEN {lane} AND {lane}"),
+                    format!("e.chat_lane {order}, "),
+                ),
+                _ => (String::new(), String::new()),
+            };
+            return format!(
+                "SELECT {COLUMNS}
+                FROM {{schema}}.events AS e CROSS JOIN LATERAL ({}) AS s JOIN {{schema}}.kinds AS k ON k.id = e.kind
+                WHERE e.seq BETWEEN $1 AND $2{of_lane}{of_places}{of_events}
+                ORDER BY {by_lane}e.seq {order} LIMIT $3",
+                Look::up().places("")
+            );
+        }
+        Source::Lane => Look::of_chat(&filter.states, lane, chat),
+        Source::Kept => Look::through(&filter.states),
+        Source::Ended => Look::ended(),
+    };
+    // Where only the places are compared, the events of the page are found before anything else is read of them.
+    let page = match of_events.is_empty() {
+        true => format!("ORDER BY seq {order} LIMIT $3"),
+        false => String::new(),
+    };
     format!(
-        "{{schema}}.events AS e JOIN {{schema}}.kinds AS k ON k.id = e.kind CROSS JOIN LATERAL ({}) AS s",
-        places(Look::up(), "")
+        "SELECT {COLUMNS}
+        FROM (SELECT * FROM ({}) AS s {page}) AS s
+        JOIN {{schema}}.events AS e ON e.seq = s.seq
+        JOIN {{schema}}.kinds AS k ON k.id = e.kind
+        WHERE e.seq BETWEEN $1 AND $2{of_places}{of_events} ORDER BY e.seq {order} LIMIT $3",
+        look.places(&format!("{of_places} {page}"))
     )
-}
-
-/// How rows of the places are found: a condition for each place that is looked at.
-#[derive(Default)]
-struct Look {
-    head: Option<&'static str>,
-    wait: Option<&'static str>,
-    aside: Option<&'static str>,
-    dead: Option<&'static str>,
-    ended: Option<&'static str>,
-}
-
-impl Look {
-    /// The place of an event.
-    fn up() -> Self {
-        Self {
-            head: Some(
-                "t.lane = coalesce(e.lane, 0) AND t.own = CASE WHEN e.lane IS NULL THEN e.seq ELSE 0 END
-                    AND t.seq = e.seq AND t.due < 9223372036854775807",
-            ),
-            wait: Some("t.lane = e.lane AND t.seq = e.seq"),
-            aside: Some("t.seq = e.seq"),
-            dead: Some("t.seq = e.seq"),
-            ended: Some("t.seq = e.seq"),
-        }
-    }
-
-    /// Everything that may be in these states, unsettled or dead.
-    fn through(states: &[EventState]) -> Self {
-        const NUMBERS: &str = "t.seq BETWEEN $1 AND $2";
-
-        let waits = states
-            .iter()
-            .any(|state| matches!(state, EventState::Waiting | EventState::Retrying));
-        let is_unsettled = states.iter().any(|state| state.is_unsettled());
-        let of_wait = match states.contains(&EventState::Waiting) {
-            true => NUMBERS,
-            // The condition of an index.
-            false => "t.seq BETWEEN $1 AND $2 AND (t.is_tried OR t.crashes > 0)",
-        };
-        Self {
-            head: is_unsettled.then_some("t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"),
-            wait: waits.then_some(of_wait),
-            aside: waits.then_some(NUMBERS),
-            dead: states.contains(&EventState::Dead).then_some(NUMBERS),
-            ended: None,
-        }
-    }
-
-    /// What may be in these states in the line of a lane, or stands in none.
-    fn of_lane(states: &[EventState]) -> Self {
-        let all = Self::through(states);
-        Self {
-            head: all.head.map(|_| {
-                "(
-                    t.lane = {lane} AND t.own = 0
-                    OR t.lane = 0 AND t.own = ANY (ARRAY(
-                        SELECT e.seq FROM {schema}.events AS e WHERE {of_chat} AND e.lane IS NULL
-                    ))
-                ) AND t.seq BETWEEN $1 AND $2 AND t.due < 9223372036854775807"
-            }),
-            wait: all
-                .wait
-                .map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
-            aside: all
-                .aside
-                .map(|_| "t.lane = {lane} AND t.seq BETWEEN $1 AND $2"),
-            ..all
-        }
-    }
-
-    /// Everything that is settled and not dead.
-    fn ended() -> Self {
-        Self {
-            ended: Some("t.seq BETWEEN $1 AND $2"),
-            ..Self::default()
-        }
-    }
-}
-
-/// The places of events: number, state, when it was settled, when it is due, failures, kind. `rest` is the rest of each
-/// query, in which `s` is the place: it must be there that a query is limited, for the planner to use its index.
-fn places(look: Look, rest: &str) -> String {
-    let place = |table: &str, found: &str, state: &str, at: &str, due: &str| {
-        let rest = rest
-            .replace("s.state", &format!("({state})"))
-            .replace("s.kind", "t.kind");
-        let kind = match table {
-            "ended" => "NULL::integer",
-            _ => "t.kind",
-        };
-        format!(
-            "(
-                SELECT t.seq, {state} AS state, {at}::bigint AS at, {due}::bigint AS due, t.failures, {kind} AS kind
-                FROM {{schema}}.{table} AS t WHERE {found}{rest}
-            )"
-        )
-    };
-    let unsettled = |table: &str, fence: &str, found: &str| {
-        let due = format!("CASE WHEN t.due > {NOW} AND {fence} IS NULL THEN t.due END");
-        place(table, found, &state("t", fence), "NULL", &due)
-    };
-    let places = [
-        look.head.map(|found| unsettled("head", "t.fence", found)),
-        look.wait
-            .map(|found| unsettled("wait", "NULL::uuid", found)),
-        look.aside
-            .map(|found| unsettled("aside", "NULL::uuid", found)),
-        look.dead
-            .map(|found| place("dead", found, "6", "t.at", "NULL")),
-        look.ended
-            .map(|found| place("ended", found, "t.state::integer", "t.at", "NULL")),
-    ];
-    let places: Vec<_> = places.into_iter().flatten().collect();
-    places.join(" UNION ALL ")
 }
 
 #[cfg(test)]
@@ -541,6 +473,44 @@ mod tests {
             (&[Handled, Dead], false, false, Source::Events),
         ] {
             assert_eq!(Source::of(&filter(states, chat, error)), expected);
+        }
+    }
+
+    /// In the order of the numbers, so that a page is the first rows that the index has.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_list_of_a_chat_reads_its_index_in_order() {
+        use crate::postgres::pool::{Schema, Tables};
+        use crate::postgres::schema::FORMAT;
+        use crate::postgres::tests::{self, execute};
+
+        let pool = tests::Database::create().await.pool(1).await;
+        let tables = Tables::new(pool.clone());
+        tables.migrate(&FORMAT).await.unwrap();
+        let database = Database::new(tables);
+        let fill = Schema::default().sql(
+            "INSERT INTO {schema}.events (accepted, keep_until, chat_lane, kind, chat)
+             SELECT at, at, at % 1000, 2, 'other' FROM generate_series(1, 50000) AS at",
+        );
+        for statistics in [fill.as_str(), "ANALYZE"] {
+            execute(&pool, statistics).await;
+            for (states, newest_first, error) in [
+                (&[][..], true, false),
+                (&[], false, false),
+                (&[EventState::Handled, EventState::Dead], true, true),
+            ] {
+                let filter = filter(states, true, error);
+                let search = Search::new(&database, &filter, vec![2], newest_first);
+                let values = search.values(&(1..=i64::MAX), 50);
+                let explain = format!("EXPLAIN {}", search.sql).into();
+                let plan = database.search(&explain, &values).await.unwrap();
+                let lines = plan.0.iter().map(|row| column::<String>(row, 0).unwrap());
+                let plan = lines.collect::<Vec<_>>().join("\n");
+                let direction = if newest_first { " Backward" } else { "" };
+                let scan = format!("Index Scan{direction} using events_chat on events");
+                assert!(plan.contains(&scan), "{plan}");
+                assert!(!plan.contains("Sort"), "{plan}");
+                assert!(!search.has_steps);
+            }
         }
     }
 

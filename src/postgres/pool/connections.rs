@@ -16,8 +16,8 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio::time::timeout;
 
-use super::Value;
 use super::error::lost_a_race;
+use super::value::Value;
 
 /// How long a connection may take to open after its caller has given up. As long is waited for the answer of
 /// a dead connection, if the server does not close it.
@@ -109,7 +109,8 @@ impl Pool {
         sql: &Arc<str>,
         values: &[Value],
     ) -> sqlx::Result<Vec<PgRow>> {
-        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED";
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
         let (rows, _) = self.fetch_in_transaction(begin, sql, values).await?;
         Ok(rows)
     }
@@ -121,10 +122,13 @@ impl Pool {
         sql: &Arc<str>,
         values: &[Value],
     ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
-        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off";
+        let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off; \
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
         self.fetch_in_transaction(begin, sql, values).await
     }
 
+    /// `begin` limits how long the transaction may be idle, in the same message: a process that stands still before it
+    /// commits would keep its locks, and what others delete could not be vacuumed.
     async fn fetch_in_transaction(
         &self,
         begin: &'static str,

@@ -1,0 +1,250 @@
+-- Events are accepted, many at once.
+--
+-- The settings of these functions leave the planner no choice but the indexes, however empty it believes a table to
+-- be: `head` and `wait` are often empty when statistics are made, and may have hundreds of thousands of deleted rows
+-- at that time, which stay as long as an old transaction of anybody does. Then the planner takes every index for one
+-- of a single page, and may choose one that it has to read as a whole. So statements on these tables have conditions
+-- of which only good indexes make use:
+--
+-- - `seq + 0 = …`, as no index has the expression;
+-- - `lane BETWEEN … AND …`, since an order by lane and number is that of another index, too, if there is only one lane;
+-- - the due time beside the number of an event that was put aside;
+-- - a subquery with `LIMIT`, which is not made a join with all rows.
+
+-- Whether an event exists and is unsettled or dead.
+CREATE FUNCTION {schema}.is_kept(p_seq bigint) RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    RETURN EXISTS (SELECT FROM {schema}.events WHERE seq = p_seq)
+        AND NOT EXISTS (SELECT FROM {schema}.ended WHERE seq = p_seq);
+END $tower_webhook$;
+
+-- The answer to an event with a key, or NULL if the key is free.
+CREATE FUNCTION {schema}.known(
+    p_key uuid, p_body uuid, OUT o_answer text, OUT o_same boolean, OUT o_remaining bigint
+) LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    SELECT
+        CASE
+            WHEN k.done_until > clock_timestamp() THEN 'duplicate'
+            WHEN k.lease_until > clock_timestamp() THEN 'in-flight'
+            WHEN {schema}.is_kept(k.event) THEN 'duplicate'
+        END,
+        k.body = p_body,
+        ceil(extract(epoch FROM k.lease_until - clock_timestamp()) * 1000000)::bigint
+    INTO o_answer, o_same, o_remaining
+    FROM {schema}.keys k WHERE k.key = p_key;
+END $tower_webhook$;
+
+-- Records keys as done: those of the events that have a number. Returns how many were free.
+CREATE FUNCTION {schema}.keep_keys(p_keys uuid[], p_bodies uuid[], p_retains bigint[], p_seqs bigint[], p_now bigint)
+RETURNS integer LANGUAGE plpgsql
+SET enable_seqscan = off SET jit = off SET plan_cache_mode = force_generic_plan AS $tower_webhook$
+DECLARE
+    v_kept integer;
+BEGIN
+    -- In the order of keys, so that two batches do not wait for each other.
+    INSERT INTO {schema}.keys AS known (key, body, done_until, event)
+    SELECT DISTINCT ON (e.key)
+        e.key, e.body, timestamptz 'epoch' + (p_now + e.retain) * interval '1 microsecond', e.seq
+    FROM unnest(p_keys, p_bodies, p_retains, p_seqs) AS e (key, body, retain, seq)
+    WHERE e.key IS NOT NULL AND e.seq IS NOT NULL
+    ORDER BY e.key, e.seq
+    ON CONFLICT (key) DO UPDATE SET
+        body = excluded.body,
+        done_until = excluded.done_until,
+        fence = NULL,
+        lease_until = NULL,
+        known_until = NULL,
+        attempts = NULL,
+        event = excluded.event
+    WHERE (known.done_until > clock_timestamp() OR known.lease_until > clock_timestamp()) IS NOT TRUE
+        AND NOT {schema}.is_kept(known.event);
+    GET DIAGNOSTICS v_kept = ROW_COUNT;
+    RETURN v_kept;
+END $tower_webhook$;
+
+-- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none
+-- does. `p_kinds` are positions in `p_names`. Keys are locked first, in their own order, and then rows in that of
+-- lanes, so that two batches do not wait for each other. The rows of the result have positions in the arrays, and are
+-- in no order.
+CREATE FUNCTION {schema}.accept(
+    p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_kinds bigint[],
+    p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
+    p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
+)
+RETURNS TABLE (
+    o_at bigint, o_answer text, o_same boolean, o_remaining bigint, o_seq bigint, o_accepted bigint, o_fence uuid
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+    v_count integer := cardinality(p_kinds);
+    v_is_paused boolean;
+    v_kind text;
+    v_id integer;
+    v_is_open boolean;
+    v_ids integer[];
+    v_open boolean[];
+    v_known uuid[];
+    v_is_left boolean[] := array_fill(true, ARRAY[v_count]);
+    v_new bigint[];
+    v_seqs bigint[];
+    v_wanted integer;
+    v_lost bigint[];
+    v_returning bigint[];
+    v_fences uuid[];
+    v_due bigint;
+    v_heads bigint[];
+    v_waiting bigint[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    SELECT k.is_paused INTO v_is_paused FROM {schema}.kinds k WHERE k.name = '';
+    FOREACH v_kind IN ARRAY p_names LOOP
+        SELECT k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open
+        FROM {schema}.kinds k WHERE k.name = v_kind AND k.is_seen;
+        IF NOT FOUND THEN
+            INSERT INTO {schema}.kinds AS k (name, is_seen, is_paused) VALUES (v_kind, true, false)
+            ON CONFLICT (name) DO UPDATE SET is_seen = true
+            RETURNING k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open;
+        END IF;
+        v_ids := v_ids || v_id;
+        v_open := v_open || v_is_open;
+    END LOOP;
+
+    -- A round stores the events whose keys are free. Another round follows for those that lost a key to another event
+    -- after it was looked up, also of the same batch.
+    FOR round IN 1..101 LOOP
+        IF round > 100 THEN
+            RAISE EXCEPTION 'a key cannot be kept although it is free' USING ERRCODE = 'XX001';
+        END IF;
+        v_known := ARRAY(SELECT k.key FROM {schema}.keys k WHERE k.key = ANY (p_keys || p_guards));
+        IF cardinality(v_known) > 0 THEN
+            -- Not `FOR o_at`, which would be another variable.
+            FOR position IN 1..v_count LOOP
+                CONTINUE WHEN NOT v_is_left[position];
+                o_at := position;
+                o_answer := NULL;
+                IF p_keys[o_at] = ANY (v_known) THEN
+                    SELECT * INTO o_answer, o_same, o_remaining FROM {schema}.known(p_keys[o_at], p_key_bodies[o_at]);
+                END IF;
+                IF o_answer IS NULL AND p_guards[o_at] = ANY (v_known) THEN
+                    SELECT CASE WHEN k.o_answer = 'duplicate' AND NOT k.o_same THEN 'body-replayed' ELSE k.o_answer END,
+                        k.o_same, k.o_remaining
+                    INTO o_answer, o_same, o_remaining
+                    FROM {schema}.known(p_guards[o_at], p_guard_bodies[o_at]) AS k;
+                END IF;
+                IF o_answer IS NOT NULL THEN
+                    v_is_left[o_at] := false;
+                    RETURN NEXT;
+                END IF;
+            END LOOP;
+        END IF;
+
+        EXIT WHEN true <> ALL (v_is_left);
+        v_new := ARRAY(
+            SELECT CASE WHEN e.is_left THEN nextval($tower_webhook_name${schema}.events_seq_seq$tower_webhook_name$) END
+            FROM unnest(v_is_left) AS e (is_left)
+        );
+        SELECT count(e.key) + count(e.guard) INTO v_wanted
+        FROM unnest(p_keys, p_guards, v_new) AS e (key, guard, seq) WHERE e.seq IS NOT NULL;
+        v_wanted := v_wanted - {schema}.keep_keys(p_keys, p_key_bodies, p_retains, v_new, v_now);
+        IF v_wanted > 0 THEN
+            v_wanted := v_wanted - {schema}.keep_keys(p_guards, p_guard_bodies, p_retains, v_new, v_now);
+        END IF;
+        v_lost := '{}';
+        IF v_wanted > 0 THEN
+            v_lost := ARRAY(
+                SELECT e.at FROM unnest(p_keys, p_guards, v_new) WITH ORDINALITY AS e (key, guard, seq, at)
+                WHERE e.seq IS NOT NULL AND EXISTS (
+                    SELECT FROM unnest(ARRAY[e.key, e.guard]) AS w (key)
+                    WHERE w.key IS NOT NULL
+                        AND NOT EXISTS (SELECT FROM {schema}.keys k WHERE k.key = w.key AND k.event = e.seq)
+                )
+            );
+            -- The other one of two keys, which was free. Nobody has seen it.
+            DELETE FROM {schema}.keys k
+            WHERE k.key = ANY (ARRAY(
+                    SELECT w.key FROM unnest(v_lost) AS e (at)
+                    CROSS JOIN LATERAL (VALUES (p_keys[e.at]), (p_guards[e.at])) AS w (key)
+                ))
+                AND k.event = ANY (ARRAY(SELECT v_new[e.at] FROM unnest(v_lost) AS e (at)));
+            v_new := ARRAY(
+                SELECT CASE WHEN e.at <> ALL (v_lost) THEN e.seq END FROM unnest(v_new) WITH ORDINALITY AS e (seq, at)
+            );
+        END IF;
+        INSERT INTO {schema}.events
+            (seq, accepted, keep_until, lane, chat_lane, kind, digest, guard, key, chat, body, headers)
+        SELECT
+            e.seq, v_now, v_now + e.retain, e.lane, e.chat_lane, v_ids[e.kind], e.key, e.guard, e.raw, e.chat, e.body,
+            e.headers
+        FROM unnest(
+            v_new, p_keys, p_guards, p_kinds, p_raws, p_chats, p_chat_lanes, p_lanes, p_bodies, p_headers, p_retains
+        ) AS e (seq, key, guard, kind, raw, chat, chat_lane, lane, body, headers, retain)
+        WHERE e.seq IS NOT NULL;
+        v_seqs := ARRAY(SELECT coalesce(e.before, e.seq) FROM unnest(v_seqs, v_new) AS e (before, seq));
+        EXIT WHEN cardinality(v_lost) = 0;
+        v_is_left := ARRAY(SELECT e.at = ANY (v_lost) FROM generate_series(1, v_count) AS e (at));
+    END LOOP;
+
+    IF cardinality(p_outcomes) > 0 THEN
+        WITH failed AS (
+            INSERT INTO {schema}.failures (seq, at, took, outcome, reason)
+            SELECT e.seq, v_now, e.took, e.outcome, e.reason
+            FROM unnest(v_seqs, p_took, p_outcomes, p_reasons) AS e (seq, took, outcome, reason)
+            WHERE e.seq IS NOT NULL AND e.outcome IS NOT NULL
+        )
+        INSERT INTO {schema}.dead (seq, at, kind, failures)
+        SELECT e.seq, v_now, v_ids[e.kind], 0 FROM unnest(v_seqs, p_kinds, p_outcomes) AS e (seq, kind, outcome)
+        WHERE e.seq IS NOT NULL AND e.outcome IS NOT NULL;
+    END IF;
+    -- An event that returns to its lane is before a new one, which is not taken.
+    IF EXISTS (SELECT FROM {schema}.aside a WHERE a.due <= v_now) THEN
+        v_returning := ARRAY(
+            SELECT DISTINCT e.lane FROM unnest(p_lanes, v_seqs) AS e (lane, seq)
+            CROSS JOIN LATERAL (SELECT FROM {schema}.aside a WHERE a.lane = e.lane AND a.due <= v_now LIMIT 1) AS due
+            WHERE e.seq IS NOT NULL ORDER BY e.lane
+        );
+    END IF;
+    v_fences := ARRAY(
+        SELECT CASE
+            WHEN e.lease IS NOT NULL AND v_open[e.kind] AND (e.lane = ANY (v_returning)) IS NOT TRUE
+            THEN gen_random_uuid()
+        END
+        FROM unnest(p_leases, p_kinds, p_lanes) AS e (lease, kind, lane)
+    );
+    v_due := {schema}.micros();
+    WITH placed AS (
+        INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, fence)
+        SELECT DISTINCT ON (e.place, e.own)
+            e.place, e.own, e.seq, CASE WHEN e.fence IS NULL THEN v_now ELSE v_due + e.lease END, v_ids[e.kind], 0, 0,
+            false, e.fence IS NOT NULL, e.fence
+        FROM (
+            SELECT e.*, coalesce(e.lane, 0) AS place, CASE WHEN e.lane IS NULL THEN e.seq ELSE 0 END AS own
+            FROM unnest(v_seqs, p_lanes, p_kinds, p_leases, v_fences, p_outcomes)
+                AS e (seq, lane, kind, lease, fence, outcome)
+            WHERE e.seq IS NOT NULL AND e.outcome IS NULL
+        ) AS e
+        ORDER BY e.place, e.own, e.seq
+        -- Locks the row that there is.
+        ON CONFLICT (lane, own) DO UPDATE SET lane = excluded.lane WHERE false
+        RETURNING seq
+    )
+    SELECT ARRAY(SELECT seq FROM placed) INTO v_heads;
+    IF cardinality(v_heads) < v_count THEN
+        WITH placed AS (
+            INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried)
+            SELECT e.lane, e.seq, v_now, v_ids[e.kind], 0, 0, false
+            FROM unnest(v_seqs, p_lanes, p_kinds, p_outcomes) AS e (seq, lane, kind, outcome)
+            WHERE e.seq IS NOT NULL AND e.outcome IS NULL AND e.seq <> ALL (v_heads)
+            RETURNING seq
+        )
+        SELECT ARRAY(SELECT seq FROM placed) INTO v_waiting;
+    END IF;
+    PERFORM {schema}.rejoin_lane(e.lane) FROM unnest(v_returning) AS e (lane);
+    RETURN QUERY
+    SELECT
+        e.at, 'new', NULL::boolean, NULL::bigint, e.seq, v_now,
+        CASE WHEN e.outcome IS NULL AND (v_waiting IS NULL OR e.seq <> ALL (v_waiting)) THEN e.fence END
+    FROM unnest(v_seqs, v_fences, p_outcomes) WITH ORDINALITY AS e (seq, fence, outcome, at)
+    WHERE e.seq IS NOT NULL;
+END $tower_webhook$;

@@ -1,0 +1,231 @@
+-- Events are taken under leases, and return to their lanes when they are due again.
+
+-- Whether events of the kind can be taken.
+CREATE FUNCTION {schema}.is_open(p_kind integer, p_only text[], p_except text[])
+RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    RETURN (
+        SELECT NOT k.is_paused
+            AND (p_only IS NULL OR k.name = ANY (p_only))
+            AND k.name <> ALL (p_except)
+            AND NOT (SELECT a.is_paused FROM {schema}.kinds a WHERE a.name = '')
+        FROM {schema}.kinds k WHERE k.id = p_kind
+    );
+END $tower_webhook$;
+
+-- Lets the first event of the line be the head of the lane, whose row is locked and has no fence: an event with a
+-- smaller number may have returned while the head was in progress.
+CREATE FUNCTION {schema}.sort_head(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_head {schema}.head%ROWTYPE;
+    v_next {schema}.wait%ROWTYPE;
+BEGIN
+    SELECT * INTO v_head FROM {schema}.head WHERE lane = p_lane AND own = 0;
+    SELECT * INTO v_next FROM {schema}.wait WHERE lane BETWEEN p_lane AND p_lane ORDER BY lane, seq LIMIT 1;
+    IF v_next.seq < v_head.seq THEN
+        DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq;
+        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried, first_failed)
+        VALUES (
+            p_lane, v_head.seq, v_head.due, v_head.kind, v_head.failures, v_head.crashes, v_head.is_tried,
+            v_head.first_failed
+        );
+        UPDATE {schema}.head SET
+            seq = v_next.seq, due = v_next.due, kind = v_next.kind, failures = v_next.failures,
+            crashes = v_next.crashes, is_tried = v_next.is_tried, is_suspect = v_next.crashes > 0,
+            first_failed = v_next.first_failed, fence = NULL
+        WHERE lane = p_lane AND own = 0;
+    END IF;
+END $tower_webhook$;
+
+-- Lets an event return to its line.
+CREATE FUNCTION {schema}.rejoin(p_event {schema}.aside) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    INSERT INTO {schema}.head
+        (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, first_failed)
+    VALUES (
+        p_event.lane, 0, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.crashes,
+        p_event.is_tried, p_event.crashes > 0, p_event.first_failed
+    )
+    ON CONFLICT (lane, own) DO UPDATE SET lane = excluded.lane WHERE false;
+    IF NOT FOUND THEN
+        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried, first_failed)
+        VALUES (
+            p_event.lane, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.crashes,
+            p_event.is_tried, p_event.first_failed
+        );
+        -- A dead letter that holds the lane stays first.
+        IF (SELECT fence IS NULL AND due IS NOT NULL FROM {schema}.head WHERE lane = p_event.lane AND own = 0) THEN
+            PERFORM {schema}.sort_head(p_event.lane);
+        END IF;
+    END IF;
+END $tower_webhook$;
+
+-- Lets the events of a lane return that are due.
+CREATE FUNCTION {schema}.rejoin_lane(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_aside {schema}.aside%ROWTYPE;
+BEGIN
+    FOR v_aside IN
+        SELECT * FROM {schema}.aside WHERE lane BETWEEN p_lane AND p_lane AND due <= {schema}.micros()
+        ORDER BY lane, due LIMIT 100 FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM {schema}.aside WHERE due = v_aside.due AND seq = v_aside.seq;
+        PERFORM {schema}.rejoin(v_aside);
+    END LOOP;
+END $tower_webhook$;
+
+-- Takes events that are due, from a floor on: of the kinds in `p_kinds`, no event that has never crashed is due
+-- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
+-- `p_leased`. So deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a
+-- floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later one
+-- of its lane. So the caller has to claim without a floor from time to time.
+--
+-- The last row has no number. It contains the time until there may be more, the next floor, and how long the claim
+-- took.
+CREATE FUNCTION {schema}.claim(
+    p_lease bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
+    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint
+)
+RETURNS TABLE (
+    o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
+    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
+    o_tried_for bigint, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+DECLARE
+    -- Transactions that began this long before they commit are seen in spite of a floor.
+    c_slack CONSTANT bigint := 3000000;
+    v_now bigint := {schema}.micros();
+    v_kinds integer[];
+    v_is_whole boolean;
+    v_next bigint;
+    v_returned bigint := 0;
+    v_suspects bigint := p_suspects;
+    v_left bigint;
+    v_taken bigint := 0;
+    v_again boolean;
+    v_aside {schema}.aside%ROWTYPE;
+    v_head {schema}.head%ROWTYPE;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    FOR v_aside IN
+        SELECT * FROM {schema}.aside WHERE due <= v_now ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
+    LOOP
+        DELETE FROM {schema}.aside WHERE due = v_aside.due AND seq = v_aside.seq;
+        PERFORM {schema}.rejoin(v_aside);
+        v_returned := v_returned + 1;
+        p_ready := least(p_ready, v_aside.due);
+        p_crashed := least(p_crashed, v_aside.due);
+    END LOOP;
+    v_kinds := ARRAY(
+        SELECT k.id FROM {schema}.kinds k WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except) ORDER BY k.id
+    );
+    -- The clock may have been set back.
+    IF v_kinds <> p_kinds OR greatest(p_ready, p_crashed) > v_now THEN
+        SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
+    END IF;
+    v_is_whole := p_ready = 0;
+    IF v_returned = 100 THEN
+        v_next := v_now;
+    ELSE
+        SELECT a.due INTO v_next FROM {schema}.aside a
+        WHERE a.due > v_now AND a.kind = ANY (v_kinds) ORDER BY a.due, a.seq LIMIT 1;
+    END IF;
+    -- What is in progress elsewhere is due when its lease expires.
+    SELECT min(leased.due) INTO o_leased
+    FROM unnest(v_kinds) AS o (kind)
+    CROSS JOIN LATERAL (
+        SELECT h.due FROM {schema}.head h
+        WHERE h.kind = o.kind AND h.is_suspect AND h.due > greatest(v_now, p_leased - 1)
+        ORDER BY h.due, h.seq LIMIT 1
+    ) AS leased;
+    v_next := least(v_next, o_leased);
+
+    LOOP
+        v_again := false;
+        v_left := p_limit - v_taken;
+        FOR v_head IN
+            WITH clean AS MATERIALIZED (
+                SELECT found.* FROM unnest(v_kinds) AS o (kind)
+                CROSS JOIN LATERAL (
+                    SELECT h.* FROM {schema}.head h
+                    WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due >= p_ready AND h.due <= v_now
+                    ORDER BY h.due, h.seq LIMIT v_left
+                    FOR UPDATE SKIP LOCKED
+                ) AS found
+            ), suspect AS MATERIALIZED (
+                SELECT found.* FROM unnest(v_kinds) AS o (kind)
+                CROSS JOIN LATERAL (
+                    SELECT h.* FROM {schema}.head h
+                    WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
+                    ORDER BY h.due, h.seq LIMIT least(v_left, v_suspects)
+                    FOR UPDATE SKIP LOCKED
+                ) AS found
+            )
+            SELECT * FROM (
+                SELECT * FROM clean
+                UNION ALL
+                (SELECT * FROM suspect ORDER BY due, seq LIMIT v_suspects)
+            ) AS found
+            -- Suspects were in progress before all that waits.
+            ORDER BY is_suspect DESC, due, seq LIMIT v_left
+        LOOP
+            IF v_head.fence IS NOT NULL THEN
+                v_head.crashes := v_head.crashes + 1;
+                IF v_head.own = 0 AND v_head.seq > (
+                    SELECT w.seq FROM {schema}.wait w
+                    WHERE w.lane BETWEEN v_head.lane AND v_head.lane ORDER BY w.lane, w.seq LIMIT 1
+                ) THEN
+                    UPDATE {schema}.head h SET crashes = v_head.crashes, fence = NULL
+                    WHERE h.lane = v_head.lane AND h.own = 0;
+                    PERFORM {schema}.sort_head(v_head.lane);
+                    -- The other one may have been due for long.
+                    p_ready := 0;
+                    v_again := true;
+                    CONTINUE;
+                END IF;
+            END IF;
+            UPDATE {schema}.head h SET
+                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = gen_random_uuid()
+            WHERE h.lane = v_head.lane AND h.own = v_head.own
+            RETURNING h.fence INTO o_fence;
+            IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
+            v_taken := v_taken + 1;
+            SELECT v_head.seq, v_head.lane, v_head.own = 0, k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven,
+                v_head.failures, v_head.crashes, v_now - v_head.first_failed
+            INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
+                o_failures, o_crashes, o_tried_for
+            FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
+            RETURN NEXT;
+        END LOOP;
+        EXIT WHEN NOT v_again;
+    END LOOP;
+
+    SELECT min(ready.due) INTO o_ready
+    FROM unnest(v_kinds) AS o (kind)
+    CROSS JOIN LATERAL (
+        SELECT h.due FROM {schema}.head h
+        WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due >= p_ready ORDER BY h.due, h.seq LIMIT 1
+    ) AS ready;
+    v_next := least(v_next, o_ready);
+    IF p_suspects > 0 OR v_is_whole THEN
+        SELECT min(crashed.due) INTO o_crashed
+        FROM unnest(v_kinds) AS o (kind)
+        CROSS JOIN LATERAL (
+            SELECT h.due FROM {schema}.head h
+            WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
+            ORDER BY h.due, h.seq LIMIT 1
+        ) AS crashed;
+        IF v_suspects > 0 THEN v_next := least(v_next, o_crashed); END IF;
+        o_crashed := least(o_crashed, v_now - c_slack);
+    ELSE
+        o_crashed := p_crashed;
+    END IF;
+    SELECT NULL, NULL, NULL INTO o_seq, o_body, o_headers;
+    o_next_due := CASE WHEN v_next IS NOT NULL THEN greatest(v_next - v_now, 0) END;
+    o_kinds := v_kinds;
+    o_ready := least(o_ready, v_now - c_slack);
+    o_leased := least(o_leased, v_now - c_slack + p_lease);
+    o_took := {schema}.micros() - v_now;
+    RETURN NEXT;
+END $tower_webhook$;

@@ -1,0 +1,260 @@
+-- A person sees events, and changes them.
+
+-- The state of an event that is not settled, by its row. Planned as a part of the statement that calls it.
+CREATE FUNCTION {schema}.state_of(p_is_tried boolean, p_crashes integer, p_fence uuid, p_due bigint, p_now bigint)
+RETURNS {schema}.event_state LANGUAGE sql IMMUTABLE AS $tower_webhook$
+    SELECT CASE
+        WHEN p_due IS NULL THEN 'dead'::{schema}.event_state
+        WHEN p_fence IS NOT NULL AND p_due > p_now THEN 'in-progress'::{schema}.event_state
+        WHEN p_is_tried OR p_crashes > 0 OR p_fence IS NOT NULL THEN 'retrying'::{schema}.event_state
+        ELSE 'waiting'::{schema}.event_state
+    END
+$tower_webhook$;
+
+-- Finds an event, whose table and state do not change before the transaction ends, except by a lease that expires. The
+-- state is NULL if there is no such event. One that moves between the look-ups is looked up again.
+CREATE FUNCTION {schema}.lock_event(
+    p_seq bigint, OUT o_table text, OUT o_state {schema}.event_state, OUT o_lane bigint, OUT o_own bigint
+) LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    v_seq bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    FOR round IN 1..100 LOOP
+        SELECT coalesce(lane, 0), CASE WHEN lane IS NULL THEN seq ELSE 0 END INTO o_lane, o_own
+        FROM {schema}.events WHERE seq = p_seq;
+        IF NOT FOUND THEN RETURN; END IF;
+
+        o_table := 'aside';
+        SELECT {schema}.state_of(is_tried, crashes, NULL, due, 0) INTO o_state
+        FROM {schema}.aside WHERE seq = p_seq FOR UPDATE;
+        IF FOUND THEN RETURN; END IF;
+
+        o_table := 'head';
+        SELECT seq, {schema}.state_of(is_tried, crashes, fence, due, {schema}.micros()) INTO v_seq, o_state
+        FROM {schema}.head WHERE lane = o_lane AND own = o_own FOR UPDATE;
+        IF v_seq = p_seq THEN RETURN; END IF;
+        IF FOUND THEN
+            o_table := 'wait';
+            SELECT {schema}.state_of(is_tried, crashes, NULL, due, 0) INTO o_state
+            FROM {schema}.wait WHERE lane = o_lane AND seq = p_seq;
+            IF FOUND THEN RETURN; END IF;
+        END IF;
+
+        o_table := 'ended';
+        SELECT state INTO o_state FROM {schema}.ended WHERE seq = p_seq FOR UPDATE;
+        IF FOUND THEN RETURN; END IF;
+        o_table := 'dead';
+        o_state := 'dead';
+        PERFORM FROM {schema}.dead WHERE seq = p_seq FOR UPDATE;
+        -- It may have become one that holds its lane since the head was looked at.
+        IF FOUND AND NOT EXISTS (
+            SELECT FROM {schema}.head WHERE lane = o_lane AND own = 0 AND seq + 0 = p_seq
+        ) THEN
+            RETURN;
+        END IF;
+    END LOOP;
+    RAISE EXCEPTION 'event % is nowhere', p_seq USING ERRCODE = 'XX001';
+END $tower_webhook$;
+
+-- Makes an event due now, if it is in a state, or without one, in any but `in-progress`.
+CREATE FUNCTION {schema}.redrive(p_seq bigint, p_from {schema}.event_state) RETURNS text
+LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    v_now bigint;
+    v_at record;
+    v_aside {schema}.aside%ROWTYPE;
+BEGIN
+    SELECT * INTO v_at FROM {schema}.lock_event(p_seq);
+    v_now := {schema}.micros();
+    IF v_at.o_state IS NULL THEN
+        RETURN 'not-found';
+    ELSIF v_at.o_state <> p_from THEN
+        RETURN 'wrong-state';
+    -- What deletes the body has locked the row of `ended`.
+    ELSIF (SELECT body IS NULL FROM {schema}.events WHERE seq = p_seq) THEN
+        RETURN 'without-body';
+    ELSIF v_at.o_state = 'in-progress' THEN
+        RETURN 'wrong-state';
+    END IF;
+
+    IF v_at.o_table = 'aside' THEN
+        DELETE FROM {schema}.aside WHERE seq = p_seq RETURNING * INTO v_aside;
+        v_aside.due := v_now;
+        PERFORM {schema}.rejoin(v_aside);
+    ELSIF v_at.o_table = 'wait' THEN
+        UPDATE {schema}.wait SET due = v_now WHERE lane = v_at.o_lane AND seq = p_seq;
+    ELSIF v_at.o_table = 'head' THEN
+        IF v_at.o_state = 'dead' THEN
+            DELETE FROM {schema}.dead WHERE seq = p_seq;
+            UPDATE {schema}.events SET is_redriven = true WHERE seq = p_seq;
+            UPDATE {schema}.head SET failures = 0, crashes = 0, first_failed = NULL
+            WHERE lane = v_at.o_lane AND own = v_at.o_own;
+        END IF;
+        -- The lease of one with a fence has expired, which is a crash.
+        UPDATE {schema}.head SET
+            due = v_now, crashes = crashes + (fence IS NOT NULL)::integer,
+            is_suspect = crashes > 0 OR fence IS NOT NULL, fence = NULL
+        WHERE lane = v_at.o_lane AND own = v_at.o_own;
+        IF v_at.o_own = 0 THEN PERFORM {schema}.sort_head(v_at.o_lane); END IF;
+    ELSE
+        DELETE FROM {schema}.ended WHERE seq = p_seq;
+        DELETE FROM {schema}.dead WHERE seq = p_seq;
+        UPDATE {schema}.events SET lane = NULL, is_redriven = true WHERE seq = p_seq;
+        INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect)
+        SELECT 0, p_seq, p_seq, v_now, kind, 0, 0, EXISTS (SELECT FROM {schema}.failures WHERE seq = p_seq), false
+        FROM {schema}.events WHERE seq = p_seq;
+    END IF;
+    RETURN 'made';
+END $tower_webhook$;
+
+-- Discards an event, if it is in a state, or without one, in any that is unsettled or dead.
+CREATE FUNCTION {schema}.discard(p_seq bigint, p_from {schema}.event_state) RETURNS text
+LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    v_at record;
+    v_failures integer;
+BEGIN
+    SELECT * INTO v_at FROM {schema}.lock_event(p_seq);
+    IF v_at.o_state IS NULL THEN
+        RETURN 'not-found';
+    ELSIF v_at.o_table = 'ended' OR v_at.o_state <> p_from THEN
+        RETURN 'wrong-state';
+    ELSIF v_at.o_table = 'aside' THEN
+        DELETE FROM {schema}.aside WHERE seq = p_seq RETURNING failures INTO v_failures;
+    ELSIF v_at.o_table = 'wait' THEN
+        DELETE FROM {schema}.wait WHERE lane = v_at.o_lane AND seq = p_seq RETURNING failures INTO v_failures;
+    ELSIF v_at.o_table = 'head' THEN
+        SELECT failures INTO v_failures FROM {schema}.head WHERE lane = v_at.o_lane AND own = v_at.o_own;
+        DELETE FROM {schema}.dead WHERE seq = p_seq;
+        PERFORM {schema}.advance(v_at.o_lane, v_at.o_own, NULL, NULL, NULL);
+    ELSE
+        DELETE FROM {schema}.dead WHERE seq = p_seq RETURNING failures INTO v_failures;
+    END IF;
+    PERFORM {schema}.end_discarded(p_seq, v_failures);
+    RETURN 'made';
+END $tower_webhook$;
+
+-- Deletes what events of a chat contain, in a step: from one number to another one, or to the newest of now. Lanes are
+-- locked until the end of the step. Returns how many bodies were deleted, and the numbers of the next step.
+CREATE FUNCTION {schema}.forget(
+    p_chat_lane bigint, p_chat bytea, p_first bigint, p_last bigint, p_step bigint,
+    OUT o_bodies bigint, OUT o_next bigint, OUT o_last bigint
+) LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    v_seqs bigint[];
+    v_seq bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    o_bodies := 0;
+    o_last := coalesce(p_last, (SELECT max(seq) FROM {schema}.events));
+    v_seqs := ARRAY(
+        SELECT seq FROM {schema}.events
+        WHERE chat_lane BETWEEN p_chat_lane AND p_chat_lane AND chat = p_chat AND seq BETWEEN p_first AND o_last
+        ORDER BY chat_lane, seq LIMIT p_step + 1
+    );
+    o_next := v_seqs[p_step + 1];
+    FOREACH v_seq IN ARRAY v_seqs[:p_step] LOOP
+        -- Now it is settled, and its row of `ended` is locked, unless a purge was first.
+        PERFORM {schema}.discard(v_seq, NULL);
+        UPDATE {schema}.ended s SET keep_until = e.keep_until FROM {schema}.events e
+        WHERE s.seq = v_seq AND e.seq = v_seq;
+        -- Their texts may quote the body.
+        DELETE FROM {schema}.failures WHERE seq = v_seq;
+        UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = v_seq AND body IS NOT NULL;
+        IF FOUND THEN o_bodies := o_bodies + 1; END IF;
+    END LOOP;
+END $tower_webhook$;
+
+-- Whether the text of a failure contains another one, whose ASCII letters are lower case.
+CREATE FUNCTION {schema}.contains(p_text bytea, p_part bytea) RETURNS boolean
+LANGUAGE sql IMMUTABLE AS $tower_webhook$
+    SELECT position(p_part IN decode(lower(encode(p_text, 'escape') COLLATE "C"), 'escape')) > 0
+$tower_webhook$;
+
+-- The lanes that wait for an event since it failed, and these events: of each lane the one that is leased or holds it,
+-- or else the first one. One that was set aside until now stands in its line, wherever its row still is.
+CREATE FUNCTION {schema}.blocked(p_now bigint, p_lane bigint)
+RETURNS TABLE (
+    o_lane bigint, o_seq bigint, o_kind integer, o_state {schema}.event_state, o_due bigint, o_failures integer,
+    o_first_failed bigint
+) LANGUAGE sql STABLE SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+    -- If no other event of a lane has failed, the head is used without looking for the first event: that look-up
+    -- takes more time than all the rest.
+    WITH others AS MATERIALIZED (
+        SELECT w.lane FROM {schema}.wait w WHERE (w.is_tried OR w.crashes > 0) AND p_lane IS NULL
+        UNION
+        SELECT a.lane FROM {schema}.aside a WHERE a.due <= p_now AND p_lane IS NULL
+        UNION
+        SELECT p_lane WHERE p_lane IS NOT NULL
+    ), firsts AS (
+        SELECT h.lane, h.seq, h.kind, h.due, h.failures, h.first_failed,
+            {schema}.state_of(h.is_tried, h.crashes, h.fence, h.due, p_now) AS state
+        FROM (
+            SELECT h.* FROM {schema}.head h WHERE h.is_tried AND h.own = 0 AND p_lane IS NULL
+            UNION ALL
+            SELECT h.* FROM {schema}.kinds k JOIN {schema}.head h ON h.kind = k.id
+            WHERE h.is_suspect AND NOT h.is_tried AND h.own = 0 AND (h.crashes > 0 OR h.due <= p_now) AND p_lane IS NULL
+        ) AS h
+        WHERE h.lane NOT IN (SELECT o.lane FROM others o)
+        UNION ALL
+        SELECT o.lane, f.seq, f.kind, f.due, f.failures, f.first_failed, f.state
+        FROM others o CROSS JOIN LATERAL (
+            SELECT * FROM (
+                SELECT h.seq, h.kind, h.due, h.failures, h.first_failed,
+                    {schema}.state_of(h.is_tried, h.crashes, h.fence, h.due, p_now) AS state,
+                    h.is_tried OR h.crashes > 0 OR h.fence IS NOT NULL AND h.due <= p_now AS has_failed
+                FROM {schema}.head h WHERE h.lane = o.lane AND h.own = 0
+                UNION ALL
+                (
+                    SELECT w.seq, w.kind, w.due, w.failures, w.first_failed, 'retrying', w.is_tried OR w.crashes > 0
+                    FROM {schema}.wait w WHERE w.lane = o.lane ORDER BY w.lane, w.seq LIMIT 1
+                )
+                UNION ALL
+                (
+                    SELECT a.seq, a.kind, a.due, a.failures, a.first_failed, 'retrying', a.is_tried OR a.crashes > 0
+                    FROM {schema}.aside a WHERE a.lane = o.lane AND a.due <= p_now ORDER BY a.seq LIMIT 1
+                )
+            ) AS line
+            ORDER BY line.state IN ('waiting', 'retrying'), line.seq LIMIT 1
+        ) AS f
+        WHERE f.has_failed
+    )
+    SELECT
+        f.lane, f.seq, f.kind, f.state, CASE WHEN f.state = 'retrying' AND f.due > p_now THEN f.due END, f.failures,
+        f.first_failed
+    FROM firsts f
+$tower_webhook$;
+
+-- A page of these, with the columns of their events, since when, and how many events wait behind them.
+CREATE FUNCTION {schema}.blocked_lanes(p_lane bigint, p_after bigint, p_limit bigint)
+RETURNS TABLE (
+    o_seq bigint, o_kind text, o_key bytea, o_chat bytea, o_state text, o_accepted bigint, o_at bigint, o_due bigint,
+    o_failures integer, o_is_redriven boolean, o_since bigint, o_waiting bigint
+) LANGUAGE sql VOLATILE SET jit = off SET enable_seqscan = off SET enable_bitmapscan = off
+SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+    WITH clock AS MATERIALIZED (
+        SELECT {schema}.micros() AS now
+    ), found AS MATERIALIZED (
+        SELECT c.now, b.* FROM clock c CROSS JOIN LATERAL {schema}.blocked(c.now, p_lane) AS b
+        WHERE b.o_seq > p_after ORDER BY b.o_seq LIMIT p_limit
+    )
+    SELECT
+        b.o_seq, k.name, e.key, e.chat, b.o_state::text, e.accepted, d.at, b.o_due, b.o_failures, e.is_redriven,
+        coalesce(d.at, b.o_first_failed, e.accepted),
+        least(1001, (
+            SELECT count(*) FROM (
+                SELECT FROM {schema}.head h WHERE h.lane = b.o_lane AND h.own = 0
+                UNION ALL
+                (SELECT FROM {schema}.wait w WHERE w.lane = b.o_lane LIMIT 1001)
+                UNION ALL
+                (SELECT FROM {schema}.aside a WHERE a.lane = b.o_lane AND a.due <= b.now LIMIT 1001)
+            ) AS line
+        )) - 1
+    FROM found b
+    JOIN {schema}.events e ON e.seq = b.o_seq
+    JOIN {schema}.kinds k ON k.id = e.kind
+    LEFT JOIN {schema}.dead d ON d.seq = b.o_seq AND b.o_state = 'dead'
+    ORDER BY b.o_seq
+$tower_webhook$;

@@ -1,0 +1,42 @@
+-- Deletes bodies that were kept long enough, and events whose retention has ended. Returns whether there may be more.
+CREATE FUNCTION {schema}.purge(p_keep bigint, p_step bigint) RETURNS boolean
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+    v_seqs bigint[];
+    v_keys uuid[];
+    v_bodies bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    v_seqs := ARRAY(
+        SELECT seq FROM {schema}.ended
+        WHERE keep_until IS NULL AND at <= v_now - p_keep ORDER BY at LIMIT p_step FOR UPDATE SKIP LOCKED
+    );
+    v_bodies := cardinality(v_seqs);
+    IF v_bodies > 0 THEN
+        WITH emptied AS (
+            UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = ANY (v_seqs) RETURNING seq, keep_until
+        )
+        UPDATE {schema}.ended s SET keep_until = e.keep_until FROM emptied e WHERE s.seq = e.seq;
+    END IF;
+
+    v_seqs := ARRAY(
+        SELECT seq FROM {schema}.ended
+        WHERE keep_until <= v_now ORDER BY keep_until LIMIT p_step FOR UPDATE SKIP LOCKED
+    );
+    IF cardinality(v_seqs) = 0 THEN RETURN v_bodies = p_step; END IF;
+    DELETE FROM {schema}.ended WHERE seq = ANY (v_seqs);
+    DELETE FROM {schema}.failures WHERE seq = ANY (v_seqs);
+    WITH deleted AS (
+        DELETE FROM {schema}.events WHERE seq = ANY (v_seqs) RETURNING digest, guard
+    )
+    SELECT array_agg(key) INTO v_keys
+    FROM deleted CROSS JOIN LATERAL (VALUES (digest), (guard)) AS digests (key) WHERE key IS NOT NULL;
+    DELETE FROM {schema}.keys
+    WHERE key = ANY (v_keys) AND event = ANY (v_seqs)
+        AND greatest(done_until, lease_until, known_until) <= clock_timestamp();
+    -- A store took the key over, which purges it when it expires.
+    UPDATE {schema}.keys SET event = NULL WHERE key = ANY (v_keys) AND event = ANY (v_seqs);
+    RETURN greatest(v_bodies, cardinality(v_seqs)) = p_step;
+END $tower_webhook$;

@@ -1,0 +1,214 @@
+-- Attempts end, and their leases are extended.
+
+-- Extends leases that are held, in the order of lanes, and returns for each whether it was.
+CREATE FUNCTION {schema}.extend(p_seqs bigint[], p_fences uuid[], p_places bigint[], p_lease bigint)
+RETURNS SETOF boolean LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    v_seq bigint;
+    v_fence uuid;
+    v_place bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    FOR v_seq, v_fence, v_place IN SELECT * FROM unnest(p_seqs, p_fences, p_places) LOOP
+        UPDATE {schema}.head SET due = {schema}.micros() + p_lease
+        WHERE lane = v_place AND own = ANY (ARRAY[0, v_seq]) AND seq + 0 = v_seq AND fence = v_fence;
+        RETURN NEXT FOUND;
+    END LOOP;
+END $tower_webhook$;
+
+-- Removes an event from the head, whose row is locked, and makes the next one of the lane the head. With a lease, that
+-- one is taken if it can be: then its row is returned.
+CREATE FUNCTION {schema}.advance(p_lane bigint, p_own bigint, p_lease bigint, p_only text[], p_except text[])
+RETURNS {schema}.head LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_head {schema}.head%ROWTYPE;
+    v_next {schema}.wait%ROWTYPE;
+    v_fence uuid;
+BEGIN
+    IF p_own = 0 THEN
+        SELECT * INTO v_next FROM {schema}.wait WHERE lane BETWEEN p_lane AND p_lane ORDER BY lane, seq LIMIT 1;
+    END IF;
+    IF v_next.seq IS NULL THEN
+        DELETE FROM {schema}.head WHERE lane = p_lane AND own = p_own;
+        RETURN NULL;
+    END IF;
+    DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq;
+    IF p_lease IS NOT NULL
+        AND v_next.due <= {schema}.micros()
+        AND {schema}.is_open(v_next.kind, p_only, p_except)
+    THEN
+        v_fence := gen_random_uuid();
+        v_next.due := {schema}.micros() + p_lease;
+    ELSE
+        -- It could not be taken before, and a claim does not look back for long. Of events that one statement lets
+        -- advance, the order is that of their numbers.
+        v_next.due := greatest(v_next.due, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);
+    END IF;
+    UPDATE {schema}.head SET
+        seq = v_next.seq, due = v_next.due, kind = v_next.kind, failures = v_next.failures,
+        crashes = v_next.crashes, is_tried = v_next.is_tried,
+        is_suspect = v_fence IS NOT NULL OR v_next.crashes > 0,
+        first_failed = v_next.first_failed, fence = v_fence
+    WHERE lane = p_lane AND own = 0
+    RETURNING * INTO v_head;
+    IF v_fence IS NULL THEN RETURN NULL; END IF;
+    RETURN v_head;
+END $tower_webhook$;
+
+-- Notes that an event is discarded. Its body is deleted with the event.
+CREATE FUNCTION {schema}.end_discarded(p_seq bigint, p_failures integer) RETURNS void
+LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    INSERT INTO {schema}.ended (seq, at, keep_until, failures, state)
+    SELECT p_seq, {schema}.micros(), keep_until, p_failures, 'discarded' FROM {schema}.events WHERE seq = p_seq;
+END $tower_webhook$;
+
+-- Ends the attempt of a locked head in another way than `handled` and `ignored`. Returns whether the event leaves the
+-- line.
+CREATE FUNCTION {schema}.fail(
+    v_head {schema}.head, p_end text, p_after bigint, p_outcome bytea, p_reason bytea, p_took bigint,
+    p_counts boolean, p_blocks boolean, p_holds boolean
+)
+RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+BEGIN
+    IF p_end <> 'released' THEN v_head.crashes := 0; END IF;
+    IF p_outcome IS NOT NULL THEN
+        v_head.is_tried := true;
+        INSERT INTO {schema}.failures (seq, at, took, outcome, reason)
+        VALUES (v_head.seq, v_now, p_took, p_outcome, p_reason);
+        DELETE FROM {schema}.failures f WHERE f.seq = v_head.seq AND f.id <= (
+            SELECT old.id FROM {schema}.failures old WHERE old.seq = v_head.seq ORDER BY old.id DESC OFFSET 100 LIMIT 1
+        );
+    END IF;
+
+    IF p_end = 'released' THEN
+        v_head.due := v_now;
+    ELSIF p_end = 'retry' THEN
+        IF p_counts THEN
+            v_head.failures := least(v_head.failures, 2147483646) + 1;
+            v_head.first_failed := coalesce(v_head.first_failed, v_now);
+        END IF;
+        v_head.due := v_now + p_after;
+    ELSIF p_end = 'dead' THEN
+        INSERT INTO {schema}.dead (seq, at, kind, failures) VALUES (v_head.seq, v_now, v_head.kind, v_head.failures);
+        v_head.due := NULL;
+    ELSE
+        PERFORM {schema}.end_discarded(v_head.seq, v_head.failures);
+    END IF;
+
+    IF p_end = 'released'
+        OR p_end = 'retry' AND (p_blocks OR v_head.own > 0)
+        OR p_end = 'dead' AND p_holds AND v_head.own = 0
+    THEN
+        UPDATE {schema}.head SET
+            due = v_head.due, failures = v_head.failures, crashes = v_head.crashes, is_tried = v_head.is_tried,
+            is_suspect = v_head.crashes > 0, first_failed = v_head.first_failed, fence = NULL
+        WHERE lane = v_head.lane AND own = v_head.own;
+        IF v_head.own = 0 AND p_end <> 'dead' THEN PERFORM {schema}.sort_head(v_head.lane); END IF;
+        RETURN false;
+    END IF;
+    IF p_end = 'retry' THEN
+        INSERT INTO {schema}.aside (seq, lane, due, kind, failures, crashes, is_tried, first_failed)
+        VALUES (
+            v_head.seq, v_head.lane, v_head.due, v_head.kind, v_head.failures, v_head.crashes, v_head.is_tried,
+            v_head.first_failed
+        );
+    END IF;
+    RETURN true;
+END $tower_webhook$;
+
+-- The arrays have an element for each attempt, in the order of lanes, but for those that no failure needs. `p_ends`
+-- are `released`, `retry`, or the state that follows. The attempts have the same kinds that can be taken. The rows of
+-- the result have positions in the arrays, and the next event of the lane, if it was taken.
+CREATE FUNCTION {schema}.settle(
+    p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_counts boolean[],
+    p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_only text[], p_except text[],
+    p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
+)
+RETURNS TABLE (
+    o_at bigint, o_is_held boolean,
+    o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
+    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint
+) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+    v_done bigint[];
+    v_lanes bigint[];
+    v_places tid[];
+    v_others bigint[];
+    v_last tid[];
+    v_moving bigint[] := '{}';
+    v_head {schema}.head%ROWTYPE;
+    v_own bigint;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    -- All of them are locked at once, and so in the order of lanes.
+    WITH held AS MATERIALIZED (
+        SELECT e.at, e.seq, e."end", e."end" IN ('handled', 'ignored') AS is_done, h.*
+        FROM unnest(p_seqs, p_fences, p_places, p_ends) WITH ORDINALITY AS e (seq, fence, lane, "end", at)
+        CROSS JOIN LATERAL (
+            SELECT h.ctid AS place, CASE h.own WHEN 0 THEN h.lane END AS lane, h.failures FROM {schema}.head h
+            WHERE h.lane = e.lane AND h.own = ANY (ARRAY[0, e.seq]) AND h.seq + 0 = e.seq AND h.fence = e.fence
+            FOR UPDATE
+        ) AS h
+    ), ended AS (
+        INSERT INTO {schema}.ended (seq, at, failures, state)
+        SELECT seq, v_now, failures, "end"::{schema}.event_state FROM held WHERE is_done
+    )
+    SELECT
+        ARRAY(SELECT at FROM held WHERE is_done), ARRAY(SELECT lane FROM held WHERE is_done),
+        ARRAY(SELECT place FROM held WHERE is_done), ARRAY(SELECT at FROM held WHERE NOT is_done)
+    INTO v_done, v_lanes, v_places, v_others;
+    -- An event that returns to its lane may be the next one.
+    IF EXISTS (SELECT FROM {schema}.aside a WHERE a.due <= v_now) THEN
+        PERFORM {schema}.rejoin_lane(p_places[e.at]) FROM unnest(v_done || v_others) AS e (at);
+    END IF;
+    -- Since they are locked, nobody else adds an event behind them.
+    v_last := ARRAY(
+        SELECT e.place FROM unnest(v_places, v_lanes) AS e (place, lane)
+        WHERE (SELECT true FROM {schema}.wait w WHERE w.lane = e.lane LIMIT 1) IS NULL
+    );
+    DELETE FROM {schema}.head WHERE ctid = ANY (v_last);
+    IF cardinality(v_last) < cardinality(v_done) THEN
+        v_moving := ARRAY(SELECT e.at FROM unnest(v_done, v_places) AS e (at, place) WHERE e.place <> ALL (v_last));
+    END IF;
+    v_others := v_others || v_moving;
+    RETURN QUERY
+    SELECT
+        e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::bytea,
+        NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer, NULL::bigint
+    FROM generate_series(1, cardinality(p_seqs)::bigint) AS e (at) WHERE e.at <> ALL (v_others);
+
+    FOREACH o_at IN ARRAY v_others LOOP
+        o_seq := NULL;
+        o_is_held := true;
+        v_own := 0;
+        IF p_ends[o_at] NOT IN ('handled', 'ignored') THEN
+            SELECT * INTO v_head FROM {schema}.head
+            WHERE lane = p_places[o_at] AND own = ANY (ARRAY[0, p_seqs[o_at]]) AND seq + 0 = p_seqs[o_at]
+                AND fence = p_fences[o_at];
+            -- The same attempt may have an end before this one in the arrays.
+            o_is_held := FOUND;
+            IF NOT FOUND OR NOT {schema}.fail(
+                v_head, p_ends[o_at], p_afters[o_at], p_outcomes[o_at], p_reasons[o_at], p_took[o_at], p_counts[o_at],
+                p_blocks[o_at], p_holds[o_at]
+            ) THEN
+                RETURN NEXT;
+                CONTINUE;
+            END IF;
+            v_own := v_head.own;
+        END IF;
+        v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_only, p_except);
+        IF v_head.seq IS NOT NULL THEN
+            SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
+                e.is_redriven, v_head.failures, v_head.crashes, v_now - v_head.first_failed
+            INTO o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
+                o_failures, o_crashes, o_tried_for
+            FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $tower_webhook$;

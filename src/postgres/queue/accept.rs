@@ -1,0 +1,199 @@
+//! Events are accepted: those of concurrent calls by one statement.
+
+use std::num::NonZeroU32;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use sqlx::postgres::PgRow;
+
+use super::batches::{Batches, Call};
+use super::database::Database;
+use super::parameters::{failures, some, sort, unsort};
+use super::rows::{duration, time};
+use super::settle::Settle;
+use crate::event::EventKind;
+use crate::inbox::event::{EventId, EventLease, Kinds, Lane, NewEvent, Take, TakenEvent};
+use crate::inbox::headers;
+use crate::inbox::queue::Accepted;
+use crate::postgres::pool::{List, Uuid, Value, column, corrupt, micros};
+use crate::store::engine::Error;
+use crate::store::{EventKey, Fence, StoreError};
+
+/// Many events at once, in their order.
+const ACCEPT: &str = "
+    SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
+    FROM {schema}.accept($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+    ORDER BY o_at";
+
+/// The number of the event that was accepted with a key.
+const FIND: &str = "SELECT event FROM {schema}.keys WHERE key = $1 AND event IS NOT NULL";
+
+pub(super) struct Accept {
+    database: Arc<Database>,
+    calls: Arc<Batches<Acceptance>>,
+    find: Arc<str>,
+}
+
+impl Accept {
+    pub(super) fn new(database: &Arc<Database>, settle: &Arc<Settle>) -> Self {
+        let sql = database.sql(ACCEPT);
+        let of_calls = Arc::clone(database);
+        let execute = move |calls| {
+            let (database, sql) = (Arc::clone(&of_calls), Arc::clone(&sql));
+            async move { execute(&database, &sql, calls).await }
+        };
+        Self {
+            database: Arc::clone(database),
+            calls: Batches::new(execute, settle.release()),
+            find: database.sql(FIND),
+        }
+    }
+
+    pub(super) async fn accept(
+        &self,
+        event: NewEvent,
+        take: Option<&Take>,
+    ) -> Result<Accepted, StoreError> {
+        let take = take.filter(|take| take.kinds.contains(event.delivery.kind()));
+        let lease = take.map(|take| micros(take.lease));
+        let mut accepted = self.calls.call(Acceptance { event, lease }).await?;
+        if let Accepted::New {
+            taken: Some(taken), ..
+        } = &mut accepted
+        {
+            self.database.lend(taken);
+        }
+        Ok(accepted)
+    }
+
+    pub(super) async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
+        let rows = self.database.read(&self.find, &[Value::Id(key)]).await?;
+        let event = rows.first().map(|row| column(row, 0)).transpose()?;
+        Ok(event.map(EventId))
+    }
+}
+
+/// An event to be accepted, and the time of its lease if it may be taken.
+#[derive(Clone)]
+struct Acceptance {
+    event: NewEvent,
+    lease: Option<i64>,
+}
+
+impl Call for Acceptance {
+    type Return = Accepted;
+
+    fn kinds(&self) -> Option<&Kinds> {
+        None
+    }
+
+    fn lease(accepted: &Accepted) -> Option<EventLease> {
+        match accepted {
+            Accepted::New { taken, .. } => taken.as_ref().map(|taken| taken.lease),
+            Accepted::Duplicate { .. } | Accepted::InFlight { .. } | Accepted::BodyReplayed => None,
+        }
+    }
+}
+
+async fn execute(
+    database: &Database,
+    sql: &Arc<str>,
+    mut calls: Vec<Acceptance>,
+) -> Vec<Result<Accepted, StoreError>> {
+    let order = sort(&mut calls, |call| call.event.lane);
+    let accepted = database.execute(sql, &calls, values, accepted);
+    unsort(accepted.await, &order)
+}
+
+fn values(calls: &[Acceptance]) -> Vec<Value> {
+    let events = || calls.iter().map(|call| &call.event);
+    let ids =
+        |id: fn(&NewEvent) -> Option<u128>| Value::List(List::Ids(events().map(id).collect()));
+    let bytes = |bytes: fn(&NewEvent) -> Option<Bytes>| {
+        Value::List(List::Bytes(events().map(bytes).collect()))
+    };
+    let numbers = |number: fn(&NewEvent) -> Option<i64>| {
+        Value::List(List::Numbers(events().map(number).collect()))
+    };
+    let mut kinds: Vec<&EventKind> = events().map(|event| event.delivery.kind()).collect();
+    kinds.sort();
+    kinds.dedup();
+    let names = kinds.iter().map(ToString::to_string).collect();
+    // Positions in an array of SQL begin with 1.
+    let kind = events().map(|event| {
+        let at = kinds.partition_point(|kind| *kind <= event.delivery.kind());
+        i64::try_from(at).ok()
+    });
+    let headers = events().map(|event| headers::to_bytes(event.delivery.headers()).map(Into::into));
+    let [outcomes, reasons, took] = failures(events().map(|event| event.dead.as_ref()));
+    vec![
+        ids(|event| event.key.as_ref().map(EventKey::key)),
+        ids(|event| event.key.as_ref().map(EventKey::body)),
+        ids(|event| event.guard.as_ref().map(EventKey::key)),
+        ids(|event| event.guard.as_ref().map(EventKey::body)),
+        Value::List(List::Texts(Some(names))),
+        Value::List(List::Numbers(kind.collect())),
+        bytes(|event| {
+            let key = event.delivery.key()?;
+            Some(Bytes::copy_from_slice(key.as_bytes()))
+        }),
+        bytes(|event| event.chat.clone().map(Into::into)),
+        numbers(|event| Some(Lane::of_chat(event.chat.as_ref()?).0)),
+        numbers(|event| event.lane.map(|lane| lane.0)),
+        bytes(|event| Some(event.delivery.body().clone())),
+        some(headers, List::Bytes),
+        numbers(|event| Some(micros(event.retain))),
+        Value::List(List::Numbers(calls.iter().map(|call| call.lease).collect())),
+        outcomes,
+        reasons,
+        took,
+    ]
+}
+
+fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
+    let event = &call.event;
+    match column::<&str>(row, 0)? {
+        "new" => {}
+        "duplicate" => {
+            return Ok(Accepted::Duplicate {
+                same_body: column(row, 1)?,
+            });
+        }
+        "in-flight" => {
+            let remaining = duration(row, 2)?.unwrap_or_default();
+            // It may have ended while the statement was executed.
+            return Ok(Accepted::InFlight {
+                remaining: remaining.max(Duration::from_micros(1)),
+            });
+        }
+        "body-replayed" => return Ok(Accepted::BodyReplayed),
+        _ => return Err(corrupt("an unknown answer to an acceptance")),
+    }
+    let id = EventId(column(row, 3)?);
+    let fence: Option<Uuid> = column(row, 5)?;
+    let Some(Uuid(fence)) = fence else {
+        return Ok(Accepted::New { id, taken: None });
+    };
+    let delivery = event
+        .delivery
+        .clone()
+        .with_attempt(NonZeroU32::MIN)
+        .with_acceptance(time(column(row, 4)?), false);
+    let taken = TakenEvent {
+        lease: EventLease {
+            id,
+            fence: Fence(fence),
+            place: event.lane.map_or(0, |lane| lane.0),
+        },
+        delivery,
+        lane: event.lane,
+        failures: 0,
+        crashes: 0,
+        tried_for: None,
+    };
+    Ok(Accepted::New {
+        id,
+        taken: Some(Box::new(taken)),
+    })
+}

@@ -1,0 +1,172 @@
+//! Events are claimed. The caller of a claim may give up in the middle of it.
+
+use std::future::{Future, pending};
+use std::mem;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::runtime::Handle;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
+
+use super::batches::{GRACE, Release};
+use super::database::Database;
+use super::floors::{Floor, Floors, LONGEST_LOOK};
+use super::settle::Settle;
+use super::{parameters, rows};
+use crate::error::Chain;
+use crate::inbox::event::Take;
+use crate::inbox::queue::Claims;
+use crate::postgres::pool::{Value, corrupt, micros};
+use crate::store::StoreError;
+use crate::store::engine::Error;
+
+const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6::integer[], $7, $8, $9)";
+
+/// The columns of the last row, which has no event.
+const NEXT_DUE: usize = 13;
+const FLOOR: usize = 14;
+const TOOK: usize = 18;
+
+#[derive(Clone)]
+pub(super) struct Claim(Arc<Shared>);
+
+struct Shared {
+    database: Arc<Database>,
+    claim: Arc<str>,
+    floors: Floors,
+    release: Release,
+    /// One claim that was given up is waited for at a time.
+    abandoned: Arc<Semaphore>,
+}
+
+impl Claim {
+    pub(super) fn new(database: &Arc<Database>, settle: &Arc<Settle>) -> Self {
+        Self(Arc::new(Shared {
+            database: Arc::clone(database),
+            claim: database.sql(CLAIM),
+            floors: Floors::default(),
+            release: settle.release(),
+            abandoned: Arc::new(Semaphore::new(1)),
+        }))
+    }
+
+    /// Takes at most `limit` events.
+    pub(super) async fn claim(
+        &self,
+        take: &Take,
+        limit: usize,
+        suspects: usize,
+    ) -> Result<Claims, StoreError> {
+        let floors = &self.0.floors;
+        if floors.begin_look(&take.kinds) {
+            let (claim, take) = (self.clone(), take.clone());
+            tokio::spawn(async move { claim.look(&take).await });
+        }
+        let (claim, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
+        let execution = async move { claim.take(&take, [limit, suspects], &floor).await };
+        let claiming = Claiming {
+            execution: Box::pin(execution),
+            release: Arc::clone(&self.0.release),
+            abandoned: Arc::clone(&self.0.abandoned),
+            has_ended: false,
+        };
+        claiming.await
+    }
+
+    /// Takes at most `limit` events, from a floor on.
+    async fn take(
+        &self,
+        take: &Take,
+        [limit, suspects]: [usize; 2],
+        floor: &Floor,
+    ) -> Result<Claims, StoreError> {
+        let Shared {
+            database, floors, ..
+        } = &*self.0;
+        let [only, except] = parameters::kinds(Some(&take.kinds));
+        let mut values = vec![
+            Value::Number(micros(take.lease)),
+            only,
+            except,
+            parameters::number(limit),
+            parameters::number(suspects),
+        ];
+        values.extend(floor.values());
+        let mut rows = database.call(&self.0.claim, &values).await?;
+        let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
+        let took = rows::duration(&last, TOOK)?.unwrap_or_default();
+        let found = Floor::read(&last, FLOOR)?;
+        floors.learn(&take.kinds, floor, found, took);
+        let events = rows.iter().map(|row| {
+            let taken = rows::taken(row, 0)?;
+            let mut taken = taken.ok_or_else(|| corrupt("an event without a number"))?;
+            database.lend(&mut taken);
+            Ok(taken)
+        });
+        Ok(Claims {
+            events: events.collect::<Result<_, Error>>()?,
+            next_due: rows::duration(&last, NEXT_DUE)?,
+        })
+    }
+
+    /// Looks for events below the floor, and takes none: claims continue meanwhile.
+    async fn look(&self, take: &Take) {
+        let (nothing, from) = ([0, 0], Floor::default());
+        let looking = timeout(LONGEST_LOOK, self.take(take, nothing, &from));
+        let looked = looking.await;
+        if let Err(error) = looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+            tracing::warn!(
+                reason = %Chain(&error),
+                "the queue could not look for events that became due late; it looks again in half a minute"
+            );
+            self.0.floors.look_failed(&take.kinds);
+        }
+    }
+}
+
+type Execution = Pin<Box<dyn Future<Output = Result<Claims, StoreError>> + Send>>;
+
+/// Executes a claim. When it is dropped before that, it waits a little for the server, and releases what was taken:
+/// those events would be taken until their leases expire, and would count as crashed.
+struct Claiming {
+    execution: Execution,
+    release: Release,
+    abandoned: Arc<Semaphore>,
+    has_ended: bool,
+}
+
+impl Future for Claiming {
+    type Output = Result<Claims, StoreError>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let claims = self.execution.as_mut().poll(cx);
+        self.has_ended = claims.is_ready();
+        claims
+    }
+}
+
+impl Drop for Claiming {
+    fn drop(&mut self) {
+        if self.has_ended {
+            return;
+        }
+        if let Ok(runtime) = Handle::try_current()
+            && let Ok(permit) = Arc::clone(&self.abandoned).try_acquire_owned()
+        {
+            let execution = mem::replace(&mut self.execution, Box::pin(pending()));
+            let release = Arc::clone(&self.release);
+            runtime.spawn(async move {
+                let claims = timeout(GRACE, execution).await;
+                drop(permit);
+                if let Ok(Ok(claims)) = claims
+                    && !claims.events.is_empty()
+                {
+                    let leases = claims.events.iter().map(|event| event.lease);
+                    release(leases.collect()).await;
+                }
+            });
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What a person sees beside lists, and changes.
+
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sqlx::postgres::PgRow;
+
+use super::database::Database;
+use super::places::{COLUMNS, NO_FENCE, NOW, every_event, state};
+use super::{parameters, rows};
+use crate::event::EventKind;
+use crate::inbox::event::{EventId, EventState, Failure, Lane};
+use crate::inbox::records::{
+    BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Stats,
+};
+use crate::postgres::pool::{Value, column, corrupt};
+use crate::store::StoreError;
+use crate::store::engine::Error;
+
+const FAILURES: &str =
+    "SELECT at, outcome, reason, took FROM {schema}.failures WHERE seq = $1 ORDER BY id";
+
+const BLOCKED_LANES: &str = "SELECT * FROM {schema}.blocked_lanes($1, $2, $3) ORDER BY o_seq";
+
+const REDRIVE: &str = "SELECT {schema}.redrive($1, $2::text::{schema}.event_state)";
+
+const DISCARD: &str = "SELECT {schema}.discard($1, $2::text::{schema}.event_state)";
+
+const FORGET: &str = "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $2, $3, $4, $5)";
+
+const PAUSE: &str = "
+    INSERT INTO {schema}.kinds (name, is_seen, is_paused) VALUES ($1, false, $2::bigint > 0)
+    ON CONFLICT (name) DO UPDATE SET is_paused = excluded.is_paused";
+
+pub(super) struct Person {
+    database: Arc<Database>,
+    get: Arc<str>,
+    failures: Arc<str>,
+    blocked_lanes: Arc<str>,
+    redrive: Arc<str>,
+    discard: Arc<str>,
+    forget: Arc<str>,
+    pause: Arc<str>,
+    stats: Arc<str>,
+}
+
+impl Person {
+    pub(super) fn new(database: &Arc<Database>) -> Self {
+        let get = format!(
+            "SELECT {COLUMNS}, e.body, e.headers FROM {} WHERE e.seq = $1",
+            every_event()
+        );
+        Self {
+            database: Arc::clone(database),
+            get: database.sql(&get),
+            failures: database.sql(FAILURES),
+            blocked_lanes: database.sql(BLOCKED_LANES),
+            redrive: database.sql(REDRIVE),
+            discard: database.sql(DISCARD),
+            forget: database.sql(FORGET),
+            pause: database.sql(PAUSE),
+            stats: database.sql(&count()),
+        }
+    }
+
+    pub(super) async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+        let values = [Value::Number(id.0)];
+        let event = self.database.read(&self.get, &values).await?;
+        let Some(event) = event.first() else {
+            return Ok(None);
+        };
+        let failures = self.database.read(&self.failures, &values).await?;
+        Ok(Some(EventRecord {
+            summary: rows::summary(event)?,
+            body: column::<Option<Vec<u8>>>(event, 10)?.map(Into::into),
+            headers: rows::headers(event, 11)?,
+            failures: failures.iter().map(failure).collect::<Result<_, _>>()?,
+        }))
+    }
+
+    pub(super) async fn blocked_lanes(
+        &self,
+        chat: Option<&str>,
+        after: Option<EventId>,
+        limit: usize,
+    ) -> Result<Vec<BlockedLane>, StoreError> {
+        let values = [
+            Value::Optional(chat.map(|chat| Lane::of_chat(chat).0)),
+            Value::Number(after.map_or(i64::MIN, |id| id.0)),
+            parameters::number(limit),
+        ];
+        let lanes = self.database.read(&self.blocked_lanes, &values).await?;
+        Ok(lanes.iter().map(blocked_lane).collect::<Result<_, _>>()?)
+    }
+
+    pub(super) async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        self.change(&self.redrive, id, from).await
+    }
+
+    pub(super) async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        self.change(&self.discard, id, from).await
+    }
+
+    async fn change(
+        &self,
+        sql: &Arc<str>,
+        id: EventId,
+        from: Option<EventState>,
+    ) -> Result<Change, StoreError> {
+        let from = from.map(|state| state.name().to_owned());
+        let values = [Value::Number(id.0), Value::Text(from)];
+        let row = self.database.call_one(sql, &values).await?;
+        match column::<&str>(&row, 0)? {
+            "made" => Ok(Change::Made),
+            "not-found" => Ok(Change::NotFound),
+            "wrong-state" => Ok(Change::WrongState),
+            "without-body" => Ok(Change::WithoutBody),
+            _ => Err(corrupt("an unknown answer to a change").into()),
+        }
+    }
+
+    pub(super) async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+    ) -> Result<Forgotten, StoreError> {
+        let (first, last) = events.map_or((i64::MIN, None), |events| {
+            (events.start().0, Some(events.end().0))
+        });
+        let values = [
+            Value::Number(Lane::of_chat(chat).0),
+            Value::Bytes(Bytes::copy_from_slice(chat.as_bytes())),
+            Value::Number(first),
+            Value::Optional(last),
+            parameters::number(FORGET_STEP),
+        ];
+        let row = self.database.call_one(&self.forget, &values).await?;
+        let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
+        Ok(Forgotten {
+            bodies: column::<i64>(&row, 0)?.unsigned_abs(),
+            rest: next
+                .zip(last)
+                .map(|(next, last)| EventId(next)..=EventId(last)),
+        })
+    }
+
+    pub(super) async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        paused: bool,
+    ) -> Result<(), StoreError> {
+        let kind = kind.map(ToString::to_string).unwrap_or_default();
+        let values = [Value::Text(Some(kind)), Value::Number(paused.into())];
+        self.database.call(&self.pause, &values).await?;
+        Ok(())
+    }
+
+    pub(super) async fn stats(&self) -> Result<Stats, StoreError> {
+        let rows = self.database.read(&self.stats, &[]).await?;
+        let first = rows.first();
+        let first = first.ok_or_else(|| corrupt("counts without the row of all kinds"))?;
+        let mut stats = Stats {
+            kinds: Vec::new(),
+            at: rows::time(column(first, 8)?),
+            is_paused: false,
+        };
+        for row in &rows {
+            match column::<&str>(row, 0)? {
+                "" => stats.is_paused = column(row, 6)?,
+                _ => stats.kinds.push(kind_stats(row)?),
+            }
+        }
+        stats.kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
+        Ok(stats)
+    }
+}
+
+/// Kind, waiting, in progress, retrying, dead, when the oldest was accepted, whether it is paused, blocked lanes, the
+/// time.
+fn count() -> String {
+    let counts = |table: &str, fence: &str, found: &str| {
+        format!(
+            "SELECT kind, {} AS state, count(*) AS events, min(seq) AS oldest
+            FROM {{schema}}.{table} AS t {found} GROUP BY 1, 2",
+            state(fence)
+        )
+    };
+    let tables = [
+        counts("head", "t.fence", "WHERE t.due IS NOT NULL"),
+        counts("wait", NO_FENCE, ""),
+        counts("aside", NO_FENCE, ""),
+        "SELECT kind, 'dead', count(*), NULL FROM {schema}.dead GROUP BY 1".to_owned(),
+    ];
+    let [waiting, in_progress, retrying, dead] = [
+        EventState::Waiting,
+        EventState::InProgress,
+        EventState::Retrying,
+        EventState::Dead,
+    ]
+    .map(|state| format!("coalesce(sum(c.events) FILTER (WHERE c.state = '{state}'), 0)::bigint"));
+    format!(
+        "WITH clock AS MATERIALIZED (SELECT {{schema}}.micros() AS now)
+        SELECT k.name, {waiting}, {in_progress}, {retrying}, {dead},
+            (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.is_paused,
+            coalesce(max(b.lanes), 0), (SELECT now FROM clock)
+        FROM {{schema}}.kinds AS k LEFT JOIN ({}) AS c ON c.kind = k.id LEFT JOIN (
+            SELECT o_kind, count(*) AS lanes FROM {{schema}}.blocked((SELECT now FROM clock), NULL) GROUP BY o_kind
+        ) AS b ON b.o_kind = k.id
+        WHERE k.is_seen OR k.is_paused OR k.name = ''
+        GROUP BY k.id",
+        tables.join(" UNION ALL ").replace(NOW, "(SELECT now FROM clock)")
+    )
+}
+
+fn blocked_lane(row: &PgRow) -> Result<BlockedLane, Error> {
+    Ok(BlockedLane {
+        event: rows::summary(row)?,
+        since: rows::time(column(row, 10)?),
+        waiting: column::<i64>(row, 11)?.unsigned_abs(),
+    })
+}
+
+/// The counts of a kind.
+fn kind_stats(row: &PgRow) -> Result<KindStats, Error> {
+    let count = |at| column::<i64>(row, at).map(i64::unsigned_abs);
+    Ok(KindStats {
+        kind: rows::kind(row, 0)?,
+        waiting: count(1)?,
+        in_progress: count(2)?,
+        retrying: count(3)?,
+        dead: count(4)?,
+        blocking: count(7)?,
+        oldest: column::<Option<i64>>(row, 5)?.map(rows::time),
+        is_paused: column(row, 6)?,
+    })
+}
+
+fn failure(row: &PgRow) -> Result<PastFailure, Error> {
+    Ok(PastFailure {
+        at: rows::time(column(row, 0)?),
+        failure: Failure {
+            outcome: rows::text(row, 1)?.unwrap_or_default(),
+            reason: rows::text(row, 2)?.unwrap_or_default(),
+            took: rows::duration(row, 3)?,
+        },
+    })
+}

@@ -1,0 +1,211 @@
+//! Attempts end, those of concurrent calls by one statement, and their leases are extended.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use sqlx::postgres::PgRow;
+use tokio::time::timeout;
+
+use super::batches::{Batches, Call, Release};
+use super::database::Database;
+use super::parameters::{failures, handles, kinds, sort, unsort};
+use super::rows;
+use crate::inbox::event::{EventLease, Kinds, Settlement, Take};
+use crate::inbox::queue::Settled;
+use crate::postgres::pool::{List, Value, column, micros};
+use crate::store::StoreError;
+use crate::store::engine::Error;
+
+/// Many attempts at once, in their order.
+const SETTLE: &str = "
+    SELECT
+        o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
+        o_failures, o_crashes, o_tried_for
+    FROM {schema}.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    ORDER BY o_at";
+
+const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
+
+/// How long it may take to release an event that nobody waits for.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+
+pub(super) struct Settle {
+    database: Arc<Database>,
+    settle: Arc<str>,
+    extend: Arc<str>,
+}
+
+/// The calls that end attempts.
+pub(super) type Ends = Arc<Batches<End>>;
+
+impl Settle {
+    pub(super) fn new(database: &Arc<Database>) -> Arc<Self> {
+        Arc::new(Self {
+            database: Arc::clone(database),
+            settle: database.sql(SETTLE),
+            extend: database.sql(EXTEND),
+        })
+    }
+
+    /// Collects calls that share a statement.
+    pub(super) fn ends(self: &Arc<Self>) -> Ends {
+        let settle = Arc::clone(self);
+        let execute = move |calls| {
+            let settle = Arc::clone(&settle);
+            async move { settle.execute(calls).await }
+        };
+        Batches::new(execute, self.release())
+    }
+
+    /// Gives up events that nobody waits for.
+    pub(super) fn release(self: &Arc<Self>) -> Release {
+        let settle = Arc::clone(self);
+        Arc::new(move |leases: Vec<EventLease>| {
+            let settle = Arc::clone(&settle);
+            let released = leases.into_iter().map(|lease| End {
+                lease,
+                settlement: Settlement::Released,
+                next: None,
+            });
+            let released = released.collect();
+            Box::pin(async move {
+                // One that cannot be released is taken again when its lease expires.
+                let _ = timeout(RELEASE_TIMEOUT, settle.execute(released)).await;
+            })
+        })
+    }
+
+    pub(super) async fn settle(
+        &self,
+        ends: &Ends,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError> {
+        let end = End {
+            lease: *lease,
+            settlement: settlement.clone(),
+            next: next.cloned(),
+        };
+        let mut settled = ends.call(end).await?;
+        if let Settled::Ended(Some(next)) = &mut settled {
+            self.database.lend(next);
+        }
+        Ok(settled)
+    }
+
+    async fn execute(&self, mut calls: Vec<End>) -> Vec<Result<Settled, StoreError>> {
+        // Events without a lane have one place. Renewals lock rows in the same order.
+        let order = sort(&mut calls, |call| (call.lease.place, call.lease.id));
+        let settled = self
+            .database
+            .execute(&self.settle, &calls, values, |_, row| settled(row));
+        unsort(settled.await, &order)
+    }
+
+    pub(super) async fn extend(
+        &self,
+        leases: &[EventLease],
+        lease: Duration,
+    ) -> Result<Vec<bool>, StoreError> {
+        if leases.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut leases = leases.to_vec();
+        let order = sort(&mut leases, |lease| (lease.place, lease.id));
+        let [ids, fences, places] = handles(leases.iter());
+        let values = [ids, fences, places, Value::Number(micros(lease))];
+        let rows = self.database.call(&self.extend, &values).await?;
+        let held = rows.iter().map(|row| column(row, 0));
+        Ok(unsort(held.collect::<Result<_, _>>()?, &order))
+    }
+}
+
+/// An attempt to be ended.
+#[derive(Clone)]
+pub(super) struct End {
+    lease: EventLease,
+    settlement: Settlement,
+    next: Option<Take>,
+}
+
+impl Call for End {
+    type Return = Settled;
+
+    fn kinds(&self) -> Option<&Kinds> {
+        self.next.as_ref().map(|next| &next.kinds)
+    }
+
+    fn lease(settled: &Settled) -> Option<EventLease> {
+        match settled {
+            Settled::Ended(taken) => taken.as_ref().map(|taken| taken.lease),
+            Settled::Lost => None,
+        }
+    }
+}
+
+/// The name of an end in the schema.
+fn name(settlement: &Settlement) -> &'static str {
+    match settlement {
+        Settlement::Released => "released",
+        Settlement::Retry { .. } => "retry",
+        Settlement::Handled => "handled",
+        Settlement::Ignored => "ignored",
+        Settlement::Discarded(_) => "discarded",
+        Settlement::Dead { .. } => "dead",
+    }
+}
+
+fn values(calls: &[End]) -> Vec<Value> {
+    let settlements = || calls.iter().map(|end| &end.settlement);
+    let flags =
+        |flag: fn(&Settlement) -> bool| Value::List(List::Flags(settlements().map(flag).collect()));
+    let [ids, fences, places] = handles(calls.iter().map(|end| &end.lease));
+    let names = settlements().map(|end| name(end).to_owned());
+    let afters = settlements().map(|settlement| match settlement {
+        Settlement::Retry { after, .. } => Some(micros(*after)),
+        _ => None,
+    });
+    let counts = |end: &Settlement| matches!(end, Settlement::Retry { counts: true, .. });
+    let blocks = |end: &Settlement| match end {
+        Settlement::Retry { blocks_lane, .. } => *blocks_lane,
+        _ => false,
+    };
+    let holds = |end: &Settlement| match end {
+        Settlement::Dead { hold_lane, .. } => *hold_lane,
+        _ => false,
+    };
+    let leases = calls
+        .iter()
+        .map(|end| end.next.as_ref().map(|next| micros(next.lease)));
+    // All that have them have the same ones.
+    let [only, except] = kinds(calls.iter().find_map(End::kinds));
+    let [outcomes, reasons, took] = failures(settlements().map(|settlement| match settlement {
+        Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
+        Settlement::Retry { failure, .. } => failure.as_ref(),
+        Settlement::Handled | Settlement::Ignored | Settlement::Released => None,
+    }));
+    vec![
+        ids,
+        fences,
+        places,
+        Value::List(List::Texts(Some(names.collect()))),
+        Value::List(List::Numbers(afters.collect())),
+        flags(counts),
+        flags(blocks),
+        flags(holds),
+        Value::List(List::Numbers(leases.collect())),
+        only,
+        except,
+        outcomes,
+        reasons,
+        took,
+    ]
+}
+
+fn settled(row: &PgRow) -> Result<Settled, Error> {
+    Ok(match column(row, 0)? {
+        true => Settled::Ended(rows::taken(row, 1)?.map(Box::new)),
+        false => Settled::Lost,
+    })
+}

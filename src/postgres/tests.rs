@@ -1,0 +1,312 @@
+//! Migrations on a real server: to a version 2 that no release has, beside processes of version 1.
+
+#[path = "../../tests/support/program.rs"]
+#[allow(dead_code)]
+mod program;
+#[path = "../../tests/support/postgres.rs"]
+mod server;
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::Signal;
+use sqlx::AssertSqlSafe;
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use tokio::time::{sleep, timeout};
+
+use self::program::{PATIENCE, Peer, say};
+use self::server::PostgresServer;
+use super::pool::{Format, Migration, Tables};
+use super::schema::FORMAT;
+use super::{PostgresQueue, PostgresStore};
+use crate::delivery::RawDelivery;
+use crate::event::EventKind;
+use crate::inbox::event::{Kinds, Lane, NewEvent, Settlement, Take};
+use crate::inbox::queue::{Accepted, Settled, Work};
+use crate::inbox::records::Records;
+use crate::store::engine::{Error, ErrorKind};
+use crate::store::{Claim, EventKey, Store};
+
+/// An empty database of a test's own.
+pub(super) struct Database {
+    url: String,
+}
+
+impl Database {
+    pub(super) async fn create() -> Self {
+        static SERVER: LazyLock<PostgresServer> = LazyLock::new(PostgresServer::start);
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+
+        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
+        let url = server.url();
+        let admin = Self { url }.pool(1).await;
+        execute(&admin, &format!("CREATE DATABASE {name}")).await;
+        let url = server.url_of(&name);
+        Self { url }
+    }
+
+    pub(super) async fn pool(&self, connections: u32) -> PgPool {
+        let pool = PgPoolOptions::new().max_connections(connections);
+        pool.connect(&self.url).await.unwrap()
+    }
+
+    async fn migrate(&self, format: &Format) -> Result<(), Error> {
+        Tables::new(self.pool(1).await).migrate(format).await
+    }
+}
+
+pub(super) async fn execute(pool: &PgPool, sql: &str) {
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+    sql.execute(pool).await.unwrap();
+}
+
+async fn count(pool: &PgPool, sql: &str) -> i64 {
+    let count = sqlx::query_scalar(AssertSqlSafe(sql));
+    count.fetch_one(pool).await.unwrap()
+}
+
+/// Something that a later release adds, which this one can do without.
+const NEXT: Format = Format {
+    migrations: &[
+        FORMAT.migrations[0],
+        Migration {
+            lowest_release: "0.1.0",
+            sql: "ALTER TABLE {schema}.keys ADD COLUMN note text;
+                ALTER TABLE {schema}.head ADD COLUMN note text DEFAULT 'none';
+                CREATE TABLE {schema}.notes (id bigint PRIMARY KEY);",
+        },
+    ],
+    ..FORMAT
+};
+
+/// As [`NEXT`], in a statement that lasts for a while.
+const SLOW: Format = Format {
+    migrations: &[
+        FORMAT.migrations[0],
+        Migration {
+            sql: "ALTER TABLE {schema}.keys ADD COLUMN note text; SELECT pg_sleep(2);",
+            ..NEXT.migrations[1]
+        },
+    ],
+    ..FORMAT
+};
+
+/// What this release cannot use any more.
+const BREAKING: Format = Format {
+    migrations: &[
+        FORMAT.migrations[0],
+        NEXT.migrations[1],
+        Migration {
+            lowest_release: "999.1.0",
+            sql: "ALTER TABLE {schema}.keys RENAME COLUMN note TO remark",
+        },
+    ],
+    ..FORMAT
+};
+
+const BROKEN: Format = Format {
+    migrations: &[
+        FORMAT.migrations[0],
+        Migration {
+            sql: "CREATE TABLE {schema}.notes (id bigint); INSERT INTO {schema}.nowhere VALUES (1);",
+            ..NEXT.migrations[1]
+        },
+    ],
+    ..FORMAT
+};
+
+const VERSIONS: &str = "SELECT count(*) FROM tower_webhook.schema_versions";
+
+/// A process of version 1: it accepts and handles events, and claims and completes keys.
+struct Process {
+    queue: PostgresQueue,
+    store: PostgresStore,
+}
+
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+impl Process {
+    async fn start(database: &Database) -> Self {
+        let process = Self {
+            queue: PostgresQueue::new(database.pool(3).await),
+            store: PostgresStore::new(database.pool(1).await),
+        };
+        process.queue.migrate().await.unwrap();
+        process
+    }
+
+    /// Does everything once, for an event and a key of this number.
+    async fn work(&self, number: u64) {
+        let take = Take {
+            lease: HOUR,
+            kinds: Kinds::all(),
+        };
+        let key = |of: &str| EventKey::new(of, &number.to_be_bytes(), b"{}");
+        let chat = format!("chat-{}", number % 3);
+        let event = NewEvent {
+            delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
+            key: Some(key("inbox")),
+            guard: None,
+            lane: Some(Lane::of_chat(&chat)),
+            chat: Some(chat),
+            retain: HOUR,
+            dead: None,
+        };
+        let accepted = self.queue.accept(event, Some(&take)).await.unwrap();
+        let Accepted::New { id, taken } = accepted else {
+            panic!("{accepted:?}");
+        };
+        let lease = taken.unwrap().lease;
+        let settled = self.queue.settle(&lease, &Settlement::Handled, None);
+        assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
+        assert!(self.queue.get(id).await.unwrap().is_some());
+        self.queue.claim(&take, 1, 1).await.unwrap();
+
+        let claim = self.store.claim(&key("inline"), HOUR, HOUR).await.unwrap();
+        let Claim::Acquired(lease) = claim else {
+            panic!("{claim:?}");
+        };
+        self.store.complete(&lease, HOUR).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_is_upgraded_beside_processes_that_continue() {
+    let database = Database::create().await;
+    let process = Process::start(&database).await;
+    let is_upgraded = AtomicBool::new(false);
+    let work = async {
+        let (mut number, mut left) = (0, 50);
+        while left > 0 {
+            process.work(number).await;
+            number += 1;
+            left -= i32::from(is_upgraded.load(Ordering::SeqCst));
+        }
+        number
+    };
+    let upgrade = async {
+        sleep(Duration::from_millis(100)).await;
+        database.migrate(&NEXT).await.unwrap();
+        is_upgraded.store(true, Ordering::SeqCst);
+    };
+    let (number, ()) = tokio::join!(work, upgrade);
+    let pool = database.pool(1).await;
+    assert_eq!(count(&pool, VERSIONS).await, 2);
+    assert_eq!(
+        count(&pool, "SELECT count(*) FROM tower_webhook.notes").await,
+        0
+    );
+
+    // A replica of version 1 restarts, or is deployed again.
+    let older = Process::start(&database).await;
+    older.work(number).await;
+    database.migrate(&NEXT).await.unwrap();
+    assert_eq!(count(&pool, VERSIONS).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replicas_that_start_at_once_upgrade_once() {
+    let database = Database::create().await;
+    database.migrate(&FORMAT).await.unwrap();
+    let upgrades = (0..8).map(|at| {
+        let format = if at % 2 == 0 { &NEXT } else { &FORMAT };
+        database.migrate(format)
+    });
+    for upgrade in futures_util::future::join_all(upgrades).await {
+        upgrade.unwrap();
+    }
+    let pool = database.pool(1).await;
+    assert_eq!(count(&pool, VERSIONS).await, 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_this_release_cannot_use_is_refused() {
+    let database = Database::create().await;
+    database.migrate(&BREAKING).await.unwrap();
+    let pool = database.pool(1).await;
+    for format in [&FORMAT, &NEXT] {
+        let error = database.migrate(format).await.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::NewerSchema);
+        let message = error.to_string();
+        assert!(message.contains("only release 999.1.0"), "{message}");
+        assert!(message.contains("deploy the later release"), "{message}");
+        assert_eq!(count(&pool, VERSIONS).await, 3);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_step_that_fails_leaves_the_schema_as_it_was() {
+    let database = Database::create().await;
+    let process = Process::start(&database).await;
+    let error = database.migrate(&BROKEN).await.unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Unavailable);
+    let pool = database.pool(1).await;
+    assert_eq!(count(&pool, VERSIONS).await, 1);
+    let notes = "SELECT count(*) FROM pg_class WHERE relname = 'notes'";
+    assert_eq!(count(&pool, notes).await, 0);
+    process.work(0).await;
+    database.migrate(&NEXT).await.unwrap();
+    process.work(1).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_that_waits_for_a_transaction_delays_deliveries_only_briefly() {
+    let database = Database::create().await;
+    database.migrate(&FORMAT).await.unwrap();
+    let pool = database.pool(4).await;
+    let mut busy = pool.begin().await.unwrap();
+    sqlx::query("LOCK TABLE tower_webhook.keys IN ROW EXCLUSIVE MODE")
+        .execute(&mut *busy)
+        .await
+        .unwrap();
+
+    let looks = async {
+        // Of many look-ups beside it, none waits for as long as the transaction lasts.
+        for _ in 0..20 {
+            let look_up = count(&pool, "SELECT count(*) FROM tower_webhook.keys");
+            timeout(Duration::from_millis(1500), look_up).await.unwrap();
+            sleep(Duration::from_millis(100)).await;
+        }
+        assert_eq!(count(&pool, VERSIONS).await, 1);
+        busy.rollback().await.unwrap();
+    };
+    let (upgraded, ()) = tokio::join!(database.migrate(&NEXT), looks);
+    upgraded.unwrap();
+}
+
+/// A process that stands still in the middle of a migration, with locks on the tables and on migrations.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_migration_that_stands_still_is_given_up() {
+    const TEST: &str = "a_migration_that_stands_still_is_given_up";
+
+    if let Some(url) = Peer::argument() {
+        let migrated = Database { url }.migrate(&SLOW).await;
+        return say(format!("{migrated:?}"));
+    }
+    let database = Database::create().await;
+    let process = Process::start(&database).await;
+    let pool = database.pool(1).await;
+    let mut frozen = Peer::start(Peer::command(module_path!(), TEST, &database.url));
+    let sleeps = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND state = 'active' AND wait_event = 'PgSleep'";
+    let began = Instant::now();
+    while count(&pool, sleeps).await == 0 {
+        assert!(began.elapsed() < PATIENCE, "it does not migrate");
+    }
+    frozen.signal(Signal::SIGSTOP);
+
+    let began = Instant::now();
+    database.migrate(&NEXT).await.unwrap();
+    process.work(0).await;
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(20),
+        "the others waited for {took:?}"
+    );
+    assert_eq!(count(&pool, VERSIONS).await, 2);
+
+    frozen.signal(Signal::SIGCONT);
+    assert_eq!(frozen.hear(), "Ok(())", "the other one finds what it needs");
+}
