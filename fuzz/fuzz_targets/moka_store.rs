@@ -8,8 +8,8 @@ use arbitrary::Arbitrary;
 use futures_util::FutureExt;
 use libfuzzer_sys::fuzz_target;
 use tokio::runtime::{Builder, Runtime};
-use tower_webhook::store::{Claim, EventKey, KeyState, Lease, SettleError, Store};
 use tower_webhook::memory::MokaStore;
+use tower_webhook::store::{Claim, EventKey, KeyState, Lease, SettleError, Store};
 
 #[derive(Arbitrary, Debug)]
 enum Operation {

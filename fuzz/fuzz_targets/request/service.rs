@@ -12,8 +12,8 @@ use http::{Request, Response};
 use tokio::time::{Instant, sleep};
 use tower::Service;
 use tower_webhook::event::{ChatClosed, ChatRated, MessageCreated};
-use tower_webhook::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 use tower_webhook::memory::MokaStore;
+use tower_webhook::store::{Claim, EventKey, KeyState, Lease, SettleError, Store, StoreError};
 use tower_webhook::{
     Delivery, Event, EventRouter, HandlerError, HandlerResult, IdempotencyLayer, RawDelivery,
     Secret, Secrets, SignatureLayer, Verified, WebhookLayer,
