@@ -136,6 +136,10 @@ pub struct Forgotten {
 }
 
 /// Forgets a chat in steps, and returns the number of bodies that were deleted.
+///
+/// # Errors
+///
+/// When the queue fails.
 pub async fn forget_all(queue: &impl Records, chat: &str) -> Result<u64, StoreError> {
     let (mut bodies, mut rest) = (0, None);
     loop {

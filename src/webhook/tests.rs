@@ -57,7 +57,8 @@ fn refusal(webhooks: impl Start) -> String {
 
 #[tokio::test]
 async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() {
-    let cases: [(fn(Webhooks) -> Webhooks, &str); 6] = [
+    type Change = fn(Webhooks) -> Webhooks;
+    let cases: [(Change, &str); 6] = [
         (
             |it| it.retention(7 * DAY),
             "a retention of 604800s is too short: the sender retries for 604800s, and an event \

@@ -166,6 +166,7 @@ fn features() -> String {
         ("postgres", cfg!(feature = "postgres")),
         ("redis", cfg!(feature = "redis")),
         ("sandbox", cfg!(feature = "sandbox")),
+        ("signal", cfg!(feature = "signal")),
         ("sqlite", cfg!(feature = "sqlite")),
     ];
     let manifest = include_str!("../../Cargo.toml");
