@@ -154,6 +154,10 @@ impl RawDelivery {
     }
 
     /// Whether a layer or a worker makes the attempt. If so, it reports the attempt to an observer.
+    #[cfg_attr(
+        not(feature = "postgres"),
+        allow(dead_code, reason = "only transactional handlers ask")
+    )]
     pub(crate) fn is_in_attempt(&self) -> bool {
         self.is_in_attempt
     }

@@ -202,7 +202,7 @@ pub async fn bodies_are_compared<H: Harness>(harness: &H) {
 }
 
 /// Renewing or settling with a fence that is not the key's is refused as
-/// [`LeaseExpired`](super::SettleError::LeaseExpired), and changes nothing: a fence that never was, that of an
+/// [`LeaseExpired`](crate::store::SettleError::LeaseExpired), and changes nothing: a fence that never was, that of an
 /// earlier claim, and that of another key.
 ///
 /// # Panics
