@@ -3,7 +3,6 @@
 
 use std::collections::HashMap;
 use std::future::pending;
-use std::path::Path;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -727,17 +726,6 @@ async fn que_429() {
         drop(worker);
     }
     on_every_queue!(rule);
-
-    // Files and schemas from before there was an inbox become queues.
-    for version in [1, 2] {
-        let scratch = Scratch::new();
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        std::fs::copy(fixture.join("sqlite-store-v1.db"), scratch.path()).unwrap();
-        let sql = rusqlite::Connection::open(scratch.path()).unwrap();
-        sql.pragma_update(None, "user_version", version).unwrap();
-        drop(sql);
-        rule(&scratch).await;
-    }
 }
 
 /// There, a delivery was recorded in one step and queued in another. When only the first one happened, every retry of the

@@ -20,7 +20,7 @@ use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Ta
 use tower_webhook::inbox::{EventId, EventState, Filter, Kinds, Lane, Page};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
-use tower_webhook::store::{EventKey, KeyState, OpenErrorKind, Store, StoreErrorKind};
+use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
 use crate::support::program::{Peer, say};
 
@@ -44,12 +44,6 @@ impl Scratch {
 
     fn queue(&self) -> SqliteQueue {
         SqliteQueue::open(self.path()).unwrap()
-    }
-
-    fn version(&self) -> i64 {
-        let sql = Connection::open(self.path()).unwrap();
-        sql.query_row("PRAGMA user_version", [], |row| row.get(0))
-            .unwrap()
     }
 }
 
@@ -93,8 +87,8 @@ fn event(key: &str, lane: i64) -> NewEvent {
         delivery: RawDelivery::new(EventKind::CHAT_RATED, key.to_owned()),
         key: Some(EventKey::new("", key.as_bytes(), b"{}")),
         guard: None,
-        chat: None,
-        lane: Some(Lane(lane)),
+        chat: Some(format!("chat-{lane}")),
+        lane: Some(Lane::of_chat(&format!("chat-{lane}"))),
         retain: RETENTION,
         dead: None,
     }
@@ -126,36 +120,47 @@ async fn conforms_with_one_thread() {
     suite::run(&Shared(scratch.queue())).await;
 }
 
+/// Files that drafts wrote before the first release, also with the log that a crash has left.
 #[tokio::test]
-async fn files_of_earlier_versions_are_upgraded_and_keep_their_keys() {
-    let key = |key: &str| EventKey::new("crm", key.as_bytes(), b"{}");
-    for version in [1, 2] {
-        let scratch = Scratch::new();
+async fn files_of_drafts_are_refused_and_stay_as_they_are() {
+    let files = |scratch: &Scratch| {
+        let files = fs::read_dir(scratch.directory.path()).unwrap();
+        let files = files.map(|file| file.unwrap().path());
+        files
+            .map(|file| (file.clone(), fs::read(file).unwrap()))
+            .collect::<BTreeMap<_, _>>()
+    };
+    for name in ["sqlite-inbox-v3.db", "sqlite-store-v1.db"] {
         let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        fs::copy(fixture.join("sqlite-store-v1.db"), scratch.path()).unwrap();
-        // Version 2 changed no table.
-        let sql = Connection::open(scratch.path()).unwrap();
-        sql.pragma_update(None, "user_version", version).unwrap();
-        drop(sql);
-
-        let queue = scratch.queue();
-        assert_eq!(scratch.version(), 5);
-        let of_crm = |name| NewEvent {
-            key: Some(key(name)),
-            ..event(name, 1)
-        };
-        let done = queue.accept(of_crm("done-1"), None).await.unwrap();
-        assert!(matches!(done, Accepted::Duplicate { same_body: true }));
-        let held = queue.accept(of_crm("in-flight"), None).await.unwrap();
-        assert!(matches!(held, Accepted::InFlight { .. }), "{held:?}");
-        for free in ["failed-3-times", "lease-expired", "retention-expired"] {
-            let new = queue.accept(of_crm(free), None).await.unwrap();
-            assert!(matches!(new, Accepted::New { .. }), "{free}: {new:?}");
-        }
-        drop(queue);
-        let store = SqliteStore::open(scratch.path()).unwrap();
-        for name in ["done-1", "failed-3-times", "retention-expired"] {
-            assert_eq!(store.peek(&key(name)).await.unwrap(), KeyState::Done);
+        for crashed in [false, true] {
+            let scratch = Scratch::new();
+            fs::copy(fixture.join(name), scratch.path()).unwrap();
+            if crashed {
+                let other = Scratch::new();
+                fs::copy(scratch.path(), other.path()).unwrap();
+                let sql = Connection::open(other.path()).unwrap();
+                sql.execute_batch("UPDATE clock SET highest = highest + 1")
+                    .unwrap();
+                for end in ["", "-wal"] {
+                    let of = |scratch: &Scratch| format!("{}{end}", scratch.path().display());
+                    fs::copy(of(&other), of(&scratch)).unwrap();
+                }
+            }
+            let before = files(&scratch);
+            assert_eq!(before.len(), 1 + usize::from(crashed));
+            for error in [
+                SqliteQueue::open(scratch.path()).unwrap_err(),
+                SqliteStore::open(scratch.path()).unwrap_err(),
+            ] {
+                assert_eq!(error.kind(), OpenErrorKind::Foreign);
+                let told = error.to_string();
+                assert!(
+                    told.contains("an unreleased draft of this library"),
+                    "{told}"
+                );
+                assert!(told.contains("choose another path"), "{told}");
+                assert!(files(&scratch) == before, "{name}: {told}");
+            }
         }
     }
 }
@@ -222,6 +227,15 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     }
 
     let scratch = Scratch::new();
+    // Soon the first run of numbers ends, of which the chats are written then.
+    drop(scratch.queue());
+    let sql = Connection::open(scratch.path()).unwrap();
+    sql.execute_batch(
+        "INSERT INTO events (seq, kind, state, accepted, keep_until, settled, failures, redriven)
+         VALUES (16384 - 100, 0, 8, 0, 0, 0, 0, 0)",
+    )
+    .unwrap();
+    drop(sql);
     let start = || {
         Peer::start(Peer::command(
             module_path!(),
@@ -283,6 +297,19 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     let page = Page::oldest(usize::MAX);
     let events = queue.list(&Filter::default(), page).await.unwrap().events;
     let known: HashSet<_> = events.iter().map(|event| event.id).collect();
+    assert!(known.contains(&EventId(16384)) && known.len() > 200);
+    for lane in 0..LANES {
+        let chat = Some(format!("chat-{lane}"));
+        let of_chat = events.iter().filter(|event| event.chat == chat);
+        let of_chat: Vec<_> = of_chat.map(|event| event.id).collect();
+        let filter = Filter {
+            chat,
+            ..Filter::default()
+        };
+        let listed = queue.list(&filter, page).await.unwrap().events;
+        let listed: Vec<_> = listed.iter().map(|event| event.id).collect();
+        assert_eq!(listed, of_chat);
+    }
     assert!(accepted.is_subset(&known), "an accepted event is missing");
     assert!(!handled.is_empty());
     assert!(
@@ -308,8 +335,12 @@ async fn files_that_cannot_be_used_are_refused_and_stay_as_they_are() {
     let newer = Scratch::new();
     drop(newer.queue());
     let sql = Connection::open(newer.path()).unwrap();
-    sql.execute_batch("PRAGMA user_version = 99; PRAGMA wal_checkpoint(TRUNCATE)")
-        .unwrap();
+    sql.execute_batch(
+        "PRAGMA user_version = 99;
+         UPDATE file SET lowest_release = '99.0.0';
+         PRAGMA wal_checkpoint(TRUNCATE)",
+    )
+    .unwrap();
     drop(sql);
     let (kind, told) = refusal(&newer);
     assert_eq!(kind, OpenErrorKind::NewerSchema);

@@ -9,10 +9,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SigSet, Signal, kill};
+use nix::unistd::Pid;
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::task::JoinSet;
@@ -351,64 +352,104 @@ fn database_of_another_program_is_left_unchanged() {
     }
 }
 
-#[test]
-fn newer_schema_is_refused() {
-    let scratch = Scratch::new();
-    drop(scratch.store());
-    scratch
-        .sql()
-        .execute_batch("PRAGMA user_version = 6")
-        .unwrap();
-    let told = scratch.refusal(OpenErrorKind::NewerSchema);
-    assert!(told.contains("version 6 of the schema"), "{told}");
-    assert!(told.contains("use that release"), "{told}");
-}
-
-impl Scratch {
-    /// A copy of a file that a release with version 1 of the schema wrote. Its leases and retentions last for
-    /// 100 years, where its keys do not say otherwise.
-    fn of_version_1() -> Self {
-        let scratch = Self::new();
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
-        fs::copy(fixture.join("sqlite-store-v1.db"), scratch.path()).unwrap();
-        assert_eq!(scratch.version(), 1);
-        scratch
-    }
-
-    fn version(&self) -> i64 {
-        let version = "PRAGMA user_version";
-        self.sql().query_row(version, [], |row| row.get(0)).unwrap()
-    }
-}
-
-/// Damage that the upgrade meets is refused with the remedy, and damage that it does not meet is reported by the calls
-/// that do. The file is not changed by a refusal.
+/// The file says which releases may use it.
 #[tokio::test]
-async fn a_damaged_file_of_version_1_is_reported() {
-    let pages = fs::metadata(Scratch::of_version_1().path()).unwrap().len() / 4096;
+async fn newer_schema_is_used_or_refused() {
+    let scratch = Scratch::new();
+    handle(&scratch.store(), 1).await.unwrap();
+    let upgrade = "
+        PRAGMA user_version = 2;
+        CREATE TABLE more (id INTEGER);
+        ALTER TABLE keys ADD COLUMN more INTEGER NOT NULL DEFAULT 1";
+    scratch.sql().execute_batch(upgrade).unwrap();
+    let store = scratch.store();
+    assert_eq!(state(&store, 1).await, KeyState::Done);
+    handle(&store, 2).await.unwrap();
+
+    // A process that has the file open goes on.
+    let raise = "PRAGMA user_version = 3; UPDATE file SET lowest_release = '99.0.0'";
+    scratch.sql().execute_batch(raise).unwrap();
+    handle(&store, 3).await.unwrap();
+    drop(store);
+    let told = scratch.refusal(OpenErrorKind::NewerSchema);
+    assert!(told.contains("version 3 of the schema"), "{told}");
+    assert!(told.contains("only release 99.0.0"), "{told}");
+    assert!(
+        told.contains("use a later release, or another path"),
+        "{told}"
+    );
+}
+
+/// SQLite keeps the lock of a process that stands still.
+#[tokio::test]
+async fn a_migration_that_stands_still_delays_calls_for_a_limited_time() {
+    const TEST: &str = "a_migration_that_stands_still_delays_calls_for_a_limited_time";
+    if let Some(directory) = directory() {
+        let sql = Connection::open(directory.join("webhooks.db")).unwrap();
+        sql.execute_batch("BEGIN IMMEDIATE; ALTER TABLE keys ADD COLUMN more INTEGER")
+            .unwrap();
+        say(std::process::id());
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        sql.execute_batch("PRAGMA user_version = 2; COMMIT")
+            .unwrap();
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    handle(&store, 1).await.unwrap();
+    let mut peer = Peer::start(Peer::command(
+        module_path!(),
+        TEST,
+        scratch.directory.path(),
+    ));
+    let peer_id = Pid::from_raw(peer.hear().parse().unwrap());
+    kill(peer_id, Signal::SIGSTOP).unwrap();
+    let began = Instant::now();
+    let error = acquire(&store, 2).await.unwrap_err();
+    assert_eq!(error.kind(), StoreErrorKind::Unavailable);
+    assert!(began.elapsed() < Duration::from_secs(10), "{error}");
+    assert_eq!(state(&store, 1).await, KeyState::Done);
+
+    kill(peer_id, Signal::SIGCONT).unwrap();
+    peer.tell("go on");
+    peer.end();
+    handle(&store, 2).await.unwrap();
+    drop(store);
+    assert_eq!(state(&scratch.store(), 2).await, KeyState::Done);
+}
+
+/// Damage that opening meets is refused with the remedy, and damage that it does not meet is reported by the calls that
+/// do. The file is not changed by a refusal.
+#[tokio::test]
+async fn damaged_pages_are_reported() {
+    let sound = Scratch::new();
+    let store = sound.store();
+    for key in 0..100 {
+        handle(&store, key).await.unwrap();
+    }
+    drop(store);
+    let sound = fs::read(sound.path()).unwrap();
     let mut refused = 0;
-    for page in 0..pages as usize {
-        let scratch = Scratch::of_version_1();
-        let mut bytes = fs::read(scratch.path()).unwrap();
+    for page in 0..sound.len() / 4096 {
+        let scratch = Scratch::new();
+        let mut bytes = sound.clone();
         // Of the first page, the part behind the file's header.
         let from = page * 4096 + if page == 0 { 100 } else { 0 };
         bytes[from..(page + 1) * 4096].fill(0xff);
         fs::write(scratch.path(), &bytes).unwrap();
 
         let error = match SqliteStore::open(scratch.path()) {
-            Ok(store) => {
-                let key = of_crm("done-1", b"");
-                match store.peek(&key).await {
-                    Ok(state) => {
-                        assert_eq!(state, KeyState::Done, "page {page}");
-                        continue;
-                    }
-                    Err(error) => {
-                        assert_eq!(error.kind(), StoreErrorKind::Corrupt, "page {page}");
-                        chain(&error)
-                    }
+            Ok(store) => match store.peek(&id(1)).await {
+                Ok(state) => {
+                    assert_eq!(state, KeyState::Done, "page {page}");
+                    continue;
                 }
-            }
+                Err(error) => {
+                    assert_eq!(error.kind(), StoreErrorKind::Corrupt, "page {page}");
+                    chain(&error)
+                }
+            },
             Err(error) => {
                 refused += 1;
                 assert_eq!(fs::read(scratch.path()).unwrap(), bytes, "page {page}");
@@ -417,79 +458,12 @@ async fn a_damaged_file_of_version_1_is_reported() {
         };
         assert!(error.contains("restore a copy"), "page {page}: {error}");
     }
-    assert!(refused > 0, "no damage is in the way of the upgrade");
-}
-
-/// A key of the fixture, delivered with this body.
-fn of_crm(key: &str, body: &[u8]) -> EventKey {
-    EventKey::new("crm", key.as_bytes(), body)
-}
-
-#[tokio::test]
-async fn a_file_of_version_1_is_upgraded_and_keeps_its_keys() {
-    let scratch = Scratch::of_version_1();
-    let store = scratch.store();
-    assert_eq!(scratch.version(), 5);
-
-    for key in ["done-1", "done-2", "done-3", "done-3-times"] {
-        let state = store.peek(&of_crm(key, b"")).await.unwrap();
-        assert_eq!(state, KeyState::Done, "{key}");
-        // Bodies of version 1 count as equal.
-        for body in [format!("{{\"id\":\"{key}\"}}"), "{}".to_owned()] {
-            let id = of_crm(key, body.as_bytes());
-            let done = store.claim(&id, LEASE, RETENTION).await.unwrap();
-            assert!(matches!(done, Claim::Done { same_body: true }), "{done:?}");
-        }
-    }
-    let in_flight = of_crm("in-flight", b"{}");
-    let taken = store.claim(&in_flight, LEASE, RETENTION).await.unwrap();
-    assert!(
-        matches!(
-            taken,
-            Claim::InFlight {
-                same_body: true,
-                ..
-            }
-        ),
-        "{taken:?}"
-    );
-    for (key, attempt) in [
-        ("failed-3-times", 4),
-        ("lease-expired", 2),
-        ("retention-expired", 1),
-    ] {
-        let id = of_crm(key, b"{}");
-        let Claim::Acquired(lease) = store.claim(&id, LEASE, RETENTION).await.unwrap() else {
-            panic!("{key} is not free");
-        };
-        assert_eq!(lease.attempt().get(), attempt, "{key}");
-        // From now on its body is known.
-        let other = of_crm(key, b"{ }");
-        let taken = store.claim(&other, LEASE, RETENTION).await.unwrap();
-        assert!(
-            matches!(
-                taken,
-                Claim::InFlight {
-                    same_body: false,
-                    ..
-                }
-            ),
-            "{taken:?}"
-        );
-        store.complete(&lease, RETENTION).await.unwrap();
-    }
-    drop(store);
-
-    // As a file that was always of this version.
-    let store = scratch.store();
-    let state = store.peek(&of_crm("failed-3-times", b"")).await.unwrap();
-    assert_eq!(state, KeyState::Done);
-    handle(&store, "new").await.unwrap();
+    assert!(refused > 0, "no damage is in the way of opening");
 }
 
 #[test]
-fn many_processes_upgrade_a_file_at_once() {
-    const TEST: &str = "many_processes_upgrade_a_file_at_once";
+fn many_processes_create_a_file_at_once() {
+    const TEST: &str = "many_processes_create_a_file_at_once";
     const PROCESSES: usize = 8;
     if let Some(directory) = directory() {
         say("ready");
@@ -499,7 +473,7 @@ fn many_processes_upgrade_a_file_at_once() {
         return;
     }
 
-    let scratch = Scratch::of_version_1();
+    let scratch = Scratch::new();
     let mut peers: Vec<_> = (0..PROCESSES)
         .map(|_| {
             Peer::start(Peer::command(
@@ -519,75 +493,9 @@ fn many_processes_upgrade_a_file_at_once() {
         assert_eq!(peer.hear(), "open");
         peer.end();
     }
-    assert_eq!(scratch.version(), 5);
-}
-
-/// Of a process that has the file open since before the upgrade.
-#[tokio::test]
-async fn the_statements_of_version_1_work_on_an_upgraded_file() {
-    const NEW: &str = "
-        INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-        VALUES (?1, ?2, ?3, 1, 0, ?4, ?5)
-        ON CONFLICT (key) DO NOTHING";
-    const AGAIN: &str = "
-        UPDATE keys
-        SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
-        WHERE id = ?1";
-    const BY_KEY: &str =
-        "SELECT id, body, attempt, done, lease_until, keep_until FROM keys WHERE key = ?1";
-    const COMPLETE: &str = "
-        UPDATE keys SET done = 1, keep_until = ?4
-        WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
-
-    type Row = (i64, [u8; 16], u32, bool);
-    let scratch = Scratch::of_version_1();
-    let old = scratch.sql();
-    let key = |key: &str| of_crm(key, b"").key().to_be_bytes();
-    let mut by_key = old.prepare(BY_KEY).unwrap();
-    let mut find = |name: &str| -> Row {
-        let read =
-            |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?));
-        by_key.query_row([key(name)], read).unwrap()
-    };
-    assert!(find("done-1").3);
-
-    let store = scratch.store();
-    let (body, fence, later) = ([7_u8; 16], [8_u8; 16], i64::MAX);
-    let claim = rusqlite::params![key("of the old process"), body, fence, later, later];
-    assert_eq!(old.execute(NEW, claim).unwrap(), 1);
-    let id = of_crm("of the old process", b"{}");
-    let taken = store.claim(&id, LEASE, RETENTION).await.unwrap();
-    assert!(
-        matches!(
-            taken,
-            Claim::InFlight {
-                same_body: true,
-                ..
-            }
-        ),
-        "{taken:?}"
-    );
-    let complete = rusqlite::params![key("of the old process"), fence, 0, later];
-    assert_eq!(old.execute(COMPLETE, complete).unwrap(), 1);
-    assert_eq!(store.peek(&id).await.unwrap(), KeyState::Done);
-
-    // What the new process writes, the old one reads.
-    handle_as(&store, &of_crm("of the new process", b"{}")).await;
-    let (_, _, attempt, done) = find("of the new process");
-    assert_eq!((attempt, done), (1, true));
-    let (row, ..) = find("failed-3-times");
-    let again = rusqlite::params![row, body, fence, 4, later, later];
-    assert_eq!(old.execute(AGAIN, again).unwrap(), 1);
-    let id = of_crm("failed-3-times", b"{}");
-    let taken = store.claim(&id, LEASE, RETENTION).await.unwrap();
-    assert!(matches!(taken, Claim::InFlight { .. }), "{taken:?}");
-}
-
-async fn handle_as(store: &SqliteStore, id: &EventKey) {
-    let Claim::Acquired(lease) = store.claim(id, LEASE, RETENTION).await.unwrap() else {
-        panic!("{id:?} is not free");
-    };
-    store.complete(&lease, RETENTION).await.unwrap();
+    let version = "PRAGMA user_version";
+    let version = scratch.sql().query_row(version, [], |row| row.get(0));
+    assert_eq!(version, Ok(1));
 }
 
 #[test]

@@ -9,9 +9,9 @@ use rusqlite::Connection;
 use super::checkpoint;
 use super::clock::{AGREEMENT, Clock};
 use super::error::{FileError, is_damage};
+use super::format::{Format, Upkeep};
 use super::thread::{Job, Need};
 use super::transaction::Tx;
-use super::{Format, Upkeep};
 use crate::error::Chain;
 
 /// How many calls go into one transaction at most.
@@ -35,7 +35,7 @@ fn execute_apart(job: &mut dyn Job, tx: &mut Tx<'_>, path: &Arc<Path>) -> rusqli
         Ok(()) => {}
         Err(error) if is_damage(&error) && !tx.db.is_autocommit() => {
             tx.db.execute_batch("ROLLBACK TO job")?;
-            tx.memo = None;
+            tx.memos.clear();
             job.fail(FileError::new(path, error));
         }
         Err(error) => return Err(error),
@@ -121,7 +121,7 @@ impl Batches {
                 .now(highest),
             tokens: &mut self.tokens,
             statements: Rc::default(),
-            memo: None,
+            memos: Vec::new(),
         };
         for job in &mut *jobs {
             match apart {

@@ -197,7 +197,7 @@ mod tests {
             db.query_row(sql, [], |row| Ok((row.get(1)?, row.get(2)?)))
                 .unwrap()
         };
-        db.execute_batch("UPDATE clock SET highest = 1").unwrap();
+        db.execute_batch("UPDATE file SET highest = 1").unwrap();
         let (pages, moved): (i32, i32) = sizes(MEASURE);
         assert!(pages > 0);
         assert_eq!(moved, 0);

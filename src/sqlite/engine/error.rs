@@ -27,8 +27,13 @@ pub(super) enum Reason {
     ReadOnly,
     /// It is another program's database.
     Foreign,
-    /// A later release has changed the schema.
-    NewerSchema { version: usize, newest: usize },
+    /// A draft of this library wrote it, before the first release.
+    Draft,
+    /// A later release has changed the schema, and this one is lower than the lowest that may use it, if that is known.
+    NewerSchema {
+        version: usize,
+        lowest: Option<String>,
+    },
     /// There can be no write-ahead log here.
     NoWal { journal: String },
     /// A thread cannot be started.
@@ -58,7 +63,7 @@ impl FileError {
             Reason::Create(error) if error.kind() == io::ErrorKind::PermissionDenied => {
                 ErrorKind::Denied
             }
-            Reason::Foreign => ErrorKind::Foreign,
+            Reason::Foreign | Reason::Draft => ErrorKind::Foreign,
             Reason::NewerSchema { .. } => ErrorKind::NewerSchema,
             Reason::NoWal { .. } => ErrorKind::Unsuitable,
             Reason::Create(_) | Reason::Thread(_) | Reason::Replaced | Reason::Ended => {
@@ -97,10 +102,15 @@ impl fmt::Display for FileError {
             Reason::Foreign => f.write_str(
                 "is the database of another program, and was left as it is: choose another path",
             ),
-            Reason::NewerSchema { version, newest } => write!(
+            Reason::Draft => f.write_str(
+                "was written by an unreleased draft of this library, and was left as it is: choose another path",
+            ),
+            Reason::NewerSchema { version, lowest } => write!(
                 f,
-                "has version {version} of the schema, which a later release of this program made, \
-                 and this one knows up to version {newest}: use that release, or another path"
+                "has version {version} of the schema, which only release {} of this library or a later one may \
+                 use, and this is release {}: use a later release, or another path",
+                lowest.as_deref().unwrap_or("(unknown)"),
+                env!("CARGO_PKG_VERSION"),
             ),
             Reason::NoWal { journal } => write!(
                 f,

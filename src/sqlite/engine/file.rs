@@ -12,7 +12,8 @@ use rusqlite::config::DbConfig;
 use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags, TransactionBehavior};
 
 use super::error::Reason;
-use super::{Format, migrate};
+use super::format::Format;
+use super::migrate;
 
 /// How often a connection asks for a lock that another one holds.
 const POLL: Duration = Duration::from_micros(250);
@@ -33,6 +34,7 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
     let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
 
     create(path).map_err(Reason::Create)?;
+    look_at_header(path)?;
     let give_up = Instant::now() + PATIENCE_TO_OPEN;
     loop {
         // Some steps fail on a lock without calling the busy handler.
@@ -42,6 +44,35 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
             }
             result => return result,
         }
+    }
+}
+
+/// Refuses a file of another program, or of a draft, before SQLite changes anything: a connection that may write moves
+/// the log that a crash has left into the file, and so does one that only reads, unless the file is immutable for it.
+///
+/// Not by other means than SQLite, see [`open`]. What cannot be read is left to the next connection.
+fn look_at_header(path: &Path) -> Result<(), Reason> {
+    let mut uri = "file:".to_owned();
+    if cfg!(windows) {
+        uri.push_str("///");
+    }
+    for byte in path.as_os_str().as_encoded_bytes() {
+        match byte {
+            b'/' | b'.' | b'-' | b'_' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => {
+                uri.push(char::from(*byte));
+            }
+            b'\\' | b':' if cfg!(windows) => uri.push(if *byte == b':' { ':' } else { '/' }),
+            other => uri.push_str(&format!("%{other:02X}")),
+        }
+    }
+    uri.push_str("?immutable=1");
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+        | OpenFlags::SQLITE_OPEN_NO_MUTEX
+        | OpenFlags::SQLITE_OPEN_URI;
+    let looked = Connection::open_with_flags(uri, flags).map_err(Reason::from);
+    match looked.and_then(|db| migrate::check_header(&db)) {
+        Err(Reason::Sqlite(_)) | Ok(()) => Ok(()),
+        refused => refused,
     }
 }
 
@@ -177,7 +208,7 @@ fn own(mut db: Connection, path: &Path, format: &Format) -> Result<Connection, R
             file = %path.display(),
             before,
             now,
-            "the schema of the SQLite file was upgraded: earlier releases cannot open it any more"
+            "the schema of the SQLite file was upgraded"
         );
     }
     Ok(db)

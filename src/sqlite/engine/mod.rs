@@ -5,6 +5,7 @@ mod checkpoint;
 pub(crate) mod clock;
 mod error;
 mod file;
+mod format;
 mod migrate;
 mod pause;
 mod reader;
@@ -27,24 +28,9 @@ use crate::store::engine::Error;
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
 pub(crate) use self::clock::Machine;
 pub(crate) use self::error::is_damage;
+pub(crate) use self::format::{Format, Upkeep};
 pub(crate) use self::thread::Need;
 pub(crate) use self::transaction::Tx;
-
-/// What a file holds, as the owner of its tables knows it.
-pub(crate) struct Format {
-    /// Each brings the schema from the version before it to the next one, the first of which is 1.
-    pub(crate) migrations: &'static [&'static str],
-    /// Selects the latest time that any process has seen.
-    pub(crate) highest_time: &'static str,
-    /// Sets that time to `?1`.
-    pub(crate) set_highest_time: &'static str,
-}
-
-/// Housekeeping of a table's owner, a little with each transaction that writes.
-pub(crate) trait Upkeep: Send {
-    /// Does as much as `calls` calls pay for. It is not called while a damaged row is searched for.
-    fn step(&mut self, tx: &Tx<'_>, calls: u16) -> rusqlite::Result<()>;
-}
 
 /// A handle on an open file. Clones share its threads; dropping the last one waits until the file is
 /// closed.
@@ -118,13 +104,16 @@ impl Engine {
 
 #[cfg(test)]
 mod testing {
-    use super::Format;
+    use super::format::Format;
 
-    /// A file that holds nothing but the time.
+    /// A file that holds nothing but the time and the release.
     pub(super) const FORMAT: Format = Format {
-        migrations: &["CREATE TABLE clock (highest INTEGER NOT NULL) STRICT;
-             INSERT INTO clock VALUES (0);"],
-        highest_time: "SELECT highest FROM clock",
-        set_highest_time: "UPDATE clock SET highest = ?1",
+        migrations: &[
+            "CREATE TABLE file (highest INTEGER NOT NULL, lowest_release TEXT NOT NULL) STRICT;
+             INSERT INTO file VALUES (0, '0.1.0');",
+        ],
+        lowest_release: "SELECT lowest_release FROM file",
+        highest_time: "SELECT highest FROM file",
+        set_highest_time: "UPDATE file SET highest = ?1",
     };
 }

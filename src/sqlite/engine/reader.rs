@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::mpsc;
 
-use super::Format;
 use super::batches::Batches;
 use super::clock::Clock;
 use super::error::{FileError, Reason};
 use super::file::{self, FileId};
+use super::format::Format;
 use super::thread::{Job, Thread, answer};
 
 pub(super) fn start(

@@ -13,7 +13,7 @@ pub(crate) struct Tx<'a> {
     pub(crate) now: i64,
     pub(super) tokens: &'a mut u128,
     pub(super) statements: Rc<Statements<'a>>,
-    pub(super) memo: Option<Box<dyn Any>>,
+    pub(super) memos: Vec<Box<dyn Any>>,
 }
 
 impl<'a> Tx<'a> {
@@ -38,14 +38,17 @@ impl<'a> Tx<'a> {
         })
     }
 
-    /// What the owner of the tables has read in this transaction, and would find unchanged. It is forgotten when the
-    /// transaction ends, and when a part of it is undone.
+    /// What an owner of tables has read in this transaction, and would find unchanged: one value of each type. They are
+    /// forgotten when the transaction ends, and when a part of it is undone.
     pub(crate) fn memo<T: Default + 'static>(&mut self) -> &mut T {
-        if !self.memo.as_ref().is_some_and(|memo| memo.is::<T>()) {
-            self.memo = None;
-        }
-        let memo = self.memo.get_or_insert_with(|| Box::<T>::default());
-        match memo.downcast_mut() {
+        let at = match self.memos.iter().position(|memo| memo.is::<T>()) {
+            Some(at) => at,
+            None => {
+                self.memos.push(Box::<T>::default());
+                self.memos.len() - 1
+            }
+        };
+        match self.memos[at].downcast_mut() {
             Some(memo) => memo,
             None => unreachable!("it is of this type"),
         }

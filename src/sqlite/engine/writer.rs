@@ -138,8 +138,7 @@ mod tests {
 
         let paused = pause.begin(Duration::from_secs(60)).unwrap();
         let mut write = pin!(writer.run(Need::Durable, |tx| {
-            tx.prepare("UPDATE clock SET highest = highest")?
-                .execute([])
+            tx.prepare("UPDATE file SET highest = highest")?.execute([])
         }));
         let waits = timeout(Duration::from_millis(20), &mut write).await;
         assert!(waits.is_err());

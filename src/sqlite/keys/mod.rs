@@ -6,8 +6,9 @@ use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
-use self::rows::Settle;
+use self::rows::{Purge, Settle};
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
+use crate::sqlite::schema::FORMAT;
 use crate::store::engine::Error;
 use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Store, StoreError};
 
@@ -59,11 +60,9 @@ use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Sto
 /// `VACUUM INTO` meanwhile. Never delete or replace it under a process that has it open. `sqlite3` can read it at any
 /// time; a reader that stays for long lets the log grow.
 ///
-/// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the
-/// schema, in one transaction that takes milliseconds. A process of the earlier release that has the file
-/// open continues to work, but cannot open it again. Bodies of keys that it recorded cannot be compared any
-/// more, and count as equal. While both run, the process of the earlier release may report the body of a
-/// key that the newer one recorded as another one.
+/// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in one
+/// transaction. A process of the earlier release that has the file open continues to work. The file holds the lowest
+/// release that may open it: that release and later ones can be deployed again.
 ///
 /// **Beside other crates.** A program can link only one SQLite, and Cargo refuses to combine two
 /// (``links to the native library `sqlite3` ``). The page on stores has
@@ -116,12 +115,12 @@ impl SqliteStore {
     }
 
     fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, Error> {
-        let engine = super::schema::open(path, machine, checkpoint_every)?;
+        let engine = open(path, machine, checkpoint_every)?;
         Ok(Self { engine })
     }
 
     /// The thread that works on the file, for an inbox in the same file.
-    pub(crate) fn engine(&self) -> Engine {
+    pub(super) fn engine(&self) -> Engine {
         self.engine.clone()
     }
 
@@ -135,6 +134,12 @@ impl SqliteStore {
             false => Err(SettleError::LeaseExpired),
         }
     }
+}
+
+/// Opens a file with all tables, for a store, an inbox or both.
+pub(super) fn open(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Engine, Error> {
+    let upkeep = vec![Box::<Purge>::default() as _];
+    Engine::open(path, &FORMAT, upkeep, machine, checkpoint_every)
 }
 
 impl fmt::Debug for SqliteStore {

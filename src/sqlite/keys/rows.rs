@@ -7,6 +7,9 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use crate::sqlite::engine::clock::{self, after};
 use crate::sqlite::engine::{Tx, Upkeep};
+#[cfg(test)]
+use crate::sqlite::schema::FORMAT;
+use crate::sqlite::schema::sql;
 use crate::store::{Claim, EventKey, Fence, KeyState, Lease};
 
 const NEW: &str = "
@@ -15,16 +18,17 @@ const NEW: &str = "
     ON CONFLICT (key) DO NOTHING";
 const AGAIN: &str = "
     UPDATE keys
-    SET body = ?2, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
+    SET body = ?2, event = NULL, fence = ?3, attempt = ?4, done = 0, lease_until = ?5, keep_until = ?6
     WHERE id = ?1";
 // The key of an event that is unsettled or dead is kept for as long.
-const BY_KEY: &str = "
+const BY_KEY: &str = sql!(
+    "
     SELECT id, body, attempt, done, lease_until,
-        iif(lease_until < 0 AND EXISTS (
-            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
-        ), 9223372036854775807, keep_until),
-        length(fence) > 16 OR lease_until < 0
-    FROM keys WHERE key = ?1";
+        iif(event IS NOT NULL AND EXISTS (
+            SELECT 1 FROM events WHERE seq = event AND state IN ($Unsettled, $Dead)
+        ), 9223372036854775807, keep_until)
+    FROM keys WHERE key = ?1"
+);
 const RENEW: &str = "
     UPDATE keys SET lease_until = ?4
     WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
@@ -33,27 +37,29 @@ const COMPLETE: &str = "
     WHERE key = ?1 AND fence = ?2 AND NOT done AND lease_until >= ?3";
 // Without a LIMIT: the few rows that are needed are read one by one. By `iif`, because SQLite evaluates both sides of an
 // AND, and few rows have expired.
-const NEXT: &str = "
+const NEXT: &str = sql!(
+    "
     SELECT id, iif(
         max(keep_until, iif(done, keep_until, lease_until)) < ?1,
-        lease_until >= 0 OR NOT EXISTS (
-            SELECT 1 FROM events WHERE seq = -lease_until AND state IN (2, 9)
+        event IS NULL OR NOT EXISTS (
+            SELECT 1 FROM events WHERE seq = event AND state IN ($Unsettled, $Dead)
         ),
         0
     )
-    FROM keys WHERE id > ?2 ORDER BY id";
+    FROM keys WHERE id > ?2 ORDER BY id"
+);
 const DROP: &str = "DELETE FROM keys WHERE id = ?1";
 
 // Of the inbox.
 const NEW_OF_EVENT: &str = "
-    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-    VALUES (?1, ?2, x'', 1, 1, -?3, ?4)
+    INSERT INTO keys (key, body, event, attempt, done, lease_until, keep_until)
+    VALUES (?1, ?2, ?3, 1, 1, 0, ?4)
     ON CONFLICT (key) DO NOTHING";
 const AGAIN_OF_EVENT: &str = "
     UPDATE keys
-    SET body = ?2, fence = x'', attempt = 1, done = 1, lease_until = -?3, keep_until = ?4
+    SET body = ?2, event = ?3, fence = NULL, attempt = 1, done = 1, lease_until = 0, keep_until = ?4
     WHERE id = ?1";
-const EVENT: &str = "SELECT -lease_until FROM keys WHERE key = ?1 AND lease_until < 0";
+const EVENT: &str = "SELECT event FROM keys WHERE key = ?1 AND event IS NOT NULL";
 
 #[cfg(test)]
 pub(in crate::sqlite) const STATEMENTS: [&str; 9] = [
@@ -64,24 +70,17 @@ pub(in crate::sqlite) const STATEMENTS: [&str; 9] = [
     COMPLETE,
     NEXT,
     DROP,
-    crate::sqlite::schema::FORMAT.highest_time,
-    crate::sqlite::schema::FORMAT.set_highest_time,
+    FORMAT.highest_time,
+    FORMAT.set_highest_time,
 ];
 #[cfg(test)]
-pub(crate) const STATEMENTS_OF_EVENTS: [&str; 4] = [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT, EVENT];
-
-/// A fence as it is stored beside the digest of a body that is of version 2.
-fn stored(fence: Fence) -> [u8; 17] {
-    let mut stored = [2; 17];
-    stored[1..].copy_from_slice(&fence.0.to_be_bytes());
-    stored
-}
+pub(in crate::sqlite) const STATEMENTS_OF_EVENTS: [&str; 4] =
+    [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT, EVENT];
 
 /// A row, without the columns that are compared in the database.
 struct Known {
     id: i64,
-    /// Unknown, where the digest is of an earlier version.
-    body: Option<[u8; 16]>,
+    body: [u8; 16],
     attempt: u32,
     done: bool,
     lease_until: i64,
@@ -90,11 +89,9 @@ struct Known {
 
 impl Known {
     fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
-        let body = row.get(1)?;
-        let is_comparable: bool = row.get(6)?;
         Ok(Self {
             id: row.get(0)?,
-            body: is_comparable.then_some(body),
+            body: row.get(1)?,
             attempt: row.get(2)?,
             done: row.get(3)?,
             lease_until: row.get(4)?,
@@ -120,10 +117,9 @@ impl Known {
             KeyState::InFlight { remaining } => Some(remaining),
             KeyState::Done => None,
         };
-        let body = id.body().to_be_bytes();
         Some(Taken {
             in_flight,
-            same_body: self.body.is_none_or(|known| known == body),
+            same_body: self.body == id.body().to_be_bytes(),
         })
     }
 
@@ -145,16 +141,20 @@ pub(in crate::sqlite) fn claim(
     let fence = Fence(tx.token());
     let lease_until = clock::lease_end(tx.now, lease);
     let keep_until = after(tx.now, retain);
-    let new =
-        tx.prepare(NEW)?
-            .execute(params![key, body, stored(fence), lease_until, keep_until])?;
+    let new = tx.prepare(NEW)?.execute(params![
+        key,
+        body,
+        fence.0.to_be_bytes(),
+        lease_until,
+        keep_until
+    ])?;
     if new == 1 {
         return Ok(Claim::Acquired(Lease::new(id, fence, NonZeroU32::MIN)));
     }
 
     let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key.query_row([key], Known::read)?;
-    let same_body = known.body.is_none_or(|known| known == body);
+    let same_body = known.body == body;
     match known.state(tx.now) {
         KeyState::Done => return Ok(Claim::Done { same_body }),
         KeyState::InFlight { remaining } => {
@@ -169,7 +169,7 @@ pub(in crate::sqlite) fn claim(
     tx.prepare(AGAIN)?.execute(params![
         known.id,
         body,
-        stored(fence),
+        fence.0.to_be_bytes(),
         attempt.get(),
         lease_until,
         keep_until
@@ -186,14 +186,14 @@ pub(in crate::sqlite) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeySta
 }
 
 /// What is known of a key that is done or in flight.
-pub(crate) struct Taken {
+pub(in crate::sqlite) struct Taken {
     /// Unless it is done: how long its lease lasts.
-    pub(crate) in_flight: Option<Duration>,
-    pub(crate) same_body: bool,
+    pub(in crate::sqlite) in_flight: Option<Duration>,
+    pub(in crate::sqlite) same_body: bool,
 }
 
 /// Returns whether the key is done or in flight.
-pub(crate) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>> {
+pub(in crate::sqlite) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>> {
     let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key
         .query_row([id.key().to_be_bytes()], Known::read)
@@ -202,14 +202,14 @@ pub(crate) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>
 }
 
 /// The number of the event that was accepted with a key.
-pub(crate) fn event(tx: &Tx<'_>, key: u128) -> rusqlite::Result<Option<i64>> {
+pub(in crate::sqlite) fn event(tx: &Tx<'_>, key: u128) -> rusqlite::Result<Option<i64>> {
     let mut event = tx.prepare(EVENT)?;
     let event = event.query_row([key.to_be_bytes()], |row| row.get(0));
     event.optional()
 }
 
 /// Records the key as that of an event, unless it is done or in flight.
-pub(crate) fn record(
+pub(in crate::sqlite) fn record(
     tx: &Tx<'_>,
     id: EventKey,
     event: i64,
@@ -252,9 +252,12 @@ pub(in crate::sqlite) fn settle(
         Settle::Complete(retain) => (COMPLETE, after(tx.now, retain)),
         Settle::Release => (RENEW, clock::past(tx.now)),
     };
-    let settled =
-        tx.prepare(statement)?
-            .execute(params![key.to_be_bytes(), stored(fence), tx.now, until])?;
+    let settled = tx.prepare(statement)?.execute(params![
+        key.to_be_bytes(),
+        fence.0.to_be_bytes(),
+        tx.now,
+        until
+    ])?;
     Ok(settled == 1)
 }
 

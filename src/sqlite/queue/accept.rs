@@ -2,25 +2,39 @@
 
 use rusqlite::params;
 
-use super::row::{self, Work, place, state};
-use super::{kinds, lanes, memo};
+use super::row::{self, Work};
+use super::{chats, kinds, lanes};
 use crate::delivery::IdempotencyKey;
 use crate::inbox::event::{EventId, NewEvent, Take};
 use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
 use crate::sqlite::engine::Tx;
 use crate::sqlite::keys::rows::{self as keys, Taken};
+use crate::sqlite::schema::{Place, State};
 use crate::store::EventKey;
 
 const INSERT: &str = "
     INSERT INTO events
         (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, 0, 0)";
-const INSERT_BODY: &str = "INSERT INTO bodies (seq, body) VALUES (?1, ?2)";
-const INSERT_HEADERS: &str = "INSERT INTO headers (seq, headers) VALUES (?1, ?2)";
+const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body) VALUES (?1, ?2, ?3)";
+const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [INSERT, INSERT_BODY, INSERT_HEADERS];
+pub(super) const STATEMENTS: [&str; 3] = [INSERT, INSERT_BODY, LAST];
+
+/// The number of the event that was accepted last, once a transaction has read it.
+#[derive(Default)]
+struct Last(Option<i64>);
+
+pub(super) fn last(tx: &mut Tx<'_>) -> rusqlite::Result<i64> {
+    if let Last(Some(last)) = *tx.memo() {
+        return Ok(last);
+    }
+    let last = tx.prepare(LAST)?.query_row([], |row| row.get(0))?;
+    *tx.memo() = Last(Some(last));
+    Ok(last)
+}
 
 pub(super) fn accept(
     tx: &mut Tx<'_>,
@@ -40,7 +54,7 @@ pub(super) fn accept(
     }
     let delivery = &event.delivery;
     let kind = kinds::find(tx, delivery.kind())?;
-    let seq = memo::last(tx)? + 1;
+    let seq = last(tx)? + 1;
     let keep_until = row::after(tx.now, event.retain);
     for digests in [event.key, guard].into_iter().flatten() {
         if let Some(taken) = keys::record(tx, digests, seq, keep_until)? {
@@ -52,20 +66,21 @@ pub(super) fn accept(
         seq,
         kind.id,
         match event.dead {
-            Some(_) => state::DEAD,
-            None => state::UNSETTLED,
+            Some(_) => State::Dead,
+            None => State::Unsettled,
         },
         delivery.key().map(IdempotencyKey::as_bytes),
         event.chat,
         tx.now,
         keep_until,
     ])?;
-    tx.prepare(INSERT_BODY)?
-        .execute(params![seq, &delivery.body()[..]])?;
-    if let Some(headers) = headers::to_bytes(delivery.headers()) {
-        tx.prepare(INSERT_HEADERS)?.execute(params![seq, headers])?;
-    }
-    memo::set_last(tx, seq);
+    tx.prepare(INSERT_BODY)?.execute(params![
+        seq,
+        headers::to_bytes(delivery.headers()),
+        &delivery.body()[..]
+    ])?;
+    *tx.memo() = Last(Some(seq));
+    chats::accepted(tx, seq)?;
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
         row::fail(tx, seq, failure)?;
@@ -76,7 +91,7 @@ pub(super) fn accept(
         seq,
         kind: kind.id,
         lane: event.lane.map(|lane| lane.0),
-        place: place::READY,
+        place: Place::Ready,
         due: tx.now,
         failures: 0,
         crashes: 0,
@@ -86,16 +101,16 @@ pub(super) fn accept(
     if let Some(lane) = work.lane
         && lanes::is_busy(tx, lane)?
     {
-        work.place = place::BEHIND;
+        work.place = Place::Behind;
     }
     let is_open = |take: &&Take| !kind.is_paused && take.kinds.contains(delivery.kind());
     let take = take.filter(is_open);
-    let Some(take) = take.filter(|_| work.place == place::READY) else {
+    let Some(take) = take.filter(|_| work.place == Place::Ready) else {
         work.insert(tx, None)?;
         return Ok(Accepted::New { id, taken: None });
     };
     let fence = tx.token();
-    work.place = place::TAKEN;
+    work.place = Place::Taken;
     work.due = row::lease_end(tx.now, take.lease);
     work.insert(tx, Some(fence))?;
     let delivery = delivery.clone().with_acceptance(row::time(tx.now), false);

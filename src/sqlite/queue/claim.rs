@@ -6,22 +6,29 @@ use rusqlite::{OptionalExtension, Row, params};
 
 use super::kinds::Names;
 use super::lanes;
-use super::row::{self, Work, place};
+use super::row::{self, Work};
 use crate::inbox::event::{EventLease, Take};
 use crate::inbox::queue::Claims;
 use crate::sqlite::engine::Tx;
+use crate::sqlite::schema::{Place, sql};
 
 // Of the kinds that have an event in a place, the next one, with its event that is due first.
-const NEXT_KIND: &str = "
+const NEXT_KIND: &str = sql!(
+    "
     SELECT kind, due, seq FROM work INDEXED BY work_due
-    WHERE place = ?1 AND place <> 6 AND kind > ?2 ORDER BY kind, due, seq";
-const FIRST: &str = "
+    WHERE place = ?1 AND place <> $Behind AND kind > ?2 ORDER BY kind, due, seq"
+);
+const FIRST: &str = sql!(
+    "
     SELECT kind, due, seq FROM work INDEXED BY work_due
-    WHERE place = ?1 AND place <> 6 AND kind = ?2 ORDER BY due, seq";
+    WHERE place = ?1 AND place <> $Behind AND kind = ?2 ORDER BY due, seq"
+);
 // A lease that has expired takes the event back, which was counted as crashed.
-const EXTEND: &str = "
-    UPDATE work SET place = 4, due = ?3, crashes = crashes - (place <> 4)
-    WHERE seq = ?1 AND fence = ?2 AND place < 5";
+const EXTEND: &str = sql!(
+    "
+    UPDATE work SET place = $Taken, due = ?3, crashes = crashes - (place <> $Taken)
+    WHERE seq = ?1 AND fence = ?2 AND place <= $Taken"
+);
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 3] = [NEXT_KIND, FIRST, EXTEND];
@@ -32,14 +39,14 @@ const RETURNS: usize = 256;
 /// The event that is due first, of those of a kind that are in a place.
 #[derive(Clone, Copy)]
 struct Head {
-    place: i64,
+    place: Place,
     kind: i64,
     due: i64,
     seq: i64,
 }
 
 impl Head {
-    fn read(place: i64) -> impl Fn(&Row<'_>) -> rusqlite::Result<Self> {
+    fn read(place: Place) -> impl Fn(&Row<'_>) -> rusqlite::Result<Self> {
         move |row| {
             Ok(Self {
                 place,
@@ -50,18 +57,20 @@ impl Head {
         }
     }
 
-    fn first(tx: &Tx<'_>, place: i64, kind: i64) -> rusqlite::Result<Option<Self>> {
+    fn first(tx: &Tx<'_>, place: Place, kind: i64) -> rusqlite::Result<Option<Self>> {
         let mut first = tx.prepare(FIRST)?;
-        first.query_row([place, kind], Self::read(place)).optional()
+        first
+            .query_row(params![place, kind], Self::read(place))
+            .optional()
     }
 
     /// One for each kind.
-    fn all(tx: &Tx<'_>, place: i64) -> rusqlite::Result<Vec<Self>> {
+    fn all(tx: &Tx<'_>, place: Place) -> rusqlite::Result<Vec<Self>> {
         let mut heads: Vec<Self> = Vec::new();
         let mut next = tx.prepare(NEXT_KIND)?;
         loop {
             let before = heads.last().map_or(0, |head| head.kind);
-            let head = next.query_row([place, before], Self::read(place));
+            let head = next.query_row(params![place, before], Self::read(place));
             match head.optional()? {
                 Some(head) => heads.push(head),
                 None => return Ok(heads),
@@ -93,7 +102,7 @@ pub(super) fn claim(
     let mut claims = Claims::default();
     let mut suspects = suspects;
     let mut heads = Vec::new();
-    for place in [place::READY, place::SUSPECT] {
+    for place in [Place::Ready, Place::Suspect] {
         for head in Head::all(tx, place)? {
             if names.is_open(tx, head.kind, take)? {
                 heads.push(head);
@@ -101,7 +110,7 @@ pub(super) fn claim(
         }
     }
     loop {
-        let is_allowed = |head: &Head| head.place == place::READY || suspects > 0;
+        let is_allowed = |head: &Head| head.place == Place::Ready || suspects > 0;
         let first = (0..heads.len())
             .filter(|at| is_allowed(&heads[*at]))
             .min_by_key(|at| {
@@ -109,7 +118,7 @@ pub(super) fn claim(
                     place, due, seq, ..
                 } = heads[*at];
                 // A suspect was in progress before all that waits.
-                let is_first = place == place::SUSPECT && due <= tx.now;
+                let is_first = place == Place::Suspect && due <= tx.now;
                 (!is_first, due, seq)
             });
         let Some(at) = first else { break };
@@ -118,9 +127,7 @@ pub(super) fn claim(
             next.add(head.due);
             break;
         }
-        let mut by_seq = tx.prepare(row::BY_SEQ)?;
-        let work = by_seq.query_row([head.seq], Work::read)?;
-        drop(by_seq);
+        let work = Work::read_by(tx, head.seq)?;
         let kind = names.name(tx, work.kind)?;
         if let Some(taken) = lanes::take(tx, &work, kind, take)? {
             suspects = suspects.saturating_sub((taken.crashes > 0).into());
@@ -144,7 +151,7 @@ fn return_to_lines(
     next: &mut Earliest,
 ) -> rusqlite::Result<()> {
     let mut returns = RETURNS;
-    for place in [place::TAKEN, place::ASIDE] {
+    for place in [Place::Taken, Place::Aside] {
         for head in Head::all(tx, place)? {
             let mut head = Some(head);
             while let Some(due) = head
@@ -152,10 +159,9 @@ fn return_to_lines(
                 && returns > 0
             {
                 returns -= 1;
-                let mut by_seq = tx.prepare(row::BY_SEQ)?;
-                let mut work = by_seq.query_row([due.seq], Work::read)?;
+                let mut work = Work::read_by(tx, due.seq)?;
                 match place {
-                    place::TAKEN => lanes::expire(tx, &mut work)?,
+                    Place::Taken => lanes::expire(tx, &mut work)?,
                     _ => lanes::join(tx, &mut work)?,
                 }
                 head = Head::first(tx, place, due.kind)?;

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::memo::Memo;
 use super::row;
 use crate::event::EventKind;
 use crate::inbox::event::Take;
@@ -40,10 +39,13 @@ impl Known {
     }
 }
 
+/// The kinds that a transaction has read, and would find unchanged.
+type Memo = Vec<(EventKind, Known)>;
+
 /// Finds a kind, and gives it a number if it has none.
 pub(super) fn find(tx: &mut Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
     let memo = tx.memo::<Memo>();
-    if let Some((_, known)) = memo.kinds.iter().find(|(of, _)| of == kind) {
+    if let Some((_, known)) = memo.iter().find(|(of, _)| of == kind) {
         return Ok(*known);
     }
     let mut by_name = tx.prepare(BY_NAME)?;
@@ -55,7 +57,7 @@ pub(super) fn find(tx: &mut Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known>
             by_name.query_row([kind.as_str()], Known::read)?
         }
     };
-    tx.memo::<Memo>().kinds.push((kind.clone(), known));
+    tx.memo::<Memo>().push((kind.clone(), known));
     Ok(known)
 }
 
@@ -76,7 +78,7 @@ pub(super) fn pause(
         None => 0,
     };
     tx.prepare(PAUSE)?.execute(params![id, paused])?;
-    tx.memo::<Memo>().kinds.clear();
+    tx.memo::<Memo>().clear();
     Ok(())
 }
 

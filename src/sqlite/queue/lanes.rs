@@ -6,15 +6,14 @@ use bytes::Bytes;
 use rusqlite::{OptionalExtension, params};
 
 use super::kinds::Names;
-use super::list;
-use super::row::{self, Work, place};
+use super::row::{self, Work};
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent};
 use crate::inbox::headers;
-use crate::inbox::records::BlockedLane;
 use crate::sqlite::engine::{Tx, is_damage};
+use crate::sqlite::schema::{Place, sql};
 use crate::store::Fence;
 
 const FIRST: &str = concat!(
@@ -22,37 +21,29 @@ const FIRST: &str = concat!(
     row::columns!(),
     " FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place, seq"
 );
-const FIRST_BEHIND: &str = concat!(
+const FIRST_BEHIND: &str = sql!(concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place = 6 ORDER BY seq"
-);
+    " FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind ORDER BY seq"
+));
 const FIRST_PLACE: &str =
     "SELECT place FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place";
 const MOVE: &str = "UPDATE work SET place = ?2 WHERE seq = ?1";
 const PROMOTE: &str = "UPDATE work SET place = ?2, due = max(due, ?3) WHERE seq = ?1";
 const EXPIRE: &str = "UPDATE work SET place = ?2, crashes = ?3 WHERE seq = ?1";
-const RETURNED: &str = concat!(
+const RETURNED: &str = sql!(concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work INDEXED BY work_aside WHERE lane = ?1 AND place = 7 AND due <= ?2 ORDER BY due"
-);
-const TAKE: &str = "UPDATE work SET place = 4, due = ?2, fence = ?3 WHERE seq = ?1";
+    " FROM work INDEXED BY work_aside
+    WHERE lane = ?1 AND place = $Aside AND due <= ?2 ORDER BY due"
+));
+const TAKE: &str = sql!("UPDATE work SET place = $Taken, due = ?2, fence = ?3 WHERE seq = ?1");
 const CONTENT: &str = "
-    SELECT e.key, e.accepted, e.redriven, b.body, h.headers
-    FROM events e CROSS JOIN bodies b LEFT JOIN headers h ON h.seq = ?1
-    WHERE e.seq = ?1 AND b.seq = ?1";
-const BLOCKING: &str = concat!(
-    "SELECT ",
-    row::columns!(),
-    " FROM work INDEXED BY work_blocking
-    WHERE place < 6 AND lane IS NOT NULL AND (tried OR crashes > 0) AND seq > ?1 ORDER BY seq"
-);
-// Most of them need not be counted.
-const WAITING: &str = "SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = 6";
+    SELECT e.key, e.accepted, e.redriven, b.body, b.headers
+    FROM events e CROSS JOIN bodies b WHERE e.seq = ?1 AND b.seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 11] = [
+pub(super) const STATEMENTS: [&str; 9] = [
     FIRST,
     FIRST_BEHIND,
     FIRST_PLACE,
@@ -62,25 +53,23 @@ pub(super) const STATEMENTS: [&str; 11] = [
     RETURNED,
     TAKE,
     CONTENT,
-    BLOCKING,
-    WAITING,
 ];
 
 /// Whether an event stands in the line now.
 pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
     let mut place = tx.prepare(FIRST_PLACE)?;
     let mut place = || place.query_row([lane], |row| row.get(0)).optional();
-    let first: Option<i64> = place()?;
+    let first: Option<Place> = place()?;
     // As a rule, no other event of the lane is unsettled.
     if first.is_none() {
         return Ok(false);
     }
     return_now(tx, lane)?;
-    Ok(place()?.is_some_and(|place| place != place::ASIDE))
+    Ok(place()?.is_some_and(|place| place != Place::Aside))
 }
 
-fn set_place(tx: &Tx<'_>, seq: i64, place: i64) -> rusqlite::Result<()> {
-    tx.prepare(MOVE)?.execute([seq, place])?;
+fn set_place(tx: &Tx<'_>, seq: i64, place: Place) -> rusqlite::Result<()> {
+    tx.prepare(MOVE)?.execute(params![seq, place])?;
     Ok(())
 }
 
@@ -101,7 +90,7 @@ pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
 }
 
 /// The event that others of its lane wait for, or the first one that waits.
-fn first(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<Option<Work>> {
+pub(super) fn first(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<Option<Work>> {
     let mut first = tx.prepare(FIRST)?;
     first.query_row([lane], Work::read).optional()
 }
@@ -118,9 +107,9 @@ pub(super) fn advance(
     };
     return_now(tx, lane)?;
     // The first of those that have just returned could not be taken before, either.
-    if before.place == place::ASIDE
+    if before.place == Place::Aside
         && let Some(returned) = first(tx, lane)?
-        && returned.place != place::ASIDE
+        && returned.place != Place::Aside
     {
         promote(tx, &returned)?;
     }
@@ -136,7 +125,7 @@ pub(super) fn take_first(
     let Some(first) = first(tx, lane)? else {
         return Ok(None);
     };
-    if matches!(first.place, place::TAKEN | place::HOLDING | place::ASIDE) {
+    if matches!(first.place, Place::Taken | Place::Holding | Place::Aside) {
         return Ok(None);
     }
     let mut names = Names::default();
@@ -145,7 +134,7 @@ pub(super) fn take_first(
             let kind = names.name(tx, first.kind)?;
             self::take(tx, &first, kind, take)
         }
-        _ if first.place == place::BEHIND => {
+        _ if first.place == Place::Behind => {
             promote(tx, &first)?;
             Ok(None)
         }
@@ -174,11 +163,11 @@ pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
 }
 
 /// The place of an event that is put back in its line. If another one is before it, that one is made ready.
-fn place_in_line(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<i64> {
+fn place_in_line(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Place> {
     match before(tx, work)? {
         Some(before) => {
             set_place(tx, before.seq, before.ready())?;
-            Ok(place::BEHIND)
+            Ok(Place::Behind)
         }
         None => Ok(work.ready()),
     }
@@ -193,18 +182,18 @@ pub(super) fn stand(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
 /// Returns an event that was aside to its line.
 pub(super) fn join(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
     let first = match work.lane {
-        Some(lane) => first(tx, lane)?.filter(|first| first.place != place::ASIDE),
+        Some(lane) => first(tx, lane)?.filter(|first| first.place != Place::Aside),
         None => None,
     };
     work.place = match first {
         None => work.ready(),
         Some(first) => {
-            let is_ready = matches!(first.place, place::READY | place::SUSPECT);
+            let is_ready = matches!(first.place, Place::Ready | Place::Suspect);
             if is_ready && work.seq < first.seq {
-                set_place(tx, first.seq, place::BEHIND)?;
+                set_place(tx, first.seq, Place::Behind)?;
                 work.ready()
             } else {
-                place::BEHIND
+                Place::Behind
             }
         }
     };
@@ -247,48 +236,6 @@ pub(super) fn take(
         }
         Err(error) => Err(error),
     }
-}
-
-/// The events for which their lanes wait since they failed: those of a step, or that of one lane.
-pub(super) fn blocking(
-    tx: &Tx<'_>,
-    lane: Option<i64>,
-    after: Option<EventId>,
-    limit: usize,
-) -> rusqlite::Result<Vec<BlockedLane>> {
-    let after = after.map_or(i64::MIN, |EventId(seq)| seq);
-    let found: Vec<Work> = match lane {
-        Some(lane) => first(tx, lane)?
-            .into_iter()
-            .filter(|work| work.is_blocking() && work.seq > after)
-            .take(limit)
-            .collect(),
-        None => {
-            let mut blocking = tx.prepare(BLOCKING)?;
-            let blocking = blocking.query_map([after], Work::read)?;
-            blocking.take(limit).collect::<Result<_, _>>()?
-        }
-    };
-    let mut names = Names::default();
-    let mut lanes = Vec::new();
-    for work in found {
-        let Some(event) = list::summary(tx, EventId(work.seq), &mut names)? else {
-            continue;
-        };
-        let mut waiting = tx.prepare(WAITING)?;
-        let mut rows = waiting.query([work.lane])?;
-        let mut waiting = 0;
-        while waiting < BlockedLane::MOST_WAITING && rows.next()?.is_some() {
-            waiting += 1;
-        }
-        let first_failed = work.first_failed.map_or(event.accepted_at, row::time);
-        lanes.push(BlockedLane {
-            since: event.settled_at.unwrap_or(first_failed),
-            event,
-            waiting,
-        });
-    }
-    Ok(lanes)
 }
 
 /// What the lease carries: the lane, if the event has not failed.

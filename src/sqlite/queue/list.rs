@@ -1,56 +1,45 @@
-//! What is read: events, their number, and the size of the file.
+//! What is read of events: pages of a list, single events, blocked lanes.
 
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 
-use super::kinds::{self, Names};
-use super::row::{self, Work, place, state};
-use super::search;
+use super::kinds::Names;
+use super::lanes;
+use super::row::{self, Work};
+use super::search::{self, FIRST};
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Failure};
 use crate::inbox::headers;
-use crate::inbox::records::{
-    EventRecord, EventSummary, Filter, KindStats, Page, PastFailure, Stats,
-};
+use crate::inbox::records::{BlockedLane, EventRecord, EventSummary, Filter, Page, PastFailure};
 use crate::sqlite::engine::{Tx, clock};
+use crate::sqlite::schema::{Place, State, sql};
 
 const SUMMARY: &str = "
     SELECT e.kind, e.state, e.key, e.chat, e.accepted, e.settled, e.failures, e.redriven,
         w.place, w.due, w.failures, w.crashes, w.tried
     FROM events e LEFT JOIN work w ON w.seq = e.seq WHERE e.seq = ?1";
-const BODY: &str = "SELECT body FROM bodies WHERE seq = ?1";
-const HEADERS: &str = "SELECT headers FROM headers WHERE seq = ?1";
-const FAILURES: &str = "
-    SELECT f.at, f.outcome, f.reason, d.took
-    FROM failures f LEFT JOIN durations d ON d.seq = ?1 AND d.number = f.number
-    WHERE f.seq = ?1 ORDER BY f.number";
+const CONTENT: &str = "SELECT body, headers FROM bodies WHERE seq = ?1";
+const FAILURES: &str =
+    "SELECT at, outcome, reason, took FROM failures WHERE seq = ?1 ORDER BY number";
 const HAS_ERROR: &str = "
     SELECT 1 FROM failures
     WHERE seq = ?1 AND (instr(lower(outcome), ?2) > 0 OR instr(lower(reason), ?2) > 0)";
-pub(super) const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
-const LAST: &str = "SELECT seq FROM events WHERE seq <= ?1 ORDER BY seq DESC";
-const WORK: &str = "
-    SELECT seq, kind, place, tried OR crashes > 0, due, lane IS NOT NULL
-    FROM work WHERE seq > ?1 ORDER BY seq";
-const DEAD: &str = "
-    SELECT seq, kind FROM events INDEXED BY events_dead WHERE state = 9 AND seq > ?1 ORDER BY seq";
-const PAGES: &str = "PRAGMA page_count";
-const FREE_PAGES: &str = "PRAGMA freelist_count";
-const PAGE_SIZE: &str = "PRAGMA page_size";
+const BLOCKING: &str = sql!(concat!(
+    "SELECT ",
+    row::columns!(),
+    " FROM work INDEXED BY work_blocking
+    WHERE place < $Behind AND lane IS NOT NULL AND (tried OR crashes > 0) AND seq > ?1 ORDER BY seq"
+));
+// Most of them need not be counted.
+const WAITING: &str =
+    sql!("SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 9] = [
-    SUMMARY, BODY, HEADERS, FAILURES, HAS_ERROR, FIRST, LAST, WORK, DEAD,
-];
-
-/// How many events a step counts, which takes less time than a commit.
-const COUNTED: usize = 1000;
+pub(super) const STATEMENTS: [&str; 6] = [SUMMARY, CONTENT, FAILURES, HAS_ERROR, BLOCKING, WAITING];
 
 /// A part of a list.
 pub(super) struct Found {
@@ -64,10 +53,13 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> rusqlite::Result
         events: Vec::new(),
         seen: None,
     };
-    let Some(range) = range(tx, filter, page)? else {
+    let Some(newest) = search::last(tx)? else {
         return Ok(found);
     };
-    let (candidates, seen) = search::candidates(tx, filter, &range, page)?;
+    let Some(range) = range(tx, filter, page, newest)? else {
+        return Ok(found);
+    };
+    let (candidates, seen) = search::candidates(tx, filter, &range, newest, page)?;
     let error = filter.error.as_deref().map(str::to_ascii_lowercase);
     found.seen = seen.map(EventId);
     let mut names = Names::default();
@@ -92,19 +84,16 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> rusqlite::Result
     Ok(found)
 }
 
-/// The numbers that may match by the page and the time of acceptance.
+/// The numbers that may match by the page and the time of acceptance, up to that of the newest event.
 fn range(
     tx: &Tx<'_>,
     filter: &Filter,
     page: Page,
+    newest: i64,
 ) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
     let mut first = tx.prepare(FIRST)?;
-    let first: Option<i64> = first.query_row([i64::MIN], |row| row.get(0)).optional()?;
-    let mut last = tx.prepare(LAST)?;
-    let last: Option<i64> = last.query_row([i64::MAX], |row| row.get(0)).optional()?;
-    let (Some(mut first), Some(mut last)) = (first, last) else {
-        return Ok(None);
-    };
+    let mut first: i64 = first.query_row([i64::MIN], |row| row.get(0))?;
+    let mut last = newest;
     // Processes agree on the time to so many milliseconds.
     if let Some(from) = filter.accepted_from {
         first = accepted_at(
@@ -155,12 +144,9 @@ pub(super) fn summary(
 ) -> rusqlite::Result<Option<EventSummary>> {
     let mut summary = tx.prepare(SUMMARY)?;
     let found = summary.query_row([id.0], |row| {
-        let stored: i64 = row.get(1)?;
-        if stored == state::DELETED {
-            return Ok(None);
-        }
+        let stored: State = row.get(1)?;
         let kind = names.name(tx, row.get(0)?)?;
-        Ok(Some(read_summary(tx, row, id, kind, stored)?))
+        read_summary(tx, row, id, kind, stored)
     });
     Ok(found.optional()?.flatten())
 }
@@ -170,13 +156,13 @@ fn read_summary(
     row: &Row<'_>,
     id: EventId,
     kind: EventKind,
-    stored: i64,
-) -> rusqlite::Result<EventSummary> {
+    stored: State,
+) -> rusqlite::Result<Option<EventSummary>> {
     let settled_at = || Ok::<_, rusqlite::Error>(Some(row::time(row.get(5)?)));
     let mut failures = row.get(6)?;
     let mut due_at = None;
     let (state, settled_at) = match stored {
-        state::UNSETTLED => {
+        State::Unsettled => {
             let work = Work {
                 seq: id.0,
                 kind: 0,
@@ -189,18 +175,18 @@ fn read_summary(
                 tried: row.get(12)?,
             };
             failures = work.failures;
-            if work.place != place::TAKEN && work.due > tx.now {
+            if work.place != Place::Taken && work.due > tx.now {
                 due_at = Some(row::time(work.due));
             }
             (work.state(tx.now), None)
         }
-        state::HANDLED | state::HANDLED_WITHOUT_BODY => (EventState::Handled, settled_at()?),
-        state::IGNORED | state::IGNORED_WITHOUT_BODY => (EventState::Ignored, settled_at()?),
-        state::DISCARDED => (EventState::Discarded, settled_at()?),
-        state::DEAD => (EventState::Dead, settled_at()?),
-        _ => return Err(row::invalid(1, Type::Integer, "there is no such state")),
+        State::Handled | State::HandledWithoutBody => (EventState::Handled, settled_at()?),
+        State::Ignored | State::IgnoredWithoutBody => (EventState::Ignored, settled_at()?),
+        State::Discarded => (EventState::Discarded, settled_at()?),
+        State::Dead => (EventState::Dead, settled_at()?),
+        State::Deleted => return Ok(None),
     };
-    Ok(EventSummary {
+    Ok(Some(EventSummary {
         id,
         kind,
         key: row::read_key(row, 2)?,
@@ -211,19 +197,21 @@ fn read_summary(
         due_at,
         failures,
         is_redriven: row.get(7)?,
-    })
+    }))
 }
 
 pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventRecord>> {
     let Some(summary) = summary(tx, id, &mut Names::default())? else {
         return Ok(None);
     };
-    let mut body = tx.prepare(BODY)?;
-    let body = body.query_row([id.0], |row| row.get(0)).optional()?;
-    let mut headers = tx.prepare(HEADERS)?;
-    let headers = headers
-        .query_row([id.0], |row| row.get::<_, Vec<u8>>(0))
-        .optional()?;
+    let mut content = tx.prepare(CONTENT)?;
+    let content = content.query_row([id.0], |row| {
+        let body: Vec<u8> = row.get(0)?;
+        let headers = row.get_ref(1)?.as_blob_or_null()?;
+        let headers = headers.map_or_else(HeaderMap::new, headers::from_bytes);
+        Ok((Bytes::from(body), headers))
+    });
+    let (body, headers) = content.optional()?.unzip();
     let mut failures = tx.prepare(FAILURES)?;
     let failures = failures.query_map([id.0], |row| {
         Ok(PastFailure {
@@ -239,125 +227,50 @@ pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventReco
     })?;
     Ok(Some(EventRecord {
         summary,
-        body: body.map(|body: Vec<u8>| Bytes::from(body)),
-        headers: headers.map_or_else(HeaderMap::new, |bytes| headers::from_bytes(&bytes)),
+        body,
+        headers: headers.unwrap_or_default(),
         failures: failures.collect::<Result<_, _>>()?,
     }))
 }
 
-/// The number of events of a kind.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Count {
-    waiting: u64,
-    in_progress: u64,
-    retrying: u64,
-    dead: u64,
-    blocking: u64,
-    oldest: Option<i64>,
-}
-
-/// Events that were counted, by the number of their kind.
-#[derive(Clone, Default)]
-pub(super) struct Counts {
-    kinds: BTreeMap<i64, Count>,
-    /// Up to which number, of those that are unsettled and of those that are dead.
-    seen: [Option<i64>; 2],
-    /// Whether that is all.
-    done: [bool; 2],
-}
-
-impl Counts {
-    pub(super) fn is_complete(&self) -> bool {
-        self.done == [true; 2]
-    }
-
-    /// Counts some events more.
-    pub(super) fn step(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        if !self.done[0] {
-            self.count_work(tx)
-        } else {
-            self.count_dead(tx)
+/// The events for which their lanes wait since they failed: those of a step, or that of one lane.
+pub(super) fn blocked_lanes(
+    tx: &Tx<'_>,
+    lane: Option<i64>,
+    after: Option<EventId>,
+    limit: usize,
+) -> rusqlite::Result<Vec<BlockedLane>> {
+    let after = after.map_or(i64::MIN, |EventId(seq)| seq);
+    let found: Vec<Work> = match lane {
+        Some(lane) => lanes::first(tx, lane)?
+            .into_iter()
+            .filter(|work| work.is_blocking() && work.seq > after)
+            .take(limit)
+            .collect(),
+        None => {
+            let mut blocking = tx.prepare(BLOCKING)?;
+            let blocking = blocking.query_map([after], Work::read)?;
+            blocking.take(limit).collect::<Result<_, _>>()?
         }
-    }
-
-    fn count_work(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        let mut work = tx.prepare(WORK)?;
-        let mut rows = work.query([self.seen[0].unwrap_or(i64::MIN)])?;
-        for _ in 0..COUNTED {
-            let Some(row) = rows.next()? else {
-                self.done[0] = true;
-                return Ok(());
-            };
-            let seq = row.get(0)?;
-            self.seen[0] = Some(seq);
-            let count = self.kinds.entry(row.get(1)?).or_default();
-            let (place, has_failed): (_, bool) = (row.get(2)?, row.get(3)?);
-            if has_failed && place < place::BEHIND && row.get(5)? {
-                count.blocking += 1;
-            }
-            match place {
-                place::HOLDING => continue,
-                place::TAKEN if row.get::<_, i64>(4)? > tx.now => count.in_progress += 1,
-                place::TAKEN => count.retrying += 1,
-                _ if has_failed => count.retrying += 1,
-                _ => count.waiting += 1,
-            }
-            if count.oldest.is_none() {
-                let mut first = tx.prepare(FIRST)?;
-                count.oldest = Some(first.query_row([seq], |row| row.get(1))?);
-            }
-        }
-        Ok(())
-    }
-
-    fn count_dead(&mut self, tx: &Tx<'_>) -> rusqlite::Result<()> {
-        let mut dead = tx.prepare(DEAD)?;
-        let mut rows = dead.query([self.seen[1].unwrap_or(i64::MIN)])?;
-        for _ in 0..COUNTED {
-            let Some(row) = rows.next()? else {
-                self.done[1] = true;
-                return Ok(());
-            };
-            self.seen[1] = Some(row.get(0)?);
-            self.kinds.entry(row.get(1)?).or_default().dead += 1;
-        }
-        Ok(())
-    }
-
-    pub(super) fn stats(&self, tx: &Tx<'_>) -> rusqlite::Result<Stats> {
-        let mut stats = Stats {
-            kinds: Vec::new(),
-            at: row::time(tx.now),
-            is_paused: false,
-        };
-        for (id, kind, is_paused) in kinds::all(tx)? {
-            let Some(kind) = kind else {
-                stats.is_paused = is_paused;
-                continue;
-            };
-            let count = self.kinds.get(&id).copied().unwrap_or_default();
-            stats.kinds.push(KindStats {
-                kind,
-                waiting: count.waiting,
-                in_progress: count.in_progress,
-                retrying: count.retrying,
-                dead: count.dead,
-                blocking: count.blocking,
-                oldest: count.oldest.map(row::time),
-                is_paused,
-            });
-        }
-        stats.kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
-        Ok(stats)
-    }
-}
-
-/// The bytes of the file that are in use.
-pub(super) fn size(tx: &Tx<'_>) -> rusqlite::Result<u64> {
-    let number = |sql| -> rusqlite::Result<u64> {
-        let mut pragma = tx.prepare(sql)?;
-        pragma.query_row([], |row| Ok(row.get::<_, u32>(0)?.into()))
     };
-    let used = number(PAGES)?.saturating_sub(number(FREE_PAGES)?);
-    Ok(used.saturating_mul(number(PAGE_SIZE)?))
+    let mut names = Names::default();
+    let mut lanes = Vec::new();
+    for work in found {
+        let Some(event) = summary(tx, EventId(work.seq), &mut names)? else {
+            continue;
+        };
+        let mut waiting = tx.prepare(WAITING)?;
+        let mut rows = waiting.query([work.lane])?;
+        let mut waiting = 0;
+        while waiting < BlockedLane::MOST_WAITING && rows.next()?.is_some() {
+            waiting += 1;
+        }
+        let first_failed = work.first_failed.map_or(event.accepted_at, row::time);
+        lanes.push(BlockedLane {
+            since: event.settled_at.unwrap_or(first_failed),
+            event,
+            waiting,
+        });
+    }
+    Ok(lanes)
 }

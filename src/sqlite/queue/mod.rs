@@ -1,16 +1,17 @@
 //! The queue in a SQLite file.
 
 mod accept;
-mod change;
+mod chats;
 mod claim;
 mod kinds;
 mod lanes;
 mod list;
-mod memo;
+mod person;
 mod purge;
 mod row;
 mod search;
 mod settle;
+mod stats;
 #[cfg(test)]
 mod tests;
 
@@ -20,16 +21,16 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::list::Counts;
+use self::person::ToForget;
+use self::stats::Counts;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Records, Stats,
 };
-use crate::sqlite::SqliteStore;
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
-use crate::sqlite::{keys, schema};
+use crate::sqlite::keys::{self, SqliteStore};
 use crate::store::engine::Error;
 use crate::store::{OpenError, StoreError};
 
@@ -66,10 +67,12 @@ use crate::store::{OpenError, StoreError};
 /// bodies are kept for a day and keys for 8 days. The write-ahead log beside the file takes 64 MiB, and about twice
 /// that under full load. Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
 /// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Queue::stats) reads all
-/// unsettled events and dead letters, which takes half a second for a million. [`list`](Queue::list) reads the events
-/// that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an error;
-/// [`forget`](Queue::forget) reads all events. These three work in steps of some milliseconds, with other calls in
-/// between, so their result is not a snapshot. They do not delay those that accept and handle events.
+/// unsettled events and dead letters, which takes half a second for a million. [`list`](Queue::list) finds the events
+/// of a chat by an index, however many there are, and [`forget`](Queue::forget) does so, too. Other lists read the
+/// events that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an
+/// error. Lists and counts work in steps of some milliseconds, with other calls in between, so their result is not a
+/// snapshot. They do not delay those that accept and handle events. One acceptance in 16,384 also writes the index of
+/// chats for as many events, which takes some 15 milliseconds.
 ///
 /// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason and the duration of the attempt.
 ///
@@ -87,10 +90,7 @@ use crate::store::{OpenError, StoreError};
 /// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `VACUUM INTO`. Never delete
 /// or replace the file while a process has it open.
 ///
-/// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in
-/// one transaction. Version 5 reads the unsettled events once, for new indexes. A process of the earlier
-/// release that has the file open as a store continues to work, but drops the keys of unsettled events when their
-/// retention ends.
+/// **Upgrades** are those of [`SqliteStore`].
 ///
 /// Clones share their threads. Dropping the last one waits until the file is closed.
 ///
@@ -119,7 +119,7 @@ impl SqliteQueue {
     }
 
     fn open_by(path: &Path, machine: Machine) -> Result<Self, Error> {
-        let engine = schema::open(path, machine, CHECKPOINT_EVERY)?;
+        let engine = keys::open(path, machine, CHECKPOINT_EVERY)?;
         Ok(Self { engine })
     }
 
@@ -242,7 +242,7 @@ impl Work for SqliteQueue {
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        self.read(|tx| list::size(tx)).await
+        self.read(|tx| stats::size(tx)).await
     }
 }
 
@@ -251,6 +251,10 @@ impl Records for SqliteQueue {
         let began = Instant::now();
         let mut listed = Listed::default();
         let mut page = page;
+        if filter.chat.is_some() {
+            // These are found by an index.
+            page.within = None;
+        }
         let limit = page.limit;
         while listed.events.len() < limit {
             page.limit = limit - listed.events.len();
@@ -280,7 +284,7 @@ impl Records for SqliteQueue {
         let (mut lanes, mut after) = (Vec::new(), after);
         while lanes.len() < limit {
             let most = (limit - lanes.len()).min(LANES_AT_ONCE);
-            let step = self.read(move |tx| lanes::blocking(tx, lane, after, most));
+            let step = self.read(move |tx| list::blocked_lanes(tx, lane, after, most));
             let found = step.await?;
             let is_last = found.len() < most;
             lanes.extend(found);
@@ -297,35 +301,29 @@ impl Records for SqliteQueue {
     }
 
     async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| change::redrive(tx, id, from))
+        self.run(Need::Durable, move |tx| person::redrive(tx, id, from))
             .await
     }
 
     async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| change::discard(tx, id, from))
+        self.run(Need::Durable, move |tx| person::discard(tx, id, from))
             .await
     }
 
     async fn forget(
         &self,
         chat: &str,
-        _: Option<RangeInclusive<EventId>>,
+        events: Option<RangeInclusive<EventId>>,
     ) -> Result<Forgotten, StoreError> {
-        let (mut bodies, mut seen) = (0, 0);
-        loop {
-            let chat = chat.to_owned();
-            let step = self.read(move |tx| change::of_chat(tx, &chat, seen));
-            let (events, next) = step.await?;
-            for events in events.chunks(AT_ONCE) {
-                let events = events.to_vec();
-                let step = self.run(Need::Durable, move |tx| change::forget(tx, &events));
-                bodies += step.await?;
-            }
-            match next {
-                Some(next) => seen = next,
-                None => return Ok(Forgotten { bodies, rest: None }),
-            }
+        let chat = chat.to_owned();
+        let found = self.read(move |tx| person::to_forget(tx, &chat, events.as_ref()));
+        let ToForget { events, rest } = found.await?;
+        let mut bodies = 0;
+        if !events.is_empty() {
+            let step = self.run(Need::Durable, move |tx| person::forget(tx, &events));
+            bodies = step.await?;
         }
+        Ok(Forgotten { bodies, rest })
     }
 
     async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
@@ -353,6 +351,3 @@ impl Records for SqliteQueue {
 
 /// How many blocked lanes a step returns.
 const LANES_AT_ONCE: usize = 50;
-
-/// How many bodies a transaction deletes at most for [`Queue::forget`].
-const AT_ONCE: usize = 256;

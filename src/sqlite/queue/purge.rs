@@ -4,25 +4,46 @@ use std::time::Duration;
 
 use rusqlite::Statement;
 
-use super::change::delete_body;
-use super::memo;
 use super::row::DELETE_FAILURES;
+use super::{accept, chats};
 use crate::sqlite::engine::{Tx, clock};
+use crate::sqlite::schema::sql;
 
-// Without a LIMIT: the few rows that are needed are read one by one. The states 3 and 4 have a body, which is deleted
-// first: an event may be settled when its retention has ended.
-const BODIES: &str = "
+// Without a LIMIT: the few rows that are needed are read one by one. An event that has a body is settled later than its
+// body is deleted, though its retention may have ended before.
+const BODIES: &str = sql!(
+    "
     SELECT seq FROM events INDEXED BY events_body
-    WHERE state BETWEEN 3 AND 4 AND settled <= ?1 ORDER BY settled";
-const EXPIRED: &str = "
+    WHERE state BETWEEN $Handled AND $Ignored AND settled <= ?1 ORDER BY settled"
+);
+const EXPIRED: &str = sql!(
+    "
     SELECT seq FROM events INDEXED BY events_expiry
-    WHERE state BETWEEN 3 AND 8 AND state > 4 AND keep_until < ?1 ORDER BY keep_until";
+    WHERE state BETWEEN $Handled AND $Deleted AND state > $Ignored AND keep_until < ?1
+    ORDER BY keep_until"
+);
 const DELETE: &str = "DELETE FROM events WHERE seq = ?1";
-const KEEP_NUMBER: &str = "
-    UPDATE events SET state = 8, key = NULL, chat = NULL WHERE seq = ?1";
+const KEEP_NUMBER: &str = sql!(
+    "
+    UPDATE events SET state = $Deleted, key = NULL, chat = NULL WHERE seq = ?1"
+);
+const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
+const WITHOUT_BODY: &str = sql!(
+    "
+    UPDATE events
+    SET state = iif(state = $Handled, $HandledWithoutBody, $IgnoredWithoutBody)
+    WHERE seq = ?1 AND state BETWEEN $Handled AND $Ignored"
+);
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 4] = [BODIES, EXPIRED, DELETE, KEEP_NUMBER];
+pub(super) const STATEMENTS: [&str; 6] = [
+    BODIES,
+    EXPIRED,
+    DELETE,
+    KEEP_NUMBER,
+    DELETE_BODY,
+    WITHOUT_BODY,
+];
 
 /// How many rows of each sort a step deletes.
 const STEP: usize = 256;
@@ -35,7 +56,8 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<
     }
     let expired = some(&mut *tx.prepare(EXPIRED)?, tx.now)?;
     if !expired.is_empty() {
-        let last = memo::last(tx)?;
+        let last = accept::last(tx)?;
+        chats::remove(tx, &expired, last)?;
         for seq in &expired {
             delete_body(tx, *seq)?;
             tx.prepare(DELETE_FAILURES)?.execute([seq])?;
@@ -52,4 +74,11 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<
 fn some(statement: &mut Statement<'_>, until: i64) -> rusqlite::Result<Vec<i64>> {
     let rows = statement.query_map([until], |row| row.get(0))?;
     rows.take(STEP).collect()
+}
+
+/// Deletes the body of an event that is settled, and with it the headers, and returns whether it had one.
+pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<bool> {
+    let deleted = tx.prepare(DELETE_BODY)?.execute([seq])?;
+    tx.prepare(WITHOUT_BODY)?.execute([seq])?;
+    Ok(deleted == 1)
 }

@@ -1,39 +1,16 @@
-//! What the columns hold.
+//! Rows of `work` and `failures`, and the values of columns.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::Type;
-use rusqlite::{Row, params};
+use rusqlite::{OptionalExtension, Row, params};
 
 use crate::delivery::IdempotencyKey;
 use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::inbox::event::{EventState, Failure};
 use crate::sqlite::engine::{Tx, clock};
-
-/// What `events.state` holds.
-pub(super) mod state {
-    pub(in crate::sqlite::queue) const UNSETTLED: i64 = 2;
-    /// With a body, as the next one.
-    pub(in crate::sqlite::queue) const HANDLED: i64 = 3;
-    pub(in crate::sqlite::queue) const IGNORED: i64 = 4;
-    pub(in crate::sqlite::queue) const HANDLED_WITHOUT_BODY: i64 = 5;
-    pub(in crate::sqlite::queue) const IGNORED_WITHOUT_BODY: i64 = 6;
-    pub(in crate::sqlite::queue) const DISCARDED: i64 = 7;
-    pub(in crate::sqlite::queue) const DEAD: i64 = 9;
-    pub(in crate::sqlite::queue) const DELETED: i64 = 8;
-}
-
-/// What `work.place` holds.
-pub(super) mod place {
-    pub(in crate::sqlite::queue) const READY: i64 = 2;
-    /// Ready, and has crashed before.
-    pub(in crate::sqlite::queue) const SUSPECT: i64 = 3;
-    pub(in crate::sqlite::queue) const TAKEN: i64 = 4;
-    pub(in crate::sqlite::queue) const HOLDING: i64 = 5;
-    pub(in crate::sqlite::queue) const BEHIND: i64 = 6;
-    pub(in crate::sqlite::queue) const ASIDE: i64 = 7;
-}
+use crate::sqlite::schema::Place;
 
 /// A row of `work`.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +18,7 @@ pub(super) struct Work {
     pub(super) seq: i64,
     pub(super) kind: i64,
     pub(super) lane: Option<i64>,
-    pub(super) place: i64,
+    pub(super) place: Place,
     pub(super) due: i64,
     pub(super) failures: u32,
     pub(super) crashes: u32,
@@ -58,33 +35,31 @@ macro_rules! columns {
 }
 pub(super) use columns;
 
-pub(super) const BY_SEQ: &str = concat!("SELECT ", columns!(), " FROM work WHERE seq = ?1");
+const BY_SEQ: &str = concat!("SELECT ", columns!(), " FROM work WHERE seq = ?1");
 const INSERT: &str = "
     INSERT INTO work
         (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried)
     VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
 const UPDATE: &str = "
     UPDATE work
-    SET place = ?2, due = ?3, fence = x'', failures = ?4, crashes = ?5, first_failed = ?6, tried = ?7
+    SET place = ?2, due = ?3, fence = NULL, failures = ?4, crashes = ?5, first_failed = ?6, tried = ?7
     WHERE seq = ?1";
 const REMOVE: &str = "DELETE FROM work WHERE seq = ?1";
 const FAIL: &str = "
-    INSERT INTO failures (seq, number, at, outcome, reason)
-    SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4 FROM failures WHERE seq = ?1
+    INSERT INTO failures (seq, number, at, took, outcome, reason)
+    SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4, ?5 FROM failures WHERE seq = ?1
     RETURNING number";
 const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <= ?2";
-const TOOK: &str = "INSERT INTO durations (seq, number, took) VALUES (?1, ?2, ?3)";
 pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 8] = [
+pub(super) const STATEMENTS: [&str; 7] = [
     BY_SEQ,
     INSERT,
     UPDATE,
     REMOVE,
     FAIL,
     FAILED_LONG_AGO,
-    TOOK,
     DELETE_FAILURES,
 ];
 
@@ -103,24 +78,33 @@ impl Work {
         })
     }
 
+    /// The row of an event that is unsettled or holds its lane.
+    pub(super) fn read_by(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Self> {
+        tx.prepare(BY_SEQ)?.query_row([seq], Self::read)
+    }
+
+    /// The same, if it is one of them.
+    pub(super) fn find(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Self>> {
+        Self::read_by(tx, seq).optional()
+    }
+
     /// The place of the event when it is first in its lane.
-    pub(super) fn ready(&self) -> i64 {
+    pub(super) fn ready(&self) -> Place {
         match self.crashes {
-            0 => place::READY,
-            _ => place::SUSPECT,
+            0 => Place::Ready,
+            _ => Place::Suspect,
         }
     }
 
     /// Inserts the row, with a fence if the event is taken.
     pub(super) fn insert(&self, tx: &Tx<'_>, fence: Option<u128>) -> rusqlite::Result<()> {
-        let fence = fence.map(u128::to_be_bytes);
         tx.prepare(INSERT)?.execute(params![
             self.seq,
             self.kind,
             self.lane,
             self.place,
             self.due,
-            fence.as_ref().map_or(&[][..], |fence| &fence[..]),
+            fence.map(u128::to_be_bytes),
             self.failures,
             self.crashes,
             self.first_failed,
@@ -151,14 +135,14 @@ impl Work {
     /// Whether its lane waits for it since it failed.
     pub(super) fn is_blocking(&self) -> bool {
         let has_failed = self.tried || self.crashes > 0;
-        has_failed && self.lane.is_some() && self.place < place::BEHIND
+        has_failed && self.lane.is_some() && self.place < Place::Behind
     }
 
     /// The state that it shows, if it is not dead.
     pub(super) fn state(&self, now: i64) -> EventState {
         match self.place {
-            place::TAKEN if self.due > now => EventState::InProgress,
-            place::TAKEN => EventState::Retrying,
+            Place::Taken if self.due > now => EventState::InProgress,
+            Place::Taken => EventState::Retrying,
             _ if self.tried || self.crashes > 0 => EventState::Retrying,
             _ => EventState::Waiting,
         }
@@ -172,19 +156,19 @@ const REASON: usize = 1024;
 
 /// Records an attempt that did not succeed.
 pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result<()> {
+    let took = failure
+        .took
+        .map(|took| i64::try_from(took.as_micros()).unwrap_or(i64::MAX));
     let number: i64 = tx.prepare(FAIL)?.query_row(
         params![
             seq,
             tx.now,
+            took,
             cut(&failure.outcome, OUTCOME),
             cut(&failure.reason, REASON)
         ],
         |row| row.get(0),
     )?;
-    if let Some(took) = failure.took {
-        let took = i64::try_from(took.as_micros()).unwrap_or(i64::MAX);
-        tx.prepare(TOOK)?.execute([seq, number, took])?;
-    }
     if number > FAILURES {
         let last = number - FAILURES;
         tx.prepare(FAILED_LONG_AGO)?.execute([seq, last])?;
@@ -240,6 +224,6 @@ pub(super) fn read_key(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<
 }
 
 /// The error of a value that no release writes.
-pub(super) fn invalid(column: usize, of: Type, error: impl Into<BoxError>) -> rusqlite::Error {
+fn invalid(column: usize, of: Type, error: impl Into<BoxError>) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, of, error.into())
 }

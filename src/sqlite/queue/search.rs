@@ -4,80 +4,53 @@ use std::ops::RangeInclusive;
 
 use rusqlite::{OptionalExtension, Params, params};
 
-use super::kinds;
-use super::list::FIRST;
+use super::{chats, kinds};
 use crate::delivery::IdempotencyKey;
-use crate::inbox::event::{EventState, Lane};
+use crate::inbox::event::EventState;
 use crate::inbox::records::{Filter, Page};
 use crate::sqlite::engine::Tx;
+use crate::sqlite::schema::sql;
 
 /// A statement in both orders.
 macro_rules! both {
-    ($($sql:expr),*) => {
+    ($sql:expr) => {
         [
-            concat!($($sql,)* " ORDER BY 1"),
-            concat!($($sql,)* " ORDER BY 1 DESC"),
+            sql!(concat!($sql, " ORDER BY 1")),
+            sql!(concat!($sql, " ORDER BY 1 DESC")),
         ]
     };
 }
 
-// The columns of the filter are compared where they are read. `?6`: only events that are settled.
+pub(super) const FIRST: &str = "SELECT seq, accepted FROM events WHERE seq >= ?1 ORDER BY seq";
+const LAST: &str = "SELECT max(seq) FROM events";
+// The columns of the filter are compared where they are read. `?5`: only events that are settled.
 const ALL: [&str; 2] = both!(
     "SELECT seq FROM events
-    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR chat = ?3) AND (?4 IS NULL OR key = ?4)
-        AND (?5 IS NULL OR kind = ?5) AND (?6 = 0 OR state <> 2)"
+    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR kind = ?4)
+        AND (?5 = 0 OR state <> $Unsettled)"
 );
 const FAILED: [&str; 2] = both!("SELECT DISTINCT seq FROM failures WHERE seq BETWEEN ?1 AND ?2");
 const DEAD: [&str; 2] = both!(
-    "SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
+    "SELECT seq FROM events INDEXED BY events_dead WHERE state = $Dead AND seq BETWEEN ?1 AND ?2"
 );
 const UNSETTLED: [&str; 2] = both!("SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2");
 const KEPT: [&str; 2] = both!(
     "SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
     UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
-);
-/// Each place of the lane is in the order of the numbers.
-macro_rules! unsettled_of_chat {
-    () => {
-        "
-            SELECT seq FROM work INDEXED BY work_line
-            WHERE lane = ?3 AND place = 2 AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM work INDEXED BY work_line
-            WHERE lane = ?3 AND place = 3 AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM work INDEXED BY work_line
-            WHERE lane = ?3 AND place = 4 AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM work INDEXED BY work_line
-            WHERE lane = ?3 AND place = 5 AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM work INDEXED BY work_line
-            WHERE lane = ?3 AND place = 6 AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM work INDEXED BY work_line
-            WHERE lane = ?3 AND place = 7 AND seq BETWEEN ?1 AND ?2
-            UNION
-            SELECT seq FROM work INDEXED BY work_alone WHERE lane IS NULL AND seq BETWEEN ?1 AND ?2"
-    };
-}
-const UNSETTLED_OF_CHAT: [&str; 2] = both!(unsettled_of_chat!());
-const KEPT_OF_CHAT: [&str; 2] = both!(
-    unsettled_of_chat!(),
-    "
-    UNION
-    SELECT seq FROM events INDEXED BY events_dead WHERE state = 9 AND seq BETWEEN ?1 AND ?2"
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = $Dead AND seq BETWEEN ?1 AND ?2"
 );
 const TRIED: [&str; 2] = both!(
     "SELECT seq FROM work INDEXED BY work_tried
     WHERE (tried OR crashes > 0) AND seq BETWEEN ?1 AND ?2"
 );
 /// Those in progress, which are few, and those whose leases have expired.
-const TAKEN: &str = "SELECT seq FROM work INDEXED BY work_due WHERE place = 4 AND place <> 6";
+const TAKEN: &str =
+    sql!("SELECT seq FROM work INDEXED BY work_due WHERE place = $Taken AND place <> $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 17] = [
+pub(super) const STATEMENTS: [&str; 15] = [
+    FIRST,
+    LAST,
     ALL[0],
     ALL[1],
     FAILED[0],
@@ -88,10 +61,6 @@ pub(super) const STATEMENTS: [&str; 17] = [
     UNSETTLED[1],
     KEPT[0],
     KEPT[1],
-    UNSETTLED_OF_CHAT[0],
-    UNSETTLED_OF_CHAT[1],
-    KEPT_OF_CHAT[0],
-    KEPT_OF_CHAT[1],
     TRIED[0],
     TRIED[1],
     TAKEN,
@@ -103,13 +72,9 @@ const CANDIDATES: usize = 1000;
 /// How many of those whose failures are read.
 const FAILURES: usize = 50;
 
-/// The next numbers that a step looks at.
-pub(super) fn window(tx: &Tx<'_>, seen: i64) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
-    let mut first = tx.prepare(FIRST)?;
-    let first: Option<i64> = first
-        .query_row([seen.saturating_add(1)], |row| row.get(0))
-        .optional()?;
-    Ok(first.map(|first| first..=first.saturating_add(WINDOW - 1)))
+/// The number of the event that was accepted last.
+pub(super) fn last(tx: &Tx<'_>) -> rusqlite::Result<Option<i64>> {
+    tx.prepare(LAST)?.query_row([], |row| row.get(0))
 }
 
 /// The next events that may match, and where the search goes on.
@@ -119,8 +84,16 @@ pub(super) fn candidates(
     tx: &Tx<'_>,
     filter: &Filter,
     range: &RangeInclusive<i64>,
+    newest: i64,
     page: Page,
 ) -> rusqlite::Result<Candidates> {
+    if let Some(chat) = &filter.chat {
+        // As a rule, there is no other condition, so that these are the page.
+        let most = page.limit.clamp(FAILURES, CANDIDATES);
+        let found = chats::find(tx, chat, range, newest, page.newest_first, most)?;
+        let seen = found.last().copied().filter(|_| found.len() == most);
+        return Ok((found, seen));
+    }
     let order = usize::from(page.newest_first);
     let (first, last) = (range.start(), range.end());
     let only =
@@ -136,16 +109,6 @@ pub(super) fn candidates(
     }
     if only(|state| matches!(state, EventState::InProgress | EventState::Retrying)) {
         return tried_or_taken(tx, range, page);
-    }
-    if let Some(chat) = &filter.chat {
-        // Its lane, and the events that stand in none.
-        let lane = Lane::of_chat(chat).0;
-        let values = params![first, last, lane];
-        let sql = match only(|state| state.is_unsettled()) {
-            true => UNSETTLED_OF_CHAT[order],
-            false => KEPT_OF_CHAT[order],
-        };
-        return some(tx, sql, values, CANDIDATES);
     }
     let sql = match only(|state| state.is_unsettled()) {
         true => UNSETTLED[order],
@@ -224,7 +187,7 @@ fn within_window(
     let is_settled =
         !filter.states.is_empty() && !filter.states.iter().any(|state| state.is_unsettled());
     let key = filter.key.as_ref().map(IdempotencyKey::as_bytes);
-    let values = params![from, to, filter.chat, key, kind, is_settled];
+    let values = params![from, to, key, kind, is_settled];
     let order = usize::from(page.newest_first);
     let (events, seen) = some(tx, ALL[order], values, CANDIDATES)?;
     let seen = seen.or(match page.newest_first {

@@ -3,22 +3,25 @@
 use rusqlite::{OptionalExtension, params};
 
 use super::lanes;
-use super::row::{self, Work, place, state};
+use super::row::{self, Work};
 use crate::inbox::event::{EventLease, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::sqlite::engine::Tx;
+use crate::sqlite::schema::{Place, State, sql};
 
 // Of a lease that is held. An event that is behind another one since its lease expired is not. Not by `RETURNING`,
 // which opens a table of its own for each row.
-const HELD: &str = concat!(
+const HELD: &str = sql!(concat!(
     "SELECT ",
     row::columns!(),
-    " FROM work WHERE seq = ?1 AND fence = ?2 AND place < 5"
-);
+    " FROM work WHERE seq = ?1 AND fence = ?2 AND place <= $Taken"
+));
 // The row of most events that are settled, of which nothing else is needed.
-const REMOVE_FIRST: &str = "
+const REMOVE_FIRST: &str = sql!(
+    "
     DELETE FROM work
-    WHERE seq = ?1 AND fence = ?2 AND place = 4 AND lane = ?3 AND failures = 0";
+    WHERE seq = ?1 AND fence = ?2 AND place = $Taken AND lane = ?3 AND failures = 0"
+);
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
 #[cfg(test)]
@@ -32,8 +35,8 @@ pub(super) fn settle(
 ) -> rusqlite::Result<Settled> {
     let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
     let state = match settlement {
-        Settlement::Handled => Some(state::HANDLED),
-        Settlement::Ignored => Some(state::IGNORED),
+        Settlement::Handled => Some(State::Handled),
+        Settlement::Ignored => Some(State::Ignored),
         _ => None,
     };
     if let (Some(state), Some(lane)) = (state, lanes::of_first_attempt(lease)) {
@@ -52,11 +55,11 @@ pub(super) fn settle(
         return Ok(Settled::Lost);
     };
     let (end, failure) = match settlement {
-        Settlement::Handled => (state::HANDLED, None),
-        Settlement::Ignored => (state::IGNORED, None),
-        Settlement::Discarded(failure) => (state::DISCARDED, Some(failure)),
+        Settlement::Handled => (State::Handled, None),
+        Settlement::Ignored => (State::Ignored, None),
+        Settlement::Discarded(failure) => (State::Discarded, Some(failure)),
         Settlement::Dead { failure, hold_lane } if !hold_lane || work.lane.is_none() => {
-            (state::DEAD, Some(failure))
+            (State::Dead, Some(failure))
         }
         _ => return put_back(tx, work, settlement, next),
     };
@@ -70,7 +73,7 @@ pub(super) fn settle(
 }
 
 /// Records that an event is settled, or a dead letter.
-pub(super) fn end(tx: &Tx<'_>, seq: i64, state: i64, failures: u32) -> rusqlite::Result<()> {
+pub(super) fn end(tx: &Tx<'_>, seq: i64, state: State, failures: u32) -> rusqlite::Result<()> {
     tx.prepare(END)?
         .execute(params![seq, state, tx.now, failures])?;
     Ok(())
@@ -83,7 +86,7 @@ fn put_back(
     settlement: &Settlement,
     next: Option<&Take>,
 ) -> rusqlite::Result<Settled> {
-    if work.place != place::TAKEN {
+    if work.place != Place::Taken {
         // Its lease expired, but it did not crash.
         work.crashes = work.crashes.saturating_sub(1);
     }
@@ -111,7 +114,7 @@ fn put_back(
             if let Some(lane) = work.lane.filter(|_| !blocks_lane) {
                 // Before it is one of them, so that without a delay the next event is another one.
                 lanes::return_now(tx, lane)?;
-                work.place = place::ASIDE;
+                work.place = Place::Aside;
                 work.update(tx)?;
                 let next = lanes::take_first(tx, lane, next)?;
                 return Ok(Settled::Ended(next.map(Box::new)));
@@ -120,10 +123,10 @@ fn put_back(
         }
         Settlement::Dead { failure, .. } => {
             row::fail(tx, work.seq, failure)?;
-            self::end(tx, work.seq, state::DEAD, work.failures)?;
+            self::end(tx, work.seq, State::Dead, work.failures)?;
             work.crashes = 0;
             work.tried = true;
-            work.place = place::HOLDING;
+            work.place = Place::Holding;
             work.update(tx)?;
         }
         Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_) => {}

@@ -5,8 +5,8 @@ use std::time::Duration;
 use super::make::{chat, dead, failure, key, lane, retry, skip};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
-use tower_webhook::inbox::{Change, EventId, EventState, Records};
+use tower_webhook::inbox::internal::{FORGET_STEP, NewEvent, Settlement, forget_all};
+use tower_webhook::inbox::{Change, EventId, EventState, Lane, Records};
 
 /// An event that was handled, ignored, discarded or made a dead letter is tried again when it is redriven: with its
 /// body, and with its count of failures at zero. Its key stays known.
@@ -373,6 +373,76 @@ pub(crate) async fn chats_are_forgotten<H: Harness>(harness: &H) {
             trial.nothing("all chats were forgotten").await;
         }
     }
+}
+
+/// A chat is forgotten in steps, each of which deletes a limited number of bodies. Events that are accepted after the
+/// first step are kept.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn chats_are_forgotten_in_steps<H: Harness>(harness: &H) {
+    const MORE: usize = 7;
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let chat = chat();
+    let event = || NewEvent {
+        chat: Some(chat.clone()),
+        lane: Some(Lane::of_chat(&chat)),
+        ..trial.event()
+    };
+    let mut accepted = Vec::new();
+    for _ in 0..2 * FORGET_STEP + MORE {
+        accepted.push(trial.accept(event()).await);
+    }
+    // Some are settled, and one is dead.
+    for (at, id) in accepted.iter().take(MORE).enumerate() {
+        let taken = trial.claims(*id, HELD, "the first event of the lane").await;
+        let settlement = match at {
+            0 => dead(false),
+            _ => Settlement::Handled,
+        };
+        trial.settle(&taken, &settlement).await;
+    }
+
+    let (mut steps, mut kept, mut rest) = (Vec::new(), Vec::new(), None);
+    loop {
+        let step = ok(other.queue.forget(&chat, rest.clone()).await, "forget");
+        assert!(
+            step.bodies <= FORGET_STEP as u64,
+            "a step deleted {} bodies",
+            step.bodies
+        );
+        steps.push(step.bodies);
+        assert!(steps.len() <= 10, "forgetting a chat never ends: {steps:?}");
+        kept.push(trial.accept(event()).await);
+        let Some(next) = step.rest else { break };
+        assert!(
+            rest.is_none_or(|rest| next.start() > rest.start()),
+            "a step that does not go on"
+        );
+        rest = Some(next);
+    }
+    assert!(steps.len() >= 3, "the steps {steps:?}");
+    assert_eq!(
+        steps.iter().sum::<u64>(),
+        accepted.len() as u64,
+        "the bodies that were forgotten in the steps {steps:?}"
+    );
+    for id in accepted {
+        let body = trial.record(id).await.body;
+        assert!(body.is_none(), "a body was not forgotten");
+    }
+    for id in &kept {
+        let body = trial.record(*id).await.body;
+        assert!(body.is_some(), "an event was forgotten that came later");
+    }
+    let taken = trial
+        .claims(kept[0], HELD, "the first event that came later")
+        .await;
+    trial.settle(&taken, &Settlement::Handled).await;
+    let rest = ok(forget_all(&trial.queue, &chat).await, "forget");
+    assert_eq!(rest, kept.len() as u64, "the events that came later");
 }
 
 /// Every handle sees the changes of every other handle, even if it is opened later.

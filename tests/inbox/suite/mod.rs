@@ -48,9 +48,9 @@ pub(crate) use self::attempts::{
     first_due_is_taken_first,
 };
 pub(crate) use self::changes::{
-    chats_are_forgotten, handles_share_everything, redriven_events_stand_in_no_line,
-    retried_events_are_redriven_in_place, settled_events_are_redriven,
-    unsettled_events_are_discarded,
+    chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
+    redriven_events_stand_in_no_line, retried_events_are_redriven_in_place,
+    settled_events_are_redriven, unsettled_events_are_discarded,
 };
 pub(crate) use self::crashes::{
     crashes_are_counted, nothing_ends_with_its_handle, suspects_are_limited, suspects_come_first,
@@ -65,8 +65,8 @@ pub(crate) use self::lanes::{
 };
 pub(crate) use self::leases::{fences_protect, leases_are_extended, one_end_wins};
 pub(crate) use self::records::{
-    blocked_lanes_are_listed, changes_compare_the_state, errors_are_found,
-    failures_keep_their_durations, headers_are_kept, searches_end_in_time,
+    blocked_lanes_are_listed, changes_compare_the_state, chats_are_listed_without_a_search,
+    errors_are_found, failures_keep_their_durations, headers_are_kept, searches_end_in_time,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -178,6 +178,8 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         failures_keep_their_durations
         errors_are_found
         searches_end_in_time
+        chats_are_listed_without_a_search
+        chats_are_forgotten_in_steps
         blocked_lanes_are_listed
         changes_compare_the_state
     }

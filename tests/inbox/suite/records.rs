@@ -239,6 +239,77 @@ pub(crate) async fn searches_end_in_time<H: Harness>(harness: &H) {
     }
 }
 
+/// The events of a chat need no search: a page of them ends neither early nor by time, whatever their states and
+/// whatever other conditions there are.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn chats_are_listed_without_a_search<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let chats = [chat(), chat(), chat()];
+    let mut accepted = Vec::new();
+    for at in 0..12 {
+        let chat = &chats[at % 3];
+        let event = NewEvent {
+            chat: Some(chat.clone()),
+            lane: (at < 9).then(|| Lane::of_chat(chat)),
+            ..trial.event()
+        };
+        let (id, taken) = trial.accept_and_take(event, HELD).await;
+        let end = match at {
+            0..3 => Some(Settlement::Handled),
+            3..6 => Some(Settlement::Ignored),
+            6..9 => Some(dead(false)),
+            _ => None,
+        };
+        if let (Some(taken), Some(end)) = (taken, end) {
+            trial.settle(&taken, &end).await;
+        }
+        accepted.push(id);
+    }
+    for (of, chat) in chats.iter().enumerate() {
+        let all: Vec<_> = accepted.iter().copied().skip(of).step_by(3).collect();
+        for (states, expected) in [
+            (&[][..], &all[..]),
+            (&[EventState::Handled], &all[..1]),
+            (&[EventState::Ignored, EventState::Dead], &all[1..3]),
+            (&[EventState::InProgress], &all[3..]),
+            (&[EventState::Dead, EventState::InProgress], &all[2..]),
+        ] {
+            let filter = Filter {
+                states: states.to_vec(),
+                chat: Some(chat.clone()),
+                ..trial.filter()
+            };
+            for newest_first in [false, true] {
+                for limit in [1, 3, 10] {
+                    let mut page = Page::oldest(limit).within(Duration::ZERO);
+                    page.newest_first = newest_first;
+                    let mut found = Vec::new();
+                    loop {
+                        let listed = ok(other.queue.list(&filter, page).await, "list");
+                        assert_eq!(listed.searched, None, "where the list of a chat was cut");
+                        found.extend(listed.events.iter().map(|event| event.id));
+                        page.after = found.last().copied();
+                        if listed.events.len() < limit {
+                            break;
+                        }
+                    }
+                    if newest_first {
+                        found.reverse();
+                    }
+                    assert_eq!(
+                        found, expected,
+                        "the events of a chat, {states:?}, on pages of {limit}"
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// A lane is blocked while the event for which it waits has failed, and as long as a dead letter holds it.
 ///
 /// # Panics

@@ -2,11 +2,11 @@
 
 #![cfg(test)]
 
+mod chats;
 mod model;
 mod person;
 mod shared_keys;
 mod statements;
-mod upgrade;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
@@ -23,6 +23,7 @@ use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
 use crate::inbox::event::{Failure, Kinds, TakenEvent};
 use crate::inbox::records::EventSummary;
+use crate::sqlite::schema::sql;
 use crate::store::{EventKey, StoreErrorKind};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -145,6 +146,18 @@ impl SqliteQueue {
     async fn sql(&self, sql: &'static str) -> i64 {
         let row = move |tx: &mut Tx<'_>| tx.db.query_row(sql, [], |row| row.get(0));
         self.run(Need::Write, row).await.unwrap()
+    }
+
+    /// Makes this the number of the event that was accepted last.
+    async fn skip_to(&self, seq: i64) {
+        let insert = self.run(Need::Write, move |tx| {
+            let insert = sql!(
+                "INSERT INTO events (seq, kind, state, accepted, keep_until, settled, failures, redriven)
+                VALUES (?1, 1, $Deleted, ?2, 0, 0, 0, 0)"
+            );
+            tx.db.execute(insert, [seq, tx.now])
+        });
+        insert.await.unwrap();
     }
 
     async fn purge_all(&self, keep_bodies: Duration) {

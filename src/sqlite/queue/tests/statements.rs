@@ -7,20 +7,22 @@ use http::{HeaderMap, HeaderValue};
 use super::*;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
+use crate::sqlite::queue::{chats, person};
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
         &accept::STATEMENTS[..],
-        &change::STATEMENTS,
+        &chats::STATEMENTS,
         &claim::STATEMENTS,
         &kinds::STATEMENTS,
         &lanes::STATEMENTS,
         &list::STATEMENTS,
-        &search::STATEMENTS,
-        &memo::STATEMENTS,
+        &person::STATEMENTS,
         &purge::STATEMENTS,
         &row::STATEMENTS,
+        &search::STATEMENTS,
         &settle::STATEMENTS,
+        &stats::STATEMENTS,
         &keys::rows::STATEMENTS_OF_EVENTS,
     ];
     all.into_iter().flatten().copied()
@@ -30,6 +32,11 @@ fn statements() -> impl Iterator<Item = &'static str> {
 async fn exercise(desk: &Desk, queue: &SqliteQueue) {
     for round in 0..200_u64 {
         let lane = (round % 10) as i64;
+        if round % 50 == 20 {
+            queue
+                .skip_to((round as i64 / 50 + 1) * chats::RUN - 2)
+                .await;
+        }
         let guard = Some(EventKey::new("body", &(round / 2).to_be_bytes(), b""));
         let guarded = NewEvent {
             guard,
@@ -42,7 +49,9 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             // A key that a store released.
             let key = id(5000 + round);
             let insert = queue.run(Need::Write, move |tx| {
-                let insert = "INSERT INTO keys VALUES (NULL, ?1, zeroblob(16), x'', 1, 0, 0, ?2)";
+                let insert = "
+                    INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
+                    VALUES (?1, zeroblob(16), zeroblob(16), 1, 0, 0, ?2)";
                 tx.db
                     .execute(insert, params![key.key().to_be_bytes(), i64::MAX])
             });
@@ -94,6 +103,10 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             Filter {
                 chat: Some("chat-3".to_owned()),
                 ..of(&[Waiting, Dead])
+            },
+            Filter {
+                chat: Some("chat-4".to_owned()),
+                ..of(&[])
             },
             Filter {
                 kinds: vec![EventKind::CHAT_CLOSED],

@@ -1,41 +1,34 @@
 //! What a person asks for: redrive, discard, forget.
 
-use rusqlite::{OptionalExtension, params};
+use std::ops::RangeInclusive;
+
+use rusqlite::OptionalExtension;
 
 use super::kinds::Names;
-use super::lanes;
-use super::row::{DELETE_FAILURES, Work, place, state};
+use super::purge::delete_body;
+use super::row::{DELETE_FAILURES, Work};
 use super::settle::end;
-use super::{list, row, search};
+use super::{chats, lanes, list, search};
 use crate::inbox::event::{EventId, EventState};
-use crate::inbox::records::Change;
+use crate::inbox::records::{Change, FORGET_STEP};
 use crate::sqlite::engine::Tx;
+use crate::sqlite::schema::{Place, State, sql};
 
 const EVENT: &str = "SELECT kind, state, failures FROM events WHERE seq = ?1";
 const HAS_BODY: &str = "SELECT 1 FROM bodies WHERE seq = ?1";
 const HAS_FAILED: &str = "SELECT 1 FROM failures WHERE seq = ?1";
-const REDRIVE: &str = "
-    UPDATE events SET state = 2, settled = accepted, failures = 0, redriven = 1 WHERE seq = ?1";
-const OF_CHAT: &str = "
-    SELECT seq FROM events WHERE seq > ?1 AND seq <= ?2 AND chat = ?3 ORDER BY seq";
-const DELETE_BODY: &str = "DELETE FROM bodies WHERE seq = ?1";
-const WITHOUT_BODY: &str =
-    "UPDATE events SET state = state + 2 WHERE seq = ?1 AND state BETWEEN 3 AND 4";
+const REDRIVE: &str = sql!(
+    "
+    UPDATE events SET state = $Unsettled, settled = accepted, failures = 0, redriven = 1
+    WHERE seq = ?1"
+);
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
-    EVENT,
-    HAS_BODY,
-    HAS_FAILED,
-    REDRIVE,
-    OF_CHAT,
-    DELETE_BODY,
-    WITHOUT_BODY,
-];
+pub(super) const STATEMENTS: [&str; 4] = [EVENT, HAS_BODY, HAS_FAILED, REDRIVE];
 
 struct Event {
     kind: i64,
-    state: i64,
+    state: State,
     failures: u32,
 }
 
@@ -50,12 +43,7 @@ fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
     });
     Ok(event
         .optional()?
-        .filter(|event| event.state != state::DELETED))
-}
-
-fn work(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Work>> {
-    let mut work = tx.prepare(row::BY_SEQ)?;
-    work.query_row([seq], Work::read).optional()
+        .filter(|event| event.state != State::Deleted))
 }
 
 /// Whether an event is in the state that a person has seen.
@@ -79,13 +67,13 @@ pub(super) fn redrive(
     if !tx.prepare(HAS_BODY)?.exists([seq])? {
         return Ok(Change::WithoutBody);
     }
-    let Some(mut work) = work(tx, seq)? else {
+    let Some(mut work) = Work::find(tx, seq)? else {
         tx.prepare(REDRIVE)?.execute([seq])?;
         let work = Work {
             seq,
             kind: event.kind,
             lane: None,
-            place: place::READY,
+            place: Place::Ready,
             due: tx.now,
             failures: 0,
             crashes: 0,
@@ -95,7 +83,7 @@ pub(super) fn redrive(
         work.insert(tx, None)?;
         return Ok(Change::Made);
     };
-    if work.place == place::TAKEN {
+    if work.place == Place::Taken {
         if work.due > tx.now {
             return Ok(Change::WrongState);
         }
@@ -103,8 +91,8 @@ pub(super) fn redrive(
     }
     work.due = tx.now;
     match work.place {
-        place::ASIDE => lanes::join(tx, &mut work)?,
-        place::HOLDING => {
+        Place::Aside => lanes::join(tx, &mut work)?,
+        Place::Holding => {
             tx.prepare(REDRIVE)?.execute([seq])?;
             work.failures = 0;
             work.first_failed = None;
@@ -123,7 +111,7 @@ pub(super) fn discard(
     let Some(event) = event(tx, seq)? else {
         return Ok(Change::NotFound);
     };
-    if !matches!(event.state, state::UNSETTLED | state::DEAD) || !is_in(tx, seq, from)? {
+    if !matches!(event.state, State::Unsettled | State::Dead) || !is_in(tx, seq, from)? {
         return Ok(Change::WrongState);
     }
     give_up(tx, seq, &event)?;
@@ -132,7 +120,7 @@ pub(super) fn discard(
 
 /// Discards an event that is unsettled or dead.
 fn give_up(tx: &mut Tx<'_>, seq: i64, event: &Event) -> rusqlite::Result<()> {
-    let failures = match work(tx, seq)? {
+    let failures = match Work::find(tx, seq)? {
         Some(work) => {
             Work::remove(tx, seq)?;
             lanes::advance(tx, work.lane, None)?;
@@ -140,23 +128,36 @@ fn give_up(tx: &mut Tx<'_>, seq: i64, event: &Event) -> rusqlite::Result<()> {
         }
         None => event.failures,
     };
-    end(tx, seq, state::DISCARDED, failures)
+    end(tx, seq, State::Discarded, failures)
 }
 
-/// Returns the events of a chat, of those that a step looks at.
-pub(super) fn of_chat(
+/// What a step of [`Records::forget`](crate::inbox::Records::forget) begins with.
+pub(super) struct ToForget {
+    pub(super) events: Vec<i64>,
+    pub(super) rest: Option<RangeInclusive<EventId>>,
+}
+
+/// Finds the events of a step. In no transaction with what follows: the events of a chat up to the newest one become
+/// fewer only.
+pub(super) fn to_forget(
     tx: &Tx<'_>,
     chat: &str,
-    seen: i64,
-) -> rusqlite::Result<(Vec<i64>, Option<i64>)> {
-    let Some(window) = search::window(tx, seen)? else {
-        return Ok((Vec::new(), None));
+    events: Option<&RangeInclusive<EventId>>,
+) -> rusqlite::Result<ToForget> {
+    let newest = search::last(tx)?.unwrap_or(0);
+    let (first, last) = events.map_or((i64::MIN, newest), |events| {
+        (events.start().0, events.end().0)
+    });
+    let range = first..=last;
+    let mut events = chats::find(tx, chat, &range, newest, false, FORGET_STEP + 1)?;
+    let next = match events.len() > FORGET_STEP {
+        true => events.pop(),
+        false => None,
     };
-    let mut of_chat = tx.prepare(OF_CHAT)?;
-    let events = of_chat.query_map(params![window.start() - 1, window.end(), chat], |row| {
-        row.get(0)
-    })?;
-    Ok((events.collect::<Result<_, _>>()?, Some(*window.end())))
+    Ok(ToForget {
+        events,
+        rest: next.map(|next| EventId(next)..=EventId(last)),
+    })
 }
 
 /// Deletes the bodies of these events, and returns their number. Those that are unsettled or dead are discarded.
@@ -166,7 +167,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
         let Some(event) = event(tx, *seq)? else {
             continue;
         };
-        if matches!(event.state, state::UNSETTLED | state::DEAD) {
+        if matches!(event.state, State::Unsettled | State::Dead) {
             give_up(tx, *seq, &event)?;
         }
         // Their texts may quote the body.
@@ -174,11 +175,4 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
         bodies += u64::from(delete_body(tx, *seq)?);
     }
     Ok(bodies)
-}
-
-/// Deletes the body of an event that is settled, and with it the headers, and returns whether it had one.
-pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<bool> {
-    let deleted = tx.prepare(DELETE_BODY)?.execute([seq])?;
-    tx.prepare(WITHOUT_BODY)?.execute([seq])?;
-    Ok(deleted == 1)
 }

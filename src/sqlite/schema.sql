@@ -1,0 +1,111 @@
+-- The schema of a file, version 1, in the order in which an event uses it: accept, claim, settle, person, purge.
+--
+-- Times are milliseconds since 1970, and the last ones of what they limit. Names after a dollar sign stand for the numbers
+-- that the enums of `schema.rs` give them.
+
+-- The latest time that any process has seen, and the lowest release of this library that may use the file.
+CREATE TABLE file (
+    highest_time   INTEGER NOT NULL,
+    lowest_release TEXT    NOT NULL
+) STRICT;
+INSERT INTO file VALUES (0, '0.1.0');
+
+-- Accept
+
+-- The keys of runs and of accepted events. A row does not change its size when its key is done, so that it is changed
+-- in place.
+CREATE TABLE keys (
+    id          INTEGER PRIMARY KEY,
+    key         BLOB    NOT NULL UNIQUE, -- a digest, as the next one
+    body        BLOB    NOT NULL,
+    event       INTEGER,                 -- the event that was accepted with it, or NULL for that of a run
+    fence       BLOB,                    -- NULL for that of an event
+    attempt     INTEGER NOT NULL,
+    done        INTEGER NOT NULL,        -- 1 for that of an event
+    lease_until INTEGER NOT NULL,        -- 0 for that of an event
+    keep_until  INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE kinds (
+    id     INTEGER PRIMARY KEY,
+    name   TEXT    NOT NULL UNIQUE,
+    paused INTEGER NOT NULL
+) STRICT;
+INSERT INTO kinds VALUES (0, '', 0); -- everything
+
+-- A row does not change its size when its event is settled, so `settled` is the time of acceptance before. The last row
+-- is never deleted, so that no number is used twice.
+CREATE TABLE events (
+    seq        INTEGER PRIMARY KEY,
+    kind       INTEGER NOT NULL,
+    state      INTEGER NOT NULL,
+    key        BLOB,
+    chat       TEXT,
+    accepted   INTEGER NOT NULL,
+    keep_until INTEGER NOT NULL,
+    settled    INTEGER NOT NULL,
+    failures   INTEGER NOT NULL,
+    redriven   INTEGER NOT NULL
+) STRICT;
+
+-- A table of its own, because a body may take pages, and is deleted before its event.
+CREATE TABLE bodies (
+    seq     INTEGER PRIMARY KEY,
+    headers BLOB,                        -- lines `name: value`
+    body    BLOB    NOT NULL
+) STRICT;
+
+-- Claim
+
+-- The events that are unsettled or hold their lane. At most one event of a lane is in the places up to $Holding. While
+-- there is one, those after it are $Behind it. So the first row of a lane by place and number is what the others wait
+-- for.
+CREATE TABLE work (
+    seq          INTEGER PRIMARY KEY,
+    kind         INTEGER NOT NULL,
+    lane         INTEGER,
+    place        INTEGER NOT NULL,
+    due          INTEGER NOT NULL,       -- the end of the lease of an event that is $Taken
+    fence        BLOB,                   -- kept after the lease has expired, until the event is taken again
+    failures     INTEGER NOT NULL,
+    crashes      INTEGER NOT NULL,
+    first_failed INTEGER,
+    tried        INTEGER NOT NULL
+) STRICT;
+CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL;
+CREATE INDEX work_due ON work (place, kind, due) WHERE place <> $Behind;
+CREATE INDEX work_aside ON work (lane, due) WHERE place = $Aside;
+
+-- Settle
+
+CREATE TABLE failures (
+    seq     INTEGER NOT NULL,
+    number  INTEGER NOT NULL,
+    at      INTEGER NOT NULL,
+    took    INTEGER,                     -- microseconds
+    outcome TEXT    NOT NULL,
+    reason  TEXT    NOT NULL,
+    PRIMARY KEY (seq, number)
+) STRICT, WITHOUT ROWID;
+
+-- Person
+
+CREATE INDEX work_tried ON work (seq) WHERE tried OR crashes > 0;
+CREATE INDEX work_blocking ON work (seq)
+    WHERE place < $Behind AND lane IS NOT NULL AND (tried OR crashes > 0);
+CREATE INDEX events_dead ON events (seq, kind) WHERE state = $Dead;
+
+-- The events of each lane that a chat has, in runs of numbers. An index would change a page at random for each event. A
+-- run is written at once, in its order, behind all others. See `queue/chats.rs`.
+CREATE TABLE chats (
+    run  INTEGER NOT NULL,
+    lane INTEGER NOT NULL,
+    seq  INTEGER NOT NULL,
+    PRIMARY KEY (run, lane, seq)
+) STRICT, WITHOUT ROWID;
+
+-- Purge
+
+-- By ranges, because SQLite would make a table of a longer list for each row.
+CREATE INDEX events_body ON events (settled) WHERE state BETWEEN $Handled AND $Ignored;
+CREATE INDEX events_expiry ON events (keep_until) WHERE state BETWEEN $Handled AND $Deleted;
