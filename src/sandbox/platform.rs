@@ -55,7 +55,7 @@ impl Sandbox {
     /// sandbox.chat().assign();
     ///
     /// let report = sandbox.finish().await;
-    /// assert_eq!(report.count(super::EventState::Delivered), 1);
+    /// assert_eq!(report.count(EventState::Delivered), 1);
     /// # }
     /// ```
     ///
@@ -147,7 +147,7 @@ impl Sandbox {
     /// sandbox.chat().assign();
     ///
     /// let report = sandbox.finish().await;
-    /// assert_eq!(report.count(super::EventState::Lost), 1);
+    /// assert_eq!(report.count(EventState::Lost), 1);
     /// # }
     /// ```
     #[must_use]
