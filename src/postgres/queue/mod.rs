@@ -69,7 +69,7 @@ use crate::store::{OpenError, StoreError};
 ///
 /// **Keys** are those of a [`PostgresStore`](crate::postgres::PostgresStore) in the same schema. An event that the store
 /// recorded as done is a duplicate for the queue, and an event that the queue accepted is done for the store. The key
-/// of an event stays until [`purge`](Queue::purge) deletes the event: after its retention, and not while the event is
+/// of an event stays until `purge` deletes the event: after its retention, and not while the event is
 /// unsettled or dead.
 ///
 /// **Time** is the server's, as in the store. If its clock jumps forward, leases expire early, and each event in
@@ -103,13 +103,13 @@ use crate::store::{OpenError, StoreError};
 ///
 /// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 29, a waiting event takes 1.2 KB on disk, and a
 /// handled event whose body was deleted takes 430 bytes, key and all indexes included. The headers that are
-/// [kept](super::Inbox::keep_headers) are in the row of the event, 90 bytes for a `traceparent`, and are deleted with
+/// [kept](crate::inbox::Inbox::keep_headers) are in the row of the event, 90 bytes for a `traceparent`, and are deleted with
 /// its body. They add nothing to the row of an event without headers.
 ///
-/// **Purge and autovacuum.** [`purge`](Queue::purge) deletes up to 1,000 events, or the bodies of as many, at a time,
+/// **Purge and autovacuum.** `purge` deletes up to 1,000 events, or the bodies of as many, at a time,
 /// and skips rows that others have locked. autovacuum, which must be on, makes the room free for the next events.
 /// `head` and `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a
-/// backlog of millions, their files and that of `events` do not shrink, but [`size`](Queue::size) does not count free
+/// backlog of millions, their files and that of `events` do not shrink, but `size` does not count free
 /// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
 /// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
 /// milliseconds: set `idle_in_transaction_session_timeout`. After a claim that took more than 20 ms, the next ones
@@ -122,10 +122,10 @@ use crate::store::{OpenError, StoreError};
 /// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
 /// of unsettled ones also reads the first event of each lane. The events of a chat are found by an index, in their order,
 /// however many events there are; a page of those that also meet other conditions reads the chat's events until it is full.
-/// [Blocked lanes](Queue::blocked_lanes) are found by an index of the first events that have failed. Lists that
+/// [Blocked lanes](Records::blocked_lanes) are found by an index of the first events that have failed. Lists that
 /// select by key or kind, of a time or not, read all events in turn until the page is full. With [`Page::within`], they
 /// search in steps of about an eighth of that time, and end after it. The statement that reads the events is a
-/// transaction of its own, with `jit = off`. [`Inbox::list`](super::Inbox::list) finds the event of a key by an index.
+/// transaction of its own, with `jit = off`. [`Inbox::list`](crate::inbox::Inbox::list) finds the event of a key by an index.
 ///
 /// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
 /// migration as that of the store. A later release that changes what a function takes or returns adds another one, so

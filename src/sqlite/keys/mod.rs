@@ -50,9 +50,9 @@ use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Sto
 /// to a third more rows than are remembered. It reuses their room, and does not shrink: `VACUUM` does that
 /// while no process has it open.
 ///
-/// **When it fails.** Damage in the file is [`Corrupt`](super::StoreErrorKind::Corrupt) for the calls that
+/// **When it fails.** Damage in the file is [`Corrupt`](crate::store::StoreErrorKind::Corrupt) for the calls that
 /// meet it, and for no others. A full disk, or a file that may not be written any more, is
-/// [`Unavailable`](super::StoreErrorKind::Unavailable) for each call until that is resolved; then work
+/// [`Unavailable`](crate::store::StoreErrorKind::Unavailable) for each call until that is resolved; then work
 /// resumes without a restart. So is a file that another process keeps locked for 1.5 seconds.
 ///
 /// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies, unless an inbox

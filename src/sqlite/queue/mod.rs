@@ -66,9 +66,9 @@ use crate::store::{OpenError, StoreError};
 /// it waits, 910 when it was handled, and 200 when its body was deleted. That is 2 GB for 10 events per second, if
 /// bodies are kept for a day and keys for 8 days. The write-ahead log beside the file takes 64 MiB, and about twice
 /// that under full load. Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
-/// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Queue::stats) reads all
-/// unsettled events and dead letters, which takes half a second for a million. [`list`](Queue::list) finds the events
-/// of a chat by an index, however many there are, and [`forget`](Queue::forget) does so, too. Other lists read the
+/// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Records::stats) reads all
+/// unsettled events and dead letters, which takes half a second for a million. [`list`](Records::list) finds the events
+/// of a chat by an index, however many there are, and [`forget`](Records::forget) does so, too. Other lists read the
 /// events that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an
 /// error. Lists and counts work in steps of some milliseconds, with other calls in between, so their result is not a
 /// snapshot. They do not delay those that accept and handle events. One acceptance in 16,384 also writes the index of
@@ -82,7 +82,7 @@ use crate::store::{OpenError, StoreError};
 /// its log, until that room is used again.
 ///
 /// **When it fails.** An event that cannot be read, because the file is damaged, is logged and passed over by
-/// [`claim`](Queue::claim); other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
+/// `claim`; other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
 /// full disk is [`Unavailable`](crate::store::StoreErrorKind::Unavailable) until there is room; then work resumes
 /// without a restart.
 ///
