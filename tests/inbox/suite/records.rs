@@ -7,7 +7,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use super::make::{chat, dead, failure, lane, retry, skip};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{NewEvent, Settlement, Work, forget_all};
+use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{
     BlockedLane, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
 };
