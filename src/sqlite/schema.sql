@@ -95,13 +95,13 @@ CREATE INDEX work_blocking ON work (seq)
     WHERE place < $Behind AND lane IS NOT NULL AND (tried OR crashes > 0);
 CREATE INDEX events_dead ON events (seq, kind) WHERE state = $Dead;
 
--- The events of each lane that a chat has, in runs of numbers. An index would change a page at random for each event. A
--- run is written at once, in its order, behind all others. See `queue/chats.rs`.
+-- The events of each chat, by runs of numbers and the lane of the chat. An index would change a page at random for each
+-- event. A run is written at once, in its order, behind all others. See `queue/chats.rs`.
 CREATE TABLE chats (
-    run  INTEGER NOT NULL,
-    lane INTEGER NOT NULL,
-    seq  INTEGER NOT NULL,
-    PRIMARY KEY (run, lane, seq)
+    run    INTEGER NOT NULL,
+    lane   INTEGER NOT NULL,
+    events BLOB    NOT NULL,             -- their places in the run
+    PRIMARY KEY (run, lane)
 ) STRICT, WITHOUT ROWID;
 
 -- Purge

@@ -62,25 +62,7 @@ pub(super) fn accept(
         }
     }
 
-    tx.prepare(INSERT)?.execute(params![
-        seq,
-        kind.id,
-        match event.dead {
-            Some(_) => State::Dead,
-            None => State::Unsettled,
-        },
-        delivery.key().map(IdempotencyKey::as_bytes),
-        event.chat,
-        tx.now,
-        keep_until,
-    ])?;
-    tx.prepare(INSERT_BODY)?.execute(params![
-        seq,
-        headers::to_bytes(delivery.headers()),
-        &delivery.body()[..]
-    ])?;
-    *tx.memo() = Last(Some(seq));
-    chats::accepted(tx, seq)?;
+    insert(tx, event, seq, kind.id, keep_until)?;
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
         row::fail(tx, seq, failure)?;
@@ -118,6 +100,37 @@ pub(super) fn accept(
         id,
         taken: Some(Box::new(lanes::taken(tx, &work, fence, delivery))),
     })
+}
+
+/// Writes an event and its body.
+fn insert(
+    tx: &mut Tx<'_>,
+    event: &NewEvent,
+    seq: i64,
+    kind: i64,
+    keep_until: i64,
+) -> rusqlite::Result<()> {
+    let delivery = &event.delivery;
+    tx.prepare(INSERT)?.execute(params![
+        seq,
+        kind,
+        match event.dead {
+            Some(_) => State::Dead,
+            None => State::Unsettled,
+        },
+        delivery.key().map(IdempotencyKey::as_bytes),
+        event.chat,
+        tx.now,
+        keep_until,
+    ])?;
+    tx.prepare(INSERT_BODY)?.execute(params![
+        seq,
+        headers::to_bytes(delivery.headers()),
+        &delivery.body()[..]
+    ])?;
+    *tx.memo() = Last(Some(seq));
+    chats::accepted(tx, seq)?;
+    Ok(())
 }
 
 /// Why an event is not accepted whose key, or guard, is taken.

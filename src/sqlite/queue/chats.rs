@@ -4,6 +4,7 @@
 //! `chats`, sorted by lane, in the same transaction. So whatever happens, the runs before that of the last number are
 //! there, and its own is read whole. Ten million events are 610 runs, with a look-up in each.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
 use rusqlite::{OptionalExtension, params};
@@ -12,17 +13,12 @@ use crate::inbox::event::Lane;
 use crate::sqlite::engine::{Tx, is_damage};
 
 /// The numbers of a run. It is a part of the file's format. A larger one would take less time to find, and more to read
-/// and to write at once: this one is written in some 15 milliseconds.
+/// and to write at once: this one takes up to 15 milliseconds.
 pub(super) const RUN: i64 = 16_384;
 
+const IN_RUN: &str = "SELECT events FROM chats WHERE run = ?1 AND lane = ?2";
 // Two chats may have the same lane.
-const IN_RUN: [&str; 2] = [
-    "SELECT c.seq FROM chats c CROSS JOIN events e ON e.seq = c.seq
-    WHERE c.run = ?1 AND c.lane = ?2 AND c.seq BETWEEN ?3 AND ?4 AND e.chat = ?5 ORDER BY c.seq",
-    "SELECT c.seq FROM chats c CROSS JOIN events e ON e.seq = c.seq
-    WHERE c.run = ?1 AND c.lane = ?2 AND c.seq BETWEEN ?3 AND ?4 AND e.chat = ?5
-    ORDER BY c.seq DESC",
-];
+const IS_OF_CHAT: &str = "SELECT 1 FROM events WHERE seq = ?1 AND chat = ?2";
 const IN_LAST_RUN: [&str; 2] = [
     "SELECT seq FROM events WHERE seq BETWEEN ?1 AND ?2 AND chat = ?3 ORDER BY seq",
     "SELECT seq FROM events WHERE seq BETWEEN ?1 AND ?2 AND chat = ?3 ORDER BY seq DESC",
@@ -33,14 +29,15 @@ const NEXT_RUN: [&str; 2] = [
     "SELECT run FROM chats WHERE run <= ?1 ORDER BY run DESC",
 ];
 const CHATS: &str = "SELECT seq, chat FROM events WHERE seq BETWEEN ?1 AND ?2 ORDER BY seq";
-const INSERT: &str = "INSERT INTO chats (run, lane, seq) VALUES (?1, ?2, ?3)";
+const INSERT: &str = "INSERT INTO chats (run, lane, events) VALUES (?1, ?2, ?3)";
 const CHAT: &str = "SELECT chat FROM events WHERE seq = ?1 AND chat IS NOT NULL";
-const DELETE: &str = "DELETE FROM chats WHERE run = ?1 AND lane = ?2 AND seq = ?3";
+const UPDATE: &str = "UPDATE chats SET events = ?3 WHERE run = ?1 AND lane = ?2";
+const DELETE: &str = "DELETE FROM chats WHERE run = ?1 AND lane = ?2";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 10] = [
-    IN_RUN[0],
-    IN_RUN[1],
+pub(super) const STATEMENTS: [&str; 11] = [
+    IN_RUN,
+    IS_OF_CHAT,
     IN_LAST_RUN[0],
     IN_LAST_RUN[1],
     NEXT_RUN[0],
@@ -48,8 +45,31 @@ pub(super) const STATEMENTS: [&str; 10] = [
     CHATS,
     INSERT,
     CHAT,
+    UPDATE,
     DELETE,
 ];
+
+/// The events of a lane in a run: their places in it, each as two bytes.
+struct Events(Vec<u8>);
+
+impl Events {
+    fn of(seqs: impl Iterator<Item = i64>) -> Self {
+        let place = |seq: i64| u16::try_from(seq % RUN).unwrap_or_default();
+        Self(seqs.flat_map(|seq| place(seq).to_be_bytes()).collect())
+    }
+
+    fn find(tx: &Tx<'_>, run: i64, lane: i64) -> rusqlite::Result<Option<Self>> {
+        let mut in_run = tx.prepare(IN_RUN)?;
+        let events = in_run.query_row([run, lane], |row| row.get(0));
+        Ok(events.optional()?.map(Self))
+    }
+
+    fn seqs(&self, run: i64) -> impl Iterator<Item = i64> {
+        let (places, _) = self.0.as_chunks::<2>();
+        let places = places.iter();
+        places.map(move |place| run * RUN + i64::from(u16::from_be_bytes(*place)))
+    }
+}
 
 /// Writes a run, when its last number was given before this one.
 pub(super) fn accepted(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
@@ -59,8 +79,9 @@ pub(super) fn accepted(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
     let mut events = lanes(tx, seq - RUN, seq - 1)?;
     events.sort_unstable();
     let mut insert = tx.prepare(INSERT)?;
-    for (lane, event) in events {
-        insert.execute([event / RUN, lane, event])?;
+    for of_lane in events.chunk_by(|(a, _), (b, _)| a == b) {
+        let events = Events::of(of_lane.iter().map(|(_, seq)| *seq));
+        insert.execute(params![seq / RUN - 1, of_lane[0].0, events.0])?;
     }
     Ok(())
 }
@@ -108,42 +129,51 @@ pub(super) fn find(
     let (from, to) = (*range.start(), *range.end().min(&last));
     let begin_of_last = last - last % RUN;
     let mut found = Vec::new();
-    let mut add = |sql, values: &[&dyn rusqlite::ToSql]| {
-        let mut events = tx.prepare(sql)?;
-        let events = events.query_map(values, |row| row.get(0))?;
+    let add_last_run = |found: &mut Vec<i64>| {
+        let mut events = tx.prepare(IN_LAST_RUN[order])?;
+        let events =
+            events.query_map(params![from.max(begin_of_last), to, chat], |row| row.get(0))?;
         for seq in events.take(most - found.len()) {
             found.push(seq?);
         }
-        Ok::<_, rusqlite::Error>(found.len() == most)
+        Ok::<_, rusqlite::Error>(())
     };
-    let in_last = params![from.max(begin_of_last), to, chat];
-    if newest_first && add(IN_LAST_RUN[order], in_last)? {
-        return Ok(found);
+    if newest_first {
+        add_last_run(&mut found)?;
     }
     let lane = Lane::of_chat(chat).0;
+    let mut is_of_chat = tx.prepare(IS_OF_CHAT)?;
     let mut next_run = tx.prepare(NEXT_RUN[order])?;
-    let mut next = match newest_first {
-        true => to.div_euclid(RUN),
-        false => from.div_euclid(RUN),
+    let runs = from.div_euclid(RUN)..=to.div_euclid(RUN);
+    let mut next = if newest_first {
+        *runs.end()
+    } else {
+        *runs.start()
     };
-    while let Some(run) = next_run
-        .query_row([next], |row| row.get::<_, i64>(0))
-        .optional()?
-    {
-        let is_past = match newest_first {
-            true => run < from.div_euclid(RUN),
-            false => run > to.div_euclid(RUN),
-        };
-        if is_past {
+    while found.len() < most {
+        let run = next_run.query_row([next], |row| row.get(0)).optional()?;
+        let Some(run) = run.filter(|run| runs.contains(run)) else {
             break;
-        }
-        if add(IN_RUN[order], params![run, lane, from, to, chat])? {
-            return Ok(found);
-        }
+        };
         next = if newest_first { run - 1 } else { run + 1 };
+        let Some(events) = Events::find(tx, run, lane)? else {
+            continue;
+        };
+        let mut seqs: Vec<_> = events
+            .seqs(run)
+            .filter(|seq| (from..=to).contains(seq))
+            .collect();
+        if newest_first {
+            seqs.reverse();
+        }
+        for seq in seqs {
+            if found.len() < most && is_of_chat.exists(params![seq, chat])? {
+                found.push(seq);
+            }
+        }
     }
     if !newest_first {
-        add(IN_LAST_RUN[order], in_last)?;
+        add_last_run(&mut found)?;
     }
     Ok(found)
 }
@@ -151,8 +181,8 @@ pub(super) fn find(
 /// Removes events that are about to be deleted, which are written if they are in another run than the last number.
 pub(super) fn remove(tx: &Tx<'_>, events: &[i64], last: i64) -> rusqlite::Result<()> {
     let mut chat = tx.prepare(CHAT)?;
-    let mut delete = tx.prepare(DELETE)?;
-    let mut written = Vec::new();
+    // Neighbours are on the same page.
+    let mut lanes: BTreeMap<_, BTreeSet<i64>> = BTreeMap::new();
     for seq in events {
         if seq / RUN < last / RUN
             && let Some(Some(lane)) = chat
@@ -162,13 +192,18 @@ pub(super) fn remove(tx: &Tx<'_>, events: &[i64], last: i64) -> rusqlite::Result
                 })
                 .optional()?
         {
-            written.push((seq / RUN, lane, *seq));
+            lanes.entry((seq / RUN, lane)).or_default().insert(*seq);
         }
     }
-    // Neighbours are on the same page.
-    written.sort_unstable();
-    for (run, lane, seq) in written {
-        delete.execute([run, lane, seq])?;
+    for ((run, lane), removed) in lanes {
+        let Some(events) = Events::find(tx, run, lane)? else {
+            continue;
+        };
+        let left = Events::of(events.seqs(run).filter(|seq| !removed.contains(seq)));
+        match left.0.is_empty() {
+            true => tx.prepare(DELETE)?.execute([run, lane])?,
+            false => tx.prepare(UPDATE)?.execute(params![run, lane, left.0])?,
+        };
     }
     Ok(())
 }

@@ -11,7 +11,6 @@ use super::kinds::Names;
 use super::lanes;
 use super::row::{self, Work};
 use super::search::{self, FIRST};
-use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Failure};
 use crate::inbox::headers;
 use crate::inbox::records::{BlockedLane, EventRecord, EventSummary, Filter, Page, PastFailure};
@@ -143,11 +142,7 @@ pub(super) fn summary(
     names: &mut Names,
 ) -> rusqlite::Result<Option<EventSummary>> {
     let mut summary = tx.prepare(SUMMARY)?;
-    let found = summary.query_row([id.0], |row| {
-        let stored: State = row.get(1)?;
-        let kind = names.name(tx, row.get(0)?)?;
-        read_summary(tx, row, id, kind, stored)
-    });
+    let found = summary.query_row([id.0], |row| read_summary(tx, row, id, names));
     Ok(found.optional()?.flatten())
 }
 
@@ -155,13 +150,12 @@ fn read_summary(
     tx: &Tx<'_>,
     row: &Row<'_>,
     id: EventId,
-    kind: EventKind,
-    stored: State,
+    names: &mut Names,
 ) -> rusqlite::Result<Option<EventSummary>> {
     let settled_at = || Ok::<_, rusqlite::Error>(Some(row::time(row.get(5)?)));
     let mut failures = row.get(6)?;
     let mut due_at = None;
-    let (state, settled_at) = match stored {
+    let (state, settled_at) = match row.get(1)? {
         State::Unsettled => {
             let work = Work {
                 seq: id.0,
@@ -188,7 +182,7 @@ fn read_summary(
     };
     Ok(Some(EventSummary {
         id,
-        kind,
+        kind: names.name(tx, row.get(0)?)?,
         key: row::read_key(row, 2)?,
         chat: row.get(3)?,
         state,
