@@ -158,18 +158,27 @@ impl fmt::Display for ConfigError {
             Self::SetTwice {
                 setting,
                 piece,
-                values: Some([builder, other]),
-            } => write!(
-                f,
-                "`{setting}` is {builder} on `Webhooks` and {other} on `{piece}`: set it on one of them"
-            ),
-            Self::SetTwice { setting, piece, .. } => write!(
-                f,
-                "`{setting}` is set on `Webhooks` and on `{piece}`: set it on one of them"
-            ),
+                values,
+            } => set_twice(f, setting, piece, values.as_ref()),
             Self::Zero(limit) => write!(f, "`{limit}` must be more than zero"),
         }
     }
+}
+
+fn set_twice(
+    f: &mut fmt::Formatter<'_>,
+    setting: &str,
+    piece: &str,
+    values: Option<&[String; 2]>,
+) -> fmt::Result {
+    match values {
+        Some([builder, other]) => write!(
+            f,
+            "`{setting}` is {builder} on `Webhooks` and {other} on `{piece}`"
+        )?,
+        None => write!(f, "`{setting}` is set on `Webhooks` and on `{piece}`")?,
+    }
+    f.write_str(": set it on one of them")
 }
 
 impl std::error::Error for ConfigError {

@@ -232,7 +232,7 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     let sql = Connection::open(scratch.path()).unwrap();
     sql.execute_batch(
         "INSERT INTO events (seq, kind, state, accepted, keep_until, settled, failures, redriven)
-         VALUES (16384 - 100, 0, 8, 0, 0, 0, 0, 0)",
+         VALUES (16384 - 100, 1, 8, 0, 0, 0, 0, 0)",
     )
     .unwrap();
     drop(sql);

@@ -160,43 +160,48 @@ async fn events_are_found_by_their_keys() {
         key: IdempotencyKey::new(HeaderValue::from_static("chat-1")),
         ..Filter::default()
     };
-    for inbox in [&of_crm, &of_others] {
-        for page in [Page::oldest(10), Page::newest(10)] {
-            assert_eq!(listed(inbox, &key, page).await, [1]);
-            assert!(listed(inbox, &key, page.after(EventId(1))).await.is_empty());
-        }
-        assert_eq!(
-            listed(inbox, &key, Page::newest(1).after(EventId(2))).await,
-            [1]
+    // Another namespace has other keys.
+    let unknown = listed(&of_others, &key, Page::newest(10)).await;
+    assert!(unknown.is_empty(), "{unknown:?}");
+    for page in [Page::oldest(10), Page::newest(10)] {
+        assert_eq!(listed(&of_crm, &key, page).await, [1]);
+        assert!(
+            listed(&of_crm, &key, page.after(EventId(1)))
+                .await
+                .is_empty()
         );
-        assert!(listed(inbox, &key, Page::oldest(0)).await.is_empty());
-        let mut others = Vec::new();
-        others.push(Filter {
-            states: vec![EventState::Dead],
-            ..key.clone()
-        });
-        others.push(Filter {
-            kinds: vec![EventKind::CHAT_OPENED],
-            ..key.clone()
-        });
-        others.push(Filter {
-            chat: Some("chat-1".to_owned()),
-            ..key.clone()
-        });
-        others.push(Filter {
-            error: Some("the CRM".to_owned()),
-            ..key.clone()
-        });
-        others.push(Filter {
-            accepted_until: Some(SystemTime::UNIX_EPOCH),
-            ..key.clone()
-        });
-        for other in others {
-            assert!(
-                listed(inbox, &other, Page::oldest(10)).await.is_empty(),
-                "{other:?}"
-            );
-        }
+    }
+    assert_eq!(
+        listed(&of_crm, &key, Page::newest(1).after(EventId(2))).await,
+        [1]
+    );
+    assert!(listed(&of_crm, &key, Page::oldest(0)).await.is_empty());
+    let mut others = Vec::new();
+    others.push(Filter {
+        states: vec![EventState::Dead],
+        ..key.clone()
+    });
+    others.push(Filter {
+        kinds: vec![EventKind::CHAT_OPENED],
+        ..key.clone()
+    });
+    others.push(Filter {
+        chat: Some("chat-1".to_owned()),
+        ..key.clone()
+    });
+    others.push(Filter {
+        error: Some("the CRM".to_owned()),
+        ..key.clone()
+    });
+    others.push(Filter {
+        accepted_until: Some(SystemTime::UNIX_EPOCH),
+        ..key.clone()
+    });
+    for other in others {
+        assert!(
+            listed(&of_crm, &other, Page::oldest(10)).await.is_empty(),
+            "{other:?}"
+        );
     }
 
     of_crm.discard(EventId(1), None).await.unwrap();
@@ -204,18 +209,15 @@ async fn events_are_found_by_their_keys() {
     accept().await;
     // Event 1 is not deleted yet, and the index has the newest one.
     assert_eq!(listed(&of_crm, &key, Page::oldest(10)).await, [3]);
-    assert_eq!(listed(&of_others, &key, Page::oldest(10)).await, [1, 3]);
-    // If the newest one does not match, another one may.
-    for (state, expected) in [(EventState::Waiting, 3), (EventState::Discarded, 1)] {
-        let of_state = Filter {
-            states: vec![state],
-            ..key.clone()
-        };
-        assert_eq!(
-            listed(&of_crm, &of_state, Page::oldest(10)).await,
-            [expected]
-        );
-    }
+    let discarded = Filter {
+        states: vec![EventState::Discarded],
+        ..key.clone()
+    };
+    assert!(
+        listed(&of_crm, &discarded, Page::oldest(10))
+            .await
+            .is_empty()
+    );
 }
 
 /// The headers that a handler sees, and those of the record.
