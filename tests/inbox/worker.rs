@@ -176,27 +176,28 @@ async fn events_are_found_by_their_keys() {
         [1]
     );
     assert!(listed(&of_crm, &key, Page::oldest(0)).await.is_empty());
-    let mut others = Vec::new();
-    others.push(Filter {
-        states: vec![EventState::Dead],
-        ..key.clone()
-    });
-    others.push(Filter {
-        kinds: vec![EventKind::CHAT_OPENED],
-        ..key.clone()
-    });
-    others.push(Filter {
-        chat: Some("chat-1".to_owned()),
-        ..key.clone()
-    });
-    others.push(Filter {
-        error: Some("the CRM".to_owned()),
-        ..key.clone()
-    });
-    others.push(Filter {
-        accepted_until: Some(SystemTime::UNIX_EPOCH),
-        ..key.clone()
-    });
+    let others = [
+        Filter {
+            states: vec![EventState::Dead],
+            ..key.clone()
+        },
+        Filter {
+            kinds: vec![EventKind::CHAT_OPENED],
+            ..key.clone()
+        },
+        Filter {
+            chat: Some("chat-1".to_owned()),
+            ..key.clone()
+        },
+        Filter {
+            error: Some("the CRM".to_owned()),
+            ..key.clone()
+        },
+        Filter {
+            accepted_until: Some(SystemTime::UNIX_EPOCH),
+            ..key.clone()
+        },
+    ];
     for other in others {
         assert!(
             listed(&of_crm, &other, Page::oldest(10)).await.is_empty(),
