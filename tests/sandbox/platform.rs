@@ -1251,14 +1251,14 @@ mod readme {
     mod shown {
         use super::my_handlers;
 
-use tower::Layer;
 use tower_webhook::sandbox::{Fault, Rating, Sandbox, Webhook};
-use tower_webhook::{Secret, WebhookLayer};
+use tower_webhook::{Secret, Webhooks};
 
 #[tokio::test(start_paused = true)]
 async fn a_chat_is_handled() {
     let secret = Secret::new("secret").unwrap();
-    let sandbox = Sandbox::in_process(WebhookLayer::new(secret.clone()).layer(my_handlers()));
+    let (webhooks, _running) = Webhooks::new(secret.clone()).start(my_handlers()).unwrap();
+    let sandbox = Sandbox::in_process(webhooks);
     sandbox.configure_all(&Webhook::new("/webhooks").signed(secret));
     sandbox.inject(Fault::DropResponse);
     let chat = sandbox.chat();
