@@ -13,14 +13,11 @@ use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
 #[cfg(feature = "postgres")]
 use tokio::time::{Duration, timeout};
 #[cfg(feature = "postgres")]
-use tower_webhook::postgres::PostgresQueue;
-use tower_webhook::postgres::PostgresStore;
+use tower_webhook::postgres::{PostgresQueue, PostgresStore};
 #[cfg(feature = "redis")]
 use tower_webhook::redis::RedisStore;
 #[cfg(feature = "sqlite")]
-use tower_webhook::sqlite::SqliteQueue;
-#[cfg(feature = "sqlite")]
-use tower_webhook::sqlite::SqliteStore;
+use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 #[cfg(feature = "postgres")]
 use tower_webhook::store::OpenError;
 

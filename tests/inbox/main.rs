@@ -22,7 +22,7 @@ mod memory;
 mod metrics;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres;
-#[cfg(feature = "postgres")]
+#[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres_model;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres_pinned;

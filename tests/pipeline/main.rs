@@ -4,6 +4,7 @@
 mod support;
 
 mod answers;
+#[cfg(feature = "moka")]
 mod builder;
 mod cancellation;
 mod compile_errors;
