@@ -105,14 +105,11 @@ impl fmt::Display for ConfigError {
                 "the environment variable `{name}` holds no secret: set it to the secret that is \
                  configured in the partner portal"
             ),
-            Self::SecretFile { path, .. } => {
-                write!(
-                    f,
-                    "a file of secrets must be readable UTF-8 with one secret per line: `{}` cannot be \
-                     read",
-                    path.display()
-                )
-            }
+            Self::SecretFile { path, .. } => write!(
+                f,
+                "a file of secrets must be readable UTF-8 with one secret per line: `{}` cannot be read",
+                path.display()
+            ),
             Self::HeaderPrefix(prefix) => write!(
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
