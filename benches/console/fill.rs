@@ -198,15 +198,15 @@ pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Resu
          SELECT n, 1, 5, CAST('old-key-' || n AS BLOB), 'old-' || (n / 5),
              highest - ({handled} - n) * 691200000 / {handled}, highest + 691200000,
              highest - ({handled} - n) * 691200000 / {handled}, 0, 0
-         FROM numbers, clock;
-         INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-         SELECT randomblob(16), zeroblob(16), x'', 1, 1, -seq, keep_until FROM events;"
+         FROM numbers, (SELECT highest_time AS highest FROM file);
+         INSERT INTO keys (key, body, event, attempt, done, lease_until, keep_until)
+         SELECT randomblob(16), zeroblob(16), seq, 1, 1, 0, keep_until FROM events;"
     ))
     .context("filling the file")?;
     for (number, digest) in keys(handled) {
         db.prepare_cached(
-            "INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-             SELECT ?2, zeroblob(16), x'', 1, 1, -seq, keep_until FROM events WHERE seq = ?1",
+            "INSERT INTO keys (key, body, event, attempt, done, lease_until, keep_until)
+             SELECT ?2, zeroblob(16), seq, 1, 1, 0, keep_until FROM events WHERE seq = ?1",
         )?
         .execute(params![number, digest])?;
     }

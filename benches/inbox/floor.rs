@@ -129,8 +129,8 @@ fn queue(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result<u64>
 /// whose chats are free.
 fn statements(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result<u64> + use<>> {
     const ACCEPT: [&str; 5] = [
-        "INSERT INTO keys (key, body, fence, attempt, done, lease_until, keep_until)
-         VALUES (?1, ?2, x'', 1, 1, -?3, ?4) ON CONFLICT (key) DO NOTHING",
+        "INSERT INTO keys (key, body, event, attempt, done, lease_until, keep_until)
+         VALUES (?1, ?2, ?3, 1, 1, 0, ?4) ON CONFLICT (key) DO NOTHING",
         "INSERT INTO events
              (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
          VALUES (?1, 1, 2, ?2, ?3, ?4, ?5, ?4, 0, 0)",
