@@ -13,7 +13,7 @@ use crate::inbox::event::Lane;
 use crate::sqlite::engine::{Tx, is_damage};
 
 /// The numbers of a run. It is a part of the file's format. A larger one would take less time to find, and more to read
-/// and to write at once: this one takes up to 15 milliseconds.
+/// and to write at once.
 pub(super) const RUN: i64 = 16_384;
 
 const IN_RUN: &str = "SELECT events FROM chats WHERE run = ?1 AND lane = ?2";

@@ -72,7 +72,7 @@ use crate::store::{OpenError, StoreError};
 /// events that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an
 /// error. Lists and counts work in steps of some milliseconds, with other calls in between, so their result is not a
 /// snapshot. They do not delay those that accept and handle events. One acceptance in 16,384 also writes the index of
-/// chats for as many events, which takes up to 15 milliseconds.
+/// chats for as many events.
 ///
 /// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason and the duration of the attempt.
 ///
