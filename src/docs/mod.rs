@@ -119,5 +119,5 @@ page!(operations, "operations.md");
 page!(platform, "platform.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");
-page!(threat_model, "threat_model.md");
-page!(tower_http, "tower_http.md");
+page!(threat_model, "threat_model.md", tested_with = "admin");
+page!(tower_http, "tower_http.md", tested_with = "console");
