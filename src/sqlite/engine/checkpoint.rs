@@ -20,6 +20,9 @@ pub(crate) const EVERY: i32 = 16384;
 /// Finds how many pages the log has, and moves none of them.
 pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
 
+/// Moves what no reader holds back, and keeps nobody waiting.
+pub(super) const PASSIVE: &str = "PRAGMA wal_checkpoint(PASSIVE)";
+
 /// The log grows while it is moved. Once it has grown by fewer pages than this, they are moved while
 /// nothing can be written, so that the log can start over.
 const REST: i32 = 512;
@@ -128,7 +131,7 @@ enum Moved {
 fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
     let mut pages = 0;
     for _ in 0..PASSES {
-        let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
+        let Some(log) = pass(db, PASSIVE)? else {
             return Ok(Moved::ByAnother);
         };
         let grown = log.pages - pages;
@@ -139,12 +142,12 @@ fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
     }
     for tries in 1..=TRIES {
         let paused = pause.begin(PAUSE);
-        let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
+        let Some(log) = pass(db, PASSIVE)? else {
             return Ok(Moved::ByAnother);
         };
         drop(paused);
         pages = log.pages;
-        if log.moved == log.pages || tries == TRIES {
+        if log.is_moved() || tries == TRIES {
             break;
         }
         thread::sleep(TRY_AGAIN);
@@ -165,14 +168,20 @@ fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
 }
 
 /// The log after a pass.
-struct Log {
+pub(super) struct Log {
     pages: i32,
     /// How many of them are in the file now.
     moved: i32,
 }
 
+impl Log {
+    pub(super) fn is_moved(&self) -> bool {
+        self.moved == self.pages
+    }
+}
+
 /// Moves pages, or returns `None` if another connection held a lock.
-fn pass(db: &Connection, sql: &str) -> rusqlite::Result<Option<Log>> {
+pub(super) fn pass(db: &Connection, sql: &str) -> rusqlite::Result<Option<Log>> {
     db.query_row(sql, [], |row| {
         let is_busy: bool = row.get(0)?;
         let (pages, moved) = (row.get(1)?, row.get(2)?);

@@ -133,41 +133,6 @@ fn wait_up_to(patience: Duration, tries: i32) -> bool {
     goes_on
 }
 
-/// The file that a path leads to.
-///
-/// SQLite keeps writing to a file that was deleted, of which nothing would be left after a restart. Windows does
-/// not delete a file that is open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FileId {
-    #[cfg(unix)]
-    device_and_inode: (u64, u64),
-}
-
-impl FileId {
-    #[cfg(unix)]
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-
-        let metadata = path.metadata()?;
-        Ok(Self {
-            device_and_inode: (metadata.dev(), metadata.ino()),
-        })
-    }
-
-    #[cfg(not(unix))]
-    pub(super) fn of(_: &Path) -> io::Result<Self> {
-        Ok(Self {})
-    }
-
-    /// Whether the path leads to another file, or to none. A path that cannot be looked at just now still leads there.
-    pub(super) fn was_replaced(&self, path: &Path) -> bool {
-        match Self::of(path) {
-            Ok(other) => *self != other,
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        }
-    }
-}
-
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }

@@ -11,6 +11,7 @@ mod pause;
 mod reader;
 mod thread;
 mod transaction;
+mod watch;
 mod writer;
 
 use std::path::{self, Path};
@@ -20,9 +21,9 @@ use self::batches::Batches;
 use self::checkpoint::Checkpoints;
 use self::clock::Clock;
 use self::error::{FileError, Reason};
-use self::file::FileId;
 use self::pause::Pause;
 use self::thread::Thread;
+use self::watch::Watch;
 use crate::store::engine::Error;
 
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
@@ -59,16 +60,17 @@ impl Engine {
         };
         let open = || {
             let db = file::open(&path, format)?;
-            let id = FileId::of(&path).map_err(Reason::Thread)?;
+            let watch = Watch::start(&path, &db)?;
+            let id = watch.file();
             let clock = Arc::new(Mutex::new(Clock::start(machine)));
             let batches = Batches::new(db, format, upkeep, Arc::clone(&clock))?;
             let aside = file::connect_aside(&path, format)?;
             let pause = Pause::default();
             let checkpoints = Checkpoints::start(&path, aside, checkpoint_every, pause.clone())
                 .map_err(Reason::Thread)?;
-            let reader = reader::start(&path, id.clone(), format, clock).map_err(Reason::Thread)?;
+            let reader = reader::start(&path, id, format, clock).map_err(Reason::Thread)?;
             let writer =
-                writer::start(&path, id, batches, checkpoints, pause).map_err(Reason::Thread)?;
+                writer::start(&path, watch, batches, checkpoints, pause).map_err(Reason::Thread)?;
             Ok(Self {
                 path: Arc::clone(&path),
                 reader: Arc::new(reader),
