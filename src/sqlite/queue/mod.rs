@@ -65,7 +65,8 @@ use crate::store::{OpenError, StoreError};
 /// **Sizing.** With a body of 600 bytes, a key of 36 and a chat's id of 29, an event takes 950 bytes on the disk while
 /// it waits, 910 when it was handled, and 200 when its body was deleted. That is 2 GB for 10 events per second, if
 /// bodies are kept for a day and keys for 8 days. The write-ahead log beside the file takes 64 MiB, and about twice
-/// that under full load. Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
+/// that under full load. A program that reads the file in one transaction for long makes it grow: a warning is logged, and
+/// what is beyond 128 MiB counts for [`backlog_limit`](crate::inbox::Inbox::backlog_limit). Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
 /// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Records::stats) reads all
 /// unsettled events and dead letters, which takes half a second for a million. [`list`](Records::list) finds the events
 /// of a chat by an index, however many there are, and [`forget`](Records::forget) does so, too. Other lists read the
@@ -242,7 +243,8 @@ impl Work for SqliteQueue {
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        self.read(|tx| stats::size(tx)).await
+        let used = self.read(|tx| stats::size(tx)).await?;
+        Ok(used.saturating_add(self.engine.log_excess()))
     }
 }
 
