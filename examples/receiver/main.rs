@@ -44,6 +44,7 @@ use axum::http::HeaderName;
 use axum::routing::get;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::Signal as OsSignal;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -91,6 +92,9 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
+    // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
+    // the process.
+    drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
     let (secrets, random) = secrets(&args)?;
     let events = Arc::new(events(&args)?);
     let (place, is_inbox) = place(&args);

@@ -406,6 +406,29 @@ fn a_person_pauses_discards_and_redrives() {
     });
 }
 
+/// As with `LimitFSIZE` of systemd.
+#[test]
+fn a_limit_on_the_size_of_files_is_like_a_full_disk() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = example("receiver");
+    let mut command = Command::new("sh");
+    // In blocks of 512 bytes.
+    command
+        .args(["-c", r#"ulimit -f 1024 && exec "$0" "$@""#])
+        .arg(receiver.get_program())
+        .args(["--secret", "s", "--inbox", &url, "--exec", "true"]);
+    let receiver = Receiver::start_by(&mut command);
+    let body = receiver.file("body", &format!(r#"{{"id":"{}"}}"#, "1".repeat(100_000)));
+    let sent = receiver.send("s", &["--body", &body, "--count", "20"]);
+    assert!(sent.out.contains(" 200 OK"), "{sent:?}");
+    assert!(sent.out.contains("503 Service Unavailable"), "{sent:?}");
+    let health = format!("http://{}/healthz", receiver.address());
+    assert_eq!(curl(&["-w", "%{http_code}", &health]), "200");
+    let log = receiver.err();
+    assert!(log.contains("cannot be read or written"), "{log}");
+}
+
 #[test]
 fn nothing_is_damaged_by_a_wrong_call() {
     let dir = TempDir::new().unwrap();

@@ -176,7 +176,7 @@ fn explain(error: &rusqlite::Error) -> &'static str {
              where this user may create files"
         }
         Some(ErrorCode::SystemIoFailure) => {
-            "cannot be read or written: check its disk"
+            "cannot be read or written: check its disk, and whether the size of files is limited"
         }
         Some(ErrorCode::NotADatabase) => "is not a SQLite database: choose another path",
         Some(ErrorCode::DatabaseCorrupt) => {

@@ -98,6 +98,11 @@ fn connect(path: &Path, busy: fn(i32) -> bool) -> Result<Connection, Reason> {
     // Without `SQLITE_OPEN_URI`: a path is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut db = Connection::open_with_flags(path, flags)?;
+    // SQLite is content with reading, until something is written. It would leave files beside this one that cannot be
+    // written either, even when this one can be again.
+    if db.is_readonly(MAIN_DB)? {
+        return Err(Reason::ReadOnly);
+    }
     // Else SQLite plans by the values that are bound, and compiles a statement again for the next ones.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // macOS leaves in the disk's cache what was only synchronized. Others do not know this.
@@ -153,11 +158,6 @@ fn create(path: &Path) -> io::Result<()> {
 fn own(mut db: Connection, path: &Path, format: &Format) -> Result<Connection, Reason> {
     // Before anything is changed.
     migrate::version(&db.transaction()?, format)?;
-    // SQLite is content with reading, until something is written.
-    if db.is_readonly(MAIN_DB)? {
-        return Err(Reason::ReadOnly);
-    }
-
     let journal: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     if journal != "wal" {
         return Err(Reason::NoWal { journal });

@@ -85,7 +85,8 @@ use crate::store::{OpenError, StoreError};
 /// **When it fails.** An event that cannot be read, because the file is damaged, is logged and passed over by
 /// `claim`; other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
 /// full disk is [`Unavailable`](crate::store::StoreErrorKind::Unavailable) until there is room; then work resumes
-/// without a restart.
+/// without a restart. So is the limit of a process on the size of files, if the process handles or blocks the signal
+/// SIGXFSZ, as the example `receiver` does: otherwise, that signal ends the process.
 ///
 /// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. While it is
 /// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `VACUUM INTO`. Never delete
