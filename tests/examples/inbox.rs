@@ -165,11 +165,15 @@ fn keys_are_known_with_and_without_an_inbox() {
     let url = url(&dir);
     let answers = |place: &str, keys: [&str; 3]| {
         let receiver = Receiver::start(&["--secret", "s", place, &url, "--exec", "true"]);
-        keys.map(|key| {
+        let answers = keys.map(|key| {
             let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
             assert_eq!(sent.code, 0, "{sent:?}");
             sent.out.contains("it had been handled before")
-        })
+        });
+        // Either knows the bodies of the other's keys.
+        let log = receiver.err();
+        assert!(!log.contains("another body"), "{log}");
+        answers
     };
     assert_eq!(answers("--store", ["a", "b", "a"]), [false, false, true]);
     assert_eq!(answers("--inbox", ["b", "c", "c"]), [true, false, true]);
@@ -404,6 +408,27 @@ fn a_person_pauses_discards_and_redrives() {
     until("both events again", || {
         (states(&url) == ["discarded", "discarded"]).then_some(())
     });
+}
+
+#[test]
+fn accepted_events_are_warned_of_by_a_receiver_that_does_not_handle_them() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "true", &[]);
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    for key in ["a", "b"] {
+        send(&receiver, "chat-rated", key);
+    }
+    drop(receiver);
+    let with_store = || Receiver::start(&["--secret", "s", "--store", &url]).err();
+    let warned = with_store();
+    assert!(warned.contains("WARN"), "{warned}");
+    assert!(warned.contains("unsettled=2"), "{warned}");
+    assert!(warned.contains("`--inbox`"), "{warned}");
+    let discarded = inbox(&url, &["discard", "1", "2", "--yes"]);
+    assert_eq!(discarded.code, 0, "{discarded:?}");
+    let silent = with_store();
+    assert!(!silent.contains("unsettled"), "{silent}");
 }
 
 /// As with `LimitFSIZE` of systemd.
