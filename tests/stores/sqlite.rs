@@ -22,7 +22,9 @@ use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
     Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, Store, StoreError, StoreErrorKind,
 };
+use tracing::Level;
 
+use support::log::Log;
 use support::program::{Peer, say};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -432,6 +434,20 @@ fn new_file_is_private_to_its_user() {
     for name in ["webhooks.db", "webhooks.db-wal", "webhooks.db-shm"] {
         let file = fs::metadata(scratch.directory.path().join(name)).unwrap();
         assert_eq!(file.mode() & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn file_that_others_may_read_is_warned_of() {
+    let scratch = Scratch::new();
+    drop(scratch.store());
+    let log = Log::capture(Level::WARN);
+    for (mode, warnings) in [(0o600, 0), (0o640, 0), (0o644, 1), (0o602, 1)] {
+        fs::set_permissions(scratch.path(), Permissions::from_mode(mode)).unwrap();
+        log.clear();
+        drop(scratch.store());
+        let warned = log.count(Level::WARN, "chmod 600");
+        assert_eq!(warned, warnings, "{mode:o}: {}", log.text());
     }
 }
 

@@ -42,8 +42,29 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
             Err(Reason::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
                 thread::sleep(POLL);
             }
-            result => return result,
+            Ok(db) => {
+                warn_of_others(path);
+                return Ok(db);
+            }
+            refused => return refused,
         }
+    }
+}
+
+/// The bits of a file's mode that let everybody read or write it.
+#[cfg(unix)]
+const OTHERS: u32 = 0o006;
+
+/// A file that this library has created is its owner's alone, and one that `sqlite3` has copied is not.
+fn warn_of_others(path: &Path) {
+    #[cfg(unix)]
+    if let Ok(metadata) = path.metadata()
+        && std::os::unix::fs::MetadataExt::mode(&metadata) & OTHERS != 0
+    {
+        tracing::warn!(
+            file = %path.display(),
+            "other users may read or write the SQLite file: `chmod 600` it, and the files `-wal` and `-shm` beside it"
+        );
     }
 }
 

@@ -89,8 +89,10 @@ use crate::store::{OpenError, StoreError};
 /// SIGXFSZ, as the example `receiver` does: otherwise, that signal ends the process.
 ///
 /// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. While it is
-/// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `VACUUM INTO`. Never delete
-/// or replace the file while a process has it open.
+/// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `inbox backup`, or with
+/// `VACUUM INTO` to a file that only its owner may read. A file that others may read or write is warned of. Never delete,
+/// replace or truncate one of the three while a process has them open. With each commit, this is looked for: afterwards,
+/// every call fails, and a line at `ERROR` says what to do.
 ///
 /// **Upgrades** are those of [`SqliteStore`].
 ///
