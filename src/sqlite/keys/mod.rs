@@ -53,12 +53,14 @@ use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Sto
 /// **When it fails.** Damage in the file is [`Corrupt`](crate::store::StoreErrorKind::Corrupt) for the calls that
 /// meet it, and for no others. A full disk, or a file that may not be written any more, is
 /// [`Unavailable`](crate::store::StoreErrorKind::Unavailable) for each call until that is resolved; then work
-/// resumes without a restart. So is a file that another process keeps locked for 1.5 seconds.
+/// resumes without a restart. So is the limit of a process on the size of files, if the process handles or blocks the
+/// signal SIGXFSZ, as the example `receiver` does, and so is a file that another process keeps locked for 1.5 seconds.
 ///
 /// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies, unless an inbox
 /// uses it, too. Beside it are `-wal` and `-shm` while it is open: the three belong together. Copy it with
-/// `VACUUM INTO` meanwhile. Never delete or replace it under a process that has it open. `sqlite3` can read it at any
-/// time; a reader that stays for long lets the log grow.
+/// `VACUUM INTO` meanwhile. Never delete, replace or truncate one of the three while a process has them open: afterwards,
+/// every call fails, and a line at `ERROR` says what to do. `sqlite3` can read it at any
+/// time; a reader that stays for long lets the log grow, of which a warning is logged.
 ///
 /// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in one
 /// transaction. A process of the earlier release that has the file open continues to work. The file holds the lowest

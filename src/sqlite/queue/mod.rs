@@ -65,7 +65,8 @@ use crate::store::{OpenError, StoreError};
 /// **Sizing.** With a body of 600 bytes, a key of 36 and a chat's id of 29, an event takes 950 bytes on the disk while
 /// it waits, 910 when it was handled, and 200 when its body was deleted. That is 2 GB for 10 events per second, if
 /// bodies are kept for a day and keys for 8 days. The write-ahead log beside the file takes 64 MiB, and about twice
-/// that under full load. Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
+/// that under full load. A program that reads the file in one transaction for long makes it grow: a warning is logged, and
+/// what is beyond 128 MiB counts for [`backlog_limit`](crate::inbox::Inbox::backlog_limit). Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
 /// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Records::stats) reads all
 /// unsettled events and dead letters, which takes half a second for a million. [`list`](Records::list) finds the events
 /// of a chat by an index, however many there are, and [`forget`](Records::forget) does so, too. Other lists read the
@@ -84,11 +85,14 @@ use crate::store::{OpenError, StoreError};
 /// **When it fails.** An event that cannot be read, because the file is damaged, is logged and passed over by
 /// `claim`; other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
 /// full disk is [`Unavailable`](crate::store::StoreErrorKind::Unavailable) until there is room; then work resumes
-/// without a restart.
+/// without a restart. So is the limit of a process on the size of files, if the process handles or blocks the signal
+/// SIGXFSZ, as the example `receiver` does: otherwise, that signal ends the process.
 ///
 /// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. While it is
-/// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `VACUUM INTO`. Never delete
-/// or replace the file while a process has it open.
+/// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `inbox backup`, or with
+/// `VACUUM INTO` to a file that only its owner may read. A file that others may read or write is warned of. Never delete,
+/// replace or truncate one of the three while a process has them open. With each commit, this is looked for: afterwards,
+/// every call fails, and a line at `ERROR` says what to do.
 ///
 /// **Upgrades** are those of [`SqliteStore`].
 ///
@@ -242,7 +246,8 @@ impl Work for SqliteQueue {
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        self.read(|tx| stats::size(tx)).await
+        let used = self.read(|tx| stats::size(tx)).await?;
+        Ok(used.saturating_add(self.engine.log_excess()))
     }
 }
 
