@@ -3,7 +3,7 @@
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
-use futures_util::poll;
+use futures_util::FutureExt;
 use indicatif::ProgressBar;
 use tokio::signal::ctrl_c;
 use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
@@ -48,7 +48,7 @@ pub(crate) async fn change<Q: Queue>(
     let mut stopped = std::pin::pin!(ctrl_c());
     for (id, from) in &ids {
         // Not during a change: what was begun is counted.
-        if poll!(&mut stopped).is_ready() {
+        if stopped.as_mut().now_or_never().is_some() {
             progress.finish_and_clear();
             eprintln!("stopped after {} of {} events", counts.all(), ids.len());
             break;

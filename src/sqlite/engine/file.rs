@@ -66,6 +66,8 @@ fn warn_of_others(path: &Path) {
             "other users may read or write the SQLite file: `chmod 600` it, and the files `-wal` and `-shm` beside it"
         );
     }
+    #[cfg(not(unix))]
+    let _ = path;
 }
 
 /// Refuses a file of another program, or of a draft, before SQLite changes anything: a connection that may write moves
