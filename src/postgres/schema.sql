@@ -79,7 +79,8 @@ GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;
 
 -- `lane` and `own` are the lane's digest and 0 in a line, and 0 and the event's number in none. A row with a fence is
 -- leased until it is due. `due` is NULL for a dead letter that holds its lane. `is_suspect`: it crashed before, or is
--- leased and will have crashed when it is due. Vacuumed after a number of changes: the table is small, and often empty.
+-- leased and will have crashed when it is due. `uncounted`: the attempts that failed and did not count. `first_failed`:
+-- the first failure that counts, or the first one of all while none does. Vacuumed after a number of changes: the table is small, and often empty.
 CREATE TABLE {schema}.head (
     lane bigint NOT NULL,
     own bigint NOT NULL,
@@ -92,6 +93,7 @@ CREATE TABLE {schema}.head (
     is_suspect boolean NOT NULL,
     first_failed bigint,
     fence uuid,
+    uncounted integer NOT NULL DEFAULT 0,
     PRIMARY KEY (lane, own)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 CREATE INDEX head_due ON {schema}.head (kind, is_suspect, due, seq);
@@ -107,6 +109,7 @@ CREATE TABLE {schema}.wait (
     crashes integer NOT NULL,
     is_tried boolean NOT NULL,
     first_failed bigint,
+    uncounted integer NOT NULL DEFAULT 0,
     PRIMARY KEY (lane, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 -- In the order of the lists: all that wait behind others, and those of them that have failed, which are few.
@@ -123,7 +126,8 @@ CREATE TABLE {schema}.aside (
     failures integer NOT NULL,
     crashes integer NOT NULL,
     is_tried boolean NOT NULL,
-    first_failed bigint
+    first_failed bigint,
+    uncounted integer NOT NULL DEFAULT 0
 );
 CREATE INDEX aside_due ON {schema}.aside (due, seq);
 CREATE INDEX aside_lane ON {schema}.aside (lane, due);

@@ -69,8 +69,9 @@ CREATE TABLE work (
     fence        BLOB,                   -- kept after the lease has expired, until the event is taken again
     failures     INTEGER NOT NULL,
     crashes      INTEGER NOT NULL,
-    first_failed INTEGER,
-    tried        INTEGER NOT NULL
+    first_failed INTEGER,                -- the first failure that counts, or of all while none does
+    tried        INTEGER NOT NULL,
+    uncounted    INTEGER NOT NULL        -- the attempts that failed and did not count
 ) STRICT;
 CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL;
 CREATE INDEX work_due ON work (place, kind, due) WHERE place <> $Behind;

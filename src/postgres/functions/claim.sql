@@ -24,14 +24,14 @@ BEGIN
     SELECT * INTO v_next FROM {schema}.wait WHERE lane BETWEEN p_lane AND p_lane ORDER BY lane, seq LIMIT 1;
     IF v_next.seq < v_head.seq THEN
         DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq;
-        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried, first_failed)
+        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, uncounted, crashes, is_tried, first_failed)
         VALUES (
-            p_lane, v_head.seq, v_head.due, v_head.kind, v_head.failures, v_head.crashes, v_head.is_tried,
-            v_head.first_failed
+            p_lane, v_head.seq, v_head.due, v_head.kind, v_head.failures, v_head.uncounted, v_head.crashes,
+            v_head.is_tried, v_head.first_failed
         );
         UPDATE {schema}.head SET
             seq = v_next.seq, due = v_next.due, kind = v_next.kind, failures = v_next.failures,
-            crashes = v_next.crashes, is_tried = v_next.is_tried, is_suspect = v_next.crashes > 0,
+            uncounted = v_next.uncounted, crashes = v_next.crashes, is_tried = v_next.is_tried, is_suspect = v_next.crashes > 0,
             first_failed = v_next.first_failed, fence = NULL
         WHERE lane = p_lane AND own = 0;
     END IF;
@@ -41,16 +41,16 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.rejoin(p_event {schema}.aside) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
     INSERT INTO {schema}.head
-        (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, first_failed)
+        (lane, own, seq, due, kind, failures, uncounted, crashes, is_tried, is_suspect, first_failed)
     VALUES (
-        p_event.lane, 0, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.crashes,
+        p_event.lane, 0, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.uncounted, p_event.crashes,
         p_event.is_tried, p_event.crashes > 0, p_event.first_failed
     )
     ON CONFLICT (lane, own) DO UPDATE SET lane = excluded.lane WHERE false;
     IF NOT FOUND THEN
-        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried, first_failed)
+        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, uncounted, crashes, is_tried, first_failed)
         VALUES (
-            p_event.lane, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.crashes,
+            p_event.lane, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.uncounted, p_event.crashes,
             p_event.is_tried, p_event.first_failed
         );
         -- A dead letter that holds the lane stays first.
@@ -89,7 +89,7 @@ CREATE FUNCTION {schema}.claim(
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
+    o_tried_for bigint, o_uncounted integer, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -192,9 +192,9 @@ BEGIN
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
             v_taken := v_taken + 1;
             SELECT v_head.seq, v_head.lane, v_head.own = 0, k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven,
-                v_head.failures, v_head.crashes, v_now - v_head.first_failed
+                v_head.failures, v_head.crashes, v_now - v_head.first_failed, v_head.uncounted
             INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-                o_failures, o_crashes, o_tried_for
+                o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
             RETURN NEXT;
         END LOOP;

@@ -25,9 +25,9 @@ use crate::store::engine::Error;
 const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6::integer[], $7, $8, $9)";
 
 /// The columns of the last row, which has no event.
-const NEXT_DUE: usize = 13;
-const FLOOR: usize = 14;
-const TOOK: usize = 18;
+const NEXT_DUE: usize = 14;
+const FLOOR: usize = 15;
+const TOOK: usize = 19;
 
 #[derive(Clone)]
 pub(super) struct Claim(Arc<Shared>);

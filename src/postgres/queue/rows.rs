@@ -99,6 +99,7 @@ pub(super) fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error>
         failures,
         crashes,
         tried_for: duration(row, at + 12)?,
+        uncounted: count(row, at + 13)?,
     }))
 }
 

@@ -20,7 +20,7 @@ use crate::store::engine::Error;
 const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-        o_failures, o_crashes, o_tried_for
+        o_failures, o_crashes, o_tried_for, o_uncounted
     FROM {schema}.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
     ORDER BY o_at";
 

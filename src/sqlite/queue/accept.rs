@@ -79,6 +79,7 @@ pub(super) fn accept(
         crashes: 0,
         first_failed: None,
         tried: false,
+        uncounted: 0,
     };
     if let Some(lane) = work.lane
         && lanes::is_busy(tx, lane)?
