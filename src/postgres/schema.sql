@@ -44,14 +44,19 @@ CREATE TABLE {schema}.keys (
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
 
 -- `is_seen`: an event of the kind was accepted. The kind without a name is all of them, so that a pause of everything
--- is a row as any other.
+-- is a row as any other. Those with a number up to 8 are the platform's own, and stay. Any other is deleted after its
+-- last event: the header that names a kind is not signed, so anybody who captured a delivery may make new ones.
 CREATE TABLE {schema}.kinds (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text COLLATE "C" NOT NULL UNIQUE,
     is_seen boolean NOT NULL,
     is_paused boolean NOT NULL
 );
-INSERT INTO {schema}.kinds (name, is_seen, is_paused) VALUES ('', false, false);
+INSERT INTO {schema}.kinds (name, is_seen, is_paused)
+SELECT name, false, false FROM unnest(ARRAY[
+    '', 'chat-assigned', 'chat-opened', 'chat-closed', 'chat-reopened', 'chat-transferred', 'chat-rated',
+    'message-created'
+]) AS own (name);
 
 -- `lane` is NULL for an event that stands in no line, as one that was redriven after it had left its line. So events
 -- of a chat are found by `chat_lane`, the digest of the chat. New numbers are the largest ones, so they split no full
@@ -71,6 +76,7 @@ CREATE TABLE {schema}.events (
     body bytea,
     headers bytea
 );
+CREATE INDEX events_kind ON {schema}.events (kind) WHERE kind > 8;
 CREATE INDEX events_chat ON {schema}.events (chat_lane, seq) WHERE chat_lane IS NOT NULL;
 -- Numbers are given before the events are inserted, so that they can be in the rows of the keys.
 GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;

@@ -95,6 +95,8 @@ SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 DECLARE
     -- Transactions that began this long before they commit are seen in spite of a floor.
     c_slack CONSTANT bigint := 3000000;
+    -- So many kinds are visited without a look at which have work: it would read deleted rows, too.
+    c_few CONSTANT bigint := 100;
     v_now bigint := {schema}.micros();
     v_kinds integer[];
     v_is_whole boolean;
@@ -117,9 +119,25 @@ BEGIN
         p_ready := least(p_ready, v_aside.due);
         p_crashed := least(p_crashed, v_aside.due);
     END LOOP;
-    v_kinds := ARRAY(
-        SELECT k.id FROM {schema}.kinds k WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except) ORDER BY k.id
-    );
+    IF (SELECT count(*) FROM (SELECT FROM {schema}.kinds LIMIT c_few + 1) AS k) <= c_few THEN
+        v_kinds := ARRAY(
+            SELECT k.id FROM {schema}.kinds k WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except) ORDER BY k.id
+        );
+    ELSE
+        -- Those that have work.
+        v_kinds := ARRAY(
+            WITH RECURSIVE busy (kind) AS (
+                (SELECT h.kind FROM {schema}.head h ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1)
+                UNION ALL
+                SELECT (
+                    SELECT h.kind FROM {schema}.head h
+                    WHERE h.kind > b.kind ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1
+                ) FROM busy b WHERE b.kind IS NOT NULL
+            )
+            SELECT b.kind FROM (SELECT kind FROM busy UNION SELECT kind FROM {schema}.aside) AS b
+            WHERE {schema}.is_open(b.kind, p_only, p_except) ORDER BY b.kind
+        );
+    END IF;
     -- The clock may have been set back.
     IF v_kinds <> p_kinds OR greatest(p_ready, p_crashed) > v_now THEN
         SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
