@@ -1002,3 +1002,73 @@ async fn kinds_are_not_deleted_under_an_event() {
             .unwrap();
     }
 }
+
+/// Somebody changed the rows of two events of five.
+#[tokio::test(flavor = "multi_thread")]
+async fn unreadable_events_are_passed_over_and_become_dead_letters() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    for lane in 1..=5 {
+        let accepted = queue.accept(event(None, Some(lane)), None).await;
+        assert!(matches!(accepted.unwrap(), Accepted::New { .. }));
+    }
+    // A second event in the lane of one of them.
+    queue.accept(event(None, Some(2)), None).await.unwrap();
+    execute(
+        &pool,
+        "UPDATE tower_webhook.events SET key = '\\x0a' WHERE seq = 2;
+         UPDATE tower_webhook.events SET body = NULL WHERE seq = 4",
+    )
+    .await;
+    let short = Take {
+        lease: Duration::from_millis(1),
+        ..take()
+    };
+    let claims = queue.claim(&short, 64, 64).await.unwrap();
+    let ids: Vec<_> = claims.events.iter().map(|taken| taken.lease.id.0).collect();
+    assert_eq!(ids, [1, 3, 5]);
+    for taken in claims.events {
+        let settled = queue.settle(&taken.lease, &Settlement::Handled, None);
+        assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
+    }
+    for _ in 0..2 {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        let claims = queue.claim(&short, 64, 64).await.unwrap();
+        assert!(claims.events.is_empty());
+    }
+    let dead = "SELECT count(*) FROM tower_webhook.dead WHERE seq IN (2, 4)";
+    assert_eq!(count(&pool, dead).await, 2);
+    let failures = "SELECT count(*) FROM tower_webhook.failures
+        WHERE seq IN (2, 4) AND outcome = 'unreadable'";
+    assert_eq!(count(&pool, failures).await, 2);
+    let filter = Filter {
+        states: vec![EventState::Dead],
+        ..Filter::default()
+    };
+    let listed = queue.list(&filter, Page::oldest(10)).await.unwrap();
+    let listed: Vec<_> = listed.events.iter().map(|event| event.id.0).collect();
+    assert_eq!(listed, [2, 4]);
+    // The chat goes on.
+    let claims = queue.claim(&take(), 64, 64).await.unwrap();
+    let ids: Vec<_> = claims.events.iter().map(|taken| taken.lease.id.0).collect();
+    assert_eq!(ids, [6]);
+}
+
+/// The next event of a lane, which a settlement takes.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_settlement_passes_over_an_unreadable_event() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    for _ in 0..2 {
+        queue.accept(event(None, Some(1)), None).await.unwrap();
+    }
+    execute(
+        &pool,
+        "UPDATE tower_webhook.events SET body = NULL WHERE seq = 2",
+    )
+    .await;
+    let claims = queue.claim(&take(), 1, 1).await.unwrap();
+    let lease = claims.events[0].lease;
+    let settled = queue.settle(&lease, &Settlement::Handled, Some(&take()));
+    assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
+}

@@ -214,6 +214,8 @@ BEGIN
             INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
                 o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
+            -- Of one that cannot be read, too.
+            SELECT v_head.seq, v_head.lane, v_head.crashes INTO o_seq, o_place, o_crashes;
             RETURN NEXT;
         END LOOP;
         EXIT WHEN NOT v_again;

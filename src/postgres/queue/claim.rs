@@ -20,7 +20,6 @@ use crate::inbox::event::Take;
 use crate::inbox::queue::Claims;
 use crate::postgres::pool::{Value, corrupt, micros};
 use crate::store::StoreError;
-use crate::store::engine::Error;
 
 const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6::integer[], $7, $8, $9)";
 
@@ -29,6 +28,9 @@ const NEXT_DUE: usize = 14;
 const FLOOR: usize = 15;
 const TOOK: usize = 19;
 
+/// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
+const LAST_LOOK: i32 = 2;
+
 #[derive(Clone)]
 pub(super) struct Claim(Arc<Shared>);
 
@@ -36,6 +38,7 @@ struct Shared {
     database: Arc<Database>,
     claim: Arc<str>,
     floors: Floors,
+    settle: Arc<Settle>,
     release: Release,
     /// One claim that was given up is waited for at a time.
     abandoned: Arc<Semaphore>,
@@ -47,6 +50,7 @@ impl Claim {
             database: Arc::clone(database),
             claim: database.sql(CLAIM),
             floors: Floors::default(),
+            settle: Arc::clone(settle),
             release: settle.release(),
             abandoned: Arc::new(Semaphore::new(1)),
         }))
@@ -99,14 +103,19 @@ impl Claim {
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
         let found = Floor::read(&last, FLOOR)?;
         floors.learn(&take.kinds, floor, found, took);
-        let events = rows.iter().map(|row| {
-            let taken = rows::taken(row, 0)?;
-            let mut taken = taken.ok_or_else(|| corrupt("an event without a number"))?;
-            database.lend(&mut taken);
-            Ok(taken)
-        });
+        let mut events = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if let Some(mut taken) = rows::readable(row, 0)? {
+                database.lend(&mut taken);
+                events.push(taken);
+            } else if rows::crashes(row, 0)? >= LAST_LOOK
+                && let Some(lease) = rows::lease(row, 0)?
+            {
+                self.0.settle.bury(lease).await;
+            }
+        }
         Ok(Claims {
-            events: events.collect::<Result<_, Error>>()?,
+            events,
             next_due: rows::duration(&last, NEXT_DUE)?,
         })
     }

@@ -10,7 +10,7 @@ use super::batches::{Batches, Call, Release};
 use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
-use crate::inbox::event::{EventLease, Kinds, Settlement, Take};
+use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
@@ -73,6 +73,24 @@ impl Settle {
                 let _ = timeout(RELEASE_TIMEOUT, settle.execute(released)).await;
             })
         })
+    }
+
+    /// Makes an event a dead letter that cannot be read. One for which that fails comes again.
+    pub(super) async fn bury(&self, lease: EventLease) {
+        let failure = Failure {
+            outcome: "unreadable".to_owned(),
+            reason: "the event cannot be read from the queue".to_owned(),
+            took: None,
+        };
+        let end = End {
+            lease,
+            settlement: Settlement::Dead {
+                failure,
+                hold_lane: false,
+            },
+            next: None,
+        };
+        self.execute(vec![end]).await;
     }
 
     pub(super) async fn settle(
@@ -205,7 +223,7 @@ fn values(calls: &[End]) -> Vec<Value> {
 
 fn settled(row: &PgRow) -> Result<Settled, Error> {
     Ok(match column(row, 0)? {
-        true => Settled::Ended(rows::taken(row, 1)?.map(Box::new)),
+        true => Settled::Ended(rows::readable(row, 1)?.map(Box::new)),
         false => Settled::Lost,
     })
 }
