@@ -106,6 +106,11 @@ CREATE INDEX head_due ON {schema}.head (kind, is_suspect, due, seq);
 -- The lanes whose first event has failed, or is a dead letter: few, however many lanes there are.
 CREATE INDEX head_tried ON {schema}.head (lane) WHERE is_tried AND own = 0;
 
+-- One row: when a claim looked at the server's clock, within some seconds, and since when it has not jumped ahead by an
+-- hour, nor has there been an hour without a claim.
+CREATE TABLE {schema}.clock (seen bigint NOT NULL, steady_since bigint NOT NULL);
+INSERT INTO {schema}.clock VALUES ({schema}.micros(), 0);
+
 CREATE TABLE {schema}.wait (
     lane bigint NOT NULL,
     seq bigint NOT NULL,

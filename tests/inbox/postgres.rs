@@ -1069,6 +1069,7 @@ async fn a_settlement_passes_over_an_unreadable_event() {
     .await;
     let claims = queue.claim(&take(), 1, 1).await.unwrap();
     let lease = claims.events[0].lease;
-    let settled = queue.settle(&lease, &Settlement::Handled, Some(&take()));
+    let take = take();
+    let settled = queue.settle(&lease, &Settlement::Handled, Some(&take));
     assert!(matches!(settled.await.unwrap(), Settled::Ended(None)));
 }

@@ -1,5 +1,32 @@
 -- Events are taken under leases, and return to their lanes when they are due again.
 
+-- Notes the time of the server's clock. If the clock was set back, due times of before are set back as well, and so are
+-- leases that end later than one of `p_lease` that begins now. Returns by how much.
+CREATE FUNCTION {schema}.tick(p_now bigint, p_lease bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    c_second CONSTANT bigint := 1000000;
+    v_back bigint;
+BEGIN
+    SELECT c.seen - p_now INTO v_back FROM {schema}.clock c;
+    IF v_back BETWEEN -5 * c_second AND c_second THEN RETURN 0; END IF;
+    SELECT c.seen - p_now INTO v_back FROM {schema}.clock c FOR UPDATE SKIP LOCKED;
+    -- Another claim was first.
+    IF NOT FOUND OR v_back BETWEEN -5 * c_second AND c_second THEN RETURN 0; END IF;
+    UPDATE {schema}.clock SET
+        seen = p_now,
+        steady_since = CASE WHEN v_back < -3600 * c_second THEN p_now ELSE least(steady_since, p_now) END;
+    IF v_back < 0 THEN RETURN 0; END IF;
+
+    -- In the order of lanes, as all who change them.
+    PERFORM FROM {schema}.head WHERE due > p_now ORDER BY lane, own FOR UPDATE;
+    UPDATE {schema}.head SET due = due - v_back, first_failed = least(first_failed, p_now)
+    WHERE due > p_now + CASE WHEN fence IS NULL THEN 0 ELSE p_lease END;
+    UPDATE {schema}.wait SET due = due - v_back, first_failed = least(first_failed, p_now) WHERE due > p_now;
+    UPDATE {schema}.aside SET due = due - v_back, first_failed = least(first_failed, p_now) WHERE due > p_now;
+    RETURN v_back;
+END $tower_webhook$;
+
 -- Whether events of the kind can be taken.
 CREATE FUNCTION {schema}.is_open(p_kind integer, p_only text[], p_except text[])
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
@@ -80,8 +107,8 @@ END $tower_webhook$;
 -- floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later one
 -- of its lane. So the caller has to claim without a floor from time to time.
 --
--- The last row has no number. It contains the time until there may be more, the next floor, and how long the claim
--- took.
+-- The last row has no number. It contains the time until there may be more, the next floor, how long the claim took, and
+-- by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
     p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint
@@ -89,7 +116,8 @@ CREATE FUNCTION {schema}.claim(
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_uncounted integer, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
+    o_tried_for bigint, o_uncounted integer, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint,
+    o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -98,6 +126,7 @@ DECLARE
     -- So many kinds are visited without a look at which have work: it would read deleted rows, too.
     c_few CONSTANT bigint := 100;
     v_now bigint := {schema}.micros();
+    v_set_back bigint;
     v_kinds integer[];
     v_is_whole boolean;
     v_next bigint;
@@ -110,6 +139,7 @@ DECLARE
     v_head {schema}.head%ROWTYPE;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    v_set_back := {schema}.tick(v_now, p_lease);
     FOR v_aside IN
         SELECT * FROM {schema}.aside WHERE due <= v_now ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
     LOOP
@@ -138,8 +168,7 @@ BEGIN
             WHERE {schema}.is_open(b.kind, p_only, p_except) ORDER BY b.kind
         );
     END IF;
-    -- The clock may have been set back.
-    IF v_kinds <> p_kinds OR greatest(p_ready, p_crashed) > v_now THEN
+    IF v_kinds <> p_kinds OR v_set_back > 0 OR greatest(p_ready, p_crashed) > v_now THEN
         SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
     END IF;
     v_is_whole := p_ready = 0;
@@ -247,5 +276,6 @@ BEGIN
     o_ready := least(o_ready, v_now - c_slack);
     o_leased := least(o_leased, v_now - c_slack + p_lease);
     o_took := {schema}.micros() - v_now;
+    o_set_back := v_set_back;
     RETURN NEXT;
 END $tower_webhook$;

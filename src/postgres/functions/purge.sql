@@ -15,7 +15,8 @@ BEGIN
 END $tower_webhook$;
 
 -- Deletes bodies that were kept long enough, and events whose retention has ended. Returns whether there may be more.
--- When there is none, kinds without an event are deleted.
+-- When there is none, kinds without an event are deleted. Nothing is deleted for an hour after the clock has jumped
+-- ahead: it may be wrong.
 CREATE FUNCTION {schema}.purge(p_keep bigint, p_step bigint) RETURNS boolean
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
@@ -24,8 +25,12 @@ DECLARE
     v_seqs bigint[];
     v_keys uuid[];
     v_bodies bigint;
+    c_hour CONSTANT bigint := 3600000000;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    IF EXISTS (SELECT FROM {schema}.clock WHERE v_now - seen > c_hour OR v_now - steady_since < c_hour) THEN
+        RETURN false;
+    END IF;
     v_seqs := ARRAY(
         SELECT seq FROM {schema}.ended
         WHERE keep_until IS NULL AND at <= v_now - p_keep ORDER BY at LIMIT p_step FOR UPDATE SKIP LOCKED

@@ -27,6 +27,7 @@ const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6::intege
 const NEXT_DUE: usize = 14;
 const FLOOR: usize = 15;
 const TOOK: usize = 19;
+const SET_BACK: usize = 20;
 
 /// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
 const LAST_LOOK: i32 = 2;
@@ -101,6 +102,12 @@ impl Claim {
         let mut rows = database.call(&self.0.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
+        if let Some(by) = rows::duration(&last, SET_BACK)?.filter(|by| !by.is_zero()) {
+            tracing::warn!(
+                ?by,
+                "the clock of the PostgreSQL server was set back: the times at which events are due are set back, too"
+            );
+        }
         let found = Floor::read(&last, FLOOR)?;
         floors.learn(&take.kinds, floor, found, took);
         let mut events = Vec::with_capacity(rows.len());
