@@ -79,7 +79,7 @@ pub trait Event: 'static {
 /// The kind of event that a delivery carries: the value of the event header
 /// ([Spec 6](crate::docs::platform#spec-6)).
 ///
-/// The set of kinds is open: any HTTP token is a kind. Kinds are compared exactly, including case.
+/// The set of kinds is open: any HTTP token of at most 128 bytes is a kind. Kinds are compared exactly, including case.
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
@@ -128,13 +128,13 @@ impl EventKind {
     ///
     /// # Panics
     ///
-    /// Panics if `kind` is not an HTTP token (one or more letters, digits and
+    /// Panics if `kind` is not an HTTP token of at most 128 bytes (letters, digits and
     /// ``!#$%&'*+-.^_`|~``). In a `const`, such as [`Event::KIND`], that is a compile error.
     #[must_use]
     pub const fn from_static(kind: &'static str) -> Self {
         assert!(
             is_token(kind.as_bytes()),
-            "an event kind must be an HTTP token"
+            "an event kind must be an HTTP token of at most 128 bytes"
         );
         Self(Cow::Borrowed(kind))
     }
@@ -180,19 +180,24 @@ impl fmt::Debug for EventKind {
     }
 }
 
-/// The error of parsing an [`EventKind`]: the text is not an HTTP token.
+/// The error of parsing an [`EventKind`]: the text is not an HTTP token of at most 128 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidKind(());
 
 impl fmt::Display for InvalidKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an event kind must be an HTTP token, such as `chat-rated`")
+        f.write_str(
+            "an event kind must be an HTTP token of at most 128 bytes, such as `chat-rated`",
+        )
     }
 }
 
 impl std::error::Error for InvalidKind {}
 
-/// Whether `text` is a `token` of RFC 9110, section 5.6.2.
+/// The longest kind in bytes, which every queue can have in an index.
+const LONGEST: usize = 128;
+
+/// Whether `text` is a `token` of RFC 9110, section 5.6.2, and not too long.
 const fn is_token(text: &[u8]) -> bool {
     let mut at = 0;
     while at < text.len() {
@@ -206,7 +211,7 @@ const fn is_token(text: &[u8]) -> bool {
         }
         at += 1;
     }
-    !text.is_empty()
+    !text.is_empty() && text.len() <= LONGEST
 }
 
 macro_rules! events {

@@ -89,14 +89,30 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
     }
 }
 
+/// The limits of failures that do not count.
+const MOST_UNCOUNTED: u32 = 100;
+const LONGEST_UNCOUNTED: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+
 /// Decides whether a failure is the last one, and otherwise when the event is tried again. A failure of a probe does
 /// not count, as the whole kind fails.
 fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules) -> Decision {
     let Ended { event, outcome, .. } = ended;
     let took = Some(ended.took);
     let counts = counts && !ended.is_probe;
-    if counts && rules.retry.is_last(event.failures, event.tried_for) {
-        let failures = event.failures.saturating_add(1);
+    let is_last = match counts {
+        true => rules.retry.is_last(event.failures, event.tried_for),
+        false => {
+            let are_enough = event.uncounted >= MOST_UNCOUNTED - 1;
+            let is_long = event.tried_for >= Some(LONGEST_UNCOUNTED);
+            match ended.is_probe {
+                // The whole kind fails, so only an event that was probed often may be the cause.
+                true => are_enough && is_long,
+                false => are_enough || is_long,
+            }
+        }
+    };
+    if is_last {
+        let failures = event.failures.saturating_add(counts.into());
         return Decision {
             settlement: Some(dead(outcome, took, rules)),
             line: Line::LastFailure { failures },
@@ -194,6 +210,7 @@ mod tests {
             failures,
             crashes: 0,
             tried_for,
+            uncounted: 0,
         }
     }
 
@@ -328,7 +345,8 @@ mod tests {
         for (event, is_last) in [
             (event(1, Some(SECOND)), false),
             (event(2, Some(SECOND)), true),
-            (event(0, Some(7 * 24 * HOUR)), true),
+            (event(0, Some(7 * 24 * HOUR)), false),
+            (event(1, Some(7 * 24 * HOUR)), true),
         ] {
             match decided(&error, &event, &rules) {
                 Some(Settlement::Dead { failure, hold_lane }) => {
@@ -340,13 +358,55 @@ mod tests {
                 Some(Settlement::Retry { counts: true, .. }) => assert!(!is_last),
                 other => panic!("{other:?}"),
             }
-            // A failure that does not count is never the last one.
-            let away = Outcome::unavailable("the database is away", HOUR);
-            let settlement = decided(&away, &event, &rules);
-            assert!(matches!(
-                settlement,
-                Some(Settlement::Retry { counts: false, .. })
-            ));
+        }
+    }
+
+    #[test]
+    fn failures_that_do_not_count_have_an_end() {
+        let away = Outcome::unavailable("the database is away", HOUR);
+        let interrupted = Outcome::Interrupted;
+        let snoozed = outcome(Err(HandlerError::snooze(SECOND)));
+        let rules = Rules {
+            retry: Retry::default().max_attempts(1),
+            ..Rules::default()
+        };
+        let week = 7 * 24 * HOUR;
+        for (uncounted, tried_for, is_last, is_last_probe) in [
+            (0, None, false, false),
+            (98, Some(week - SECOND), false, false),
+            (99, Some(SECOND), true, false),
+            (1, Some(week), true, false),
+            (99, Some(week), true, true),
+        ] {
+            let event = TakenEvent {
+                uncounted,
+                ..event(0, tried_for)
+            };
+            for (is_probe, is_last) in [(false, is_last), (true, is_last_probe)] {
+                let ended = Ended {
+                    event: &event,
+                    outcome: &away,
+                    took: SECOND,
+                    is_probe,
+                    before: 0,
+                    jitter: 0.0,
+                };
+                let decision = decide(ended, &rules);
+                match decision.settlement {
+                    Some(Settlement::Dead { failure, .. }) => {
+                        assert!(is_last);
+                        assert_eq!(failure.outcome, "store-unavailable");
+                        assert_eq!(decision.line, Line::LastFailure { failures: 0 });
+                    }
+                    Some(Settlement::Retry { counts: false, .. }) => assert!(!is_last),
+                    other => panic!("{other:?}"),
+                }
+            }
+            // Nothing has failed.
+            let settlement = decided(&snoozed, &event, &rules);
+            assert!(matches!(settlement, Some(Settlement::Retry { .. })));
+            let settlement = decided(&interrupted, &event, &rules);
+            assert_eq!(settlement, Some(Settlement::Released));
         }
     }
 

@@ -157,8 +157,10 @@ pub struct TakenEvent {
     pub failures: u32,
     /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// The time since the first of these failures. `None` if there is none.
+    /// The time since the first of these failures, or of those that did not count while none did. `None` if there is none.
     pub tried_for: Option<Duration>,
+    /// The number of attempts that failed without being counted.
+    pub uncounted: u32,
 }
 
 /// The state of an event.

@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// By default, the delay doubles with each failure from 5 seconds to 1 hour, and the event becomes a dead letter when
 /// it fails 7 days or more after its first failure. Up to a quarter of each delay is subtracted at random. Failures
-/// that [do not count](crate::docs::inbox#when-an-attempt-fails) do not make it a dead letter.
+/// that do not count have [limits of their own](crate::docs::inbox#when-an-attempt-fails).
 ///
 /// ```
 /// use std::time::Duration;
@@ -59,11 +59,12 @@ impl Retry {
         self
     }
 
-    /// Whether a failure is the last one, of an event that had failed `failures` times before, first `tried_for` ago.
+    /// Whether a failure that counts is the last one, of an event that had failed `failures` times before, first
+    /// `tried_for` ago.
     pub(super) fn is_last(&self, failures: u32, tried_for: Option<Duration>) -> bool {
         let next = failures.saturating_add(1);
         self.max_attempts.is_some_and(|most| next >= most)
-            || tried_for.is_some_and(|tried_for| tried_for >= self.give_up_after)
+            || failures > 0 && tried_for.is_some_and(|tried_for| tried_for >= self.give_up_after)
     }
 
     /// The delay after a failure that follows `failures` others, without up to a quarter of it: `jitter` is from 0 to 1,
@@ -102,6 +103,7 @@ mod tests {
     fn an_event_is_given_up_after_its_time_or_its_attempts() {
         let retry = Retry::default();
         assert!(!retry.is_last(0, None));
+        assert!(!retry.is_last(0, Some(168 * HOUR)), "of others");
         assert!(!retry.is_last(500, Some(167 * HOUR)));
         assert!(retry.is_last(1, Some(168 * HOUR)));
 

@@ -44,14 +44,19 @@ CREATE TABLE {schema}.keys (
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
 
 -- `is_seen`: an event of the kind was accepted. The kind without a name is all of them, so that a pause of everything
--- is a row as any other.
+-- is a row as any other. Those with a number up to 8 are the platform's own, and stay. Any other is deleted after its
+-- last event: the header that names a kind is not signed, so anybody who captured a delivery may make new ones.
 CREATE TABLE {schema}.kinds (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text COLLATE "C" NOT NULL UNIQUE,
     is_seen boolean NOT NULL,
     is_paused boolean NOT NULL
 );
-INSERT INTO {schema}.kinds (name, is_seen, is_paused) VALUES ('', false, false);
+INSERT INTO {schema}.kinds (name, is_seen, is_paused)
+SELECT name, false, false FROM unnest(ARRAY[
+    '', 'chat-assigned', 'chat-opened', 'chat-closed', 'chat-reopened', 'chat-transferred', 'chat-rated',
+    'message-created'
+]) AS own (name);
 
 -- `lane` is NULL for an event that stands in no line, as one that was redriven after it had left its line. So events
 -- of a chat are found by `chat_lane`, the digest of the chat. New numbers are the largest ones, so they split no full
@@ -71,6 +76,7 @@ CREATE TABLE {schema}.events (
     body bytea,
     headers bytea
 );
+CREATE INDEX events_kind ON {schema}.events (kind) WHERE kind > 8;
 CREATE INDEX events_chat ON {schema}.events (chat_lane, seq) WHERE chat_lane IS NOT NULL;
 -- Numbers are given before the events are inserted, so that they can be in the rows of the keys.
 GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;
@@ -79,7 +85,8 @@ GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;
 
 -- `lane` and `own` are the lane's digest and 0 in a line, and 0 and the event's number in none. A row with a fence is
 -- leased until it is due. `due` is NULL for a dead letter that holds its lane. `is_suspect`: it crashed before, or is
--- leased and will have crashed when it is due. Vacuumed after a number of changes: the table is small, and often empty.
+-- leased and will have crashed when it is due. `uncounted`: the attempts that failed and did not count. `first_failed`:
+-- the first failure that counts, or the first one of all while none does. Vacuumed after a number of changes: the table is small, and often empty.
 CREATE TABLE {schema}.head (
     lane bigint NOT NULL,
     own bigint NOT NULL,
@@ -92,11 +99,17 @@ CREATE TABLE {schema}.head (
     is_suspect boolean NOT NULL,
     first_failed bigint,
     fence uuid,
+    uncounted integer NOT NULL DEFAULT 0,
     PRIMARY KEY (lane, own)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 CREATE INDEX head_due ON {schema}.head (kind, is_suspect, due, seq);
 -- The lanes whose first event has failed, or is a dead letter: few, however many lanes there are.
 CREATE INDEX head_tried ON {schema}.head (lane) WHERE is_tried AND own = 0;
+
+-- One row: when a claim looked at the server's clock, within some seconds, and since when it has not jumped ahead by an
+-- hour, nor has there been an hour without a claim.
+CREATE TABLE {schema}.clock (seen bigint NOT NULL, steady_since bigint NOT NULL);
+INSERT INTO {schema}.clock VALUES ({schema}.micros(), 0);
 
 CREATE TABLE {schema}.wait (
     lane bigint NOT NULL,
@@ -107,6 +120,7 @@ CREATE TABLE {schema}.wait (
     crashes integer NOT NULL,
     is_tried boolean NOT NULL,
     first_failed bigint,
+    uncounted integer NOT NULL DEFAULT 0,
     PRIMARY KEY (lane, seq)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 5000);
 -- In the order of the lists: all that wait behind others, and those of them that have failed, which are few.
@@ -123,7 +137,8 @@ CREATE TABLE {schema}.aside (
     failures integer NOT NULL,
     crashes integer NOT NULL,
     is_tried boolean NOT NULL,
-    first_failed bigint
+    first_failed bigint,
+    uncounted integer NOT NULL DEFAULT 0
 );
 CREATE INDEX aside_due ON {schema}.aside (due, seq);
 CREATE INDEX aside_lane ON {schema}.aside (lane, due);

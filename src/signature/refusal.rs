@@ -44,7 +44,7 @@ pub enum Refusal {
     InvalidSignature(SignatureError),
     /// The content type is not `application/json`, or there is a content encoding.
     UnsupportedMediaType,
-    /// The event header is missing, repeated, or not a token.
+    /// The event header is missing, repeated, or not a token of at most 128 bytes.
     InvalidEventHeader,
     /// There are several idempotency keys, and they differ.
     ConflictingKeys,
@@ -110,7 +110,7 @@ impl Answer for Refusal {
             Self::MalformedBody(_)     => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
             Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
             Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
-            Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token."),
+            Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token of at most 128 bytes."),
             Self::ConflictingKeys      => row!("conflicting-keys", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
             Self::MissingKey           => row!("missing-key", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
         }

@@ -31,7 +31,7 @@ CREATE TABLE kinds (
     name   TEXT    NOT NULL UNIQUE,
     paused INTEGER NOT NULL
 ) STRICT;
-INSERT INTO kinds VALUES (0, '', 0); -- everything
+INSERT INTO kinds VALUES (0, '', 0); -- everything; the platform's own follow, up to 7
 
 -- A row does not change its size when its event is settled, so `settled` is the time of acceptance before. The last row
 -- is never deleted, so that no number is used twice.
@@ -69,8 +69,9 @@ CREATE TABLE work (
     fence        BLOB,                   -- kept after the lease has expired, until the event is taken again
     failures     INTEGER NOT NULL,
     crashes      INTEGER NOT NULL,
-    first_failed INTEGER,
-    tried        INTEGER NOT NULL
+    first_failed INTEGER,                -- the first failure that counts, or of all while none does
+    tried        INTEGER NOT NULL,
+    uncounted    INTEGER NOT NULL        -- the attempts that failed and did not count
 ) STRICT;
 CREATE INDEX work_line ON work (lane, place) WHERE lane IS NOT NULL;
 CREATE INDEX work_due ON work (place, kind, due) WHERE place <> $Behind;
@@ -109,3 +110,5 @@ CREATE TABLE chats (
 -- By ranges, because SQLite would make a table of a longer list for each row.
 CREATE INDEX events_body ON events (settled) WHERE state BETWEEN $Handled AND $Ignored;
 CREATE INDEX events_expiry ON events (keep_until) WHERE state BETWEEN $Handled AND $Deleted;
+-- A kind of a sender's own is deleted after its last event.
+CREATE INDEX events_kind ON events (kind) WHERE kind > 7;

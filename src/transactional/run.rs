@@ -243,12 +243,18 @@ impl Transactions {
 
     async fn commit(
         &self,
-        transaction: PgTransaction<'_>,
+        mut transaction: PgTransaction<'_>,
         begun: &TxId,
         lease: Option<&TransactionalLease>,
     ) -> Result<(), Outcome> {
         let observed = self.observers.begin(CallTarget::Store, "commit");
-        let commit = self.store.commit(transaction, begun, lease);
+        let mut is_sent = false;
+        let commit = async {
+            let prepared = self.store.prepare_commit(&mut transaction, begun, lease);
+            prepared.await?;
+            is_sent = true;
+            self.store.commit(transaction, lease).await
+        };
         let confirmed = match timeout(self.limits.store_timeout, commit).await {
             Ok(Err(CommitError::Unknown(error))) => {
                 Err(StoreError::new(StoreErrorKind::Unavailable, error))
@@ -261,10 +267,16 @@ impl Transactions {
             Ok(Ok(())) => Ok(()),
             Ok(Err(CommitError::LeaseLost)) => Err(Outcome::LeaseLost),
             Ok(Err(error)) => Err(Outcome::failed(error)),
-            Err(error) => Err(Outcome::NotCommitted {
+            Err(error) if is_sent => Err(Outcome::NotCommitted {
                 reason: BoxError::from(error).into(),
                 retry_after: self.limits.policy.retry_every,
             }),
+            Err(error) => {
+                if let Some(lease) = lease {
+                    lease.rolled_back();
+                }
+                Err(Outcome::failed(CommitError::Refused(error.into())))
+            }
         }
     }
 

@@ -44,7 +44,11 @@ enum Step {
     Discard,
     DeadLetter,
     Execute(&'static str),
+    /// Leaves the transaction idle for longer than [`IDLE_LIMIT`].
+    Idle,
 }
+
+const IDLE_LIMIT: Duration = Duration::from_millis(50);
 
 /// Writes one row for each run, then does the next step, or succeeds.
 #[derive(Clone, Default)]
@@ -93,6 +97,14 @@ impl TransactionalHandler<ChatRated> for Crm {
             Some(Step::DeadLetter) => return Err(HandlerError::dead_letter("look at it")),
             Some(Step::Execute(sql)) => {
                 db.execute(sql).await?;
+            }
+            Some(Step::Idle) => {
+                let limit = format!(
+                    "SET idle_in_transaction_session_timeout = {}",
+                    IDLE_LIMIT.as_millis()
+                );
+                db.execute(AssertSqlSafe(limit)).await?;
+                sleep(4 * IDLE_LIMIT).await;
             }
         }
         Ok(())
@@ -592,6 +604,58 @@ async fn refused_commit_is_a_failure_that_counts() {
 }
 
 /// Workers of two processes, whose connections are cut again and again in the middle of transactions.
+/// The server ended the transaction before a commit was sent.
+#[tokio::test(flavor = "multi_thread")]
+async fn handler_that_outlives_the_idle_limit_becomes_a_dead_letter() {
+    let app = App::start().await;
+    let crm = Crm::new((0..10).map(|_| Step::Idle));
+    let retry = Retry::default()
+        .delays(Duration::from_millis(1), Duration::from_millis(1))
+        .max_attempts(3);
+    let worker = app.worker(&crm).retry(retry).spawn();
+    app.accept("a").await;
+    eventually("the third run", async || crm.runs() >= 3).await;
+    eventually("the end of the third run", async || {
+        app.state(1).await == EventState::Dead || crm.runs() > 3
+    })
+    .await;
+    assert_eq!(app.state(1).await, EventState::Dead);
+    assert_eq!(crm.runs(), 3);
+    assert_eq!(app.effects().await, 0);
+    let record = app.inbox.get(EventId(1)).await.unwrap().unwrap();
+    for failure in record.failures {
+        assert_eq!(failure.failure.outcome, "failed");
+    }
+    end(worker).await;
+}
+
+/// Whatever the error is: the server has rolled back.
+#[tokio::test(flavor = "multi_thread")]
+async fn commit_that_is_answered_with_an_error_counts() {
+    let app = App::start().await;
+    app.pool
+        .execute(
+            "CREATE FUNCTION full_disk() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN RAISE 'the disk is full' USING ERRCODE = '53100'; END $$;
+            CREATE CONSTRAINT TRIGGER full_disk AFTER INSERT ON effects
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION full_disk()",
+        )
+        .await
+        .unwrap();
+    let crm = Crm::default();
+    let worker = app.worker(&crm).retry(Retry::default().max_attempts(1));
+    let worker = worker.spawn();
+    app.accept("a").await;
+    eventually("a failure", async || {
+        let record = app.inbox.get(EventId(1)).await.unwrap().unwrap();
+        !record.failures.is_empty()
+    })
+    .await;
+    assert_eq!(app.state(1).await, EventState::Dead);
+    assert_eq!(app.effects().await, 0);
+    end(worker).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn effects_and_settlements_agree_despite_cut_connections() {
     const EVENTS: i64 = 300;

@@ -20,6 +20,8 @@ mod metrics;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
+mod postgres_clock;
+#[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres_model;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres_pinned;

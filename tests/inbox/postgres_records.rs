@@ -278,10 +278,9 @@ async fn a_search_in_steps_finds_what_one_statement_finds() {
     execute(
         &pool,
         &format!(
-            "INSERT INTO tower_webhook.kinds (name, is_seen, is_paused)
-             VALUES ('{}', true, false), ('{}', true, false);
+            "UPDATE tower_webhook.kinds SET is_seen = true WHERE name IN ('{}', '{}');
              INSERT INTO tower_webhook.events (seq, accepted, keep_until, lane, chat_lane, kind, key, chat, body)
-             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, (ARRAY[{chat_lanes}])[1 + at % 100], 2 + at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
+             SELECT at, (at + at % 7 * 5) * 1000000::bigint, 0, at % 100, (ARRAY[{chat_lanes}])[1 + at % 100], 8 - at % 2, ('key ' || at % 9000)::bytea, (at % 100)::text::bytea, ''
              FROM generate_series(5, 60000) AS at;
              INSERT INTO tower_webhook.dead
              SELECT seq, seq, kind, 1 FROM tower_webhook.events WHERE seq % 5000 = 17;

@@ -338,6 +338,7 @@ async fn event_header_must_be_a_token() {
         "Chat-Rated",
         "chat.archived",
         "x",
+        &"x".repeat(128),
     ] {
         send(&service, delivery(BODY).kind(kind)).await.assert_ok();
     }
@@ -348,6 +349,7 @@ async fn event_header_must_be_a_token() {
         b"chat-rated,chat-rated",
         b"\xff",
         "å".as_bytes(),
+        &[b'x'; 129],
     ] {
         let answered = send(&service, delivery(BODY).with(EVENT, kind)).await;
         answered.assert_problem(400, "invalid-event-header");

@@ -116,6 +116,7 @@ impl State {
             failures: event.failures,
             crashes: event.crashes,
             tried_for: event.first_failed.map(|first| now - first),
+            uncounted: event.uncounted,
         }
     }
 
@@ -251,6 +252,7 @@ impl Event {
             },
             failures: 0,
             first_failed: None,
+            uncounted: 0,
             crashes: 0,
             expired: None,
             is_redriven: false,
@@ -288,7 +290,12 @@ impl Event {
                     self.fail(failure, now);
                 }
                 if *counts {
+                    self.first_failed = self.first_failed.filter(|_| self.failures > 0);
                     self.failures = self.failures.saturating_add(1);
+                } else if failure.is_some() {
+                    self.uncounted = self.uncounted.saturating_add(1);
+                }
+                if *counts || failure.is_some() {
                     self.first_failed.get_or_insert(now);
                 }
                 let due = now + (*after).min(FOREVER);

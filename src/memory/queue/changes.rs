@@ -48,6 +48,7 @@ impl State {
         event.is_redriven = true;
         event.failures = 0;
         event.first_failed = None;
+        event.uncounted = 0;
         event.crashes = 0;
         event.place = Place::Line { due: now };
         self.set_free(id.0);

@@ -94,6 +94,9 @@ impl State {
         for ready in [&mut self.ready, &mut self.suspects] {
             if let Some(events) = ready.get_mut(&kind) {
                 events.remove(&(due, id));
+                if events.is_empty() {
+                    ready.remove(&kind);
+                }
             }
         }
     }

@@ -148,7 +148,9 @@ struct Event {
     accepted: Instant,
     place: Place,
     failures: u32,
+    /// The first failure that counts, or the first one of all while none does.
     first_failed: Option<Instant>,
+    uncounted: u32,
     crashes: u32,
     /// The fence of a lease that expired, while the event was not taken again.
     expired: Option<u128>,

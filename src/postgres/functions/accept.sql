@@ -65,7 +65,7 @@ END $tower_webhook$;
 
 -- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none
 -- does. `p_kinds` are positions in `p_names`. Keys are locked first, in their own order, and then rows in that of
--- lanes, so that two batches do not wait for each other. The rows of the result have positions in the arrays, and are
+-- lanes, so that two batches do not wait for each other; kinds before both. The rows of the result have positions in the arrays, and are
 -- in no order.
 CREATE FUNCTION {schema}.accept(
     p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_kinds bigint[],
@@ -80,11 +80,12 @@ DECLARE
     v_now bigint := {schema}.micros();
     v_count integer := cardinality(p_kinds);
     v_is_paused boolean;
+    v_at bigint;
     v_kind text;
     v_id integer;
     v_is_open boolean;
-    v_ids integer[];
-    v_open boolean[];
+    v_ids integer[] := array_fill(NULL::integer, ARRAY[cardinality(p_names)]);
+    v_open boolean[] := array_fill(NULL::boolean, ARRAY[cardinality(p_names)]);
     v_known uuid[];
     v_is_left boolean[] := array_fill(true, ARRAY[v_count]);
     v_new bigint[];
@@ -99,17 +100,6 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
     SELECT k.is_paused INTO v_is_paused FROM {schema}.kinds k WHERE k.name = '';
-    FOREACH v_kind IN ARRAY p_names LOOP
-        SELECT k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open
-        FROM {schema}.kinds k WHERE k.name = v_kind AND k.is_seen;
-        IF NOT FOUND THEN
-            INSERT INTO {schema}.kinds AS k (name, is_seen, is_paused) VALUES (v_kind, true, false)
-            ON CONFLICT (name) DO UPDATE SET is_seen = true
-            RETURNING k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open;
-        END IF;
-        v_ids := v_ids || v_id;
-        v_open := v_open || v_is_open;
-    END LOOP;
 
     -- A round stores the events whose keys are free. Another round follows for those that lost a key to another event
     -- after it was looked up, also of the same batch.
@@ -141,6 +131,27 @@ BEGIN
         END IF;
 
         EXIT WHEN true <> ALL (v_is_left);
+        -- After the look at the keys, as a copy of a delivery may have any kind. In the order of names, so that two
+        -- batches do not wait for each other.
+        IF round = 1 THEN
+            FOR v_at, v_kind IN
+                SELECT n.at, n.name FROM unnest(p_names) WITH ORDINALITY AS n (name, at)
+                WHERE n.at = ANY (ARRAY(SELECT e.kind FROM unnest(p_kinds, v_is_left) AS e (kind, is_left) WHERE is_left))
+                ORDER BY n.name COLLATE "C"
+            LOOP
+                SELECT k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open
+                FROM {schema}.kinds k WHERE k.name = v_kind AND k.is_seen;
+                -- It is not deleted before the end of the transaction.
+                IF v_id > 8 THEN PERFORM FROM {schema}.kinds k WHERE k.id = v_id FOR KEY SHARE; END IF;
+                IF NOT FOUND THEN
+                    INSERT INTO {schema}.kinds AS k (name, is_seen, is_paused) VALUES (v_kind, true, false)
+                    ON CONFLICT (name) DO UPDATE SET is_seen = true
+                    RETURNING k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open;
+                END IF;
+                v_ids[v_at] := v_id;
+                v_open[v_at] := v_is_open;
+            END LOOP;
+        END IF;
         v_new := ARRAY(
             SELECT CASE WHEN e.is_left THEN nextval($tower_webhook_name${schema}.events_seq_seq$tower_webhook_name$) END
             FROM unnest(v_is_left) AS e (is_left)

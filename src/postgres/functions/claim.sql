@@ -1,5 +1,32 @@
 -- Events are taken under leases, and return to their lanes when they are due again.
 
+-- Notes the time of the server's clock. If the clock was set back, due times of before are set back as well, and so are
+-- leases that end later than one of `p_lease` that begins now. Returns by how much.
+CREATE FUNCTION {schema}.tick(p_now bigint, p_lease bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    c_second CONSTANT bigint := 1000000;
+    v_back bigint;
+BEGIN
+    SELECT c.seen - p_now INTO v_back FROM {schema}.clock c;
+    IF v_back BETWEEN -5 * c_second AND c_second THEN RETURN 0; END IF;
+    SELECT c.seen - p_now INTO v_back FROM {schema}.clock c FOR UPDATE SKIP LOCKED;
+    -- Another claim was first.
+    IF NOT FOUND OR v_back BETWEEN -5 * c_second AND c_second THEN RETURN 0; END IF;
+    UPDATE {schema}.clock SET
+        seen = p_now,
+        steady_since = CASE WHEN v_back < -3600 * c_second THEN p_now ELSE least(steady_since, p_now) END;
+    IF v_back < 0 THEN RETURN 0; END IF;
+
+    -- In the order of lanes, as all who change them.
+    PERFORM FROM {schema}.head WHERE due > p_now ORDER BY lane, own FOR UPDATE;
+    UPDATE {schema}.head SET due = due - v_back, first_failed = least(first_failed, p_now)
+    WHERE due > p_now + CASE WHEN fence IS NULL THEN 0 ELSE p_lease END;
+    UPDATE {schema}.wait SET due = due - v_back, first_failed = least(first_failed, p_now) WHERE due > p_now;
+    UPDATE {schema}.aside SET due = due - v_back, first_failed = least(first_failed, p_now) WHERE due > p_now;
+    RETURN v_back;
+END $tower_webhook$;
+
 -- Whether events of the kind can be taken.
 CREATE FUNCTION {schema}.is_open(p_kind integer, p_only text[], p_except text[])
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
@@ -24,14 +51,14 @@ BEGIN
     SELECT * INTO v_next FROM {schema}.wait WHERE lane BETWEEN p_lane AND p_lane ORDER BY lane, seq LIMIT 1;
     IF v_next.seq < v_head.seq THEN
         DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq;
-        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried, first_failed)
+        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, uncounted, crashes, is_tried, first_failed)
         VALUES (
-            p_lane, v_head.seq, v_head.due, v_head.kind, v_head.failures, v_head.crashes, v_head.is_tried,
-            v_head.first_failed
+            p_lane, v_head.seq, v_head.due, v_head.kind, v_head.failures, v_head.uncounted, v_head.crashes,
+            v_head.is_tried, v_head.first_failed
         );
         UPDATE {schema}.head SET
             seq = v_next.seq, due = v_next.due, kind = v_next.kind, failures = v_next.failures,
-            crashes = v_next.crashes, is_tried = v_next.is_tried, is_suspect = v_next.crashes > 0,
+            uncounted = v_next.uncounted, crashes = v_next.crashes, is_tried = v_next.is_tried, is_suspect = v_next.crashes > 0,
             first_failed = v_next.first_failed, fence = NULL
         WHERE lane = p_lane AND own = 0;
     END IF;
@@ -41,16 +68,16 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.rejoin(p_event {schema}.aside) RETURNS void LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
     INSERT INTO {schema}.head
-        (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, first_failed)
+        (lane, own, seq, due, kind, failures, uncounted, crashes, is_tried, is_suspect, first_failed)
     VALUES (
-        p_event.lane, 0, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.crashes,
+        p_event.lane, 0, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.uncounted, p_event.crashes,
         p_event.is_tried, p_event.crashes > 0, p_event.first_failed
     )
     ON CONFLICT (lane, own) DO UPDATE SET lane = excluded.lane WHERE false;
     IF NOT FOUND THEN
-        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, crashes, is_tried, first_failed)
+        INSERT INTO {schema}.wait (lane, seq, due, kind, failures, uncounted, crashes, is_tried, first_failed)
         VALUES (
-            p_event.lane, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.crashes,
+            p_event.lane, p_event.seq, p_event.due, p_event.kind, p_event.failures, p_event.uncounted, p_event.crashes,
             p_event.is_tried, p_event.first_failed
         );
         -- A dead letter that holds the lane stays first.
@@ -80,8 +107,8 @@ END $tower_webhook$;
 -- floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later one
 -- of its lane. So the caller has to claim without a floor from time to time.
 --
--- The last row has no number. It contains the time until there may be more, the next floor, and how long the claim
--- took.
+-- The last row has no number. It contains the time until there may be more, the next floor, how long the claim took, and
+-- by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
     p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint
@@ -89,13 +116,17 @@ CREATE FUNCTION {schema}.claim(
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
+    o_tried_for bigint, o_uncounted integer, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint,
+    o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
     -- Transactions that began this long before they commit are seen in spite of a floor.
     c_slack CONSTANT bigint := 3000000;
+    -- So many kinds are visited without a look at which have work: it would read deleted rows, too.
+    c_few CONSTANT bigint := 100;
     v_now bigint := {schema}.micros();
+    v_set_back bigint;
     v_kinds integer[];
     v_is_whole boolean;
     v_next bigint;
@@ -108,6 +139,7 @@ DECLARE
     v_head {schema}.head%ROWTYPE;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    v_set_back := {schema}.tick(v_now, p_lease);
     FOR v_aside IN
         SELECT * FROM {schema}.aside WHERE due <= v_now ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
     LOOP
@@ -117,11 +149,26 @@ BEGIN
         p_ready := least(p_ready, v_aside.due);
         p_crashed := least(p_crashed, v_aside.due);
     END LOOP;
-    v_kinds := ARRAY(
-        SELECT k.id FROM {schema}.kinds k WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except) ORDER BY k.id
-    );
-    -- The clock may have been set back.
-    IF v_kinds <> p_kinds OR greatest(p_ready, p_crashed) > v_now THEN
+    IF (SELECT count(*) FROM (SELECT FROM {schema}.kinds LIMIT c_few + 1) AS k) <= c_few THEN
+        v_kinds := ARRAY(
+            SELECT k.id FROM {schema}.kinds k WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except) ORDER BY k.id
+        );
+    ELSE
+        -- Those that have work.
+        v_kinds := ARRAY(
+            WITH RECURSIVE busy (kind) AS (
+                (SELECT h.kind FROM {schema}.head h ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1)
+                UNION ALL
+                SELECT (
+                    SELECT h.kind FROM {schema}.head h
+                    WHERE h.kind > b.kind ORDER BY h.kind, h.is_suspect, h.due, h.seq LIMIT 1
+                ) FROM busy b WHERE b.kind IS NOT NULL
+            )
+            SELECT b.kind FROM (SELECT kind FROM busy UNION SELECT kind FROM {schema}.aside) AS b
+            WHERE {schema}.is_open(b.kind, p_only, p_except) ORDER BY b.kind
+        );
+    END IF;
+    IF v_kinds <> p_kinds OR v_set_back > 0 OR greatest(p_ready, p_crashed) > v_now THEN
         SELECT 0, 0, 0 INTO p_ready, p_crashed, p_leased;
     END IF;
     v_is_whole := p_ready = 0;
@@ -192,10 +239,12 @@ BEGIN
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
             v_taken := v_taken + 1;
             SELECT v_head.seq, v_head.lane, v_head.own = 0, k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven,
-                v_head.failures, v_head.crashes, v_now - v_head.first_failed
+                v_head.failures, v_head.crashes, v_now - v_head.first_failed, v_head.uncounted
             INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-                o_failures, o_crashes, o_tried_for
+                o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
+            -- Of one that cannot be read, too.
+            SELECT v_head.seq, v_head.lane, v_head.crashes INTO o_seq, o_place, o_crashes;
             RETURN NEXT;
         END LOOP;
         EXIT WHEN NOT v_again;
@@ -227,5 +276,6 @@ BEGIN
     o_ready := least(o_ready, v_now - c_slack);
     o_leased := least(o_leased, v_now - c_slack + p_lease);
     o_took := {schema}.micros() - v_now;
+    o_set_back := v_set_back;
     RETURN NEXT;
 END $tower_webhook$;

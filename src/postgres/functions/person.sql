@@ -88,7 +88,7 @@ BEGIN
         IF v_at.o_state = 'dead' THEN
             DELETE FROM {schema}.dead WHERE seq = p_seq;
             UPDATE {schema}.events SET is_redriven = true WHERE seq = p_seq;
-            UPDATE {schema}.head SET failures = 0, crashes = 0, first_failed = NULL
+            UPDATE {schema}.head SET failures = 0, uncounted = 0, crashes = 0, first_failed = NULL
             WHERE lane = v_at.o_lane AND own = v_at.o_own;
         END IF;
         -- The lease of one with a fence has expired, which is a crash.

@@ -1,4 +1,22 @@
+-- Deletes the kinds that have no event, but for those that somebody accepts just now.
+CREATE FUNCTION {schema}.purge_kinds() RETURNS void LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_kinds integer[];
+BEGIN
+    v_kinds := ARRAY(
+        SELECT k.id FROM {schema}.kinds k
+        WHERE k.id > 8 AND NOT k.is_paused
+            AND NOT EXISTS (SELECT FROM {schema}.events e WHERE e.kind > 8 AND e.kind = k.id)
+        FOR UPDATE SKIP LOCKED
+    );
+    -- An event may have been accepted before the lock.
+    DELETE FROM {schema}.kinds k
+    WHERE k.id = ANY (v_kinds) AND NOT EXISTS (SELECT FROM {schema}.events e WHERE e.kind > 8 AND e.kind = k.id);
+END $tower_webhook$;
+
 -- Deletes bodies that were kept long enough, and events whose retention has ended. Returns whether there may be more.
+-- When there is none, kinds without an event are deleted. Nothing is deleted for an hour after the clock has jumped
+-- ahead: it may be wrong.
 CREATE FUNCTION {schema}.purge(p_keep bigint, p_step bigint) RETURNS boolean
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
@@ -7,8 +25,12 @@ DECLARE
     v_seqs bigint[];
     v_keys uuid[];
     v_bodies bigint;
+    c_hour CONSTANT bigint := 3600000000;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    IF EXISTS (SELECT FROM {schema}.clock WHERE v_now - seen > c_hour OR v_now - steady_since < c_hour) THEN
+        RETURN false;
+    END IF;
     v_seqs := ARRAY(
         SELECT seq FROM {schema}.ended
         WHERE keep_until IS NULL AND at <= v_now - p_keep ORDER BY at LIMIT p_step FOR UPDATE SKIP LOCKED
@@ -25,18 +47,21 @@ BEGIN
         SELECT seq FROM {schema}.ended
         WHERE keep_until <= v_now ORDER BY keep_until LIMIT p_step FOR UPDATE SKIP LOCKED
     );
-    IF cardinality(v_seqs) = 0 THEN RETURN v_bodies = p_step; END IF;
-    DELETE FROM {schema}.ended WHERE seq = ANY (v_seqs);
-    DELETE FROM {schema}.failures WHERE seq = ANY (v_seqs);
-    WITH deleted AS (
-        DELETE FROM {schema}.events WHERE seq = ANY (v_seqs) RETURNING digest, guard
-    )
-    SELECT array_agg(key) INTO v_keys
-    FROM deleted CROSS JOIN LATERAL (VALUES (digest), (guard)) AS digests (key) WHERE key IS NOT NULL;
-    DELETE FROM {schema}.keys
-    WHERE key = ANY (v_keys) AND event = ANY (v_seqs)
-        AND greatest(done_until, lease_until, known_until) <= clock_timestamp();
-    -- A store took the key over, which purges it when it expires.
-    UPDATE {schema}.keys SET event = NULL WHERE key = ANY (v_keys) AND event = ANY (v_seqs);
-    RETURN greatest(v_bodies, cardinality(v_seqs)) = p_step;
+    IF cardinality(v_seqs) > 0 THEN
+        DELETE FROM {schema}.ended WHERE seq = ANY (v_seqs);
+        DELETE FROM {schema}.failures WHERE seq = ANY (v_seqs);
+        WITH deleted AS (
+            DELETE FROM {schema}.events WHERE seq = ANY (v_seqs) RETURNING digest, guard
+        )
+        SELECT array_agg(key) INTO v_keys
+        FROM deleted CROSS JOIN LATERAL (VALUES (digest), (guard)) AS digests (key) WHERE key IS NOT NULL;
+        DELETE FROM {schema}.keys
+        WHERE key = ANY (v_keys) AND event = ANY (v_seqs)
+            AND greatest(done_until, lease_until, known_until) <= clock_timestamp();
+        -- A store took the key over, which purges it when it expires.
+        UPDATE {schema}.keys SET event = NULL WHERE key = ANY (v_keys) AND event = ANY (v_seqs);
+    END IF;
+    IF greatest(v_bodies, cardinality(v_seqs)) = p_step THEN RETURN true; END IF;
+    PERFORM {schema}.purge_kinds();
+    RETURN false;
 END $tower_webhook$;

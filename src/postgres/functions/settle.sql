@@ -46,7 +46,7 @@ BEGIN
     END IF;
     UPDATE {schema}.head SET
         seq = v_next.seq, due = v_next.due, kind = v_next.kind, failures = v_next.failures,
-        crashes = v_next.crashes, is_tried = v_next.is_tried,
+        uncounted = v_next.uncounted, crashes = v_next.crashes, is_tried = v_next.is_tried,
         is_suspect = v_fence IS NOT NULL OR v_next.crashes > 0,
         first_failed = v_next.first_failed, fence = v_fence
     WHERE lane = p_lane AND own = 0
@@ -87,8 +87,11 @@ BEGIN
         v_head.due := v_now;
     ELSIF p_end = 'retry' THEN
         IF p_counts THEN
+            IF v_head.failures = 0 THEN v_head.first_failed := v_now; END IF;
             v_head.failures := least(v_head.failures, 2147483646) + 1;
+        ELSIF p_outcome IS NOT NULL THEN
             v_head.first_failed := coalesce(v_head.first_failed, v_now);
+            v_head.uncounted := least(v_head.uncounted, 2147483646) + 1;
         END IF;
         v_head.due := v_now + p_after;
     ELSIF p_end = 'dead' THEN
@@ -103,17 +106,17 @@ BEGIN
         OR p_end = 'dead' AND p_holds AND v_head.own = 0
     THEN
         UPDATE {schema}.head SET
-            due = v_head.due, failures = v_head.failures, crashes = v_head.crashes, is_tried = v_head.is_tried,
-            is_suspect = v_head.crashes > 0, first_failed = v_head.first_failed, fence = NULL
+            due = v_head.due, failures = v_head.failures, uncounted = v_head.uncounted, crashes = v_head.crashes,
+            is_tried = v_head.is_tried, is_suspect = v_head.crashes > 0, first_failed = v_head.first_failed, fence = NULL
         WHERE lane = v_head.lane AND own = v_head.own;
         IF v_head.own = 0 AND p_end <> 'dead' THEN PERFORM {schema}.sort_head(v_head.lane); END IF;
         RETURN false;
     END IF;
     IF p_end = 'retry' THEN
-        INSERT INTO {schema}.aside (seq, lane, due, kind, failures, crashes, is_tried, first_failed)
+        INSERT INTO {schema}.aside (seq, lane, due, kind, failures, uncounted, crashes, is_tried, first_failed)
         VALUES (
-            v_head.seq, v_head.lane, v_head.due, v_head.kind, v_head.failures, v_head.crashes, v_head.is_tried,
-            v_head.first_failed
+            v_head.seq, v_head.lane, v_head.due, v_head.kind, v_head.failures, v_head.uncounted, v_head.crashes,
+            v_head.is_tried, v_head.first_failed
         );
     END IF;
     RETURN true;
@@ -130,7 +133,8 @@ CREATE FUNCTION {schema}.settle(
 RETURNS TABLE (
     o_at bigint, o_is_held boolean,
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
-    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint
+    o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint,
+    o_uncounted integer
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -179,7 +183,8 @@ BEGIN
     RETURN QUERY
     SELECT
         e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::bytea,
-        NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer, NULL::bigint
+        NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer, NULL::bigint,
+        NULL::integer
     FROM generate_series(1, cardinality(p_seqs)::bigint) AS e (at) WHERE e.at <> ALL (v_others);
 
     FOREACH o_at IN ARRAY v_others LOOP
@@ -204,9 +209,9 @@ BEGIN
         v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_only, p_except);
         IF v_head.seq IS NOT NULL THEN
             SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
-                e.is_redriven, v_head.failures, v_head.crashes, v_now - v_head.first_failed
+                e.is_redriven, v_head.failures, v_head.crashes, v_now - v_head.first_failed, v_head.uncounted
             INTO o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-                o_failures, o_crashes, o_tried_for
+                o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;
         END IF;
         RETURN NEXT;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_as, query_scalar};
 
 use super::PostgresStore;
+use crate::error::BoxError;
 use crate::postgres::lease::TransactionalLease;
 use crate::postgres::pool::{Busy, Uuid, code, column, micros};
 use crate::store::{EventKey, StoreError};
@@ -99,29 +100,35 @@ impl PostgresStore {
         })
     }
 
-    /// Commits a transaction, unless it is not the one that was begun, or one of its statements failed: the
-    /// server rolls back instead of committing then, and reports a success. With a lease on an event of a queue in the
-    /// same tables, the transaction ends the attempt, and is not committed if the lease was lost.
-    ///
-    /// Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
-    /// transaction.
-    pub(crate) async fn commit(
+    /// Prepares the commit of a transaction, which must not follow an error: it is not the one that was begun, or one of
+    /// its statements failed, and the server would roll back instead and report a success. With a lease on an event of a
+    /// queue in the same tables, the transaction ends the attempt, unless the lease was lost.
+    pub(crate) async fn prepare_commit(
         &self,
-        mut transaction: PgTransaction<'_>,
+        transaction: &mut PgConnection,
         begun: &TxId,
         lease: Option<&TransactionalLease>,
     ) -> Result<(), CommitError> {
         if !transaction.is_in_transaction() {
             return Err(CommitError::EndedBefore);
         }
-        match lease {
-            Some(lease) => self.end_attempt(&mut transaction, begun, lease).await?,
-            None => match number(&mut transaction).await {
-                Ok(number) if number == *begun => {}
-                Ok(_) => return Err(CommitError::EndedBefore),
-                Err(error) => return Err(CommitError::of_check(error)),
-            },
+        if let Some(lease) = lease {
+            return self.end_attempt(transaction, begun, lease).await;
         }
+        match number(transaction).await {
+            Ok(number) if number == *begun => Ok(()),
+            Ok(_) => Err(CommitError::EndedBefore),
+            Err(error) => Err(CommitError::of_check(error)),
+        }
+    }
+
+    /// Commits a transaction. Where a savepoint was left open, sqlx ends that instead, and the connection is still in a
+    /// transaction.
+    pub(crate) async fn commit(
+        &self,
+        transaction: PgTransaction<'_>,
+        lease: Option<&TransactionalLease>,
+    ) -> Result<(), CommitError> {
         let committed = transaction.commit().await;
         let committed = committed.map_err(CommitError::of_commit);
         if let (Some(lease), Err(CommitError::Refused(_))) = (lease, &committed) {
@@ -178,9 +185,9 @@ pub(crate) enum CommitError {
     EndedBefore,
     /// The lease on the event that it handles was lost.
     LeaseLost,
-    /// The server refused it, and rolled back.
-    Refused(sqlx::Error),
-    /// The server did not confirm the commit.
+    /// It failed before its commit, or the server answered the commit with an error. It is rolled back.
+    Refused(BoxError),
+    /// The server did not answer.
     Unknown(sqlx::Error),
 }
 
@@ -195,19 +202,17 @@ impl CommitError {
 
     /// The failure of the commit itself.
     fn of_commit(error: sqlx::Error) -> Self {
-        match code(&error).is_some_and(|code| is_of_the_statement(&code)) {
-            true => Self::Refused(error),
+        match code(&error).is_some_and(|code| !is_without_answer(&code)) {
+            true => Self::Refused(error.into()),
             false => Self::Unknown(error),
         }
     }
 }
 
-/// Whether a code is that of an error in what a transaction did, and not of a server that cannot go on: a constraint or
-/// a trigger that is deferred, a serialization failure, a missing right.
-fn is_of_the_statement(code: &str) -> bool {
-    ["22", "23", "40", "42", "P0"]
-        .iter()
-        .any(|class| code.starts_with(class))
+/// Whether a code says that a commit may have taken effect: that of a lost connection, as a pooler reports it, of an
+/// unknown completion, and of a server that crashes.
+fn is_without_answer(code: &str) -> bool {
+    code.starts_with("08") || code == "40003" || code == "57P02"
 }
 
 impl fmt::Display for CommitError {
@@ -222,7 +227,7 @@ impl fmt::Display for CommitError {
                  or left a savepoint open: the transaction is its caller's to end"
             }
             Self::LeaseLost => "the lease on the event was lost",
-            Self::Refused(_) => "the server refused the commit, and rolled back",
+            Self::Refused(_) => "the transaction was rolled back",
             Self::Unknown(_) => "the server did not confirm the commit",
         })
     }
@@ -231,7 +236,8 @@ impl fmt::Display for CommitError {
 impl std::error::Error for CommitError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            Self::Refused(error) | Self::Unknown(error) => Some(error),
+            Self::Refused(error) => Some(&**error),
+            Self::Unknown(error) => Some(error),
             Self::Aborted | Self::EndedBefore | Self::LeaseLost => None,
         }
     }

@@ -190,6 +190,7 @@ fn accepted(call: &Acceptance, row: &PgRow) -> Result<Accepted, Error> {
         lane: event.lane,
         failures: 0,
         crashes: 0,
+        uncounted: 0,
         tried_for: None,
     };
     Ok(Accepted::New {

@@ -20,14 +20,17 @@ use crate::inbox::event::Take;
 use crate::inbox::queue::Claims;
 use crate::postgres::pool::{Value, corrupt, micros};
 use crate::store::StoreError;
-use crate::store::engine::Error;
 
 const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6::integer[], $7, $8, $9)";
 
 /// The columns of the last row, which has no event.
-const NEXT_DUE: usize = 13;
-const FLOOR: usize = 14;
-const TOOK: usize = 18;
+const NEXT_DUE: usize = 14;
+const FLOOR: usize = 15;
+const TOOK: usize = 19;
+const SET_BACK: usize = 20;
+
+/// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
+const LAST_LOOK: i32 = 2;
 
 #[derive(Clone)]
 pub(super) struct Claim(Arc<Shared>);
@@ -36,6 +39,7 @@ struct Shared {
     database: Arc<Database>,
     claim: Arc<str>,
     floors: Floors,
+    settle: Arc<Settle>,
     release: Release,
     /// One claim that was given up is waited for at a time.
     abandoned: Arc<Semaphore>,
@@ -47,6 +51,7 @@ impl Claim {
             database: Arc::clone(database),
             claim: database.sql(CLAIM),
             floors: Floors::default(),
+            settle: Arc::clone(settle),
             release: settle.release(),
             abandoned: Arc::new(Semaphore::new(1)),
         }))
@@ -97,16 +102,27 @@ impl Claim {
         let mut rows = database.call(&self.0.claim, &values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
+        if let Some(by) = rows::duration(&last, SET_BACK)?.filter(|by| !by.is_zero()) {
+            tracing::warn!(
+                ?by,
+                "the clock of the PostgreSQL server was set back: the times at which events are due are set back, too"
+            );
+        }
         let found = Floor::read(&last, FLOOR)?;
         floors.learn(&take.kinds, floor, found, took);
-        let events = rows.iter().map(|row| {
-            let taken = rows::taken(row, 0)?;
-            let mut taken = taken.ok_or_else(|| corrupt("an event without a number"))?;
-            database.lend(&mut taken);
-            Ok(taken)
-        });
+        let mut events = Vec::with_capacity(rows.len());
+        for row in &rows {
+            if let Some(mut taken) = rows::readable(row, 0)? {
+                database.lend(&mut taken);
+                events.push(taken);
+            } else if rows::crashes(row, 0)? >= LAST_LOOK
+                && let Some(lease) = rows::lease(row, 0)?
+            {
+                self.0.settle.bury(lease).await;
+            }
+        }
         Ok(Claims {
-            events: events.collect::<Result<_, Error>>()?,
+            events,
             next_due: rows::duration(&last, NEXT_DUE)?,
         })
     }

@@ -72,8 +72,8 @@ use crate::store::{OpenError, StoreError};
 /// of an event stays until `purge` deletes the event: after its retention, and not while the event is
 /// unsettled or dead.
 ///
-/// **Time** is the server's, as in the store. If its clock jumps forward, leases expire early, and each event in
-/// progress may be tried once more; if it jumps back, they expire later by as much.
+/// **Time** is the server's, as in the store. The page on the inbox says what a
+/// [jump of its clock](crate::docs::inbox#time) costs.
 ///
 /// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a crash
 /// of the server, deliveries are answered with 503 until it is back. [`PostgresStore`](crate::postgres::PostgresStore)

@@ -8,6 +8,7 @@ use http::{HeaderMap, HeaderValue};
 use sqlx::postgres::PgRow;
 
 use crate::delivery::{IdempotencyKey, RawDelivery};
+use crate::error::Chain;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, TakenEvent};
 use crate::inbox::headers;
@@ -71,13 +72,46 @@ pub(super) fn headers(row: &PgRow, at: usize) -> Result<HeaderMap, Error> {
     Ok(headers.map(headers::from_bytes).unwrap_or_default())
 }
 
-/// An event that was taken, in the columns from `at` on. `None` where there is none.
-pub(super) fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
+/// The lease of an event that was taken, in the columns from `at` on. `None` where there is none.
+pub(super) fn lease(row: &PgRow, at: usize) -> Result<Option<EventLease>, Error> {
     let Some(id) = column::<Option<i64>>(row, at)? else {
         return Ok(None);
     };
     let Uuid(fence) = column(row, at + 1)?;
-    let place = column(row, at + 2)?;
+    Ok(Some(EventLease {
+        id: EventId(id),
+        fence: Fence(fence),
+        place: column(row, at + 2)?,
+    }))
+}
+
+/// How many leases of the event have expired in a row, in the columns from `at` on.
+pub(super) fn crashes(row: &PgRow, at: usize) -> Result<i32, Error> {
+    column(row, at + 11)
+}
+
+/// As [`taken`]. One that cannot be read is passed over, and taken again when its lease has expired.
+pub(super) fn readable(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
+    let Some(lease) = lease(row, at)? else {
+        return Ok(None);
+    };
+    let taken = taken(row, at);
+    if let Err(error) = &taken {
+        tracing::error!(
+            event = lease.id.0,
+            reason = %Chain(error),
+            "an event cannot be read: it is passed over, and is a dead letter after the third time"
+        );
+    }
+    Ok(taken.unwrap_or_default())
+}
+
+/// An event that was taken, in the columns from `at` on. `None` where there is none.
+fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
+    let Some(lease) = lease(row, at)? else {
+        return Ok(None);
+    };
+    let place = lease.place;
     let is_in_lane: bool = column(row, at + 3)?;
     let body: &[u8] = column(row, at + 6)?;
     let failures = count(row, at + 10)?;
@@ -89,16 +123,13 @@ pub(super) fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error>
         .with_attempt(attempt)
         .with_acceptance(time(column(row, at + 8)?), column(row, at + 9)?);
     Ok(Some(TakenEvent {
-        lease: EventLease {
-            id: EventId(id),
-            fence: Fence(fence),
-            place,
-        },
+        lease,
         delivery,
         lane: is_in_lane.then_some(Lane(place)),
         failures,
         crashes,
         tried_for: duration(row, at + 12)?,
+        uncounted: count(row, at + 13)?,
     }))
 }
 
@@ -109,7 +140,8 @@ pub(super) fn summary(row: &PgRow) -> Result<EventSummary, Error> {
     Ok(EventSummary {
         id: EventId(column(row, 0)?),
         kind: kind(row, 1)?,
-        key: key(row, 2)?,
+        // One that cannot be read must not hide the others of a list.
+        key: key(row, 2).unwrap_or_default(),
         chat: text(row, 3)?,
         state: state(row, 4)?,
         accepted_at: time(column(row, 5)?),

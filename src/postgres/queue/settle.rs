@@ -10,7 +10,7 @@ use super::batches::{Batches, Call, Release};
 use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
-use crate::inbox::event::{EventLease, Kinds, Settlement, Take};
+use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
@@ -20,7 +20,7 @@ use crate::store::engine::Error;
 const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
-        o_failures, o_crashes, o_tried_for
+        o_failures, o_crashes, o_tried_for, o_uncounted
     FROM {schema}.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
     ORDER BY o_at";
 
@@ -73,6 +73,24 @@ impl Settle {
                 let _ = timeout(RELEASE_TIMEOUT, settle.execute(released)).await;
             })
         })
+    }
+
+    /// Makes an event a dead letter that cannot be read. One for which that fails comes again.
+    pub(super) async fn bury(&self, lease: EventLease) {
+        let failure = Failure {
+            outcome: "unreadable".to_owned(),
+            reason: "the event cannot be read from the queue".to_owned(),
+            took: None,
+        };
+        let end = End {
+            lease,
+            settlement: Settlement::Dead {
+                failure,
+                hold_lane: false,
+            },
+            next: None,
+        };
+        self.execute(vec![end]).await;
     }
 
     pub(super) async fn settle(
@@ -205,7 +223,7 @@ fn values(calls: &[End]) -> Vec<Value> {
 
 fn settled(row: &PgRow) -> Result<Settled, Error> {
     Ok(match column(row, 0)? {
-        true => Settled::Ended(rows::taken(row, 1)?.map(Box::new)),
+        true => Settled::Ended(rows::readable(row, 1)?.map(Box::new)),
         false => Settled::Lost,
     })
 }

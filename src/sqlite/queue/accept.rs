@@ -53,7 +53,6 @@ pub(super) fn accept(
         }
     }
     let delivery = &event.delivery;
-    let kind = kinds::find(tx, delivery.kind())?;
     let seq = last(tx)? + 1;
     let keep_until = row::after(tx.now, event.retain);
     for digests in [event.key, guard].into_iter().flatten() {
@@ -62,6 +61,8 @@ pub(super) fn accept(
         }
     }
 
+    // After the keys, as a copy of a delivery may have any kind.
+    let kind = kinds::find(tx, delivery.kind())?;
     insert(tx, event, seq, kind.id, keep_until)?;
     let id = EventId(seq);
     if let Some(failure) = &event.dead {
@@ -79,6 +80,7 @@ pub(super) fn accept(
         crashes: 0,
         first_failed: None,
         tried: false,
+        uncounted: 0,
     };
     if let Some(lane) = work.lane
         && lanes::is_busy(tx, lane)?

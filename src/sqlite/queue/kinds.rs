@@ -16,11 +16,17 @@ const BY_ID: &str = "
     SELECT name, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE id = ?1";
 const NUMBER: &str = "SELECT id FROM kinds WHERE name = ?1";
 const ALL: &str = "SELECT id, name, paused FROM kinds";
-const INSERT: &str = "INSERT INTO kinds (name, paused) VALUES (?1, 0)";
+const INSERT: &str = "
+    INSERT INTO kinds (id, name, paused)
+    SELECT ifnull(?2, max(max(id), 7) + 1), ?1, 0 FROM kinds";
+// The header that names a kind is not signed: anybody who captured a delivery may make new ones.
+const PURGE: &str = "
+    DELETE FROM kinds WHERE id > 7 AND NOT paused
+        AND NOT EXISTS (SELECT 1 FROM events INDEXED BY events_kind WHERE kind > 7 AND kind = kinds.id)";
 const PAUSE: &str = "UPDATE kinds SET paused = ?2 WHERE id = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 6] = [BY_NAME, BY_ID, NUMBER, ALL, INSERT, PAUSE];
+pub(super) const STATEMENTS: [&str; 7] = [BY_NAME, BY_ID, NUMBER, ALL, INSERT, PURGE, PAUSE];
 
 /// A kind, as the events of a transaction are accepted with it.
 #[derive(Clone, Copy)]
@@ -53,12 +59,21 @@ pub(super) fn find(tx: &mut Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known>
     let known = match known.optional()? {
         Some(known) => known,
         None => {
-            tx.prepare(INSERT)?.execute([kind.as_str()])?;
+            let own = (1..).zip(EventKind::ALL).find(|(_, own)| own == kind);
+            let own = own.map(|(id, _): (i64, _)| id);
+            tx.prepare(INSERT)?.execute(params![kind.as_str(), own])?;
             by_name.query_row([kind.as_str()], Known::read)?
         }
     };
     tx.memo::<Memo>().push((kind.clone(), known));
     Ok(known)
+}
+
+/// Deletes the kinds that have no event.
+pub(super) fn purge(tx: &mut Tx<'_>) -> rusqlite::Result<()> {
+    tx.prepare(PURGE)?.execute([])?;
+    tx.memo::<Memo>().clear();
+    Ok(())
 }
 
 /// The number of a kind, if it has one.

@@ -265,5 +265,6 @@ pub(super) fn taken(tx: &Tx<'_>, work: &Work, fence: u128, delivery: RawDelivery
         failures: work.failures,
         crashes: work.crashes,
         tried_for: work.first_failed.map(|first| row::until(tx.now, first)),
+        uncounted: work.uncounted,
     }
 }

@@ -167,6 +167,7 @@ fn read_summary(
                 crashes: row.get(11)?,
                 first_failed: None,
                 tried: row.get(12)?,
+                uncounted: 0,
             };
             failures = work.failures;
             if work.place != Place::Taken && work.due > tx.now {

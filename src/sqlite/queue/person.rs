@@ -79,6 +79,7 @@ pub(super) fn redrive(
             crashes: 0,
             first_failed: None,
             tried: tx.prepare(HAS_FAILED)?.exists([seq])?,
+            uncounted: 0,
         };
         work.insert(tx, None)?;
         return Ok(Change::Made);
@@ -95,6 +96,7 @@ pub(super) fn redrive(
         Place::Holding => {
             tx.prepare(REDRIVE)?.execute([seq])?;
             work.failures = 0;
+            work.uncounted = 0;
             work.first_failed = None;
             lanes::stand(tx, &mut work)?;
         }

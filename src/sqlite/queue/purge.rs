@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::Statement;
 
 use super::row::DELETE_FAILURES;
-use super::{accept, chats};
+use super::{accept, chats, kinds};
 use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::schema::sql;
 
@@ -68,7 +68,11 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<
             tx.prepare(delete)?.execute([seq])?;
         }
     }
-    Ok(bodies.len() == STEP || expired.len() == STEP)
+    if bodies.len() == STEP || expired.len() == STEP {
+        return Ok(true);
+    }
+    kinds::purge(tx)?;
+    Ok(false)
 }
 
 fn some(statement: &mut Statement<'_>, until: i64) -> rusqlite::Result<Vec<i64>> {

@@ -25,12 +25,14 @@ pub(super) struct Work {
     pub(super) first_failed: Option<i64>,
     /// Whether an attempt failed since the event was accepted.
     pub(super) tried: bool,
+    /// The number of attempts that failed and did not count.
+    pub(super) uncounted: u32,
 }
 
 /// The columns of [`Work`].
 macro_rules! columns {
     () => {
-        "seq, kind, lane, place, due, failures, crashes, first_failed, tried"
+        "seq, kind, lane, place, due, failures, crashes, first_failed, tried, uncounted"
     };
 }
 pub(super) use columns;
@@ -38,11 +40,11 @@ pub(super) use columns;
 const BY_SEQ: &str = concat!("SELECT ", columns!(), " FROM work WHERE seq = ?1");
 const INSERT: &str = "
     INSERT INTO work
-        (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10)";
+        (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried, uncounted)
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
 const UPDATE: &str = "
     UPDATE work
-    SET place = ?2, due = ?3, fence = NULL, failures = ?4, crashes = ?5, first_failed = ?6, tried = ?7
+    SET place = ?2, due = ?3, fence = NULL, failures = ?4, crashes = ?5, first_failed = ?6, tried = ?7, uncounted = ?8
     WHERE seq = ?1";
 const REMOVE: &str = "DELETE FROM work WHERE seq = ?1";
 const FAIL: &str = "
@@ -75,6 +77,7 @@ impl Work {
             crashes: row.get(6)?,
             first_failed: row.get(7)?,
             tried: row.get(8)?,
+            uncounted: row.get(9)?,
         })
     }
 
@@ -109,6 +112,7 @@ impl Work {
             self.crashes,
             self.first_failed,
             self.tried,
+            self.uncounted,
         ])?;
         Ok(())
     }
@@ -123,6 +127,7 @@ impl Work {
             self.crashes,
             self.first_failed,
             self.tried,
+            self.uncounted,
         ])?;
         Ok(())
     }

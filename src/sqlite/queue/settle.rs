@@ -107,7 +107,12 @@ fn put_back(
                 work.tried = true;
             }
             if *counts {
+                work.first_failed = work.first_failed.filter(|_| work.failures > 0);
                 work.failures = work.failures.saturating_add(1);
+            } else if failure.is_some() {
+                work.uncounted = work.uncounted.saturating_add(1);
+            }
+            if *counts || failure.is_some() {
                 work.first_failed.get_or_insert(tx.now);
             }
             work.due = row::after(tx.now, *after);

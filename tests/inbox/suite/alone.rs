@@ -217,6 +217,47 @@ pub(crate) async fn size_grows<H: Harness>(harness: &H) {
     }
 }
 
+/// A duplicate of another kind leaves nothing of that kind, and a purge deletes a kind whose events are deleted.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn kinds_end_with_their_events<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let forged = trial.fresh();
+    let is_counted = async || {
+        let stats = ok(trial.queue.stats().await, "stats");
+        stats.kinds.iter().any(|stats| stats.kind == forged.kind)
+    };
+    let known = key();
+    trial.accept(trial.with_key(&known, "{}")).await;
+    let replay = forged.with_key(&known, "{}");
+    forged.duplicate(replay, true, "a replay").await;
+    assert!(!is_counted().await, "a duplicate made a kind");
+
+    for paused in [true, false] {
+        ok(trial.queue.pause(Some(&forged.kind), paused).await, "pause");
+    }
+    let event = NewEvent {
+        retain: Duration::ZERO,
+        ..forged.event()
+    };
+    let taken = forged.taken(event, HELD).await;
+    assert!(is_counted().await, "a kind has no place in the stats");
+    let discarded = Settlement::Discarded(failure("discarded"));
+    forged.settle(&taken, &discarded).await;
+    // A queue may keep the newest event.
+    trial.accept(trial.event()).await;
+    let give_up = Instant::now() + PATIENCE;
+    while is_counted().await {
+        assert!(Instant::now() < give_up, "a kind outlives its events");
+        sleep(SHORT / 20).await;
+        trial.purge(HELD).await;
+    }
+    forged.taken(forged.event(), HELD).await;
+    assert!(is_counted().await, "a kind that returns has no place");
+}
+
 /// Forgetting a chat also deletes the failures of events whose bodies were purged before, as their texts may quote
 /// them.
 ///

@@ -22,7 +22,7 @@ pub(super) fn assert_attempt(taken: &TakenEvent, failures: u32, crashes: u32, af
     );
     assert_eq!(
         taken.tried_for.is_some(),
-        failures > 0,
+        failures > 0 || taken.uncounted > 0,
         "whether it failed before {after}"
     );
 }
@@ -41,6 +41,7 @@ pub(crate) async fn failures_are_counted<H: Harness>(harness: &H) {
         trial.settle(&taken, &settlement(Duration::ZERO)).await;
         taken = trial.claims(id, HELD, "an event that is tried again").await;
         assert_attempt(&taken, 0, 0, "an attempt that does not count");
+        assert_eq!(taken.uncounted, 1, "failures that do not count");
     }
     sleep(SHORT).await;
     let mut first = None;
@@ -91,6 +92,11 @@ pub(crate) async fn failures_are_counted<H: Harness>(harness: &H) {
             failures.try_into().unwrap_or(u32::MAX),
             0,
             "an outage",
+        );
+        assert_eq!(
+            taken.uncounted as usize,
+            1 + failures,
+            "failures that do not count"
         );
     }
 }

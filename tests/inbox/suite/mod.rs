@@ -40,8 +40,8 @@ pub(crate) use self::accept::{
     one_accept_wins,
 };
 pub(crate) use self::alone::{
-    bodies_are_deleted, failures_are_forgotten, numbers_are_used_once, pause_stops_everything,
-    size_grows,
+    bodies_are_deleted, failures_are_forgotten, kinds_end_with_their_events, numbers_are_used_once,
+    pause_stops_everything, size_grows,
 };
 pub(crate) use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
@@ -197,6 +197,7 @@ pub(crate) async fn run_alone<H: Harness>(harness: &H) {
         keys_are_remembered
         bodies_are_deleted
         failures_are_forgotten
+        kinds_end_with_their_events
         numbers_are_used_once
         size_grows
     }

@@ -427,7 +427,7 @@ async fn damage_is_reported_and_affects_no_other_event() {
     let error = queue.get(EventId(1)).await.unwrap_err();
     assert_eq!(error.kind(), StoreErrorKind::Corrupt);
     queue
-        .sql("UPDATE kinds SET name = 'no token' WHERE id = 1 RETURNING 1")
+        .sql("UPDATE kinds SET name = 'no kind' WHERE id > 0 RETURNING 1")
         .await;
     for error in [
         queue.get(EventId(2)).await.unwrap_err(),
