@@ -120,7 +120,7 @@
 //! result is unknown: the platform's next retry either finds the key, or handles the event again.
 //!
 //! When the database cannot be reached, or no connection becomes free in time, the answer is 503 with
-//! `Retry-After` (see [`answers`](crate::docs::answers)). No restart is needed afterwards.
+//! `Retry-After` (see [`responses`](crate::docs::responses)). No restart is needed afterwards.
 //!
 //! **A client that disconnects cancels its run**, unlike behind an
 //! [`IdempotencyLayer`](crate::IdempotencyLayer): the transaction is rolled back, and the platform retries.

@@ -170,7 +170,7 @@ impl<Q: Queue, S> Worker<Q, S> {
         self
     }
 
-    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-kinds): 10 by default, and
+    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-event-types): 10 by default, and
     /// at least 1. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
     /// of its events succeeds, one is tried at a time, with delays of up to a minute, and its failures do not count.
     pub fn trip_after(mut self, lanes: usize) -> Self {
