@@ -54,6 +54,7 @@ macro_rules! page {
         #[cfg_attr(feature = "redis", doc = "[`RedisStore`]: crate::redis::RedisStore")]
         #[cfg_attr(feature = "sandbox", doc = "[`sandbox`]: crate::sandbox")]
         #[cfg_attr(feature = "sqlite", doc = "[`SqliteStore`]: crate::sqlite::SqliteStore")]
+        #[cfg_attr(feature = "sqlite", doc = "[sqlite-module]: crate::sqlite")]
         #[cfg_attr(
             any(not(doctest), all($(feature = $feature)?)),
             doc = include_str!($file)
@@ -75,7 +76,7 @@ page!(
 page!(glossary, "glossary.md");
 page!(guarantees, "guarantees.md");
 page!(inbox, "inbox.md");
-page!(metrics, "metrics.md", tested_with = "metrics");
+page!(metrics, "metrics.md");
 page!(platform, "platform.md");
 page!(production, "production.md");
 page!(recipes, "recipes.md");

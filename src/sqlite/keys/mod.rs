@@ -18,8 +18,8 @@ use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Sto
 /// survives their crashes, and the machine's. One thread does the work of all callers, and commits up to 256 calls
 /// together; only completions wait for the disk. Leases and retentions are whole milliseconds, rounded up, and leases
 /// last 10 milliseconds longer, because the clocks of two processes may differ. The page on stores has [durability,
-/// files, failures and time](crate::docs::stores#sqlite), [size](crate::docs::stores#size), and the
-/// [crates that can be linked beside this one](crate::docs::stores#beside-other-crates).
+/// files, failures and time](crate::docs::stores#sqlite), [size](crate::docs::stores#size), and the module the
+/// [crates that can be linked beside this one](crate::sqlite#beside-other-crates).
 ///
 /// Clones share one thread. Dropping the last one waits until the file is closed.
 ///
