@@ -1,6 +1,6 @@
 //! Counts the instructions of a delivery with valgrind, as a guard against regressions.
 //!
-//! Run with: cargo bench --bench instructions
+//! Run with: cargo bench --workspace --bench instructions
 //!
 //! It fails if a part takes more instructions than recorded here, and prints the difference. Counts do not
 //! depend on the load of the machine. They are no measure of time: valgrind's processor has no

@@ -1,4 +1,4 @@
-//! Run with: cargo run --features signal,sqlite --example otlp
+//! Run with: cargo run --package tower-webhook-tests --features signal,sqlite --example otlp
 //!
 //! Exports the spans of deliveries and attempts to an OpenTelemetry collector: by default to `http://localhost:4318`, or to
 //! the URL in `OTEL_EXPORTER_OTLP_ENDPOINT`.

@@ -334,7 +334,7 @@ fn rooms_imported_by(text: &str) -> Vec<String> {
 
 /// The names and texts of all files below `src` with this extension.
 fn sources(extension: &str) -> Vec<(String, String)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut sources = Vec::new();
     let mut folders = vec![root.join("src")];
     while let Some(folder) = folders.pop() {

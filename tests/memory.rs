@@ -2,8 +2,6 @@
 
 #![cfg(all(feature = "moka", target_os = "linux"))]
 
-mod support;
-
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,5 @@
 //! Handlers whose effects are committed together with the event's key, against real servers.
 
-mod support;
-
 use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicUsize, Ordering};

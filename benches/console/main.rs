@@ -1,6 +1,6 @@
 //! Measures the pages of the console beside a queue with millions of events, while events are accepted.
 //!
-//! Run with: cargo bench --bench console --features console,inbox,postgres,sqlite
+//! Run with: cargo bench --workspace --bench console --features console,postgres,sqlite
 //!
 //! `-- --help` lists the options.
 
@@ -11,8 +11,6 @@ mod fill;
 #[allow(dead_code)]
 #[path = "../loopback/report.rs"]
 mod report;
-#[path = "../../tests/support/postgres.rs"]
-mod server;
 
 use std::collections::BTreeMap;
 use std::env;
@@ -46,7 +44,7 @@ use self::events::{Events, quantile};
 use self::fill::Filled;
 use self::report::Target::AtMost;
 use self::report::{Spread, Table, Verdicts};
-use self::server::PostgresServer;
+use support::postgres::PostgresServer;
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 

@@ -21,7 +21,7 @@ use crate::postgres::{self, connect};
 use crate::postgres_floor;
 use crate::report::Target::AtMost;
 use crate::report::{Spread, Table, Verdicts};
-use crate::server::PostgresServer;
+use support::postgres::PostgresServer;
 
 /// So many that the empty tables do not count.
 const LEAST: u64 = 1_000;

@@ -1,6 +1,6 @@
 //! Measures the inbox: how fast it accepts and handles events, beside bare axum and the disk, and what they take there.
 //!
-//! Run with: cargo bench --bench inbox --features inbox,postgres,sqlite
+//! Run with: cargo bench --workspace --bench inbox --features postgres,sqlite
 //!
 //! It runs only on Linux. `-- --help` lists the options.
 
@@ -27,8 +27,6 @@ mod postgres_floor;
 #[path = "../loopback/report.rs"]
 mod report;
 mod serve;
-#[path = "../../tests/support/postgres.rs"]
-mod server;
 mod sqlite;
 
 use std::env;

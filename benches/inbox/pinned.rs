@@ -28,8 +28,8 @@ use crate::load::Deliveries;
 use crate::postgres::{connect, queue};
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Spread, Table, Verdicts};
-use crate::server::PostgresServer;
 use crate::sqlite::CHATS;
+use support::postgres::PostgresServer;
 
 /// Events per second.
 const RATE: u64 = 800;

@@ -15,8 +15,8 @@ use crate::machine::Cores;
 use crate::postgres_floor;
 use crate::report::Target::AtLeast;
 use crate::report::{Spread, Table, Verdicts};
-use crate::server::PostgresServer;
 use crate::sqlite::CHATS;
+use support::postgres::PostgresServer;
 
 pub(crate) const PROCESSES: usize = 2;
 pub(crate) const CONNECTIONS: usize = 64 / PROCESSES;

@@ -193,8 +193,8 @@ mod postgres {
     use crate::contest::Effort;
     use crate::load::{Deliveries, Pace};
     use crate::serve;
-    use crate::servers::postgres::PostgresServer;
     use crate::stores::Stored;
+    use support::postgres::PostgresServer;
 
     /// The statements that the server reports to have received, so that this file need not repeat them.
     #[derive(Clone)]

@@ -1,7 +1,7 @@
 //! Measures receivers over loopback, each in its own process and on its own core, against a handwritten
 //! receiver and a route that does nothing.
 //!
-//! Run with: cargo bench --bench loopback --features postgres,redis,sqlite
+//! Run with: cargo bench --workspace --bench loopback --features postgres,redis,sqlite
 //!
 //! It runs only on Linux. `-- --help` lists the options.
 
@@ -19,8 +19,6 @@ mod parts;
 mod receivers;
 mod report;
 mod serve;
-#[cfg(any(feature = "postgres", feature = "redis"))]
-mod servers;
 #[cfg(feature = "sqlite")]
 mod sqlite;
 mod stores;

@@ -17,9 +17,9 @@ use crate::machine;
 use crate::report::Target::{AtLeast, AtMost};
 use crate::report::{Spread, Verdicts};
 #[cfg(feature = "postgres")]
-use crate::servers::postgres::PostgresServer;
+use support::postgres::PostgresServer;
 #[cfg(feature = "redis")]
-use crate::servers::redis::RedisServer;
+use support::redis::RedisServer;
 
 const CONNECTIONS: [usize; 4] = [1, 16, 64, 256];
 

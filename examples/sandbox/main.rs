@@ -1,4 +1,4 @@
-//! Run with: cargo run --features sandbox --example sandbox -- --demo
+//! Run with: cargo run --features console,sandbox --example sandbox -- --demo
 //!
 //! A simulated platform that delivers to your receiver, with a page for the partner portal's Developer
 //! settings. The Admin API is at `/graphql` and accepts the API keys that are created on the page.

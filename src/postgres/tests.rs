@@ -1,8 +1,10 @@
 //! Migrations on a real server: to a version 2 that no release has, beside processes of version 1.
 
+#[allow(unreachable_pub)]
 #[path = "../../tests/support/program.rs"]
 #[allow(dead_code)]
 mod program;
+#[allow(unreachable_pub)]
 #[path = "../../tests/support/postgres.rs"]
 mod server;
 

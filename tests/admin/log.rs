@@ -8,7 +8,7 @@ use std::thread;
 use tower_webhook::admin::{AccessToken, AdminClient};
 use tracing_subscriber::filter::LevelFilter;
 
-use crate::support::program::{Peer, say};
+use support::program::{Peer, say};
 
 const TOKEN: &str = "hunter2/abc+def==";
 

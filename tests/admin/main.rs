@@ -1,7 +1,4 @@
 //! The Admin API client.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod client;
 mod log;

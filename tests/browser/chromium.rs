@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use url::{ParseError, Url};
 
-use crate::support::program::{PATIENCE, Program, installed};
+use support::program::{PATIENCE, Program, installed};
 
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);

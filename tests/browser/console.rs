@@ -8,7 +8,7 @@ use tower_webhook::inbox::EventState;
 
 use crate::chromium::{HOSTILE, Page, Window};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
-use crate::support::delivery::RequestExt;
+use support::delivery::RequestExt;
 
 const ERROR: &str = "the CRM is down";
 

@@ -23,8 +23,8 @@ use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, SignatureLayer};
 
 use crate::chromium::until;
-use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
-use crate::support::queue::forward;
+use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use support::forward;
 
 /// Serves on a port of its own until the test ends.
 pub(crate) async fn serve(app: Router) -> u16 {

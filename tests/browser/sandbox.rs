@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::serve;
-use crate::support::program::{Server, curl};
+use support::program::{Server, curl};
 
 /// Nobody listens there.
 const NOWHERE: &str = "http://127.0.0.1:1/";

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::chromium::{Page, Window, until};
 use crate::sandbox::post;
-use crate::support::program::{Server, curl};
+use support::program::{Server, curl};
 
 /// The chats of the first night, whose messages are retried, and those whose end is a dead letter.
 const CHATS: usize = 12;

@@ -9,7 +9,7 @@ use std::thread;
 
 use tempfile::TempDir;
 
-use crate::support::program::{example, installed};
+use support::program::{example, installed};
 
 const TOKEN: &str = "hunter2-abcdef";
 const URL: &str = "--base-url=https://a.example";

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use tempfile::TempDir;
 
 use crate::receivers::{Lingering, Receiver, run};
-use crate::support::program::{Program, example, until};
+use support::program::{Program, example, until};
 
 /// A receiver with `args` whose standard output is a pipe.
 fn piped(args: &[&str]) -> Program {

@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::receivers::Receiver;
-use crate::support::program::{PATIENCE, example, until};
+use support::program::{PATIENCE, example, until};
 
 /// An unsigned delivery.
 fn request(body: &str) -> String {

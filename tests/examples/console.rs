@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use super::metrics::{answer, url_of};
 use super::receivers::{Receiver, run};
-use crate::support::program::{Server, curl, example, until, until_every};
+use support::program::{Server, curl, example, until, until_every};
 
 const PAGE: &str = include_str!("../../src/docs/console.md");
 

@@ -15,7 +15,7 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 
 use crate::receivers::Receiver;
-use crate::support::program::until;
+use support::program::until;
 
 /// A server that gives each event the same answer.
 #[derive(Clone)]

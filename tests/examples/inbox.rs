@@ -19,7 +19,7 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, RawDelivery, Secret};
 
 use super::receivers::{Receiver, run};
-use crate::support::program::{Ended, Program, Server, curl, example, until};
+use support::program::{Ended, Program, Server, curl, example, until};
 
 fn url(dir: &TempDir) -> String {
     format!("sqlite:{}", dir.path().join("webhooks.db").display())

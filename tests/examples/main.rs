@@ -1,9 +1,6 @@
 //! The examples as processes, and other tests that need programs besides Rust.
 //!
-//! `cargo test --all-features` builds the examples.
-
-#[path = "../support/mod.rs"]
-mod support;
+//! `bash tests/run` builds the examples.
 
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;

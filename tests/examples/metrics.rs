@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use tempfile::TempDir;
 
 use super::receivers::{Receiver, run};
-use crate::support::program::until;
+use support::program::until;
 
 /// The answer to GET of a page below `url`, with headers beside that of the host.
 pub(super) fn answer(url: &str, page: &str, headers: &[&str]) -> String {

@@ -7,8 +7,8 @@ use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind, sample};
 use tower_webhook::{EventRouter, Secret, WebhookLayer};
 
-use crate::support::delivery::{Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, send};
-use crate::support::program::installed;
+use support::delivery::{Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, send};
+use support::program::installed;
 
 /// Delivers a body with a given signature.
 async fn deliver(secret: &Secret, body: &[u8], tag: &str) -> Answered {

@@ -13,9 +13,9 @@ use tempfile::TempDir;
 use super::forwards::Server;
 use super::metrics::url_of;
 use super::receivers::Receiver;
-use crate::support::program::{curl, example, installed, until};
+use support::program::{curl, example, installed, until};
 
-pub(crate) const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/examples/operations");
+pub(crate) const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/operations");
 pub(crate) const ALERTS: &str = include_str!("../../examples/operations/alerts.yml");
 const DASHBOARD: &str = include_str!("../../examples/operations/dashboard.json");
 const UNIT: &str = include_str!("../../examples/operations/receiver.service");

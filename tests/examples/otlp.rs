@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tower_webhook::Secret;
 
-use crate::support::lock;
-use crate::support::program::{Server, curl, example, until};
+use support::lock;
+use support::program::{Server, curl, example, until};
 
 /// Keeps the spans that it receives by OTLP over HTTP, in JSON.
 struct Collector {

@@ -33,10 +33,10 @@ use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Si
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, Webhooks};
 
 use super::operations::{ALERTS, FILES, alerts, check};
-use crate::support::Ready;
-use crate::support::lock;
-use crate::support::queue::FaultyQueue;
-use crate::support::store::{Operation, TestStore};
+use support::Ready;
+use support::lock;
+use support::queue::FaultyQueue;
+use support::store::{Operation, TestStore};
 
 const MINUTE: u64 = 60;
 const HOUR: u64 = 60 * MINUTE;

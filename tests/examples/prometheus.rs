@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::metrics::url_of;
 use super::operations::ALERTS;
 use super::receivers::{Receiver, run};
-use crate::support::program::{Program, curl, installed, until_every};
+use support::program::{Program, curl, installed, until_every};
 
 /// Prometheus with the operator's alerts. How long conditions last before they fire is for `promtool` to prove.
 struct Prometheus {

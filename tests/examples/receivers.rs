@@ -13,9 +13,9 @@ use tempfile::TempDir;
 use tower_webhook::EventKind;
 use tower_webhook::event::sample;
 
-use crate::support::postgres::PostgresServer;
-use crate::support::program::{Ended, Program, example, tool, until};
-use crate::support::redis::RedisServer;
+use support::postgres::PostgresServer;
+use support::program::{Ended, Program, example, tool, until};
+use support::redis::RedisServer;
 
 #[test]
 fn every_event_is_printed_as_one_line() {

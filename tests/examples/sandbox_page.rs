@@ -8,7 +8,7 @@ use tempfile::TempDir;
 #[cfg(feature = "admin")]
 use tokio::time::sleep;
 
-use crate::support::program::{Server, curl, example};
+use support::program::{Server, curl, example};
 
 /// Nobody listens there.
 const NOWHERE: &str = "http://127.0.0.1:1/";

@@ -29,10 +29,10 @@ use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Signature
 use tracing::Level;
 
 use super::worker::{Crm, DAY, SECOND, event, inbox, states, webhooks};
-use crate::support::Ready;
-use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
-use crate::support::lock;
-use crate::support::log::Log;
+use support::Ready;
+use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use support::lock;
+use support::log::Log;
 
 /// What a page is.
 #[derive(Debug)]

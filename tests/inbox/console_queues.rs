@@ -14,8 +14,8 @@ use crate::console::{cancelled_redrive, explains_wrong_requests, get, post};
 use crate::memory::Memory;
 use crate::postgres::Database;
 use crate::sqlite::Scratch;
-use crate::support::delivery::{RequestExt, delivery, send};
 use crate::worker::webhooks;
+use support::delivery::{RequestExt, delivery, send};
 
 fn console<Q: Queue>(inbox: &Inbox<Q>) -> Router {
     Console::new().inbox(inbox.clone()).router()

@@ -30,9 +30,9 @@ use tower_webhook::{
 };
 
 use crate::postgres::Database;
-use crate::support::delivery::{RequestExt, delivery, secret, send};
-use crate::support::lock;
-use crate::support::net::cutting_proxy;
+use support::delivery::{RequestExt, delivery, secret, send};
+use support::lock;
+use support::net::cutting_proxy;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

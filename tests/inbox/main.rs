@@ -1,8 +1,5 @@
 //! The inbox: accepting, handling, and every queue.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 #[cfg(all(feature = "console", feature = "moka"))]
 mod console;
 #[cfg(all(

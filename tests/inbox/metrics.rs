@@ -16,9 +16,9 @@ use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, Webhooks};
 
 use super::worker::{DAY, MINUTE, SECOND, event};
-use crate::support::Ready;
-use crate::support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
-use crate::support::store::{Operation, TestStore};
+use support::Ready;
+use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use support::store::{Operation, TestStore};
 
 /// A metric's type and the names of its labels.
 type Shape = (String, BTreeSet<String>);

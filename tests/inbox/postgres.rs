@@ -25,9 +25,9 @@ use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
 
-use crate::support::lock;
-use crate::support::postgres::PostgresServer;
-use crate::support::program::{Peer, say};
+use support::lock;
+use support::postgres::PostgresServer;
+use support::program::{Peer, say};
 
 /// An empty database of a test's own, on a server that the tests of this process share.
 pub(crate) struct Database {

@@ -28,12 +28,12 @@ use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
 use crate::memory::Memory;
 use crate::postgres::Database;
 use crate::sqlite::Scratch;
-use crate::support::delivery::{RequestExt, delivery, send};
-use crate::support::postgres::{PostgresServer, Stop};
-use crate::support::program::{PATIENCE, Peer, say};
-use crate::support::queue::FaultyQueue;
-use crate::support::{eventually, lock};
 use crate::worker::{Crm, DAY, MINUTE, SECOND, event, inbox, until, webhooks};
+use support::delivery::{RequestExt, delivery, send};
+use support::postgres::{PostgresServer, Stop};
+use support::program::{PATIENCE, Peer, say};
+use support::queue::FaultyQueue;
+use support::{eventually, lock};
 
 /// A lease that expires while a test waits for it.
 const BRIEF: Duration = Duration::from_millis(500);

@@ -14,10 +14,10 @@ use tower_webhook::{EventRouter, RawDelivery};
 use crate::memory::Memory;
 use crate::postgres::Database;
 use crate::sqlite::Scratch;
-use crate::support::delivery::{RequestExt, delivery, send};
-use crate::support::program::PATIENCE;
-use crate::support::{eventually, lock};
 use crate::worker::{SECOND, webhooks};
+use support::delivery::{RequestExt, delivery, send};
+use support::program::PATIENCE;
+use support::{eventually, lock};
 
 const KNOWN: [EventKind; 2] = [EventKind::CHAT_RATED, EventKind::CHAT_ASSIGNED];
 const CHATS: usize = 5;

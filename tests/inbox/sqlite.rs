@@ -22,7 +22,7 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
-use crate::support::program::{Peer, say};
+use support::program::{Peer, say};
 
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
 
@@ -131,7 +131,7 @@ async fn files_of_drafts_are_refused_and_stay_as_they_are() {
             .collect::<BTreeMap<_, _>>()
     };
     for name in ["sqlite-inbox-v3.db", "sqlite-store-v1.db"] {
-        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
+        let fixture = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
         for crashed in [false, true] {
             let scratch = Scratch::new();
             fs::copy(fixture.join(name), scratch.path()).unwrap();

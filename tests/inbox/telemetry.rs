@@ -11,8 +11,8 @@ use tower_webhook::telemetry::Recent;
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer};
 
 use super::worker::{Crm, MINUTE, SECOND, event, until};
-use crate::support::delivery::{delivery, secret, send};
-use crate::support::observer::Notes;
+use support::delivery::{delivery, secret, send};
+use support::observer::Notes;
 
 #[tokio::test(start_paused = true)]
 async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
@@ -131,7 +131,7 @@ async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
         "{seen:?}"
     );
 
-    *crate::support::lock(&crm.takes) = Duration::from_secs(20);
+    *support::lock(&crm.takes) = Duration::from_secs(20);
     send(&webhooks, event("d", 1)).await.assert_ok();
     until(|| crm.handled() == 4).await;
     let seen = notes.take();

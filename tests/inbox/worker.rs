@@ -27,9 +27,9 @@ use tower_webhook::{
 };
 use tracing::Level;
 
-use crate::support::delivery::{RequestExt, delivery, secret, send};
-use crate::support::lock;
-use crate::support::log::Log;
+use support::delivery::{RequestExt, delivery, secret, send};
+use support::lock;
+use support::log::Log;
 
 pub(crate) const SECOND: Duration = Duration::from_secs(1);
 pub(crate) const MINUTE: Duration = Duration::from_secs(60);

@@ -18,8 +18,8 @@ use tower_webhook::inbox::{Inbox, Lane};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
 
-use crate::support::delivery::SECRET;
-use crate::support::program::{PATIENCE, Program, example};
+use support::delivery::SECRET;
+use support::program::{PATIENCE, Program, example};
 
 /// What a receiver may take, in KiB.
 const LIMIT: usize = 100_000;

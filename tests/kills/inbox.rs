@@ -26,9 +26,9 @@ use tower_webhook::inbox::{EventState, EventSummary, Filter, Inbox, Page, Queue}
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 
-use crate::support::delivery::SECRET;
-use crate::support::postgres::{PostgresServer, Stop};
-use crate::support::program::{PATIENCE, example, installed, until};
+use support::delivery::SECRET;
+use support::postgres::{PostgresServer, Stop};
+use support::program::{PATIENCE, example, installed, until};
 
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.

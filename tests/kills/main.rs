@@ -1,8 +1,5 @@
 //! Events outlive receivers and servers that are killed.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 #[cfg(feature = "sqlite")]
 mod backlog;
 #[cfg(feature = "sqlite")]

@@ -36,10 +36,10 @@ use tower_webhook::redis::RedisStore;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, KeyState, Store, StoreErrorKind};
 
-use crate::support::delivery::SECRET;
-use crate::support::postgres::PostgresServer;
-use crate::support::program::{PATIENCE, example, until_every};
-use crate::support::redis::RedisServer;
+use support::delivery::SECRET;
+use support::postgres::PostgresServer;
+use support::program::{PATIENCE, example, until_every};
+use support::redis::RedisServer;
 
 const LEASE: Duration = Duration::from_secs(2);
 /// How late a store on a busy machine may be found to have let a key go.

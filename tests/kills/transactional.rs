@@ -23,8 +23,8 @@ use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::Secret;
 
-use crate::support::postgres::{PostgresServer, Stop};
-use crate::support::program::{PATIENCE, example};
+use support::postgres::{PostgresServer, Stop};
+use support::program::{PATIENCE, example};
 
 const SECRET: &str = "s";
 

@@ -21,12 +21,12 @@ use tower_webhook::{
     SenderPolicy, WebhookLayer, Webhooks,
 };
 
-use crate::support::Ready;
-use crate::support::delivery::{
+use support::Ready;
+use support::delivery::{
     Answered, BODY, CONTENT_TYPE, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SIGNATURE, Step,
     delivery, secret, send,
 };
-use crate::support::store::{Operation, StoreExt, TestStore};
+use support::store::{Operation, StoreExt, TestStore};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -14,8 +14,8 @@ use tower_webhook::memory::{MemoryQueue, MokaStore};
 use tower_webhook::signature::Signature;
 use tower_webhook::{Delivery, EventRouter, SenderPolicy, Webhooks};
 
-use crate::support::delivery::{BODY, RequestExt, SIGNATURE, deliver, delivery, secret, send};
-use crate::support::observer::Notes;
+use support::delivery::{BODY, RequestExt, SIGNATURE, deliver, delivery, secret, send};
+use support::observer::Notes;
 
 const SECOND: Duration = Duration::from_secs(1);
 const TAKES: Duration = Duration::from_secs(20);

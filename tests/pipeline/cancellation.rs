@@ -13,9 +13,9 @@ use tower_webhook::event::ChatRated;
 use tower_webhook::store::KeyState;
 use tower_webhook::{EventRouter, WebhookLayer, Webhooks};
 
-use crate::support::Ready;
-use crate::support::delivery::{BODY, Crm, RequestExt, Step, delivery, secret, send};
-use crate::support::store::TestStore;
+use support::Ready;
+use support::delivery::{BODY, Crm, RequestExt, Step, delivery, secret, send};
+use support::store::TestStore;
 
 /// Polls a future up to so many times, whenever it is woken, and drops it. Tells whether it ended.
 async fn cancel_after(polls: usize, future: impl Future) -> bool {

@@ -78,7 +78,7 @@ fn only_correct_programs_compile() {
 fn check_programs() -> HashMap<&'static str, String> {
     let dependencies = dependencies();
     let check = |program: &'static str| {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/pipeline/programs");
+        let here = Path::new(env!("CARGO_MANIFEST_DIR")).join("pipeline/programs");
         let mut rustc = Command::new(std::env::var_os("RUSTC").unwrap_or("rustc".into()));
         rustc
             .args(["--edition=2024", "--crate-type=bin", "--emit=metadata"])

@@ -18,12 +18,10 @@ use tower_webhook::{
 };
 use tracing::Level;
 
-use crate::support::Ready;
-use crate::support::delivery::{
-    BODY, Crm, KEY, RequestExt, SIGNATURE, Step, delivery, secret, send,
-};
-use crate::support::log::Log;
-use crate::support::store::StoreExt;
+use support::Ready;
+use support::delivery::{BODY, Crm, KEY, RequestExt, SIGNATURE, Step, delivery, secret, send};
+use support::log::Log;
+use support::store::StoreExt;
 
 fn router(steps: impl IntoIterator<Item = Step>) -> EventRouter {
     EventRouter::new().on::<ChatRated>(Crm::new(steps))

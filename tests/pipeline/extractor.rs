@@ -18,9 +18,9 @@ use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, RawDelivery, SignatureLayer, WebhookLayer};
 use tracing::Level;
 
-use crate::support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
-use crate::support::log::Log;
-use crate::support::store::StoreExt;
+use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
+use support::log::Log;
+use support::store::StoreExt;
 
 type Seen = Arc<Mutex<Vec<String>>>;
 

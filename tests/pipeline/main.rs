@@ -1,8 +1,5 @@
 //! The layers and the router. These tests need Rust alone.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 mod answers;
 #[cfg(feature = "moka")]
 mod builder;

@@ -15,7 +15,7 @@ use tower_webhook::event::{
 use tower_webhook::{DecodeError, Delivery, EventRouter, RawDelivery};
 use tracing::Level;
 
-use crate::support::log::Log;
+use support::log::Log;
 
 /// Typed from table 2.1.
 const CHAT: &str = r#"{

@@ -14,9 +14,7 @@ use tower_webhook::{
     RawDelivery, WebhookLayer,
 };
 
-use crate::support::delivery::{
-    BODY, Crm, HANDLER_ERROR, RequestExt, Step, delivery, secret, send,
-};
+use support::delivery::{BODY, Crm, HANDLER_ERROR, RequestExt, Step, delivery, secret, send};
 
 fn raw(kind: &'static str, body: &'static str) -> RawDelivery {
     RawDelivery::new(EventKind::from_static(kind), body)

@@ -21,11 +21,11 @@ use tower_webhook::{
 };
 use tracing::Level;
 
-use crate::support::Ready;
-use crate::support::delivery::{Answered, BODY, RequestExt, deliver, delivery, secret, send};
-use crate::support::log::Log;
-use crate::support::net::Counted;
-use crate::support::store::{Call, Fault, Operation, TestStore};
+use support::Ready;
+use support::delivery::{Answered, BODY, RequestExt, deliver, delivery, secret, send};
+use support::log::Log;
+use support::net::Counted;
+use support::store::{Call, Fault, Operation, TestStore};
 
 /// The default: a tenth of the sender's 600 seconds.
 const LEASE: Duration = seconds(60);

@@ -16,9 +16,9 @@ use tower_webhook::store::Store;
 use tower_webhook::{EventRouter, IdempotencyLayer, Secret, Secrets, SignatureLayer, WebhookLayer};
 use tracing::Level;
 
-use crate::support::delivery::{Crm, RequestExt, SIGNATURE, delivery, send};
-use crate::support::log::Log;
-use crate::support::store::TestStore;
+use support::delivery::{Crm, RequestExt, SIGNATURE, delivery, send};
+use support::log::Log;
+use support::store::TestStore;
 
 const CHANGED: &str = "the key was used before, with another body";
 const ANOTHER_SECRET: &str = "another secret verifies deliveries in this namespace";

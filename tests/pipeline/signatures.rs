@@ -17,11 +17,9 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::SignatureError;
 use tower_webhook::{EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
-use crate::support::Ready;
-use crate::support::delivery::{
-    Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, secret, send,
-};
-use crate::support::log::Log;
+use support::Ready;
+use support::delivery::{Answered, BODY, Crm, RequestExt, SIGNATURE, delivery, secret, send};
+use support::log::Log;
 
 fn router(crm: &Crm) -> EventRouter {
     EventRouter::new().on::<ChatRated>(crm.clone())

@@ -19,11 +19,11 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
-use crate::support::Ready;
-use crate::support::delivery::{BODY, secret};
-use crate::support::eventually;
-use crate::support::net::*;
-use crate::support::store::{Operation, TestStore};
+use support::Ready;
+use support::delivery::{BODY, secret};
+use support::eventually;
+use support::net::*;
+use support::store::{Operation, TestStore};
 
 /// A handler that succeeds once it is let through.
 #[derive(Clone)]

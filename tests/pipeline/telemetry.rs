@@ -20,13 +20,13 @@ use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Sil
 use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, Webhooks};
 use tracing::Level;
 
-use crate::support::Ready;
-use crate::support::delivery::{
+use support::Ready;
+use support::delivery::{
     BODY, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SIGNATURE, Step, delivery, secret, send,
 };
-use crate::support::log::Log;
-use crate::support::observer::Notes;
-use crate::support::store::{Operation, TestStore};
+use support::log::Log;
+use support::observer::Notes;
+use support::store::{Operation, TestStore};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);

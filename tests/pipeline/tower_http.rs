@@ -34,13 +34,13 @@ use tower_webhook::{
 };
 use tracing::Level;
 
-use crate::support::Ready;
-use crate::support::delivery::{
+use support::Ready;
+use support::delivery::{
     Answered, BODY, Crm, HANDLER_ERROR, RequestExt, SIGNATURE, Step, delivery, delivery_of, read,
     secret, send,
 };
-use crate::support::log::{Fields, Log};
-use crate::support::store::StoreExt;
+use support::log::{Fields, Log};
+use support::store::StoreExt;
 
 const SECOND: Duration = Duration::from_secs(1);
 const REQUEST_ID: &str = "x-request-id";

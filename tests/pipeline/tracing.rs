@@ -13,13 +13,13 @@ use tower_webhook::{
 };
 use tracing::Level;
 
-use crate::support::Ready;
-use crate::support::delivery::{
+use support::Ready;
+use support::delivery::{
     BODY, CONTENT_TYPE, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SECRET, SIGNATURE, Step,
     delivery, secret, send,
 };
-use crate::support::log::{Fields, Log};
-use crate::support::store::{Operation, TestStore};
+use support::log::{Fields, Log};
+use support::store::{Operation, TestStore};
 
 const SECOND: Duration = Duration::from_secs(1);
 

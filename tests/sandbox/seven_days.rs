@@ -173,7 +173,7 @@ fn expect_none(seed: u64, week: &Week) {
     assert!(
         violations.is_empty(),
         "seed {seed}: {} violations, the first of which are\n{}\nto replay it: SEVEN_DAYS_SEED={seed} \
-         cargo test --features sandbox --test sandbox seven_days",
+         bash tests/run --test sandbox seven_days",
         violations.len(),
         violations[..violations.len().min(10)].join("\n"),
     );

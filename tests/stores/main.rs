@@ -1,8 +1,5 @@
 //! Every store: the conformance suite, and the behaviour of its own.
 
-#[path = "../support/mod.rs"]
-mod support;
-
 #[cfg(all(feature = "moka", feature = "conformance"))]
 mod moka;
 #[cfg(all(feature = "conformance", feature = "postgres"))]

@@ -13,7 +13,7 @@ use tower_webhook::store::{Claim, EventKey, Fence, KeyState, Lease, SettleError,
 
 use tracing::Level;
 
-use crate::support::log::Log;
+use support::log::Log;
 
 struct Memory(MokaStore);
 

@@ -23,9 +23,9 @@ use tower_webhook::store::{
 
 use tracing::Level;
 
-use crate::support::log::Log;
-use crate::support::postgres::{PostgresServer, Stop};
-use crate::support::program::{Peer, say};
+use support::log::Log;
+use support::postgres::{PostgresServer, Stop};
+use support::program::{Peer, say};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

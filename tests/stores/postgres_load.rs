@@ -19,12 +19,12 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, Webhooks};
 
-use crate::support::Ready;
-use crate::support::delivery::{BODY, deliver, secret};
-use crate::support::eventually;
-use crate::support::net::{Server, post, whole};
-use crate::support::postgres::{PostgresServer, Stop};
-use crate::support::program::{Peer, say};
+use support::Ready;
+use support::delivery::{BODY, deliver, secret};
+use support::eventually;
+use support::net::{Server, post, whole};
+use support::postgres::{PostgresServer, Stop};
+use support::program::{Peer, say};
 
 /// How many events are under way at once.
 const SENDERS: usize = 16;

@@ -23,18 +23,21 @@ use tower_webhook::store::{
 
 use tracing::Level;
 
-use crate::support::log::Log;
-use crate::support::program::{Peer, say};
-use crate::support::redis::RedisServer;
+use support::log::Log;
+use support::program::{Peer, say};
+use support::redis::RedisServer;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-impl Harness for RedisServer {
+/// A server whose stores the suite opens.
+struct Opens(RedisServer);
+
+impl Harness for Opens {
     type Store = RedisStore;
 
     async fn open(&self) -> RedisStore {
-        connect(self).await
+        connect(&self.0).await
     }
 }
 
@@ -94,17 +97,17 @@ fn client(server: &RedisServer) -> redis::Connection {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms() {
-    conformance::run(&RedisServer::start()).await;
+    conformance::run(&Opens(RedisServer::start())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_with_every_write_on_disk() {
-    conformance::run(&RedisServer::durable()).await;
+    conformance::run(&Opens(RedisServer::durable())).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_in_a_cluster() {
-    conformance::run(&cluster_of_one().await).await;
+    conformance::run(&Opens(cluster_of_one().await)).await;
 }
 
 async fn cluster_of_one() -> RedisServer {

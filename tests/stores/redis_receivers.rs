@@ -20,12 +20,12 @@ use tower_webhook::redis::RedisStore;
 use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, WebhookLayer, Webhooks};
 
-use crate::support::Ready;
-use crate::support::delivery::{Answered, BODY, deliver, secret};
-use crate::support::eventually;
-use crate::support::net::*;
-use crate::support::program::{Peer, installed, say};
-use crate::support::redis::RedisServer;
+use support::Ready;
+use support::delivery::{Answered, BODY, deliver, secret};
+use support::eventually;
+use support::net::*;
+use support::program::{Peer, installed, say};
+use support::redis::RedisServer;
 
 const DAY: u64 = 24 * 60 * 60;
 

@@ -23,7 +23,7 @@ use tower_webhook::store::{
     Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, Store, StoreError, StoreErrorKind,
 };
 
-use crate::support::program::{Peer, say};
+use support::program::{Peer, say};
 
 const LEASE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);

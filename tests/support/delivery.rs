@@ -18,22 +18,22 @@ use tower_webhook::{Delivery, Handler, HandlerError, HandlerResult, Secret};
 
 use super::lock;
 
-pub(crate) const SECRET: &str = "correct horse battery staple";
-pub(crate) const BODY: &str = r#"{"id":"chat-1"}"#;
+pub const SECRET: &str = "correct horse battery staple";
+pub const BODY: &str = r#"{"id":"chat-1"}"#;
 /// The error of failing handlers, which the sender must never read.
-pub(crate) const HANDLER_ERROR: &str = "the CRM at crm.internal is down";
+pub const HANDLER_ERROR: &str = "the CRM at crm.internal is down";
 
-pub(crate) const CONTENT_TYPE: &str = "content-type";
-pub(crate) const EVENT: &str = "x-service-event";
-pub(crate) const KEY: &str = "idempotency-key";
-pub(crate) const SIGNATURE: &str = "x-service-hmac-sha256";
+pub const CONTENT_TYPE: &str = "content-type";
+pub const EVENT: &str = "x-service-event";
+pub const KEY: &str = "idempotency-key";
+pub const SIGNATURE: &str = "x-service-hmac-sha256";
 
-pub(crate) fn secret() -> Secret {
+pub fn secret() -> Secret {
     Secret::new(SECRET).unwrap()
 }
 
 /// The test request of Spec 6, rule 5: a signed `chat-rated` without a key.
-pub(crate) fn delivery(body: impl Into<Bytes>) -> Request<Full<Bytes>> {
+pub fn delivery(body: impl Into<Bytes>) -> Request<Full<Bytes>> {
     let body = body.into();
     Request::post("/webhooks")
         .header(CONTENT_TYPE, "application/json")
@@ -44,11 +44,11 @@ pub(crate) fn delivery(body: impl Into<Bytes>) -> Request<Full<Bytes>> {
 }
 
 /// The same, under a key.
-pub(crate) fn delivery_of(key: &str) -> Request<Full<Bytes>> {
+pub fn delivery_of(key: &str) -> Request<Full<Bytes>> {
     delivery(BODY).key(key)
 }
 
-pub(crate) trait RequestExt: Sized {
+pub trait RequestExt: Sized {
     /// Sets a header.
     fn with(self, name: &str, value: impl AsRef<[u8]>) -> Self;
     /// Adds a header to those of the same name.
@@ -88,13 +88,13 @@ fn header_value(value: impl AsRef<[u8]>) -> HeaderValue {
 
 /// A response with its whole body.
 #[derive(Clone, Debug)]
-pub(crate) struct Answered {
-    pub(crate) status: StatusCode,
-    pub(crate) headers: HeaderMap,
-    pub(crate) body: Bytes,
+pub struct Answered {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    pub body: Bytes,
 }
 
-pub(crate) async fn send<S, B, R>(service: &S, request: Request<B>) -> Answered
+pub async fn send<S, B, R>(service: &S, request: Request<B>) -> Answered
 where
     S: Service<Request<B>, Response = Response<R>, Error: Debug> + Clone,
     R: Body<Data: Buf, Error: Debug>,
@@ -103,7 +103,7 @@ where
     read(response).await
 }
 
-pub(crate) async fn read<R: Body<Data: Buf, Error: Debug>>(response: Response<R>) -> Answered {
+pub async fn read<R: Body<Data: Buf, Error: Debug>>(response: Response<R>) -> Answered {
     let (parts, body) = response.into_parts();
     Answered {
         status: parts.status,
@@ -113,7 +113,7 @@ pub(crate) async fn read<R: Body<Data: Buf, Error: Debug>>(response: Response<R>
 }
 
 /// Sends [`BODY`] under a key.
-pub(crate) async fn deliver<S, R>(service: &S, key: &str) -> Answered
+pub async fn deliver<S, R>(service: &S, key: &str) -> Answered
 where
     S: Service<Request<Full<Bytes>>, Response = Response<R>, Error: Debug> + Clone,
     R: Body<Data: Buf, Error: Debug>,
@@ -122,28 +122,28 @@ where
 }
 
 impl Answered {
-    pub(crate) fn header(&self, name: &str) -> Option<&str> {
+    pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).map(|value| value.to_str().unwrap())
     }
 
-    pub(crate) fn is_replay(&self) -> bool {
+    pub fn is_replay(&self) -> bool {
         self.headers.contains_key("idempotent-replayed")
     }
 
-    pub(crate) fn retry_after(&self) -> Option<u64> {
+    pub fn retry_after(&self) -> Option<u64> {
         let value = self.headers.get(RETRY_AFTER)?;
         Some(value.to_str().unwrap().parse().unwrap())
     }
 
     /// 200 without a body, by a run of the handler or another decision, but not as a replay.
     #[track_caller]
-    pub(crate) fn assert_ok(&self) {
+    pub fn assert_ok(&self) {
         assert_eq!(self.status, StatusCode::OK, "{self:?}");
         assert!(self.body.is_empty() && self.headers.is_empty(), "{self:?}");
     }
 
     #[track_caller]
-    pub(crate) fn assert_replayed(&self) {
+    pub fn assert_replayed(&self) {
         assert_eq!(self.status, StatusCode::OK, "{self:?}");
         assert_eq!(self.header("idempotent-replayed"), Some("true"), "{self:?}");
         assert!(self.body.is_empty() && self.headers.len() == 1, "{self:?}");
@@ -151,7 +151,7 @@ impl Answered {
 
     /// A problem document (RFC 9457) of this name, without any secret.
     #[track_caller]
-    pub(crate) fn assert_problem(&self, status: u16, name: &str) {
+    pub fn assert_problem(&self, status: u16, name: &str) {
         assert_eq!(self.status.as_u16(), status, "{self:?}");
         assert_eq!(self.header(CONTENT_TYPE), Some("application/problem+json"));
         assert_eq!(self.header("idempotent-replayed"), None, "{self:?}");
@@ -172,7 +172,7 @@ impl Answered {
 
 /// Neither the secret nor a digest, nor what a handler said.
 #[track_caller]
-pub(crate) fn assert_tells_no_secret(text: &str) {
+pub fn assert_tells_no_secret(text: &str) {
     assert!(!text.contains(SECRET), "{text}");
     assert!(!text.contains(&hex::encode(SECRET)), "{text}");
     assert!(!text.contains(HANDLER_ERROR), "{text}");
@@ -185,7 +185,7 @@ pub(crate) fn assert_tells_no_secret(text: &str) {
 
 /// What a run of [`Crm`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Step {
+pub enum Step {
     Succeed,
     SucceedAfter(Duration),
     Fail,
@@ -198,7 +198,7 @@ pub(crate) enum Step {
 
 /// A handler whose runs do one step after the other, and then succeed.
 #[derive(Clone, Default)]
-pub(crate) struct Crm {
+pub struct Crm {
     steps: Arc<Mutex<VecDeque<Step>>>,
     attempts: Arc<Mutex<Vec<Option<u32>>>>,
     successes: Arc<AtomicUsize>,
@@ -206,7 +206,7 @@ pub(crate) struct Crm {
 }
 
 impl Crm {
-    pub(crate) fn new(steps: impl IntoIterator<Item = Step>) -> Self {
+    pub fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         Self {
             steps: Arc::new(Mutex::new(steps.into_iter().collect())),
             ..Self::default()
@@ -214,20 +214,20 @@ impl Crm {
     }
 
     /// Yields so often before the end of a step.
-    pub(crate) fn yielding(self, yields: usize) -> Self {
+    pub fn yielding(self, yields: usize) -> Self {
         Self { yields, ..self }
     }
 
-    pub(crate) fn runs(&self) -> usize {
+    pub fn runs(&self) -> usize {
         lock(&self.attempts).len()
     }
 
     /// The number of the attempt of each run.
-    pub(crate) fn attempts(&self) -> Vec<Option<u32>> {
+    pub fn attempts(&self) -> Vec<Option<u32>> {
         lock(&self.attempts).clone()
     }
 
-    pub(crate) fn successes(&self) -> usize {
+    pub fn successes(&self) -> usize {
         self.successes.load(Ordering::SeqCst)
     }
 }

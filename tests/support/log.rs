@@ -15,18 +15,18 @@ use tracing_subscriber::registry::LookupSpan;
 use super::lock;
 
 /// Everything that is logged on the current thread while this lives.
-pub(crate) struct Log {
+pub struct Log {
     records: Records,
     _guard: DefaultGuard,
 }
 
 /// The fields of a span or an event, and its `level`, `name` and `target`; for a span also its `parent`, and for
 /// an event its `span`.
-pub(crate) type Fields = HashMap<&'static str, String>;
+pub type Fields = HashMap<&'static str, String>;
 
 impl Log {
     /// Captures this level and those above.
-    pub(crate) fn capture(level: Level) -> Self {
+    pub fn capture(level: Level) -> Self {
         LazyLock::force(&BYSTANDER);
         let records = Records::default();
         let layer = records.clone().with_filter(LevelFilter::from_level(level));
@@ -37,17 +37,17 @@ impl Log {
         }
     }
 
-    pub(crate) fn spans(&self) -> Vec<Fields> {
+    pub fn spans(&self) -> Vec<Fields> {
         let spans = lock(&self.records.spans);
         spans.iter().map(|(_, span)| span.clone()).collect()
     }
 
-    pub(crate) fn events(&self) -> Vec<Fields> {
+    pub fn events(&self) -> Vec<Fields> {
         lock(&self.records.events).clone()
     }
 
     /// How many events of exactly this level contain a text in their message or another field.
-    pub(crate) fn count(&self, level: Level, text: &str) -> usize {
+    pub fn count(&self, level: Level, text: &str) -> usize {
         let contains = |event: &&Fields| event.values().any(|value| value.contains(text));
         let events = self.events();
         let events = events
@@ -56,13 +56,13 @@ impl Log {
         events.filter(contains).count()
     }
 
-    pub(crate) fn clear(&self) {
+    pub fn clear(&self) {
         lock(&self.records.spans).clear();
         lock(&self.records.events).clear();
     }
 
     /// All spans and events, as text to search.
-    pub(crate) fn text(&self) -> String {
+    pub fn text(&self) -> String {
         format!("{:?}\n{:?}", self.spans(), self.events())
     }
 }

@@ -1,18 +1,24 @@
 //! What all tests share: deliveries and their answers, a handler and a store with faults, the log,
 //! sockets, processes and servers.
 
-#![allow(dead_code)] // Each binary uses a part of it.
+#![allow(missing_docs, missing_debug_implementations)] // Only the tests of this package use it.
+#![allow(
+    clippy::missing_errors_doc,
+    clippy::missing_panics_doc,
+    clippy::new_without_default
+)]
+#![allow(clippy::return_self_not_must_use)]
 
-pub(crate) mod delivery;
-pub(crate) mod log;
-pub(crate) mod net;
-pub(crate) mod observer;
-pub(crate) mod postgres;
-pub(crate) mod program;
-pub(crate) mod queue;
-pub(crate) mod redis;
+pub mod delivery;
+pub mod log;
+pub mod net;
+pub mod observer;
+pub mod postgres;
+pub mod program;
+pub mod queue;
+pub mod redis;
 #[cfg(feature = "moka")]
-pub(crate) mod store;
+pub mod store;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -24,13 +30,13 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::Store;
 use tower_webhook::{IdempotencyLayer, WebhookLayer, Webhooks};
 
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits until a condition holds, and fails after 20 seconds.
 #[track_caller]
-pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) -> impl Future<Output = ()> {
+pub fn eventually(what: &str, holds: impl Fn() -> bool) -> impl Future<Output = ()> {
     let caller = std::panic::Location::caller();
     async move {
         let give_up = Instant::now() + Duration::from_secs(20);
@@ -42,7 +48,7 @@ pub(crate) fn eventually(what: &str, holds: impl Fn() -> bool) -> impl Future<Ou
 }
 
 /// A builder with valid settings is used like the layer that it builds.
-pub(crate) trait Ready {
+pub trait Ready {
     type Store: Store + Clone;
 
     fn ready(&self) -> WebhookLayer<Self::Store>;

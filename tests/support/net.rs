@@ -34,16 +34,16 @@ fn listen() -> TcpListener {
 
 /// What the receiver is mounted on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Server {
+pub enum Server {
     Axum,
     Hyper,
 }
 
-pub(crate) const SERVERS: [Server; 2] = [Server::Axum, Server::Hyper];
+pub const SERVERS: [Server; 2] = [Server::Axum, Server::Hyper];
 
 impl Server {
     /// Serves on a port of its own, until the runtime ends.
-    pub(crate) async fn serve<S, B>(self, service: S) -> SocketAddr
+    pub async fn serve<S, B>(self, service: S) -> SocketAddr
     where
         S: Service<
                 Request<axum::body::Body>,
@@ -80,7 +80,7 @@ impl Server {
 }
 
 /// Lets so many files be open, of which each connection takes two.
-pub(crate) fn allow_files(count: u64) {
+pub fn allow_files(count: u64) {
     let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     if soft < count {
         assert!(
@@ -93,19 +93,19 @@ pub(crate) fn allow_files(count: u64) {
 
 /// Counts the requests that a service is at work on.
 #[derive(Clone)]
-pub(crate) struct Watched<S> {
+pub struct Watched<S> {
     inner: S,
     live: Arc<AtomicUsize>,
 }
 
 impl<S> Watched<S> {
-    pub(crate) fn new(inner: S) -> Self {
+    pub fn new(inner: S) -> Self {
         let live = Arc::default();
         Self { inner, live }
     }
 
     /// The number, whenever it is asked for.
-    pub(crate) fn live(&self) -> impl Fn() -> usize + Clone + use<S> {
+    pub fn live(&self) -> impl Fn() -> usize + Clone + use<S> {
         let live = Arc::clone(&self.live);
         move || live.load(Ordering::SeqCst)
     }
@@ -135,10 +135,10 @@ where
 }
 
 /// Counts as one while it lives.
-pub(crate) struct Counted(Arc<AtomicUsize>);
+pub struct Counted(Arc<AtomicUsize>);
 
 impl Counted {
-    pub(crate) fn new(count: &Arc<AtomicUsize>) -> Self {
+    pub fn new(count: &Arc<AtomicUsize>) -> Self {
         count.fetch_add(1, Ordering::SeqCst);
         Self(Arc::clone(count))
     }
@@ -151,7 +151,7 @@ impl Drop for Counted {
 }
 
 /// The head of a delivery, signed for `body`. `length` is the header that frames it.
-pub(crate) fn head(key: &str, body: &[u8], length: &str) -> String {
+pub fn head(key: &str, body: &[u8], length: &str) -> String {
     head_with(&secret(), key, body, length)
 }
 
@@ -168,31 +168,31 @@ fn head_with(secret: &Secret, key: &str, body: &[u8], length: &str) -> String {
     )
 }
 
-pub(crate) const CHUNKED: &str = "Transfer-Encoding: chunked";
+pub const CHUNKED: &str = "Transfer-Encoding: chunked";
 
-pub(crate) fn content_length(length: impl std::fmt::Display) -> String {
+pub fn content_length(length: impl std::fmt::Display) -> String {
     format!("Content-Length: {length}")
 }
 
 /// A whole delivery.
-pub(crate) fn whole(key: &str, body: &str) -> Vec<u8> {
+pub fn whole(key: &str, body: &str) -> Vec<u8> {
     whole_with(&secret(), key, body)
 }
 
 /// A whole delivery, signed with another secret.
-pub(crate) fn whole_with(secret: &Secret, key: &str, body: &str) -> Vec<u8> {
+pub fn whole_with(secret: &Secret, key: &str, body: &str) -> Vec<u8> {
     let head = head_with(secret, key, body.as_bytes(), &content_length(body.len()));
     (head + body).into_bytes()
 }
 
 /// A connection on which a test decides about every byte.
-pub(crate) struct Client {
+pub struct Client {
     stream: TcpStream,
     read: Vec<u8>,
 }
 
 impl Client {
-    pub(crate) async fn connect(address: SocketAddr) -> Self {
+    pub async fn connect(address: SocketAddr) -> Self {
         let stream = TcpStream::connect(address).await.unwrap();
         stream.set_nodelay(true).unwrap();
         let read = Vec::new();
@@ -200,18 +200,18 @@ impl Client {
     }
 
     /// Sends bytes, in a packet of their own so far as that can be arranged.
-    pub(crate) async fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
+    pub async fn send(&mut self, bytes: impl AsRef<[u8]>) -> io::Result<()> {
         self.stream.write_all(bytes.as_ref()).await
     }
 
     /// Says that nothing more will be sent.
-    pub(crate) async fn finish(&mut self) {
+    pub async fn finish(&mut self) {
         self.stream.shutdown().await.unwrap();
     }
 
     /// The next answer, without the headers that the server adds. An error when the connection ends
     /// before.
-    pub(crate) async fn answer(&mut self) -> io::Result<Answered> {
+    pub async fn answer(&mut self) -> io::Result<Answered> {
         let (mut answered, end) = loop {
             if let Some(end) = self.read.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
                 break (parse(&self.read[..end]), end + 4);
@@ -259,7 +259,7 @@ fn parse(head: &[u8]) -> Answered {
 }
 
 /// Delivers on a connection of its own.
-pub(crate) async fn post(address: SocketAddr, request: impl AsRef<[u8]>) -> io::Result<Answered> {
+pub async fn post(address: SocketAddr, request: impl AsRef<[u8]>) -> io::Result<Answered> {
     let mut client = Client::connect(address).await;
     client.send(request).await?;
     client.answer().await
@@ -267,7 +267,7 @@ pub(crate) async fn post(address: SocketAddr, request: impl AsRef<[u8]>) -> io::
 
 /// Forwards to a port of this machine until the client sends something that contains `word`: then it
 /// closes the connection, before or after that is forwarded.
-pub(crate) async fn cutting_proxy(to: u16, word: &'static [u8], forward: bool) -> u16 {
+pub async fn cutting_proxy(to: u16, word: &'static [u8], forward: bool) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     tokio::spawn(async move {

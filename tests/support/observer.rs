@@ -9,16 +9,16 @@ use super::lock;
 
 /// Notes a line for each observation.
 #[derive(Clone, Default)]
-pub(crate) struct Notes(Arc<Mutex<Vec<String>>>);
+pub struct Notes(Arc<Mutex<Vec<String>>>);
 
 impl Notes {
     /// Returns the lines since the last call.
-    pub(crate) fn take(&self) -> Vec<String> {
+    pub fn take(&self) -> Vec<String> {
         std::mem::take(&mut lock(&self.0))
     }
 
     /// The same, but without calls.
-    pub(crate) fn take_ends(&self) -> Vec<String> {
+    pub fn take_ends(&self) -> Vec<String> {
         let mut lines = self.take();
         lines.retain(|line| !line.starts_with("call"));
         lines

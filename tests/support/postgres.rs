@@ -40,7 +40,7 @@ const UNPRIVILEGED: u32 = 65534;
 
 /// How a server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stop {
+pub enum Stop {
     /// It breaks off what clients do, and shuts down in order.
     Fast,
     /// It crashes: the next start recovers from its log.
@@ -50,7 +50,7 @@ pub(crate) enum Stop {
 /// A PostgreSQL server on a free port of 127.0.0.1. Its superuser is `postgres`, without a password.
 ///
 /// It is ended when this is dropped, or when the process ends in whatever way.
-pub(crate) struct PostgresServer {
+pub struct PostgresServer {
     dir: TempDir,
     programs: PathBuf,
     as_user: Option<u32>,
@@ -61,12 +61,12 @@ pub(crate) struct PostgresServer {
 
 impl PostgresServer {
     /// Starts one with an empty database.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// Starts one with settings such as `fsync=off`.
-    pub(crate) fn start_with(settings: &[&str]) -> Self {
+    pub fn start_with(settings: &[&str]) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("postgres-")
             .tempdir()
@@ -100,29 +100,29 @@ impl PostgresServer {
     }
 
     /// Where it is: its database `postgres`.
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         self.url_of("postgres")
     }
 
     /// Where one of its databases is.
-    pub(crate) fn url_of(&self, database: &str) -> String {
+    pub fn url_of(&self, database: &str) -> String {
         format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
     }
 
     /// The port, which it keeps across restarts.
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
     /// The process id of the server, whose children are the backends.
-    pub(crate) fn pid(&self) -> u32 {
+    pub fn pid(&self) -> u32 {
         let pid = fs::read_to_string(self.dir.path().join("data/postmaster.pid"));
         let pid = pid.expect("the server runs");
         pid.lines().next().unwrap().trim().parse().unwrap()
     }
 
     /// Limits the length of the files that the server writes, such as `0:unlimited`. Returns whether the server runs.
-    pub(crate) fn limit_files(&self, limit: &str) -> bool {
+    pub fn limit_files(&self, limit: &str) -> bool {
         let pid = fs::read_to_string(self.dir.path().join("data/postmaster.pid"));
         let pid = pid.unwrap_or_default();
         let pid = pid.lines().next().unwrap_or_default();
@@ -144,7 +144,7 @@ impl PostgresServer {
     }
 
     /// Ends the server and waits until it has ended. Its data stay.
-    pub(crate) fn stop(&mut self, how: Stop) {
+    pub fn stop(&mut self, how: Stop) {
         let Some(mut guard) = self.guard.take() else {
             return;
         };
@@ -159,7 +159,7 @@ impl PostgresServer {
     }
 
     /// Starts the server again, stopped or not, on its data and its port.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.stop(Stop::Fast);
         if let Err(log) = self.launch() {
             panic!("PostgreSQL does not start again:\n{log}");

@@ -14,16 +14,16 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// How long something that must happen may take, on a busy machine.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An example, which has no settings but those that a test gives it.
-pub(crate) fn example(name: &str) -> Command {
+pub fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let target = test.parent().and_then(Path::parent).unwrap();
     let program = target.join("examples").join(name);
     assert!(
         program.exists(),
-        "the example is not built: `cargo build --examples --all-features`"
+        "the example is not built: `bash tests/run` builds it"
     );
     let mut command = Command::new(program);
     command.stdin(Stdio::null());
@@ -41,7 +41,7 @@ pub(crate) fn example(name: &str) -> Command {
 }
 
 /// The result of starting a program that a Debian package contains.
-pub(crate) fn installed<T>(started: std::io::Result<T>, program: &str, package: &str) -> T {
+pub fn installed<T>(started: std::io::Result<T>, program: &str, package: &str) -> T {
     match started {
         Ok(started) => started,
         Err(error) if error.kind() == ErrorKind::NotFound => {
@@ -52,19 +52,19 @@ pub(crate) fn installed<T>(started: std::io::Result<T>, program: &str, package: 
 }
 
 /// Runs a program of the Debian package of the same name, and returns its output.
-pub(crate) fn tool(name: &str, args: &[&str]) -> String {
+pub fn tool(name: &str, args: &[&str]) -> String {
     let output = installed(Command::new(name).args(args).output(), name, name);
     assert!(output.status.success(), "{name}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
 }
 
 /// Asks until there is an answer, and fails after [`PATIENCE`].
-pub(crate) fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+pub fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     until_every(Duration::from_millis(5), what, ask)
 }
 
 /// The same with another pause between the questions.
-pub(crate) fn until_every<T>(pause: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
+pub fn until_every<T>(pause: Duration, what: &str, mut ask: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(answer) = ask() {
@@ -76,37 +76,37 @@ pub(crate) fn until_every<T>(pause: Duration, what: &str, mut ask: impl FnMut() 
 }
 
 /// A process whose output goes to files. It is killed when this is dropped.
-pub(crate) struct Program {
-    pub(crate) child: Child,
-    pub(crate) dir: TempDir,
+pub struct Program {
+    pub child: Child,
+    pub dir: TempDir,
 }
 
 /// How a process ended.
 #[derive(Debug)]
-pub(crate) struct Ended {
-    pub(crate) code: i32,
-    pub(crate) out: String,
-    pub(crate) err: String,
+pub struct Ended {
+    pub code: i32,
+    pub out: String,
+    pub err: String,
 }
 
 impl Program {
-    pub(crate) fn start(command: &mut Command) -> Self {
+    pub fn start(command: &mut Command) -> Self {
         let dir = TempDir::new().unwrap();
         Self::spawn(command.stdout(append(&dir.path().join("out"))), dir)
     }
 
     /// Leaves standard output as the command has it.
-    pub(crate) fn spawn(command: &mut Command, dir: TempDir) -> Self {
+    pub fn spawn(command: &mut Command, dir: TempDir) -> Self {
         let child = command.stderr(append(&dir.path().join("err"))).spawn();
         let child = child.unwrap_or_else(|error| panic!("{command:?}: {error}"));
         Self { child, dir }
     }
 
-    pub(crate) fn out(&self) -> String {
+    pub fn out(&self) -> String {
         self.read("out")
     }
 
-    pub(crate) fn err(&self) -> String {
+    pub fn err(&self) -> String {
         self.read("err")
     }
 
@@ -117,7 +117,7 @@ impl Program {
     }
 
     /// Waits for the URL that an example logs when it listens.
-    pub(crate) fn url(&mut self) -> String {
+    pub fn url(&mut self) -> String {
         until("the address", || {
             let err = self.err();
             let ended = self.child.try_wait().unwrap();
@@ -129,7 +129,7 @@ impl Program {
     }
 
     /// Waits until it ends.
-    pub(crate) fn finish(mut self) -> Ended {
+    pub fn finish(mut self) -> Ended {
         let status = until("the end of a program", || self.child.try_wait().unwrap());
         Ended {
             code: status.code().unwrap_or(-1),
@@ -147,34 +147,34 @@ impl Drop for Program {
 }
 
 /// An example that listens on a port of its own.
-pub(crate) struct Server {
-    pub(crate) program: Program,
-    pub(crate) url: String,
+pub struct Server {
+    pub program: Program,
+    pub url: String,
 }
 
 impl Server {
-    pub(crate) fn start(name: &str, args: &[&str]) -> Self {
+    pub fn start(name: &str, args: &[&str]) -> Self {
         Self::start_as(example(name), args)
     }
 
-    pub(crate) fn start_as(mut command: Command, args: &[&str]) -> Self {
+    pub fn start_as(mut command: Command, args: &[&str]) -> Self {
         let mut program = Program::start(command.args(["--listen", "127.0.0.1:0"]).args(args));
         let url = program.url();
         Self { program, url }
     }
 
-    pub(crate) fn out(&self) -> String {
+    pub fn out(&self) -> String {
         self.program.out()
     }
 
-    pub(crate) fn stop(self) -> i32 {
+    pub fn stop(self) -> i32 {
         let pid = Pid::from_raw(self.program.child.id().cast_signed());
         kill(pid, Signal::SIGTERM).unwrap();
         self.program.finish().code
     }
 }
 
-pub(crate) fn curl(args: &[&str]) -> String {
+pub fn curl(args: &[&str]) -> String {
     tool("curl", &[&["-sS"], args].concat())
 }
 
@@ -184,7 +184,7 @@ fn append(path: &Path) -> File {
 }
 
 /// Another process that runs the same test, as a part of it. It is killed when this is dropped.
-pub(crate) struct Peer {
+pub struct Peer {
     child: Child,
     input: Option<ChildStdin>,
     said: mpsc::Receiver<String>,
@@ -198,12 +198,12 @@ const SAYS: &str = "peer says: ";
 
 impl Peer {
     /// The argument, if this process is a peer.
-    pub(crate) fn argument() -> Option<String> {
+    pub fn argument() -> Option<String> {
         std::env::var(ARGUMENT).ok()
     }
 
     /// The command for a peer of a test in a module, which is `module_path!()`.
-    pub(crate) fn command(module: &str, test: &str, argument: impl AsRef<OsStr>) -> Command {
+    pub fn command(module: &str, test: &str, argument: impl AsRef<OsStr>) -> Command {
         let module = module.split_once("::").map(|(_, module)| module);
         let test = module.map_or(test.to_owned(), |module| format!("{module}::{test}"));
         let mut command = match cfg!(target_os = "linux") {
@@ -219,7 +219,7 @@ impl Peer {
         command
     }
 
-    pub(crate) fn start(mut command: Command) -> Self {
+    pub fn start(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let mut output = BufReader::new(child.stdout.take().unwrap());
         let (sender, said) = mpsc::channel();
@@ -244,7 +244,7 @@ impl Peer {
 
     /// The next line that it says, or `None` when it has ended.
     #[track_caller]
-    pub(crate) fn line(&mut self) -> Option<String> {
+    pub fn line(&mut self) -> Option<String> {
         match self.said.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
@@ -254,28 +254,28 @@ impl Peer {
 
     /// The next line that it says.
     #[track_caller]
-    pub(crate) fn hear(&mut self) -> String {
+    pub fn hear(&mut self) -> String {
         self.line().expect("the other process has failed")
     }
 
     /// Writes a line to its standard input.
-    pub(crate) fn tell(&mut self, what: impl ToString) {
+    pub fn tell(&mut self, what: impl ToString) {
         let input = self.input.as_mut().unwrap();
         writeln!(input, "{}", what.to_string()).unwrap();
     }
 
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().unwrap();
     }
 
     /// Sends it a signal, such as `SIGSTOP`.
-    pub(crate) fn signal(&self, signal: Signal) {
+    pub fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
     }
 
     /// Closes its standard input, waits until it succeeds, and returns the rest of what it said.
     #[track_caller]
-    pub(crate) fn end(mut self) -> Vec<String> {
+    pub fn end(mut self) -> Vec<String> {
         drop(self.input.take());
         let said = std::iter::from_fn(|| self.line()).collect();
         assert!(self.child.wait().unwrap().success(), "the process failed");
@@ -291,6 +291,6 @@ impl Drop for Peer {
 }
 
 /// Says a line to the process that started this one.
-pub(crate) fn say(what: impl ToString) {
+pub fn say(what: impl ToString) {
     println!("{SAYS}{}", what.to_string());
 }

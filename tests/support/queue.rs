@@ -11,9 +11,10 @@ use tower_webhook::inbox::{Queue, Records};
 use tower_webhook::store::{StoreError, StoreErrorKind};
 
 /// Writes the methods of a queue that only pass a call on to the queue that `inner` returns.
+#[macro_export]
 macro_rules! forward {
     ($($method:ident)*) => {
-        $($crate::support::queue::forward!(@$method);)*
+        $($crate::forward!(@$method);)*
     };
     (@accept) => {
         async fn accept(&self, event: ::tower_webhook::inbox::internal::NewEvent, take: Option<&::tower_webhook::inbox::internal::Take>) -> Result<::tower_webhook::inbox::internal::Accepted, ::tower_webhook::store::StoreError> {
@@ -91,27 +92,26 @@ macro_rules! forward {
         }
     };
 }
-pub(crate) use forward;
 
 /// A queue whose calls fail on request.
 #[derive(Clone)]
-pub(crate) struct FaultyQueue<Q> {
+pub struct FaultyQueue<Q> {
     queue: Q,
-    pub(crate) faults: Arc<Faults>,
+    pub faults: Arc<Faults>,
 }
 
 #[derive(Default)]
-pub(crate) struct Faults {
+pub struct Faults {
     /// Every call fails, and has no effect.
-    pub(crate) is_down: AtomicBool,
+    pub is_down: AtomicBool,
     /// Leases cannot be extended.
-    pub(crate) keeps_no_lease: AtomicBool,
+    pub keeps_no_lease: AtomicBool,
     /// Acceptances and settlements take effect, and their callers get an error.
-    pub(crate) loses_answers: AtomicBool,
+    pub loses_answers: AtomicBool,
 }
 
 impl<Q> FaultyQueue<Q> {
-    pub(crate) fn new(queue: Q) -> Self {
+    pub fn new(queue: Q) -> Self {
         Self {
             queue,
             faults: Arc::default(),

@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 /// A `redis-server` on a free port, with its data in a temporary directory. Both end when it is
 /// dropped, also in a panic.
-pub(crate) struct RedisServer {
+pub struct RedisServer {
     args: Vec<String>,
     dir: TempDir,
     port: u16,
@@ -27,17 +27,17 @@ pub(crate) struct RedisServer {
 impl RedisServer {
     /// A server as it is without a configuration: it saves its data when it is stopped, and loses
     /// what is new when it is killed.
-    pub(crate) fn start() -> Self {
+    pub fn start() -> Self {
         Self::start_with(&[])
     }
 
     /// One whose every answer is on disk.
-    pub(crate) fn durable() -> Self {
+    pub fn durable() -> Self {
         Self::start_with(&["--appendonly", "yes", "--appendfsync", "always"])
     }
 
     /// A server with more settings, such as `--requirepass` and a password.
-    pub(crate) fn start_with(args: &[&str]) -> Self {
+    pub fn start_with(args: &[&str]) -> Self {
         let mut server = Self {
             args: args.iter().map(|&arg| arg.to_owned()).collect(),
             dir: tempfile::tempdir().unwrap(),
@@ -53,57 +53,57 @@ impl RedisServer {
         panic!("the server does not start: {}", server.log());
     }
 
-    pub(crate) fn port(&self) -> u16 {
+    pub fn port(&self) -> u16 {
         self.port
     }
 
-    pub(crate) fn address(&self) -> String {
+    pub fn address(&self) -> String {
         format!("127.0.0.1:{}", self.port)
     }
 
-    pub(crate) fn url(&self) -> String {
+    pub fn url(&self) -> String {
         format!("redis://{}/", self.address())
     }
 
     /// Where its data is.
-    pub(crate) fn directory(&self) -> &Path {
+    pub fn directory(&self) -> &Path {
         self.dir.path()
     }
 
     /// Ends it as an operator does (SIGTERM).
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.end(Signal::SIGTERM);
     }
 
     /// Ends it as a crash does (SIGKILL).
-    pub(crate) fn kill(&mut self) {
+    pub fn kill(&mut self) {
         self.end(Signal::SIGKILL);
     }
 
     /// Starts it again, on the same port and with the data that it has on disk.
-    pub(crate) fn restart(&mut self) {
+    pub fn restart(&mut self) {
         self.stop();
         assert!(self.launch(), "it does not start again: {}", self.log());
     }
 
     /// The same, with more settings from then on.
-    pub(crate) fn restart_with(&mut self, args: &[&str]) {
+    pub fn restart_with(&mut self, args: &[&str]) {
         self.args.extend(args.iter().map(|&arg| arg.to_owned()));
         self.restart();
     }
 
     /// Suspends it (SIGSTOP): connections stay open without responses.
-    pub(crate) fn freeze(&self) {
+    pub fn freeze(&self) {
         self.signal(Signal::SIGSTOP);
     }
 
     /// Resumes it (SIGCONT).
-    pub(crate) fn thaw(&self) {
+    pub fn thaw(&self) {
         self.signal(Signal::SIGCONT);
     }
 
     /// Sends one command and returns the answer as it comes over the wire.
-    pub(crate) fn command(&self, words: &[&str]) -> String {
+    pub fn command(&self, words: &[&str]) -> String {
         let answer = ask(self.port, words);
         answer.unwrap_or_else(|error| panic!("no answer to {words:?}: {error}"))
     }

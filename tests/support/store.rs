@@ -15,7 +15,7 @@ use tower_webhook::store::{
 use super::lock;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub enum Operation {
     Claim,
     Peek,
     Renew,
@@ -25,18 +25,18 @@ pub(crate) enum Operation {
 
 /// An operation that a [`TestStore`] was called for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
-    pub(crate) op: Operation,
+pub struct Call {
+    pub op: Operation,
     /// Counted from 1, among those of the same kind.
-    pub(crate) nth: usize,
-    pub(crate) at: Instant,
+    pub nth: usize,
+    pub at: Instant,
     /// The key's digest.
-    pub(crate) key: u128,
+    pub key: u128,
 }
 
 /// What happens to an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     None,
     /// It has no effect and fails.
     Error,
@@ -50,7 +50,7 @@ pub(crate) enum Fault {
 
 /// A store with faults over a [`MokaStore`]. With `DURABLE`, its leases outlive the process, as those
 /// of a server do.
-pub(crate) struct TestStore<const DURABLE: bool = true> {
+pub struct TestStore<const DURABLE: bool = true> {
     truth: MokaStore,
     shared: Arc<Shared>,
     yields_before: usize,
@@ -69,18 +69,18 @@ struct Shared {
 }
 
 impl TestStore<true> {
-    pub(crate) fn new(script: impl Fn(Call) -> Fault + Send + Sync + 'static) -> Self {
+    pub fn new(script: impl Fn(Call) -> Fault + Send + Sync + 'static) -> Self {
         Self::scripted(script, None)
     }
 
-    pub(crate) fn with_real_lease(lease: Duration) -> Self {
+    pub fn with_real_lease(lease: Duration) -> Self {
         Self::scripted(|_| Fault::None, Some(lease))
     }
 }
 
 impl TestStore<false> {
     /// One whose leases end with the process.
-    pub(crate) fn volatile(script: impl Fn(Call) -> Fault + Send + Sync + 'static) -> Self {
+    pub fn volatile(script: impl Fn(Call) -> Fault + Send + Sync + 'static) -> Self {
         Self::scripted(script, None)
     }
 }
@@ -107,7 +107,7 @@ impl<const DURABLE: bool> TestStore<DURABLE> {
     }
 
     /// Yields this often before each change takes effect, and after it.
-    pub(crate) fn yielding(before: usize, after: usize) -> Self {
+    pub fn yielding(before: usize, after: usize) -> Self {
         Self {
             yields_before: before,
             yields_after: after,
@@ -116,36 +116,36 @@ impl<const DURABLE: bool> TestStore<DURABLE> {
     }
 
     /// From now on these operations fail, and no others.
-    pub(crate) fn fail(&self, operations: impl Into<Vec<Operation>>) {
+    pub fn fail(&self, operations: impl Into<Vec<Operation>>) {
         *lock(&self.shared.failing) = operations.into();
     }
 
     /// The calls of one operation so far.
-    pub(crate) fn calls(&self, op: Operation) -> Vec<Call> {
+    pub fn calls(&self, op: Operation) -> Vec<Call> {
         let calls = lock(&self.shared.calls);
         calls.iter().filter(|call| call.op == op).copied().collect()
     }
 
     /// How many calls were for the digests of secrets, which have no faults and are not among the others.
-    pub(crate) fn marker_calls(&self) -> usize {
+    pub fn marker_calls(&self) -> usize {
         self.shared.marker_calls.load(Ordering::Relaxed)
     }
 
     /// The calls so far that were to change something, each with its key's digest.
-    pub(crate) fn changes(&self) -> Vec<(Operation, u128)> {
+    pub fn changes(&self) -> Vec<(Operation, u128)> {
         let calls = lock(&self.shared.calls);
         let changes = calls.iter().filter(|call| call.op != Operation::Peek);
         changes.map(|call| (call.op, call.key)).collect()
     }
 
     /// Ends a lease, counted from 0, without the knowledge of its run.
-    pub(crate) async fn end_lease(&self, nth: usize) {
+    pub async fn end_lease(&self, nth: usize) {
         let lease = lock(&self.shared.leases)[nth].clone();
         self.truth.release(&lease).await.unwrap();
     }
 
     /// The true state of a key, whatever the faults.
-    pub(crate) async fn state(&self, key: &str) -> KeyState {
+    pub async fn state(&self, key: &str) -> KeyState {
         self.truth.state(key).await
     }
 
@@ -280,7 +280,7 @@ fn unavailable() -> StoreError {
     StoreError::new(StoreErrorKind::Unavailable, "disk full")
 }
 
-pub(crate) trait StoreExt {
+pub trait StoreExt {
     /// What is known of a key in the empty namespace.
     fn state(&self, key: &str) -> impl Future<Output = KeyState>;
 }

@@ -50,7 +50,7 @@ impl List {
 }
 
 fn form_urlencoded(text: &str) -> String {
-    url::form_urlencoded::byte_serialize(text.as_bytes()).collect()
+    form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 
 pub(crate) fn events(desk: &Desk, notice: Option<&Notice>, list: &List) -> Markup {
