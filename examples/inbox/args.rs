@@ -1,6 +1,7 @@
 //! The options.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::error::ErrorKind;
@@ -107,6 +108,19 @@ pub(crate) enum Command {
     Export {
         #[command(flatten)]
         matching: Matching,
+    },
+    /// Copy the inbox to a new file, whether or not receivers are running
+    Backup {
+        /// The new file, which only its owner may read
+        file: PathBuf,
+    },
+    /// Create the inbox from a copy, while no receiver is running
+    Restore {
+        /// The file that `backup` has made
+        file: PathBuf,
+        /// Do not ask before
+        #[arg(long)]
+        yes: bool,
     },
 }
 

@@ -36,7 +36,9 @@ pub(crate) async fn change<Q: Queue>(
         eprintln!("no event matches");
         return Ok(ExitCode::SUCCESS);
     }
-    if !chosen.yes && !is_confirmed(action, ids.len())? {
+    let events = if ids.len() == 1 { "event" } else { "events" };
+    let question = format!("{} {} {events}?", action.name(), ids.len());
+    if !chosen.yes && !is_confirmed(&question)? {
         eprintln!("nothing was changed");
         return Ok(ExitCode::FAILURE);
     }
@@ -90,12 +92,16 @@ async fn matching<Q: Queue>(
     Ok(ids)
 }
 
-fn is_confirmed(action: Action, count: usize) -> anyhow::Result<bool> {
+/// Exits if nobody could be asked.
+pub(crate) fn must_be_terminal() {
     if !io::stdin().is_terminal() {
         misused("standard input is no terminal to ask at: pass `--yes`");
     }
-    let events = if count == 1 { "event" } else { "events" };
-    eprint!("{} {count} {events}? [y/N] ", action.name());
+}
+
+pub(crate) fn is_confirmed(question: &str) -> anyhow::Result<bool> {
+    must_be_terminal();
+    eprint!("{question} [y/N] ");
     io::stderr().flush()?;
     let mut answer = String::new();
     io::stdin().lock().read_line(&mut answer)?;

@@ -1,9 +1,11 @@
 //! Run with: cargo run --features sqlite --example inbox -- --inbox sqlite:webhooks.db list
 //!
 //! Shows and changes the inbox of the example `receiver`: lists events, shows why they failed, redrives or discards
-//! them.
+//! them. Copies the inbox, too.
 
 mod args;
+#[cfg(feature = "sqlite")]
+mod backup;
 mod change;
 #[path = "../shared/json.rs"]
 mod json;
@@ -61,21 +63,30 @@ async fn run(options: Options) -> anyhow::Result<ExitCode> {
         command,
     } = options;
     let place = Place::parse_inbox(&inbox).unwrap_or_else(|error| misused(error));
-    match place {
+    match (place, command) {
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => {
+        (Place::Sqlite(path), Command::Backup { file }) => backup::backup(path, &file),
+        #[cfg(feature = "sqlite")]
+        (Place::Sqlite(path), Command::Restore { file, yes }) => {
+            backup::restore(&file, path, yes).await
+        }
+        (_, Command::Backup { .. } | Command::Restore { .. }) => anyhow::bail!(
+            "an inbox in PostgreSQL is copied with its database, by `pg_dump`, and restored by `pg_restore`"
+        ),
+        #[cfg(feature = "sqlite")]
+        (Place::Sqlite(path), command) => {
             // It would be created, and look like an empty inbox.
             anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
             let inbox = Inbox::new(store::sqlite_queue(path)?).namespace(namespace);
             execute(&inbox, command).await
         }
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => {
+        (Place::Postgres(server), command) => {
             let queue = store::postgres_queue(server).await?;
             execute(&Inbox::new(queue).namespace(namespace), command).await
         }
         // `Place::parse_inbox` makes no others.
-        other => anyhow::bail!("{other} cannot be an inbox"),
+        (other, _) => anyhow::bail!("{other} cannot be an inbox"),
     }
 }
 
@@ -140,6 +151,8 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
                 }
             }
         }
+        // They open no inbox.
+        Command::Backup { .. } | Command::Restore { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -134,7 +134,7 @@ fn short(text: &str) -> String {
     format!("{start}…")
 }
 
-fn ago(time: SystemTime) -> String {
+pub(crate) fn ago(time: SystemTime) -> String {
     let Ok(age) = time.elapsed() else {
         return "now".to_owned();
     };

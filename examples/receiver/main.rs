@@ -44,15 +44,20 @@ use axum::http::HeaderName;
 use axum::routing::get;
 use clap::Parser;
 use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::Signal as OsSignal;
 use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 #[cfg(feature = "console")]
 use tower_webhook::console::Console;
+#[cfg(feature = "sqlite")]
+use tower_webhook::inbox::Records;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::memory::MokaStore;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
 use tower_webhook::{ConfigError, EventRouter, HeaderNames, Running, Secret, Secrets, Webhooks};
 
@@ -91,6 +96,9 @@ fn main() -> ExitCode {
 }
 
 async fn run(args: Args) -> anyhow::Result<()> {
+    // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
+    // the process.
+    drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
     let (secrets, random) = secrets(&args)?;
     let events = Arc::new(events(&args)?);
     let (place, is_inbox) = place(&args);
@@ -265,12 +273,30 @@ async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
             with_store(setup, store)
         }
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => with_store(setup, store::sqlite(path)?),
+        Place::Sqlite(path) => {
+            let store = store::sqlite(path)?;
+            warn_of_inbox(&SqliteQueue::with_store(&store)).await?;
+            with_store(setup, store)
+        }
         #[cfg(feature = "redis")]
         Place::Redis(server) => with_store(setup, store::redis(server).await?),
         #[cfg(feature = "postgres")]
         Place::Postgres(server) => with_store(setup, store::postgres(server).await?),
     }
+}
+
+/// Nobody else would notice events that an inbox in the same file has accepted.
+#[cfg(feature = "sqlite")]
+async fn warn_of_inbox(queue: &SqliteQueue) -> anyhow::Result<()> {
+    let unsettled = queue.stats().await?.unsettled();
+    if unsettled > 0 {
+        tracing::warn!(
+            unsettled,
+            "this file is also an inbox, whose accepted events are not handled by a receiver with `--store`: start one \
+             with `--inbox` and this file"
+        );
+    }
+    Ok(())
 }
 
 fn with_store<St>(setup: &Setup<'_>, store: St) -> anyhow::Result<Built>

@@ -1,7 +1,9 @@
 //! A receiver with an inbox, and the example `inbox`, as an operator sees them.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{Seek, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -165,11 +167,15 @@ fn keys_are_known_with_and_without_an_inbox() {
     let url = url(&dir);
     let answers = |place: &str, keys: [&str; 3]| {
         let receiver = Receiver::start(&["--secret", "s", place, &url, "--exec", "true"]);
-        keys.map(|key| {
+        let answers = keys.map(|key| {
             let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
             assert_eq!(sent.code, 0, "{sent:?}");
             sent.out.contains("it had been handled before")
-        })
+        });
+        // Either knows the bodies of the other's keys.
+        let log = receiver.err();
+        assert!(!log.contains("another body"), "{log}");
+        answers
     };
     assert_eq!(answers("--store", ["a", "b", "a"]), [false, false, true]);
     assert_eq!(answers("--inbox", ["b", "c", "c"]), [true, false, true]);
@@ -407,6 +413,114 @@ fn a_person_pauses_discards_and_redrives() {
 }
 
 #[test]
+fn a_copy_is_made_beside_a_receiver_and_restored() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let copy = dir.path().join("copy.db");
+    let copy = copy.to_str().unwrap();
+    let receiver = start(&url, "cat >/dev/null", &[]);
+    send(&receiver, "chat-rated", "a");
+    until("the first event", || {
+        (states(&url) == ["handled"]).then_some(())
+    });
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    for key in ["b", "c"] {
+        send(&receiver, "chat-rated", key);
+    }
+    let made = inbox(&url, &["backup", copy]);
+    assert_eq!(made.code, 0, "{made:?}");
+    let mode = fs::metadata(copy).unwrap().mode() & 0o777;
+    assert_eq!(mode, 0o600, "{mode:o}");
+    let again = inbox(&url, &["backup", copy]);
+    assert_eq!(again.code, 1, "{again:?}");
+    assert!(again.err.contains("exists already"), "{again:?}");
+    send(&receiver, "chat-rated", "d");
+    assert_eq!(inbox(&url, &["resume"]).code, 0);
+    until("the other events", || {
+        (states(&url) == ["handled"; 4]).then_some(())
+    });
+    let refused = inbox(&url, &["restore", copy, "--yes"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.err.contains("stop all receivers"), "{refused:?}");
+    drop(receiver);
+
+    for end in ["", "-wal", "-shm"] {
+        let _ = fs::remove_file(dir.path().join(format!("webhooks.db{end}")));
+    }
+    let unasked = inbox(&url, &["restore", copy]);
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    let declined = at_terminal(&url, &format!("restore {copy}"), "n\n");
+    assert_eq!(declined.code, 1, "{declined:?}");
+    let left: Vec<_> = fs::read_dir(dir.path()).unwrap().collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    let restored = at_terminal(&url, &format!("restore {copy}"), "y\n");
+    assert_eq!(restored.code, 0, "{restored:?}");
+    let (said, _) = restored.out.split_once("[y/N]").unwrap();
+    assert!(said.contains("2 unsettled events"), "{restored:?}");
+    assert!(said.contains("handled after the copy"), "{restored:?}");
+    assert_eq!(states(&url), ["handled", "waiting", "waiting"]);
+    let mode = fs::metadata(dir.path().join("webhooks.db")).unwrap().mode() & 0o777;
+    assert_eq!(mode, 0o600, "{mode:o}");
+
+    let receiver = start(&url, "cat >/dev/null", &[]);
+    assert_eq!(inbox(&url, &["resume"]).code, 0);
+    until("the events that the copy has", || {
+        (states(&url) == ["handled"; 3]).then_some(())
+    });
+    // Keys are in the copy, too.
+    for key in ["a", "b", "c", "d"] {
+        send(&receiver, "chat-rated", key);
+    }
+    until("the event that the copy lacks", || {
+        (states(&url) == ["handled"; 4]).then_some(())
+    });
+}
+
+#[test]
+fn accepted_events_are_warned_of_by_a_receiver_that_does_not_handle_them() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "true", &[]);
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    for key in ["a", "b"] {
+        send(&receiver, "chat-rated", key);
+    }
+    drop(receiver);
+    let with_store = || Receiver::start(&["--secret", "s", "--store", &url]).err();
+    let warned = with_store();
+    assert!(warned.contains("WARN"), "{warned}");
+    assert!(warned.contains("unsettled=2"), "{warned}");
+    assert!(warned.contains("`--inbox`"), "{warned}");
+    let discarded = inbox(&url, &["discard", "1", "2", "--yes"]);
+    assert_eq!(discarded.code, 0, "{discarded:?}");
+    let silent = with_store();
+    assert!(!silent.contains("unsettled"), "{silent}");
+}
+
+/// As with `LimitFSIZE` of systemd.
+#[test]
+fn a_limit_on_the_size_of_files_is_like_a_full_disk() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = example("receiver");
+    let mut command = Command::new("sh");
+    // In blocks of 512 bytes.
+    command
+        .args(["-c", r#"ulimit -f 1024 && exec "$0" "$@""#])
+        .arg(receiver.get_program())
+        .args(["--secret", "s", "--inbox", &url, "--exec", "true"]);
+    let receiver = Receiver::start_by(&mut command);
+    let body = receiver.file("body", &format!(r#"{{"id":"{}"}}"#, "1".repeat(100_000)));
+    let sent = receiver.send("s", &["--body", &body, "--count", "20"]);
+    assert!(sent.out.contains(" 200 OK"), "{sent:?}");
+    assert!(sent.out.contains("503 Service Unavailable"), "{sent:?}");
+    let health = format!("http://{}/healthz", receiver.address());
+    assert_eq!(curl(&["-w", "%{http_code}", &health]), "200");
+    let log = receiver.err();
+    assert!(log.contains("cannot be read or written"), "{log}");
+}
+
+#[test]
 fn nothing_is_damaged_by_a_wrong_call() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
@@ -443,6 +557,11 @@ fn nothing_is_damaged_by_a_wrong_call() {
         let ended = inbox(inbox_url, &["list"]);
         assert_eq!(ended.code, code, "{inbox_url}: {ended:?}");
         assert!(ended.err.contains(text), "{inbox_url}: {ended:?}");
+    }
+    for command in ["backup", "restore"] {
+        let ended = inbox("postgres://127.0.0.1:1/none", &[command, "copy"]);
+        assert_eq!(ended.code, 1, "{command}: {ended:?}");
+        assert!(ended.err.contains("pg_dump"), "{command}: {ended:?}");
     }
     let both = run("receiver", &["--inbox", &url, "--store", "memory"]);
     assert_eq!(both.code, 2, "{both:?}");

@@ -324,6 +324,72 @@ async fn killed_process_loses_no_event_and_no_event_ends_twice() {
     assert_eq!(sound, "ok");
 }
 
+/// A process that reads for long keeps pages of the log out of the file.
+#[tokio::test]
+async fn a_log_that_a_reader_holds_back_counts_and_is_warned_of() {
+    const TEST: &str = "a_log_that_a_reader_holds_back_counts_and_is_warned_of";
+    const MIB: u64 = 1 << 20;
+    const EVENTS: i64 = 200;
+    if let Some(directory) = directory() {
+        let log = fs::File::create(directory.join("log")).unwrap();
+        tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(std::sync::Mutex::new(log))
+            .init();
+        let queue = SqliteQueue::open(directory.join("webhooks.db")).unwrap();
+        say("ready");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        for n in 0..EVENTS {
+            let event = NewEvent {
+                delivery: RawDelivery::new(EventKind::CHAT_RATED, vec![b'1'; MIB as usize]),
+                ..event(&n.to_string(), n)
+            };
+            queue.accept(event, None).await.unwrap();
+        }
+        // The log is measured after some calls.
+        for _ in 0..64 {
+            queue.purge(RETENTION).await.unwrap();
+        }
+        say(queue.size().await.unwrap());
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        while queue.size().await.unwrap() > (EVENTS as u64 + 5) * MIB {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+        say("small again");
+        return;
+    }
+
+    let scratch = Scratch::new();
+    let mut peer = Peer::start(Peer::command(
+        module_path!(),
+        TEST,
+        scratch.directory.path(),
+    ));
+    assert_eq!(peer.hear(), "ready");
+    let reader = Connection::open(scratch.path()).unwrap();
+    reader
+        .execute_batch("BEGIN; SELECT * FROM sqlite_schema")
+        .unwrap();
+    peer.tell("go on");
+    let size: u64 = peer.hear().parse().unwrap();
+    let log = scratch.directory.path().join("webhooks.db-wal");
+    let log = fs::metadata(log).unwrap().len();
+    let beyond = log - 128 * MIB;
+    assert!(beyond > 50 * MIB, "{log}");
+    assert!(size > EVENTS as u64 * MIB + beyond - 5 * MIB, "{size}");
+    let logged = fs::read_to_string(scratch.directory.path().join("log")).unwrap();
+    let warned = logged.lines().filter(|line| line.contains("WARN"));
+    let warned: Vec<_> = warned.collect();
+    assert_eq!(warned.len(), 1, "{logged}");
+    assert!(warned[0].contains("reads the file"), "{logged}");
+
+    // Although nothing is written any more.
+    reader.execute_batch("COMMIT").unwrap();
+    peer.tell("go on");
+    assert_eq!(peer.hear(), "small again");
+    peer.end();
+}
+
 #[tokio::test]
 async fn files_that_cannot_be_used_are_refused_and_stay_as_they_are() {
     let refusal = |scratch: &Scratch| {

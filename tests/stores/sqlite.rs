@@ -22,7 +22,9 @@ use tower_webhook::store::conformance::{self, Harness};
 use tower_webhook::store::{
     Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, Store, StoreError, StoreErrorKind,
 };
+use tracing::Level;
 
+use support::log::Log;
 use support::program::{Peer, say};
 
 const LEASE: Duration = Duration::from_secs(60);
@@ -42,6 +44,16 @@ impl Scratch {
 
     fn path(&self) -> PathBuf {
         self.directory.path().join("webhooks.db")
+    }
+
+    /// The file, or one beside it.
+    fn beside(&self, end: &str) -> PathBuf {
+        self.directory.path().join(format!("webhooks.db{end}"))
+    }
+
+    fn truncate(&self, end: &str, size: u64) {
+        let file = fs::File::options().write(true).open(self.beside(end));
+        file.unwrap().set_len(size).unwrap();
     }
 
     fn store(&self) -> SqliteStore {
@@ -280,6 +292,141 @@ async fn file_that_was_deleted_or_replaced_is_unavailable_until_it_is_back() {
     handle(&store, 2).await.unwrap();
 }
 
+/// What a person does to the files of a running process, what that process says, and whether a restart after `kill -9` finds
+/// everything.
+type Accident = (fn(&Scratch), &'static str, bool);
+
+const ACCIDENTS: [Accident; 6] = [
+    (
+        |of| fs::remove_file(of.beside("-wal")).unwrap(),
+        "nothing is lost",
+        true,
+    ),
+    (
+        |of| fs::remove_file(of.beside("-shm")).unwrap(),
+        "nothing is lost",
+        true,
+    ),
+    (
+        |of| {
+            for end in ["-wal", "-shm"] {
+                fs::remove_file(of.beside(end)).unwrap();
+            }
+        },
+        "nothing is lost",
+        true,
+    ),
+    (
+        |of| {
+            fs::write(of.beside("-new"), "").unwrap();
+            fs::rename(of.beside("-new"), of.beside("-wal")).unwrap();
+        },
+        "put it back if it was moved",
+        false,
+    ),
+    (|of| of.truncate("-wal", 0), "was truncated", false),
+    (|of| of.truncate("", 8192), "was truncated", false),
+];
+
+#[tokio::test]
+async fn nothing_is_acknowledged_once_a_file_was_deleted_or_truncated() {
+    const TEST: &str = "nothing_is_acknowledged_once_a_file_was_deleted_or_truncated";
+    const KEYS: u64 = 100;
+    if let Some(directory) = directory() {
+        let log = fs::File::create(directory.join("log")).unwrap();
+        tracing_subscriber::fmt()
+            .with_ansi(false)
+            .with_writer(std::sync::Mutex::new(log))
+            .init();
+        let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
+        let held = acquire(&store, "held").await.unwrap();
+        for key in 0..KEYS {
+            handle(&store, key).await.unwrap();
+        }
+        say("ready");
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        for _ in 0..3 {
+            match store.complete(&held, RETENTION).await {
+                Ok(()) => say("acknowledged"),
+                Err(SettleError::Store(error)) => say(chain(&error)),
+                Err(error) => panic!("{error}"),
+            }
+        }
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        return;
+    }
+
+    for (at, (accident, told, is_saved)) in ACCIDENTS.into_iter().enumerate() {
+        let scratch = Scratch::new();
+        // The file has more than its first pages, and the log has more.
+        drop(scratch.store());
+        let mut peer = Peer::start(Peer::command(
+            module_path!(),
+            TEST,
+            scratch.directory.path(),
+        ));
+        assert_eq!(peer.hear(), "ready");
+        accident(&scratch);
+        peer.tell("go on");
+        for _ in 0..3 {
+            let error = peer.hear();
+            assert!(error.contains(told), "{at}: {error}");
+        }
+        peer.kill();
+        while peer.line().is_some() {}
+        let log = fs::read_to_string(scratch.directory.path().join("log")).unwrap();
+        let errors: Vec<_> = log.lines().filter(|line| line.contains("ERROR")).collect();
+        assert_eq!(errors.len(), 1, "{at}: {log}");
+        assert!(errors[0].contains(told), "{at}: {log}");
+        assert!(errors[0].contains("webhooks.db"), "{at}: {log}");
+        if is_saved {
+            let store = scratch.store();
+            for key in 0..KEYS {
+                assert_eq!(state(&store, key).await, KeyState::Done, "{at}: {key}");
+            }
+            let held = state(&store, "held").await;
+            assert!(matches!(held, KeyState::InFlight { .. }), "{at}: {held:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn files_that_sqlite_itself_truncates_are_used_on() {
+    const MORE: &str = "
+        WITH RECURSIVE number (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM number WHERE n < 20000)
+        INSERT INTO keys (key, body, attempt, done, lease_until, keep_until)
+        SELECT randomblob(16), randomblob(16), 1, 1, 0, 9000000000000 FROM number";
+    const TRUNCATE: &str = "PRAGMA wal_checkpoint(TRUNCATE)";
+    let scratch = Scratch::new();
+    let store = scratch.store();
+    let size = |end| fs::metadata(scratch.beside(end)).unwrap().len();
+    let other = scratch.sql();
+    other
+        .execute_batch("PRAGMA wal_autocheckpoint = 0")
+        .unwrap();
+    let sql = |sql| other.execute_batch(sql).unwrap();
+    handle(&store, 1).await.unwrap();
+    sql(MORE);
+    handle(&store, 2).await.unwrap();
+    assert!(size("-wal") > 1 << 20);
+    sql(TRUNCATE);
+    assert_eq!(size("-wal"), 0);
+    handle(&store, 3).await.unwrap();
+
+    let large = size("");
+    sql("DELETE FROM keys WHERE keep_until = 9000000000000");
+    handle(&store, 4).await.unwrap();
+    sql("VACUUM");
+    sql(TRUNCATE);
+    assert!(size("") < large / 2);
+    // Its new pages are in the log alone.
+    sql(MORE);
+    handle(&store, 5).await.unwrap();
+    for key in 1..=5 {
+        assert_eq!(state(&store, key).await, KeyState::Done);
+    }
+}
+
 #[test]
 fn new_file_is_private_to_its_user() {
     let scratch = Scratch::new();
@@ -287,6 +434,20 @@ fn new_file_is_private_to_its_user() {
     for name in ["webhooks.db", "webhooks.db-wal", "webhooks.db-shm"] {
         let file = fs::metadata(scratch.directory.path().join(name)).unwrap();
         assert_eq!(file.mode() & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn file_that_others_may_read_is_warned_of() {
+    let scratch = Scratch::new();
+    drop(scratch.store());
+    let log = Log::capture(Level::WARN);
+    for (mode, warnings) in [(0o600, 0), (0o640, 0), (0o644, 1), (0o602, 1)] {
+        fs::set_permissions(scratch.path(), Permissions::from_mode(mode)).unwrap();
+        log.clear();
+        drop(scratch.store());
+        let warned = log.count(Level::WARN, "chmod 600");
+        assert_eq!(warned, warnings, "{mode:o}: {}", log.text());
     }
 }
 
@@ -502,8 +663,10 @@ fn many_processes_create_a_file_at_once() {
 fn read_only_file_is_explained() {
     const TEST: &str = "read_only_file_is_explained";
     if let Some(scratch) = directory() {
-        let store = SqliteStore::open(scratch.join("webhooks.db"));
-        say(chain(&store.unwrap_err()));
+        let open = || SqliteStore::open(scratch.join("webhooks.db"));
+        say(chain(&open().unwrap_err()));
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+        say(open().map_or_else(|error| chain(&error), |_| "open".to_owned()));
         return;
     }
     for (file, directory) in [(0o444, 0o755), (0o644, 0o555)] {
@@ -525,8 +688,14 @@ fn read_only_file_is_explained() {
         let told = peer.hear();
         assert!(told.contains("this user"), "{told}");
         assert!(told.contains("write") || told.contains("create"), "{told}");
-        peer.end();
+        // No file is left beside it that this user could not write either.
+        let names: Vec<_> = fs::read_dir(scratch.directory.path()).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
         mode(scratch.directory.path(), 0o755);
+        mode(&scratch.path(), 0o600);
+        peer.tell("again");
+        assert_eq!(peer.hear(), "open");
+        peer.end();
     }
 }
 

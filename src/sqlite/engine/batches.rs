@@ -86,6 +86,11 @@ impl Batches {
         })
     }
 
+    /// Not in a transaction.
+    pub(super) fn connection(&self) -> &Connection {
+        &self.db
+    }
+
     pub(super) fn commit(
         &mut self,
         path: &Arc<Path>,

@@ -4,7 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::mpsc::{self, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -20,6 +20,9 @@ pub(crate) const EVERY: i32 = 16384;
 /// Finds how many pages the log has, and moves none of them.
 pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";
 
+/// Moves what no reader holds back, and keeps nobody waiting.
+pub(super) const PASSIVE: &str = "PRAGMA wal_checkpoint(PASSIVE)";
+
 /// The log grows while it is moved. Once it has grown by fewer pages than this, they are moved while
 /// nothing can be written, so that the log can start over.
 const REST: i32 = 512;
@@ -34,12 +37,36 @@ const PAUSE: Duration = Duration::from_millis(3);
 const TRIES: usize = 4;
 const TRY_AGAIN: Duration = Duration::from_millis(5);
 
+/// How often a log that a reader holds back is tried again.
+const TRY_HELD_BACK: Duration = Duration::from_secs(1);
+
+/// The log takes up to this many times the pages after which it is moved, under full load. One that takes more is warned
+/// of, and limits the backlog.
+const USUAL: i32 = 2;
+
 /// A thread with a connection of its own, which ends with this.
 pub(super) struct Checkpoints {
     due: Arc<AtomicI32>,
-    size: Arc<AtomicI32>,
+    size: LogSize,
     wake: Option<SyncSender<()>>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// How many pages the log has, as far as this process knows.
+#[derive(Clone)]
+pub(super) struct LogSize {
+    pages: Arc<AtomicI32>,
+    usual: i32,
+}
+
+impl LogSize {
+    /// The bytes beyond those that the log usually takes.
+    pub(super) fn excess(&self) -> u64 {
+        const PAGE: u64 = 4096;
+
+        let excess = self.pages.load(Ordering::Relaxed) - self.usual;
+        u64::try_from(excess).unwrap_or(0) * PAGE
+    }
 }
 
 impl Checkpoints {
@@ -49,41 +76,26 @@ impl Checkpoints {
         every: i32,
         pause: Pause,
     ) -> io::Result<Self> {
-        let path = Arc::clone(path);
         let due = Arc::new(AtomicI32::new(every));
+        let size = LogSize {
+            pages: Arc::default(),
+            usual: every.saturating_mul(USUAL),
+        };
+        let mover = Mover {
+            path: Arc::clone(path),
+            db,
+            pause,
+            every,
+            due: Arc::clone(&due),
+            size: size.clone(),
+            is_held_back: false,
+            has_failed: false,
+            warns_at: size.usual,
+        };
         let (wake, woken) = mpsc::sync_channel(1);
-        let size = Arc::new(AtomicI32::new(0));
-        let (next, last_size) = (Arc::clone(&due), Arc::clone(&size));
         let thread = thread::Builder::new()
             .name("webhook-sqlite-c".to_owned())
-            .spawn(move || {
-                let mut failed = false;
-                while woken.recv().is_ok() {
-                    let result = checkpoint(&db, &pause);
-                    // A log that is still read is left alone until it has grown again, and so is one
-                    // that cannot be moved.
-                    let left = match &result {
-                        Ok(Moved::Done { left }) => *left,
-                        Ok(Moved::ByAnother) | Err(_) => last_size.load(Ordering::Relaxed),
-                    };
-                    // The writer asked again meanwhile.
-                    let _ = woken.try_recv();
-                    next.store(left.saturating_add(every), Ordering::Relaxed);
-                    if matches!(result, Ok(Moved::ByAnother)) {
-                        continue;
-                    }
-                    let fails = result.is_err();
-                    if let Err(error) = result
-                        && !failed
-                    {
-                        tracing::warn!(
-                            reason = %Chain(&FileError::new(&path, error)),
-                            "the write-ahead log grows, because it cannot be moved into the file"
-                        );
-                    }
-                    failed = fails;
-                }
-            })?;
+            .spawn(move || mover.run(&woken))?;
         Ok(Self {
             due,
             size,
@@ -92,9 +104,13 @@ impl Checkpoints {
         })
     }
 
+    pub(super) fn size(&self) -> LogSize {
+        self.size.clone()
+    }
+
     /// Notes how many pages the log has, and starts moving it when that is enough.
     pub(super) fn log_has(&self, pages: i32) {
-        self.size.store(pages, Ordering::Relaxed);
+        self.size.pages.store(pages, Ordering::Relaxed);
         if pages >= self.due.load(Ordering::Relaxed) {
             self.wake();
         }
@@ -117,6 +133,87 @@ impl Drop for Checkpoints {
     }
 }
 
+/// What the thread knows.
+struct Mover {
+    path: Arc<Path>,
+    db: Connection,
+    pause: Pause,
+    every: i32,
+    due: Arc<AtomicI32>,
+    size: LogSize,
+    /// Whether the log was not moved whole the last time.
+    is_held_back: bool,
+    has_failed: bool,
+    /// From how many pages on that are held back a warning is logged.
+    warns_at: i32,
+}
+
+impl Mover {
+    fn run(mut self, woken: &Receiver<()>) {
+        loop {
+            let woke = match self.is_held_back {
+                true => woken.recv_timeout(TRY_HELD_BACK),
+                false => woken.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            match woke {
+                Ok(()) => {}
+                // Its reader has ended, or this is tried again. It keeps nobody waiting.
+                Err(RecvTimeoutError::Timeout) => match pass(&self.db, PASSIVE) {
+                    Ok(Some(log)) if log.is_moved() => {}
+                    _ => continue,
+                },
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+            let result = checkpoint(&self.db, &self.pause);
+            // The writer asked again meanwhile.
+            let _ = woken.try_recv();
+            self.note(result);
+        }
+    }
+
+    fn note(&mut self, result: rusqlite::Result<Moved>) {
+        // A log that is still read is left alone until it has grown again, and so is one that cannot be moved.
+        let left = match &result {
+            Ok(Moved::Done { left }) => *left,
+            Ok(Moved::ByAnother) | Err(_) => self.size.pages.load(Ordering::Relaxed),
+        };
+        self.due
+            .store(left.saturating_add(self.every), Ordering::Relaxed);
+        match result {
+            Ok(Moved::ByAnother) => {}
+            Ok(Moved::Done { .. }) => {
+                self.has_failed = false;
+                self.is_held_back = left > 0;
+                self.warn_of_reader(left);
+            }
+            Err(error) => {
+                if !self.has_failed {
+                    tracing::warn!(
+                        reason = %Chain(&FileError::new(&self.path, error)),
+                        "the write-ahead log grows, because it cannot be moved into the file"
+                    );
+                }
+                self.has_failed = true;
+            }
+        }
+    }
+
+    /// Whenever the log has doubled.
+    fn warn_of_reader(&mut self, left: i32) {
+        if left == 0 {
+            self.size.pages.store(0, Ordering::Relaxed);
+            self.warns_at = self.size.usual;
+        } else if left >= self.warns_at {
+            self.warns_at = left.saturating_mul(2);
+            tracing::warn!(
+                file = %self.path.display(),
+                bytes = i64::from(left) * 4096,
+                "the write-ahead log grows, because a program reads the file in one transaction for long: end it"
+            );
+        }
+    }
+}
+
 /// The result of moving the log.
 enum Moved {
     /// As much as possible was moved into the file. At least this many pages are left; with none, the log starts over.
@@ -128,7 +225,7 @@ enum Moved {
 fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
     let mut pages = 0;
     for _ in 0..PASSES {
-        let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
+        let Some(log) = pass(db, PASSIVE)? else {
             return Ok(Moved::ByAnother);
         };
         let grown = log.pages - pages;
@@ -139,12 +236,12 @@ fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
     }
     for tries in 1..=TRIES {
         let paused = pause.begin(PAUSE);
-        let Some(log) = pass(db, "PRAGMA wal_checkpoint(PASSIVE)")? else {
+        let Some(log) = pass(db, PASSIVE)? else {
             return Ok(Moved::ByAnother);
         };
         drop(paused);
         pages = log.pages;
-        if log.moved == log.pages || tries == TRIES {
+        if log.is_moved() || tries == TRIES {
             break;
         }
         thread::sleep(TRY_AGAIN);
@@ -165,14 +262,20 @@ fn checkpoint(db: &Connection, pause: &Pause) -> rusqlite::Result<Moved> {
 }
 
 /// The log after a pass.
-struct Log {
+pub(super) struct Log {
     pages: i32,
     /// How many of them are in the file now.
     moved: i32,
 }
 
+impl Log {
+    pub(super) fn is_moved(&self) -> bool {
+        self.moved == self.pages
+    }
+}
+
 /// Moves pages, or returns `None` if another connection held a lock.
-fn pass(db: &Connection, sql: &str) -> rusqlite::Result<Option<Log>> {
+pub(super) fn pass(db: &Connection, sql: &str) -> rusqlite::Result<Option<Log>> {
     db.query_row(sql, [], |row| {
         let is_busy: bool = row.get(0)?;
         let (pages, moved) = (row.get(1)?, row.get(2)?);

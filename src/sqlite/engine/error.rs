@@ -40,6 +40,13 @@ pub(super) enum Reason {
     Thread(io::Error),
     /// The path leads to another file by now, or to none.
     Replaced,
+    /// So it is with the log beside it, or the log's index.
+    LogReplaced {
+        /// Whether a restart finds everything that was acknowledged.
+        saved: bool,
+    },
+    /// It is smaller than SQLite has made it, or its log is.
+    Truncated,
     /// The thread that writes has ended.
     Ended,
 }
@@ -50,6 +57,14 @@ impl FileError {
             path: Arc::clone(path),
             reason: Arc::new(reason.into()),
         }
+    }
+
+    /// Whether somebody has deleted, replaced or truncated a file that is open.
+    pub(super) fn is_change(&self) -> bool {
+        matches!(
+            *self.reason,
+            Reason::Replaced | Reason::LogReplaced { .. } | Reason::Truncated
+        )
     }
 
     fn kind(&self) -> ErrorKind {
@@ -66,9 +81,12 @@ impl FileError {
             Reason::Foreign | Reason::Draft => ErrorKind::Foreign,
             Reason::NewerSchema { .. } => ErrorKind::NewerSchema,
             Reason::NoWal { .. } => ErrorKind::Unsuitable,
-            Reason::Create(_) | Reason::Thread(_) | Reason::Replaced | Reason::Ended => {
-                ErrorKind::Unavailable
-            }
+            Reason::Truncated => ErrorKind::Corrupt,
+            Reason::Create(_)
+            | Reason::Thread(_)
+            | Reason::Replaced
+            | Reason::LogReplaced { .. }
+            | Reason::Ended => ErrorKind::Unavailable,
         }
     }
 }
@@ -122,6 +140,20 @@ impl fmt::Display for FileError {
                 "was deleted or replaced while this process had it open, and nothing is written any more: put it \
                  back, or restart this process to use the file that is there now",
             ),
+            Reason::LogReplaced { saved } => write!(
+                f,
+                "has lost its `-wal` or `-shm`, which was deleted or replaced while this process had it open, and \
+                 nothing is written any more: {}stop all processes that use the file, and start them again",
+                match saved {
+                    true => "nothing is lost; ",
+                    false => "what only that log holds is lost when this process ends; put it back if it was moved, or ",
+                }
+            ),
+            Reason::Truncated => f.write_str(
+                "was truncated while this process had it open, or its `-wal` was, and nothing is written any more: \
+                 stop all processes that use it, move the three files away, and restore a copy or start with an empty \
+                 file",
+            ),
             Reason::Ended => f.write_str("is no longer written, because its thread has ended: restart this process"),
         }
     }
@@ -143,7 +175,9 @@ fn explain(error: &rusqlite::Error) -> &'static str {
             "cannot be opened: it must be a file that this user may read and write, in a directory \
              where this user may create files"
         }
-        Some(ErrorCode::SystemIoFailure) => "cannot be read or written: check its disk",
+        Some(ErrorCode::SystemIoFailure) => {
+            "cannot be read or written: check its disk, and whether the size of files is limited"
+        }
         Some(ErrorCode::NotADatabase) => "is not a SQLite database: choose another path",
         Some(ErrorCode::DatabaseCorrupt) => {
             "is damaged: stop this process, move the file and its log away, and restore a copy or start with an empty \

@@ -42,8 +42,29 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
             Err(Reason::Sqlite(error)) if is_busy(&error) && Instant::now() < give_up => {
                 thread::sleep(POLL);
             }
-            result => return result,
+            Ok(db) => {
+                warn_of_others(path);
+                return Ok(db);
+            }
+            refused => return refused,
         }
+    }
+}
+
+/// The bits of a file's mode that let everybody read or write it.
+#[cfg(unix)]
+const OTHERS: u32 = 0o006;
+
+/// A file that this library has created is its owner's alone, and one that `sqlite3` has copied is not.
+fn warn_of_others(path: &Path) {
+    #[cfg(unix)]
+    if let Ok(metadata) = path.metadata()
+        && std::os::unix::fs::MetadataExt::mode(&metadata) & OTHERS != 0
+    {
+        tracing::warn!(
+            file = %path.display(),
+            "other users may read or write the SQLite file: `chmod 600` it, and the files `-wal` and `-shm` beside it"
+        );
     }
 }
 
@@ -98,6 +119,11 @@ fn connect(path: &Path, busy: fn(i32) -> bool) -> Result<Connection, Reason> {
     // Without `SQLITE_OPEN_URI`: a path is a path.
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut db = Connection::open_with_flags(path, flags)?;
+    // SQLite is content with reading, until something is written. It would leave files beside this one that cannot be
+    // written either, even when this one can be again.
+    if db.is_readonly(MAIN_DB)? {
+        return Err(Reason::ReadOnly);
+    }
     // Else SQLite plans by the values that are bound, and compiles a statement again for the next ones.
     db.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     // macOS leaves in the disk's cache what was only synchronized. Others do not know this.
@@ -133,41 +159,6 @@ fn wait_up_to(patience: Duration, tries: i32) -> bool {
     goes_on
 }
 
-/// The file that a path leads to.
-///
-/// SQLite keeps writing to a file that was deleted, of which nothing would be left after a restart. Windows does
-/// not delete a file that is open.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FileId {
-    #[cfg(unix)]
-    device_and_inode: (u64, u64),
-}
-
-impl FileId {
-    #[cfg(unix)]
-    pub(super) fn of(path: &Path) -> io::Result<Self> {
-        use std::os::unix::fs::MetadataExt;
-
-        let metadata = path.metadata()?;
-        Ok(Self {
-            device_and_inode: (metadata.dev(), metadata.ino()),
-        })
-    }
-
-    #[cfg(not(unix))]
-    pub(super) fn of(_: &Path) -> io::Result<Self> {
-        Ok(Self {})
-    }
-
-    /// Whether the path leads to another file, or to none. A path that cannot be looked at just now still leads there.
-    pub(super) fn was_replaced(&self, path: &Path) -> bool {
-        match Self::of(path) {
-            Ok(other) => *self != other,
-            Err(error) => error.kind() == io::ErrorKind::NotFound,
-        }
-    }
-}
-
 pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }
@@ -188,11 +179,6 @@ fn create(path: &Path) -> io::Result<()> {
 fn own(mut db: Connection, path: &Path, format: &Format) -> Result<Connection, Reason> {
     // Before anything is changed.
     migrate::version(&db.transaction()?, format)?;
-    // SQLite is content with reading, until something is written.
-    if db.is_readonly(MAIN_DB)? {
-        return Err(Reason::ReadOnly);
-    }
-
     let journal: String = db.query_row("PRAGMA journal_mode = WAL", [], |row| row.get(0))?;
     if journal != "wal" {
         return Err(Reason::NoWal { journal });

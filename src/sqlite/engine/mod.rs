@@ -11,18 +11,19 @@ mod pause;
 mod reader;
 mod thread;
 mod transaction;
+mod watch;
 mod writer;
 
 use std::path::{self, Path};
 use std::sync::{Arc, Mutex};
 
 use self::batches::Batches;
-use self::checkpoint::Checkpoints;
+use self::checkpoint::{Checkpoints, LogSize};
 use self::clock::Clock;
 use self::error::{FileError, Reason};
-use self::file::FileId;
 use self::pause::Pause;
 use self::thread::Thread;
+use self::watch::Watch;
 use crate::store::engine::Error;
 
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
@@ -37,6 +38,7 @@ pub(crate) use self::transaction::Tx;
 #[derive(Clone)]
 pub(crate) struct Engine {
     path: Arc<Path>,
+    log: LogSize,
     /// Before the writer, whose connection is closed last: it leaves no log behind.
     reader: Arc<Thread>,
     writer: Arc<Thread>,
@@ -59,18 +61,21 @@ impl Engine {
         };
         let open = || {
             let db = file::open(&path, format)?;
-            let id = FileId::of(&path).map_err(Reason::Thread)?;
+            let watch = Watch::start(&path, &db)?;
+            let id = watch.file();
             let clock = Arc::new(Mutex::new(Clock::start(machine)));
             let batches = Batches::new(db, format, upkeep, Arc::clone(&clock))?;
             let aside = file::connect_aside(&path, format)?;
             let pause = Pause::default();
             let checkpoints = Checkpoints::start(&path, aside, checkpoint_every, pause.clone())
                 .map_err(Reason::Thread)?;
-            let reader = reader::start(&path, id.clone(), format, clock).map_err(Reason::Thread)?;
+            let log = checkpoints.size();
+            let reader = reader::start(&path, id, format, clock).map_err(Reason::Thread)?;
             let writer =
-                writer::start(&path, id, batches, checkpoints, pause).map_err(Reason::Thread)?;
+                writer::start(&path, watch, batches, checkpoints, pause).map_err(Reason::Thread)?;
             Ok(Self {
                 path: Arc::clone(&path),
+                log,
                 reader: Arc::new(reader),
                 writer: Arc::new(writer),
             })
@@ -80,6 +85,11 @@ impl Engine {
 
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The bytes of the log beyond those that it usually takes, because it cannot be moved into the file.
+    pub(crate) fn log_excess(&self) -> u64 {
+        self.log.excess()
     }
 
     /// Does the work in a transaction, and returns its result when that is committed.

@@ -9,9 +9,10 @@ use tokio::sync::mpsc;
 use super::batches::Batches;
 use super::clock::Clock;
 use super::error::{FileError, Reason};
-use super::file::{self, FileId};
+use super::file;
 use super::format::Format;
 use super::thread::{Job, Thread, answer};
+use super::watch::FileId;
 
 pub(super) fn start(
     path: &Arc<Path>,
@@ -21,7 +22,7 @@ pub(super) fn start(
 ) -> io::Result<Thread> {
     let of = Arc::clone(path);
     Thread::start(path, "webhook-sqlite-r", move |queue| {
-        serve(&of, &file, queue, || {
+        serve(&of, file, queue, || {
             let db = file::connect_to_read(&of)?;
             Ok(Batches::new(db, format, Vec::new(), Arc::clone(&clock))?)
         });
@@ -31,7 +32,7 @@ pub(super) fn start(
 /// Opens the connection for the first call, as many processes never read.
 fn serve(
     path: &Arc<Path>,
-    file: &FileId,
+    file: FileId,
     mut queue: mpsc::Receiver<Box<dyn Job>>,
     open: impl Fn() -> Result<Batches, Reason>,
 ) {

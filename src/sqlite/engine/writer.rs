@@ -14,9 +14,9 @@ use tokio::sync::mpsc;
 use super::batches::{BATCH, Batches};
 use super::checkpoint::Checkpoints;
 use super::error::{FileError, Reason};
-use super::file::FileId;
 use super::pause::Pause;
 use super::thread::{Job, Need, Thread, answer};
+use super::watch::Watch;
 
 /// After this long without a rest, the file is left alone for long enough that another process that waits
 /// for it notices.
@@ -25,74 +25,106 @@ const REST: Duration = Duration::from_millis(1);
 
 pub(super) fn start(
     path: &Arc<Path>,
-    file: FileId,
+    watch: Watch,
     batches: Batches,
     checkpoints: Checkpoints,
     pause: Pause,
 ) -> io::Result<Thread> {
-    let of = Arc::clone(path);
-    Thread::start(path, "webhook-sqlite", move |queue| {
-        serve(&of, &file, queue, batches, checkpoints, &pause);
-    })
+    let writer = Writer {
+        path: Arc::clone(path),
+        watch,
+        was_changed: false,
+        is_checked: false,
+        checkpoints,
+        batches,
+        pause,
+    };
+    Thread::start(path, "webhook-sqlite", |queue| writer.serve(queue))
 }
 
-fn serve(
-    path: &Arc<Path>,
-    file: &FileId,
-    mut queue: mpsc::Receiver<Box<dyn Job>>,
-    mut batches: Batches,
+struct Writer {
+    path: Arc<Path>,
+    watch: Watch,
+    /// Whether the files were changed by other means.
+    was_changed: bool,
+    /// Whether the files were looked at since the calls at hand were made.
+    is_checked: bool,
+    // Its connection is closed first, so that the last one leaves no log behind.
     checkpoints: Checkpoints,
-    pause: &Pause,
-) {
-    let mut commit = |jobs: &mut Vec<Box<dyn Job>>| {
-        if jobs.is_empty() {
-            return;
-        }
-        let committed = jobs.len();
-        let result = match file.was_replaced(path) {
-            true => Err(Reason::Replaced),
-            false => {
-                let _writing = pause.write();
-                batches.commit(path, jobs).map_err(Reason::Sqlite)
-            }
+    batches: Batches,
+    pause: Pause,
+}
+
+impl Writer {
+    fn serve(mut self, mut queue: mpsc::Receiver<Box<dyn Job>>) {
+        let mut jobs = Vec::with_capacity(BATCH.into());
+        let mut durable = Vec::with_capacity(BATCH.into());
+        let mut stretch = Stretch {
+            began: Instant::now(),
         };
-        let error = result.err().map(|reason| FileError::new(path, reason));
+        loop {
+            let since = Instant::now();
+            if queue.blocking_recv_many(&mut jobs, BATCH.into()) == 0 {
+                break;
+            }
+            if stretch.is_over(since, Instant::now()) {
+                thread::sleep(REST);
+                stretch.began = Instant::now();
+            }
+
+            // Callers that do not need the disk are answered before the others wait for it.
+            durable.extend(jobs.extract_if(.., |job| job.need() == Need::Durable));
+            self.is_checked = false;
+            for jobs in [&mut jobs, &mut durable] {
+                if !jobs.is_empty() {
+                    self.commit(jobs);
+                }
+            }
+            // Callers that were answered may call again at once: the more come together, the fewer waits.
+            thread::yield_now();
+        }
+    }
+
+    fn commit(&mut self, jobs: &mut Vec<Box<dyn Job>>) {
+        let committed = jobs.len();
+        let result = self.commit_watched(jobs);
+        let error = result
+            .err()
+            .map(|reason| FileError::new(&self.path, reason));
+        let is_changed = error.as_ref().is_some_and(FileError::is_change);
+        if let Some(error) = &error
+            && is_changed
+            && !self.was_changed
+        {
+            tracing::error!(reason = %error, "nothing is stored any more");
+        }
+        self.was_changed = is_changed;
         answer(jobs, error.as_ref());
         match error {
             None => {
-                if let Some(pages) = batches.log_size(committed) {
-                    checkpoints.log_has(pages);
+                if let Some(pages) = self.batches.log_size(committed) {
+                    self.checkpoints.log_has(pages);
                 }
             }
+            Some(_) if is_changed => {}
             // On a full disk that makes room in the log.
-            Some(_) => checkpoints.wake(),
+            Some(_) => self.checkpoints.wake(),
         }
-    };
-    let mut jobs = Vec::with_capacity(BATCH.into());
-    let mut durable = Vec::with_capacity(BATCH.into());
-    let mut stretch = Stretch {
-        began: Instant::now(),
-    };
-    loop {
-        let since = Instant::now();
-        if queue.blocking_recv_many(&mut jobs, BATCH.into()) == 0 {
-            break;
-        }
-        if stretch.is_over(since, Instant::now()) {
-            thread::sleep(REST);
-            stretch.began = Instant::now();
-        }
-
-        // Callers that do not need the disk are answered before the others wait for it.
-        durable.extend(jobs.extract_if(.., |job| job.need() == Need::Durable));
-        commit(&mut jobs);
-        commit(&mut durable);
-        // Callers that were answered may call again at once: the more come together, the fewer waits.
-        thread::yield_now();
     }
-    // Its connection is closed first, so that the last one leaves no log behind.
-    drop(checkpoints);
-    drop(batches);
+
+    fn commit_watched(&mut self, jobs: &mut [Box<dyn Job>]) -> Result<(), Reason> {
+        if !self.is_checked {
+            self.watch.check(self.batches.connection())?;
+        }
+        let writing = self.pause.write();
+        let result = self.batches.commit(&self.path, jobs);
+        drop(writing);
+        // What went into a file that is gone is not acknowledged.
+        self.is_checked = false;
+        self.watch.check(self.batches.connection())?;
+        self.is_checked = true;
+        Ok(result?)
+    }
 }
 
 /// Work without a rest that another process could notice.
@@ -129,12 +161,12 @@ mod tests {
         let path: Arc<Path> = directory.path().join("webhooks.db").into();
         let db = file::open(&path, &FORMAT).unwrap();
         let aside = file::connect_aside(&path, &FORMAT).unwrap();
+        let watch = Watch::start(&path, &db).unwrap();
         let clock = Arc::new(Mutex::new(Clock::start(clock::machine())));
         let batches = Batches::new(db, &FORMAT, Vec::new(), clock).unwrap();
         let pause = Pause::default();
         let checkpoints = Checkpoints::start(&path, aside, EVERY, pause.clone()).unwrap();
-        let id = FileId::of(&path).unwrap();
-        let writer = start(&path, id, batches, checkpoints, pause.clone()).unwrap();
+        let writer = start(&path, watch, batches, checkpoints, pause.clone()).unwrap();
 
         let paused = pause.begin(Duration::from_secs(60)).unwrap();
         let mut write = pin!(writer.run(Need::Durable, |tx| {

@@ -194,7 +194,8 @@ impl Work for SqliteQueue {
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        self.read(|tx| stats::size(tx)).await
+        let used = self.read(|tx| stats::size(tx)).await?;
+        Ok(used.saturating_add(self.engine.log_excess()))
     }
 }
 
