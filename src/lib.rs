@@ -4,21 +4,25 @@
 //! - **Verified.** Only deliveries whose signature was verified over the raw bytes reach a handler.
 //! - **Deduplicated.** Deliveries of one event are recognised by their key, in a [store](docs::stores) of
 //!   your choice. An event is handled by one run at a time, and not again after its success was recorded.
-//! - **Nothing is lost.** The answer is 2xx only after a handler succeeded or gave the event up, or when
-//!   the event has no handler. A run that failed, panicked, took too long or died with its process is
-//!   repeated on the platform's next retry. With an [inbox](docs::inbox), the answer is 2xx when the event
-//!   is stored. A worker handles it later, in the order of its chat, and retries it after a failure; the
-//!   platform does not notice.
+//! - **Nothing is lost.** A 2xx response means that the event was handled, was discarded, or has no handler. A run
+//!   that failed, panicked, took too long or died with its process is repeated on the platform's next retry. With an
+//!   [inbox](docs::inbox), it means that the event is stored. A worker handles it later, in the order of its chat, and
+//!   retries it after a failure; the platform does not notice.
 //! - **Typed.** A handler is a struct or a closure that receives its event decoded, and no event is
 //!   refused for a detail of its payload.
 //! - **Bounded.** Bodies, time, memory and runs have limits, and a setting that would break a promise is
 //!   refused at the start.
 //!
-//! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs): [getting
-//! started](docs::getting_started), [stores](docs::stores), [inbox](docs::inbox),
-//! [tower-http](docs::tower_http), [testing](docs::testing), [operations](docs::operations),
-//! [guarantees](docs::guarantees), [answers](docs::answers), [threat model](docs::threat_model),
-//! [platform](docs::platform), [architecture](docs::architecture).
+//! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs):
+//!
+//! - Tutorial: [getting started](docs::getting_started)
+//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [recipes](docs::recipes),
+//!   [testing](docs::testing)
+//! - Operations: [running in production](docs::production), [troubleshooting and alerts](docs::troubleshooting),
+//!   [console](docs::console)
+//! - Reference: [responses](docs::responses), [guarantees and limits](docs::guarantees),
+//!   [metrics](docs::metrics), [platform](docs::platform), [threat model](docs::threat_model),
+//!   [glossary](docs::glossary)
 //!
 //! "Spec" in this documentation is the platform's own description of its webhooks and Admin API, by
 //! section and rule: see [platform](docs::platform).
@@ -73,9 +77,8 @@
 //! WEBHOOK_SECRET=my-secret cargo run
 //! ```
 //!
-//! The secret must not be reused for anything else; 20 random bytes in hex are recommended
-//! ([Spec 5.2, rule 1](docs::platform#spec-5-2-rule-1)). [Testing](docs::testing#by-hand) shows how to
-//! send an event by hand.
+//! [Secrets](docs::production#secrets) says how to choose one, and [testing](docs::testing#by-hand) how to send an
+//! event by hand.
 //!
 //! In the repository, `cargo run --example receiver` starts a receiver that needs no code, and
 //! `cargo run --example send` sends it signed events of every kind.
@@ -105,8 +108,7 @@
 //!
 //! [body]: https://docs.rs/http-body/1/http_body/trait.Body.html
 //!
-//! One table lists every [answer](docs::answers). [Architecture](docs::architecture) has the details, with
-//! the threads and tasks that run.
+//! One table lists every [response](docs::responses).
 //!
 //! Handlers that write to PostgreSQL can have their effects exactly once: see `transactional` (feature
 //! `postgres`).
@@ -184,9 +186,9 @@
 //! | feature | adds | default |
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](memory::MokaStore), the memory store | yes |
-//! | `sqlite` | `sqlite::SqliteStore`, in a file of SQLite (needs a C compiler) | no |
+//! | `sqlite` | `sqlite::SqliteStore` and `sqlite::SqliteQueue`, in a file of SQLite (needs a C compiler) | no |
 //! | `redis` | `redis::RedisStore`, on Redis 7 or later, or Valkey | no |
-//! | `postgres` | `postgres::PostgresStore`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
+//! | `postgres` | `postgres::PostgresStore` and `postgres::PostgresQueue`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `signal` | `shutdown`, a future that completes on SIGTERM or Ctrl-C | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
 //! | `console` | `console`, pages for operators, as an axum `Router` | no |
@@ -284,7 +286,7 @@ pub use self::verified::Verified;
 pub use self::webhook::shutdown;
 pub use self::webhook::{Running, WebhookLayer, Webhooks};
 
-// The README's programs need these features. The first one is also at the top of this file.
+// The README's program needs these features.
 #[cfg(all(doctest, feature = "signal", feature = "sqlite"))]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -12,7 +12,7 @@ use crate::error::{BoxError, Chain};
 /// The outcome of one attempt to handle an event.
 ///
 /// [`EventRouter`](crate::EventRouter) returns one for each delivery. Over HTTP it is answered as the
-/// [table of answers](crate::docs::answers) says, and [`completes`](Self::completes) decides how the
+/// [table of responses](crate::docs::responses) says, and [`completes`](Self::completes) decides how the
 /// claim on the event's key is settled. In an inbox, it decides
 /// [what becomes of the event](crate::docs::inbox#when-an-attempt-fails).
 ///
@@ -53,7 +53,7 @@ pub enum Outcome {
     Discarded(Arc<dyn Error + Send + Sync>),
     /// The handler gave the event up with
     /// [`HandlerError::dead_letter`](crate::HandlerError::dead_letter). Only an
-    /// [inbox](crate::docs::inbox#dead-letters) keeps it.
+    /// [inbox](crate::docs::troubleshooting#dead-letters) keeps it.
     DeadLetter(Arc<dyn Error + Send + Sync>),
     /// The body is not the JSON object that the event should carry, and there is no
     /// [`on_undecodable`](crate::EventRouter::on_undecodable).
@@ -160,7 +160,7 @@ impl Outcome {
         }
     }
 
-    /// The name of the outcome, in the log and in the [table of answers](crate::docs::answers).
+    /// The name of the outcome, in the log and in the [table of responses](crate::docs::responses).
     ///
     /// ```
     /// use tower_webhook::Outcome;

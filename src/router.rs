@@ -161,6 +161,19 @@ impl EventRouter {
 
     /// Runs the handler of a delivery, without HTTP. The delivery is not deduplicated, and the handler has no
     /// time limit.
+    ///
+    /// ```no_run
+    /// use tower_webhook::event::{ChatRated, EventKind, sample};
+    /// use tower_webhook::{Delivery, EventRouter, Outcome, RawDelivery};
+    ///
+    /// #[tokio::test]
+    /// async fn a_rating_is_handled() {
+    ///     let router = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+    ///     let kind = EventKind::CHAT_RATED;
+    ///     let delivery = RawDelivery::new(kind.clone(), sample(&kind).unwrap());
+    ///     assert!(matches!(router.handle(delivery).await, Outcome::Handled));
+    /// }
+    /// ```
     pub fn handle(&self, delivery: RawDelivery) -> impl Future<Output = Outcome> + Send + 'static {
         self.route(delivery)
     }

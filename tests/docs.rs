@@ -182,7 +182,7 @@ fn citations_are_recognised() {
 }
 
 #[test]
-fn table_of_answers_has_every_row_of_the_code() {
+fn table_of_responses_has_every_row_of_the_code() {
     let mut rows = BTreeMap::new();
     for path in sources() {
         for rest in read(&path).split("row!(\"").skip(1) {
@@ -195,9 +195,9 @@ fn table_of_answers_has_every_row_of_the_code() {
             rows.insert(name.to_owned(), status.to_owned());
         }
     }
-    let answers = read(&root().join(PAGES).join("answers.md"));
+    let responses = read(&root().join(PAGES).join("responses.md"));
     let mut documented = BTreeMap::new();
-    for line in answers.lines() {
+    for line in responses.lines() {
         let cells: Vec<_> = line.split('|').map(str::trim).collect();
         let Some(name) = cells.get(1).and_then(|it| it.strip_prefix("<a id=\"")) else {
             continue;
@@ -219,6 +219,18 @@ fn readme_begins_with_a_program_and_is_short() {
     assert!(line <= 25, "the program begins at line {line}");
     let words = readme.split_whitespace().count();
     assert!(words <= 900, "{words} words");
+}
+
+/// As `wc -w` counts.
+#[test]
+fn pages_have_at_most_14_000_words() {
+    let pages = files_in(&root().join(PAGES), "md").into_iter();
+    let others = ["README.md", "CHANGELOG.md"].map(|name| root().join(name));
+    let count = |path: PathBuf| read(&path).split_whitespace().count();
+    let words: usize = pages.chain(others).map(count).sum();
+    assert!(words <= 14_000, "{words} words");
+    let lines = read(&root().join("CHANGELOG.md")).lines().count();
+    assert!(lines <= 60, "CHANGELOG has {lines} lines");
 }
 
 /// A file of Markdown, without what is in fences.

@@ -63,7 +63,7 @@ impl Decision {
         response.extensions().get()
     }
 
-    /// Returns the name of the answer, as in the [table of answers](crate::docs::answers): `handled`, or
+    /// Returns the name of the answer, as in the [table of responses](crate::docs::responses): `handled`, or
     /// `invalid-signature`.
     #[must_use]
     pub fn name(&self) -> &'static str {

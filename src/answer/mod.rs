@@ -1,4 +1,4 @@
-//! The response to a delivery: a row of the table of answers, as a problem document (RFC 9457).
+//! The response to a delivery: a row of the table of responses, as a problem document (RFC 9457).
 //!
 //! Each room says how its refusals are answered by implementing [`Answer`].
 

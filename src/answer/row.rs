@@ -1,4 +1,4 @@
-//! The rows of the table of answers.
+//! The rows of the table of responses.
 
 use std::error::Error;
 use std::fmt;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use http::StatusCode;
 use http::header::{HeaderMap, RETRY_AFTER};
 
-/// A row of the table of answers.
+/// A row of the table of responses.
 pub(crate) struct Row {
     /// The row's name, in the log and in the problem's type.
     pub(crate) name: &'static str,
@@ -33,7 +33,7 @@ macro_rules! row {
             status: ::http::StatusCode::$status,
             detail: $detail,
             problem: concat!(
-                r#"{"type":"https://docs.rs/tower-webhook/latest/tower_webhook/docs/answers/#"#,
+                r#"{"type":"https://docs.rs/tower-webhook/latest/tower_webhook/docs/responses/#"#,
                 $name,
                 r#"","title":""#,
                 $title,

@@ -37,6 +37,113 @@
 //!     type Payload = Archived;
 //! }
 //! ```
+//!
+//! # Order
+//!
+//! Without an inbox, events arrive in any order: retries overtake each other, and deliveries are handled
+//! concurrently. Each kind has a timestamp; the platform publishes their names, and not when each is set. Any
+//! field can be missing ([Spec 2](crate::docs::platform#spec-2)).
+//!
+//! | kind | its timestamp |
+//! |---|---|
+//! | `chat-assigned` | `assignedAt` |
+//! | `chat-opened` | `lastOpenedAt`; the first time also `acceptedAt` |
+//! | `chat-reopened` | `lastOpenedAt` |
+//! | `chat-closed` | `closedAt` |
+//! | `chat-transferred` | none is named after it; perhaps `closedAt` |
+//! | `chat-rated` | `ratedAt` |
+//! | `message-created` | `createdAt`. In all other kinds, `createdAt` is when the chat was created |
+//!
+//! To keep the state of a chat, compare the newest timestamp of each payload, whichever it is, and ignore an event
+//! that is older than the one applied last. Two events of the same millisecond are compared by the usual order of a
+//! chat's life. The last state is then the same in whichever order the events arrive:
+//!
+//! ```
+//! use std::collections::HashMap;
+//! use std::hash::{DefaultHasher, Hash, Hasher};
+//! use std::sync::{Arc, Mutex};
+//!
+//! use tower_webhook::event::{
+//!     ChatAssigned, ChatClosed, ChatLifecycle, ChatOpened, ChatRated, ChatReopened, ChatTransferred,
+//!     Event, Timestamp, sample,
+//! };
+//! use tower_webhook::{
+//!     Delivery, EventKind, EventRouter, Handler, HandlerError, HandlerResult, RawDelivery,
+//! };
+//!
+//! /// The usual order of a chat's life.
+//! const LIFE: [EventKind; 6] = [
+//!     EventKind::CHAT_ASSIGNED,
+//!     EventKind::CHAT_OPENED,
+//!     EventKind::CHAT_REOPENED,
+//!     EventKind::CHAT_TRANSFERRED,
+//!     EventKind::CHAT_CLOSED,
+//!     EventKind::CHAT_RATED,
+//! ];
+//!
+//! /// The newest timestamp of the event that was applied last, and the position of its kind in `LIFE`.
+//! type State = (Timestamp, usize);
+//!
+//! #[derive(Clone, Default)]
+//! struct Chats(Arc<Mutex<HashMap<String, State>>>);
+//!
+//! impl Chats {
+//!     fn apply(&self, kind: EventKind, id: Option<String>, times: &[Option<Timestamp>]) -> HandlerResult {
+//!         let newest = times.iter().flatten().max();
+//!         let step = LIFE.iter().position(|it| *it == kind);
+//!         let (Some(id), Some(newest), Some(step)) = (id, newest, step) else {
+//!             return Err(HandlerError::discard("an event without a chat or a timestamp"));
+//!         };
+//!         let mut chats = self.0.lock().expect("no handler panics here");
+//!         let state = chats.entry(id).or_insert((*newest, step));
+//!         *state = (*state).max((*newest, step)); // an older event changes nothing
+//!         Ok(())
+//!     }
+//! }
+//!
+//! impl<E: Event<Payload = ChatLifecycle>> Handler<E> for Chats {
+//!     async fn handle(&self, delivery: Delivery<E>) -> HandlerResult {
+//!         let chat = delivery.payload;
+//!         let times = [chat.created_at, chat.accepted_at, chat.last_opened_at, chat.closed_at, chat.rated_at];
+//!         self.apply(E::KIND, chat.id, &times)
+//!     }
+//! }
+//!
+//! fn router(chats: &Chats) -> EventRouter {
+//!     let assigned = chats.clone();
+//!     EventRouter::new()
+//!         .on::<ChatAssigned>(move |delivery: Delivery<ChatAssigned>| {
+//!             let chat = delivery.payload;
+//!             let times = [chat.created_at, chat.assigned_at];
+//!             std::future::ready(assigned.apply(EventKind::CHAT_ASSIGNED, chat.id, &times))
+//!         })
+//!         .on::<ChatOpened>(chats.clone())
+//!         .on::<ChatReopened>(chats.clone())
+//!         .on::<ChatTransferred>(chats.clone())
+//!         .on::<ChatClosed>(chats.clone())
+//!         .on::<ChatRated>(chats.clone())
+//! }
+//!
+//! #[tokio::main]
+//! async fn main() {
+//!     for seed in 0..1_000 {
+//!         let mut shuffled = LIFE;
+//!         shuffled.sort_by_cached_key(|kind| {
+//!             let mut hasher = DefaultHasher::new();
+//!             (seed, kind).hash(&mut hasher);
+//!             hasher.finish()
+//!         });
+//!         let chats = Chats::default();
+//!         for kind in &shuffled {
+//!             let payload = sample(kind).expect("a kind of the platform"); // all of one chat
+//!             router(&chats).handle(RawDelivery::new(kind.clone(), payload)).await;
+//!         }
+//!         let chats = chats.0.lock().expect("no handler panics here");
+//!         let (_, step) = chats["c-7Kq2mXw9"];
+//!         assert_eq!(LIFE[step], EventKind::CHAT_RATED, "{shuffled:?}");
+//!     }
+//! }
+//! ```
 
 mod chat_id;
 mod lenient;

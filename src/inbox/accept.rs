@@ -37,7 +37,7 @@ use crate::verified::Verified;
 /// The service that accepts verified deliveries, made by [`Inbox::accept`].
 ///
 /// It answers 200 when the event is stored, or was stored before. See the
-/// [table of answers](crate::docs::answers#in-an-inbox).
+/// [table of responses](crate::docs::responses#inbox).
 pub struct Accept<Q> {
     inbox: Inbox<Q>,
 }

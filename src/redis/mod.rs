@@ -22,63 +22,17 @@ use crate::store::{
 
 /// Remembers keys on a Redis or Valkey server: for receivers on several machines.
 ///
-/// **When to choose it.** You have several receivers, and already run such a server, whose persistence and
-/// memory you can configure.
+/// Among all receivers that use the server with the same prefix, one run at a time has a key, and none after a
+/// success, for as long as the server has the record: see its [persistence, requirements and
+/// rights](crate::docs::stores#redis) and [size](crate::docs::stores#size). Each operation is one script, and so one atomic
+/// step, by the server's clock. A claim that the server lost is noticed by the next renewal, at a third of the lease;
+/// until then, a second delivery can be handled beside the first. When the memory is full, new events are answered with
+/// 503, and those in flight can still be recorded.
 ///
-/// **What it guarantees.** Among all receivers that use the server with the same prefix, one run at a time
-/// has a key, and none after a success, for as long as the server has the record. That depends on its
-/// persistence:
-///
-/// | the server persists | a success that was acknowledged is forgotten |
-/// |---|---|
-/// | nothing (`save ""`, `appendonly no`) | by every restart |
-/// | snapshots (`save`), the default | by a crash, back to the last snapshot: up to an hour in quiet times. A clean stop saves |
-/// | a log, `appendfsync everysec` | by a crash of the machine, back by a second or two; by a crash of the process only while the disk is behind |
-/// | a log, `appendfsync always` | never by this server |
-/// | any of these, with a failover | back by as much as the replica was behind: replication is asynchronous. `min-replicas-to-write` bounds that. `WAIT` is not used: it would not keep a failover from choosing another replica |
-///
-/// So the promise "never again after its success was recorded" holds strictly with `appendonly yes` and
-/// `appendfsync always` on a server without failover. With less, an event whose record was forgotten is
-/// handled again if the sender delivers it again. The sender does so only when it did not receive the 200,
-/// so this is rare; your handlers decide whether it does harm. Claims that are forgotten are noticed by the
-/// next renewal, at a third of the lease: until then a second delivery can be handled beside the first,
-/// which is then cancelled.
-///
-/// **How it claims.** Every operation is one script, and so one atomic step, by the server's clock: no
-/// clock of a receiver matters. A jump of the server's own clock, or a difference between its clock and its
-/// replica's, moves the ends of leases and retentions by as much. A lease's fence is 128 random bits that
-/// the receiver makes, unique even when the server has lost its data. There is no Redlock: the record of
-/// completed events has to be in one place, and the lock is best where the record is.
-///
-/// **What a crash costs.** After a crash of a receiver, its keys stay taken until their leases expire, by
-/// default after 60 seconds, and the sender's next attempt finds them free. After a crash of the server,
-/// deliveries are answered with 503 until it is back, and the first one after that connects again. Runs
-/// that end meanwhile record their success when it is back, if their leases last that long.
-///
-/// **Sizing.** A key that is done takes about 130 bytes of the server's memory (Redis 7.0, the default
-/// prefix; `MEMORY USAGE` reports 72 of them), and as many when the event failed or had no handler; a key
-/// in flight takes about 100 more. At 10 events a second, 8 days are 7 million keys or 900 MB. The server's
-/// `maxmemory-policy` has to be `noeviction`: any other policy drops records before their time, and is
-/// refused. When the memory is full, new events are answered with 503, while those in flight can still be
-/// recorded, and duplicates of completed events are answered as such.
-///
-/// **Purge.** The server drops expired keys.
-///
-/// **Which server.** Redis 7.0 or later, or Valkey (the tests were run with Redis 7.0 and 8.0, Valkey 8.1
-/// and 9.1). It must be a primary, and hold all keys: replicas and parts of a cluster are refused. A
-/// cluster of one server is fine: an event is one key, `webhook:` and 16 bytes, so it is in one slot. Where
-/// access is controlled, the user needs
-/// `~webhook:* +evalsha +script|load +time +get +set +del +info`, besides `+select` where the URL names
-/// a database, and `+cluster|info` in a cluster. All of that, and the memory policy, is checked only when
-/// the store connects.
-///
-/// **Limits.** An attempt to connect takes at most 1 second, and an answer 1.5, after which the
-/// connection is replaced: a [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that has no
-/// effect. With a shorter one, a connection is replaced that was silent for 250 ms when an operation
-/// ran out of time. The operations of a runtime share one connection. Leases and retentions end after 30 years.
-///
-/// **Upgrades.** Bodies that an earlier release recorded are reported as changed, because it computed their
-/// digests differently.
+/// An attempt to connect takes at most 1 second, and a reply 1.5, after which the connection is replaced: a
+/// [`store_timeout`](crate::IdempotencyLayer::store_timeout) above that has no effect. With a shorter one, a
+/// connection is replaced that was silent for 250 ms when an operation ran out of time. The operations of a runtime
+/// share one connection. Leases and retentions end after 30 years.
 ///
 /// # TLS
 ///

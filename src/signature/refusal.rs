@@ -17,7 +17,7 @@ use crate::telemetry::Throttle;
 /// refused right after the method.
 ///
 /// It is the error of [`Decision::refusal`](crate::Decision::refusal). The
-/// [table of answers](crate::docs::answers) has a row for each.
+/// [table of responses](crate::docs::responses) has a row for each.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum Refusal {

@@ -19,19 +19,37 @@ use crate::outcome::Settlement;
 /// It is an [`Observer`]. Gauges that no observation changes, such as the failures of the last hour, are recorded by
 /// methods called `record_metrics`, which the application calls before each scrape or every few seconds:
 ///
-/// ```
-/// use tower_webhook::telemetry::{FailureBudget, Metrics};
-/// use tower_webhook::{Secret, Webhooks};
-///
-/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// ```no_run
+/// # use axum::{Router, routing::get};
+/// # use tower_webhook::telemetry::{FailureBudget, Metrics};
+/// # use tower_webhook::{EventRouter, Secret, Webhooks};
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let events = EventRouter::new();
+/// // Without buckets, this exporter renders summaries.
+/// let prometheus = metrics_exporter_prometheus::PrometheusBuilder::new()
+///     .set_buckets(&[0.001, 0.01, 0.1, 1.0, 10.0])?
+///     .install_recorder()?;
 /// let budget = FailureBudget::default();
-/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).observer((Metrics::new(), budget.clone()));
+/// let (webhooks, running) = Webhooks::new(Secret::from_env("WEBHOOK_SECRET")?)
+///     .observer((Metrics::new(), budget.clone()))
+///     .start(events)?;
+/// let running = std::sync::Arc::new(running);
+/// let recorded = running.clone();
 ///
-/// // Before each scrape:
-/// budget.record_metrics();
+/// let app = Router::new().route_service("/webhooks", webhooks).route(
+///     "/metrics",
+///     get(async move || {
+///         budget.record_metrics();
+///         let _ = recorded.record_metrics().await; // errors are also a metric
+///         prometheus.render()
+///     }),
+/// );
+/// # let _: Router = app;
 /// # Ok(())
 /// # }
 /// ```
+///
+/// Call `run_upkeep` of the exporter's handle every few seconds, too.
 ///
 /// The number of time series is bounded, whatever senders write: the kinds of requests that were not verified are not
 /// used, and beyond 32 kinds that the platform does not document, all others are `other`.

@@ -109,7 +109,7 @@ pub enum Observation<'a> {
     Call(CallEnded<'a>),
     /// A client disconnected, and the attempt continues without it.
     Detached,
-    /// Events of a kind failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-kinds).
+    /// Events of a kind failed in many chats, so a worker tries [one at a time](crate::docs::inbox#tripped-event-types).
     Tripped {
         /// The kind.
         kind: &'a EventKind,
@@ -122,7 +122,7 @@ pub enum Observation<'a> {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DeliveryEnded<'a> {
-    /// The name of the answer in the [table of answers](crate::docs::answers), such as `handled`, or `disconnected` if
+    /// The name of the answer in the [table of responses](crate::docs::responses), such as `handled`, or `disconnected` if
     /// the client gave up before the answer.
     pub outcome: &'static str,
     /// The status of the answer. `None` if there was none, because the client gave up or the inner service failed.

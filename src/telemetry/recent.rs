@@ -76,7 +76,7 @@ pub struct Problem {
     pub at: SystemTime,
     /// How often it was seen.
     pub count: u64,
-    /// The name of the outcome, as in the [table of answers](crate::docs::answers).
+    /// The name of the outcome, as in the [table of responses](crate::docs::responses).
     pub outcome: &'static str,
     /// The kind of the event. `None` for requests that were not verified.
     pub kind: Option<EventKind>,
@@ -131,14 +131,14 @@ impl Recent {
             .collect()
     }
 
-    /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-kinds) in this process.
+    /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-event-types) in this process.
     #[must_use]
     pub fn tripped(&self) -> BTreeSet<EventKind> {
         self.state().tripped.clone()
     }
 
     /// Returns how many deliveries and refused requests of the last hour had each outcome, named as in the [table of
-    /// answers](crate::docs::answers), or `disconnected`.
+    /// responses](crate::docs::responses), or `disconnected`.
     #[must_use]
     pub fn answers(&self) -> BTreeMap<&'static str, u64> {
         let now = Instant::now();

@@ -17,7 +17,7 @@ use crate::event::{EventKind, chat_id};
 ///
 /// It is an [`Observer`]. [`watch`](Self::watch) logs an error when a kind becomes silent, and [`silent`](Self::silent)
 /// returns the kinds that are. Clones share what they have seen, which does not outlast the process. The
-/// [alert `WebhookSilent`](crate::docs::alarms#webhooksilent) outlasts restarts, and combines several receivers.
+/// [alert `WebhookSilent`](crate::docs::troubleshooting#webhooksilent) outlasts restarts, and combines several receivers.
 ///
 /// ```
 /// use std::time::Duration;

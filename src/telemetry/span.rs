@@ -155,7 +155,7 @@ impl DeliverySpan {
         }
     }
 
-    /// Records the outcome, by its name in the table of answers.
+    /// Records the outcome, by its name in the table of responses.
     pub(crate) fn finish(&self, outcome: &'static str) {
         let Some(started) = self.started else { return };
         self.span.record("outcome", outcome);

@@ -120,7 +120,7 @@
 //! result is unknown: the platform's next retry either finds the key, or handles the event again.
 //!
 //! When the database cannot be reached, or no connection becomes free in time, the answer is 503 with
-//! `Retry-After` (see [`answers`](crate::docs::answers)). No restart is needed afterwards.
+//! `Retry-After` (see [`responses`](crate::docs::responses)). No restart is needed afterwards.
 //!
 //! **A client that disconnects cancels its run**, unlike behind an
 //! [`IdempotencyLayer`](crate::IdempotencyLayer): the transaction is rolled back, and the platform retries.
@@ -134,6 +134,17 @@
 //! settles the event: it is handled if and only if the writes are committed. If the lease of a run was lost, the server
 //! refuses the settlement, and everything is rolled back. A redriven event runs again, although its key is known. With
 //! another queue, the worker settles the event after the commit, and the key keeps the writes from happening twice.
+//! If a service of your own passes an event to several transactional handlers, the first one that commits settles it,
+//! and nothing repeats the others after a crash.
+//!
+//! ```ignore
+//! let pool = PgPoolOptions::new().max_connections(32 + 5).connect(&url).await?;
+//! let queue = PostgresQueue::new(pool.clone());
+//! queue.migrate().await?; // also creates the table of the keys
+//! let transactions = Transactions::new(PostgresStore::new(pool));
+//! let events = EventRouter::new().on::<ChatRated>(transactions.handler(Crm { tenant: 7 }));
+//! let worker = Inbox::new(queue).worker(events).concurrency(32).spawn();
+//! ```
 //!
 //! # Writing handlers
 //!

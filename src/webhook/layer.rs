@@ -15,7 +15,7 @@ use crate::store::Store;
 /// The inner service is an [`EventRouter`](crate::EventRouter), an axum `Router`, or any other
 /// service of `Request<`[`Verified`](crate::Verified)`>`. Mount the service in an axum application with
 /// `Router::route_service`, or the layer with `Router::route_layer`: `Router::layer` would also answer the
-/// application's unknown paths. See [the order of other layers](crate::docs::tower_http).
+/// application's unknown paths. See [the order of other layers](crate::docs::recipes#beside-tower-http).
 ///
 /// ```
 /// # fn main() -> Result<(), tower_webhook::ConfigError> {

@@ -20,7 +20,7 @@ pub(crate) const ALERTS: &str = include_str!("../../examples/operations/alerts.y
 const DASHBOARD: &str = include_str!("../../examples/operations/dashboard.json");
 const UNIT: &str = include_str!("../../examples/operations/receiver.service");
 const METRICS: &str = include_str!("../../src/docs/metrics.md");
-const ALARMS: &str = include_str!("../../src/docs/alarms.md");
+const TROUBLESHOOTING: &str = include_str!("../../src/docs/troubleshooting.md");
 
 /// Runs a program, and returns what it wrote.
 #[track_caller]
@@ -75,13 +75,13 @@ fn alerts_fire_and_recover() {
 
 #[test]
 fn every_alert_leads_to_its_section() {
-    let sections: BTreeSet<_> = ALARMS
+    let sections: BTreeSet<_> = TROUBLESHOOTING
         .lines()
-        .filter_map(|line| line.strip_prefix("# `")?.strip_suffix("`"))
+        .filter_map(|line| line.strip_prefix("## `")?.strip_suffix("`"))
         .collect();
     assert_eq!(sections, alerts());
     for alert in alerts() {
-        let page = "https://docs.rs/tower-webhook/latest/tower_webhook/docs/alarms/#";
+        let page = "https://docs.rs/tower-webhook/latest/tower_webhook/docs/troubleshooting/#";
         let url = format!("runbook_url: {page}{}\n", alert.to_lowercase());
         assert!(ALERTS.contains(&url), "{alert} has no {url}");
     }

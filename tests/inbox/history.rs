@@ -22,8 +22,8 @@ use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{EventKey, Fence, StoreError};
 use tower_webhook::{HandlerError, Outcome, RawDelivery};
 
-use support::lock;
 use support::forward;
+use support::lock;
 
 const SECOND: Duration = Duration::from_secs(1);
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);

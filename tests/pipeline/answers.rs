@@ -1,4 +1,4 @@
-//! The table of answers: each row, their order, and how the claim is settled.
+//! The table of responses: each row, their order, and how the claim is settled.
 
 #![cfg(feature = "moka")]
 

@@ -1,5 +1,5 @@
 //! The layers of tower-http around and inside those of this crate: which order is right, and what a wrong one
-//! costs. The page `docs::tower_http` says the same.
+//! costs. The page `docs::recipes` says the same.
 
 #![cfg(all(feature = "axum", feature = "moka"))]
 

@@ -124,6 +124,30 @@ impl<Q: Queue, S> Worker<Q, S> {
 
     /// Sets [`on_failure`](Self::on_failure) for events of one kind. It takes precedence over the setting for all
     /// kinds.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    ///
+    /// use tower_webhook::event::EventKind;
+    /// use tower_webhook::inbox::{OnFailure, Retry};
+    /// use tower_webhook::memory::MemoryQueue;
+    /// use tower_webhook::{Secret, Webhooks};
+    ///
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let retry = Retry::default()
+    ///     .delays(Duration::from_secs(1), Duration::from_secs(600))
+    ///     .give_up_after(Duration::from_secs(24 * 60 * 60));
+    /// let webhooks = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .inbox(MemoryQueue::new())
+    ///     .handler_timeout(Duration::from_secs(10))
+    ///     .worker(|worker| {
+    ///         worker
+    ///             .retry(retry)
+    ///             .on_failure_of(EventKind::MESSAGE_CREATED, OnFailure::Skip)
+    ///     });
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn on_failure_of(mut self, kind: EventKind, on_failure: OnFailure) -> Self {
         self.rules.on_failure_of.insert(kind, on_failure);
         self
@@ -170,7 +194,7 @@ impl<Q: Queue, S> Worker<Q, S> {
         self
     }
 
-    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-kinds): 10 by default, and
+    /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-event-types): 10 by default, and
     /// at least 1. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
     /// of its events succeeds, one is tried at a time, with delays of up to a minute, and its failures do not count.
     pub fn trip_after(mut self, lanes: usize) -> Self {

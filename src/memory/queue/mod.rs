@@ -40,6 +40,62 @@ use crate::store::StoreError;
 ///
 /// let inbox = Inbox::new(MemoryQueue::new());
 /// ```
+///
+/// # Testing
+///
+/// A handler that fails for a week takes milliseconds:
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::sync::atomic::{AtomicU32, Ordering};
+/// use std::time::Duration;
+///
+/// use axum::body::Body;
+/// use axum::http::{Request, StatusCode};
+/// use tower::{Layer, ServiceExt};
+/// use tower_webhook::event::ChatRated;
+/// use tower_webhook::inbox::{EventState, Filter, Inbox, Page};
+/// use tower_webhook::memory::MemoryQueue;
+/// use tower_webhook::{Delivery, EventRouter, Secret, SignatureLayer};
+///
+/// #[tokio::main(flavor = "current_thread", start_paused = true)] // in a test, #[tokio::test(start_paused = true)]
+/// async fn main() {
+///     let attempts = Arc::new(AtomicU32::new(0));
+///     let counted = attempts.clone();
+///     let events = EventRouter::new().on::<ChatRated>(move |_: Delivery<ChatRated>| {
+///         counted.fetch_add(1, Ordering::Relaxed);
+///         async { Err("the CRM is down".into()) }
+///     });
+///     let secret = Secret::new("secret").unwrap();
+///     let inbox = Inbox::new(MemoryQueue::new());
+///     let worker = inbox.worker(events).spawn();
+///     let webhooks = SignatureLayer::new(secret.clone()).layer(inbox.accept());
+///
+///     let body = r#"{"id":"chat-1","rating":1}"#;
+///     let request = Request::post("/webhooks")
+///         .header("content-type", "application/json")
+///         .header("x-service-event", "chat-rated")
+///         .header("idempotency-key", "event-1")
+///         .header("x-service-hmac-sha256", secret.sign(body.as_bytes()))
+///         .body(Body::from(body))
+///         .unwrap();
+///     let response = webhooks.oneshot(request).await.unwrap();
+///     assert_eq!(response.status(), StatusCode::OK);
+///
+///     let page = Page::oldest(10);
+///     tokio::time::sleep(Duration::from_secs(6 * 24 * 60 * 60)).await;
+///     let listed = inbox.list(&Filter::default(), page).await.unwrap().events;
+///     assert_eq!(listed[0].state, EventState::Retrying);
+///     assert!(attempts.load(Ordering::Relaxed) > 100);
+///
+///     tokio::time::sleep(Duration::from_secs(2 * 24 * 60 * 60)).await;
+///     let listed = inbox.list(&Filter::default(), page).await.unwrap().events;
+///     assert_eq!(listed[0].state, EventState::Dead);
+///     let event = inbox.get(listed[0].id).await.unwrap().unwrap();
+///     assert_eq!(event.failures[0].failure.reason, "the CRM is down");
+///     worker.drain(Duration::ZERO).await.unwrap();
+/// }
+/// ```
 #[derive(Clone, Default)]
 pub struct MemoryQueue {
     state: Arc<Mutex<State>>,

@@ -28,6 +28,14 @@ use crate::store::{
 /// Remembers keys in PostgreSQL, on your application's own pool of connections: for several machines
 /// that share their keys, or where you already run PostgreSQL.
 ///
+/// One run at a time has a key, and none after a success, over all processes that use the same schema of one
+/// database. A claim is one statement, which is correct at any isolation level, and the server's clock decides.
+/// Every 128th claim deletes expired keys in the background. The page on stores has the
+/// [requirements, durability, connections](crate::docs::stores#postgresql) and [size](crate::docs::stores#size). An event
+/// that an inbox accepted in the same schema is done for this store, until the inbox deletes it.
+///
+/// Clones share their pool.
+///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use sqlx::PgPool;
@@ -41,71 +49,6 @@ use crate::store::{
 /// # Ok(())
 /// # }
 /// ```
-///
-/// **What it guarantees.** One run at a time per key, and none after a success, over all processes
-/// that use the same schema of one database. Receivers and server may restart.
-///
-/// **How it claims.** By one statement, `INSERT … ON CONFLICT DO UPDATE`, which is correct at any default
-/// isolation level. The server's clock decides whether a lease or a
-/// retention has ended; the store sends durations and no time of day, so the clocks of the receivers do not
-/// matter. If the server's clock jumps forward, leases and retentions end early, and if it jumps back, they
-/// end later by as much. A duplicate of an event that is done, or in flight, writes nothing.
-///
-/// **What a crash costs.** After a crash of a receiver, its keys stay claimed until their leases expire, by
-/// default after at most 60 s. After a crash of the server, deliveries are answered with 503 and the handler
-/// is not run until the server is back. An event whose handler had succeeded just then is recorded late, if
-/// the server is back before its lease expires; else it is handled again.
-///
-/// **Durability** is the server's. With `synchronous_commit = on`, its default, records survive a crash.
-/// With `off`, a crash of the server forgets those of the last `3 × wal_writer_delay` (0.6 s): such an event
-/// is handled again when the sender delivers it again, and a second run may begin beside one whose claim was
-/// forgotten. The same applies to a failover to a standby that replicates asynchronously, for as long as it
-/// lags behind. Where the application needs `off`, give this store a separate pool whose user has it `on`
-/// (`ALTER ROLE … SET synchronous_commit = on`); where a failover must forget nothing, replicate
-/// synchronously (`synchronous_standby_names`). Connect to the primary: a standby takes no writes.
-///
-/// **Connections.** A delivery needs one for the moment of its claim and one for the moment of its
-/// record, and none while the handler works. The layer gives each operation 2 s (`store_timeout`) with
-/// the wait for a connection included: handlers that hold the connections of the same pool for longer
-/// than that make deliveries fail with 503, so give the store a separate pool then; four connections are
-/// plenty. A connection that is being opened when its caller's time is up has another second for that, for
-/// later callers (`PgPool::close` waits for it): leave the pool's `acquire_timeout` longer than
-/// `store_timeout`, as it is by default, because sqlx would drop that connection. An operation that failed
-/// or exceeded its time closes its connection: otherwise, a network that loses all packets would take all
-/// connections of the pool. The server does not notice a closed connection while it works or waits for a
-/// lock: so that it does not run out of connections then, give the pool
-/// `PgConnectOptions::options([("client_connection_check_interval", "1s")])`. sqlx tests a connection before
-/// each use: `PgPoolOptions::test_before_acquire(false)` saves that round trip,
-/// and costs a 503 per connection after the server restarted. For TLS, enable one of the features of
-/// `sqlx` such as `tls-rustls-ring-native-roots` in your own `Cargo.toml`.
-///
-/// **PgBouncer** refuses parameters that it does not know. Leave out the one that sqlx sends by default,
-/// with `PgConnectOptions::extra_float_digits(None)`, and in place of the `options` above use
-/// `ALTER ROLE … SET client_connection_check_interval = '1s'`. In its mode `transaction` it has to track
-/// prepared statements: use 1.21 or later, and set `max_prepared_statements`.
-///
-/// **Size.** 136 bytes on disk per completed key, index included (measured with a million keys): a
-/// million events in 8 days take 136 MB. The table has no index but that of its primary key, and updates
-/// after a claim stay within a page.
-///
-/// **Purge.** With every 128th claim, a small step deletes what expired in the next 32 pages of the
-/// table, in the background: at most some 3,500 rows, in a few milliseconds. It skips rows that are
-/// locked, so several receivers purge beside each other. autovacuum, which must be on, makes the space free
-/// for the next keys. The file does not shrink after a peak; call [`purge`](Self::purge) for that, and then
-/// `VACUUM FULL`, which blocks deliveries while it lasts.
-///
-/// **Upgrades.** [`migrate`](Self::migrate) brings the schema of an earlier release to the current version,
-/// in one transaction. It needs the user that owns the tables. Receivers of the earlier release continue to work
-/// meanwhile, and may restart if the new version allows it: then an older image can be deployed again, too.
-///
-/// **The inbox** has its tables in the same schema, whether or not it is used. An event that it
-/// accepted is done for this store, until the inbox deletes it.
-///
-/// **Requirements.** PostgreSQL 14 or later (the tests were run with 14, 15, 17 and 18); Rust 1.94 or
-/// later, as sqlx 0.9 does. Once the schema is made, the pool's user needs no more than `USAGE` on it,
-/// `SELECT` on its table `schema_versions`, and `SELECT, INSERT, UPDATE, DELETE` on its table `keys`.
-///
-/// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresStore {
     tables: Arc<Tables>,

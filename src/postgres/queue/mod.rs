@@ -41,6 +41,14 @@ use crate::store::{OpenError, StoreError};
 /// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and
 /// handle events together, or where you already run PostgreSQL.
 ///
+/// All [promises of an inbox](crate::docs::guarantees#with-an-inbox) hold over all processes that use the same schema of
+/// one database. Keys are those of a [`PostgresStore`](crate::postgres::PostgresStore) in the same schema, and a
+/// [transactional handler](crate::docs::inbox#transactional-handlers) there settles its event in its own commit. Each
+/// operation is one statement on one connection, so it works behind PgBouncer. The page on stores has the
+/// [requirements, durability, connections](crate::docs::stores#postgresql) and [size](crate::docs::stores#size).
+///
+/// Clones share their pool.
+///
 /// ```no_run
 /// # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 /// use sqlx::PgPool;
@@ -52,90 +60,6 @@ use crate::store::{OpenError, StoreError};
 /// # Ok(())
 /// # }
 /// ```
-///
-/// **What it guarantees.** All promises of an inbox, over all processes that use the same schema of one database: an
-/// event that was accepted is in the database, each event and each lane has one attempt at a time, and an attempt that
-/// ends too late changes nothing. Workers and server may restart, and crash.
-///
-/// **How it works.** Each operation is one statement, and so one round trip and one commit. It calls a function of the
-/// schema. The statements of that function see everything that others committed while it waited for a lock. An event is
-/// written when it is accepted, and taken in the same transaction if a worker has room; when it is settled, the next
-/// event of its lane is taken. Concurrent calls share a statement, up to 128: while one is executed, the calls that
-/// arrive are collected for the next one. After a statement for eight or more, the next one waits for 1 ms, as a larger
-/// statement costs the server less for each event. The row with the body is inserted once. Only narrow rows change: one
-/// for the first event of each lane (table `head`), and one for each event that waits behind it (`wait`). They are
-/// deleted when the event is handled. The row of a lane's head is also the lock of the lane: operations in different
-/// lanes do not wait for each other.
-///
-/// **Keys** are those of a [`PostgresStore`](crate::postgres::PostgresStore) in the same schema. An event that the store
-/// recorded as done is a duplicate for the queue, and an event that the queue accepted is done for the store. The key
-/// of an event stays until `purge` deletes the event: after its retention, and not while the event is
-/// unsettled or dead.
-///
-/// **Time** is the server's, as in the store. The page on the inbox says what a
-/// [jump of its clock](crate::docs::inbox#time) costs.
-///
-/// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a crash
-/// of the server, deliveries are answered with 503 until it is back. [`PostgresStore`](crate::postgres::PostgresStore)
-/// describes the costs of `synchronous_commit = off`, failovers and standbys. With `off`, an event that was answered
-/// with 200 can be lost, so leave it `on` for the user of this queue.
-///
-/// **Connections.** Each operation needs a connection while it runs, and none is held between operations: a process
-/// needs at most five, to accept, claim, settle, extend and purge, and three are enough. Beside statements that hang,
-/// as on a dead connection, it executes others, on up to four connections more, for six seconds at most. Handlers that
-/// hold connections of the same pool for long delay deliveries: add one connection for each of them, up to the
-/// worker's `concurrency`, or use separate pools; see
-/// [the page on the inbox](crate::docs::inbox#transactional-handlers). The notes of
-/// [`PostgresStore`](crate::postgres::PostgresStore) on time limits, `client_connection_check_interval`, TLS and
-/// **PgBouncer** apply here, too: the mode `transaction` works (tried with 1.23), because there is no state in a
-/// session, no `LISTEN`, and no advisory lock except in the migration's transaction. So a worker polls for events that
-/// other processes accepted.
-///
-/// **Transactional handlers.** The transaction of a
-/// [`TransactionalHandler`](crate::transactional::TransactionalHandler) whose
-/// [`PostgresStore`](crate::postgres::PostgresStore) is in the same schema of the same database settles its event: both
-/// are one commit. Between the settlement and the commit, other deliveries of the same lane wait; the server ends the
-/// transaction if the commit does not follow within 2 s.
-///
-/// **Isolation.** The functions need `read committed`. If transactions have another level by default, each operation
-/// begins a transaction of its own, which takes two more round trips. The server ends such a transaction when it is idle
-/// for 2 s: a process that stands still before it commits would keep lanes locked.
-///
-/// **Size.** With bodies of 600 bytes, keys of 36 and chat ids of 29, a waiting event takes 1.2 KB on disk, and a
-/// handled event whose body was deleted takes 430 bytes, key and all indexes included. The headers that are
-/// [kept](crate::inbox::Inbox::keep_headers) are in the row of the event, 90 bytes for a `traceparent`, and are deleted with
-/// its body. They add nothing to the row of an event without headers.
-///
-/// **Purge and autovacuum.** `purge` deletes up to 1,000 events, or the bodies of as many, at a time,
-/// and skips rows that others have locked. autovacuum, which must be on, makes the room free for the next events.
-/// `head` and `wait` are vacuumed after every 5,000 changes, which takes milliseconds while they are small. After a
-/// backlog of millions, their files and that of `events` do not shrink, but `size` does not count free
-/// room; `VACUUM FULL` shrinks the files, and blocks the queue while it runs. A transaction of another application that
-/// stays open for an hour keeps vacuum from removing rows, and makes operations in busy lanes slower by some
-/// milliseconds: set `idle_in_transaction_session_timeout`. After a claim that took more than 20 ms, the next ones
-/// start reading where it found the first entry, and every 30 s a statement on another connection looks for earlier ones,
-/// for as long as a claim would take to read all of them. So two kinds of events can wait that long: one made ready by a
-/// transaction that took more than 3 s, and one that was put aside and returned while a later event of its lane was
-/// tried, if that attempt fails. No query plan of what accepts, claims and settles depends on statistics, but for events
-/// that are tried again out of order, which are few at a time.
-///
-/// **Lists** of events in some states, of a chat, and of events that failed with an error read no other events; a page
-/// of unsettled ones also reads the first event of each lane. The events of a chat are found by an index, in their order,
-/// however many events there are; a page of those that also meet other conditions reads the chat's events until it is full.
-/// [Blocked lanes](Records::blocked_lanes) are found by an index of the first events that have failed. Lists that
-/// select by key or kind, of a time or not, read all events in turn until the page is full. With [`Page::within`], they
-/// search in steps of about an eighth of that time, and end after it. The statement that reads the events is a
-/// transaction of its own, with `jit = off`. [`Inbox::list`](crate::inbox::Inbox::list) finds the event of a key by an index.
-///
-/// **Upgrades.** [`migrate`](Self::migrate) creates the tables, or upgrades those of an earlier release. It is the same
-/// migration as that of the store. A later release that changes what a function takes or returns adds another one, so
-/// workers of both releases can run at the same time.
-///
-/// **Requirements.** PostgreSQL 14 or later (the tests were run with 15), with `plpgsql`, which every database has
-/// unless it was dropped. Once the schema exists, the pool's user needs `USAGE` on it, `SELECT, INSERT, UPDATE,
-/// DELETE` on all of its tables, and `EXECUTE` on its functions, which everybody has by default.
-///
-/// Clones share their pool.
 #[derive(Clone)]
 pub struct PostgresQueue {
     shared: Arc<Shared>,

@@ -14,61 +14,12 @@ use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Sto
 
 /// Remembers keys in a SQLite file: the durable choice for one machine.
 ///
-/// **What it guarantees.** One run at a time per key, and none after a success, among all processes of one
-/// machine that open the file. It survives their restarts and crashes, and the machine's. Choose it when
-/// one machine receives the webhooks; choose Redis or Postgres when several do.
-///
-/// **How it claims.** In a transaction that locks the file for writing. One thread does the work of all
-/// callers: calls that come while one transaction is committed go into the next one, up to 256 of them.
-/// Only completions wait for the disk (`synchronous = FULL`), in a separate transaction; a claim is
-/// visible to other processes at once and on the disk with the next completion.
-///
-/// **What a crash costs.** A crash of a process costs its runs, whose keys are free again when their leases
-/// expire, and nothing that was answered. A crash of the machine may also forget the claims and releases
-/// since the last completion, with the count of their attempts. The file never needs a repair.
-///
-/// **Several processes** of one machine may share the file, as two do during a deploy. They take turns,
-/// even when all are busy. The file must be on a local disk: over a network, as by NFS, its locks do not
-/// work.
-///
-/// **Time** is the machine's when the file is opened, and never runs backwards: the latest time is kept in
-/// the file. A clock that is set back does not extend a lease while the file is open. The time during which
-/// no process has it open does not count then, so that a lease lasts for as long after the next start as it
-/// had left. A clock that is set forward changes nothing until the next process opens the file. From then on
-/// all go by the later time: the time that it skipped is missing from leases, so that an event in progress
-/// may be run again, and from retentions. A machine that slept sets its clock forward, too. A start with a
-/// clock that is ahead by more than the retention forgets everything. Leases and retentions are whole
-/// milliseconds, rounded up, and leases last 10 milliseconds longer, because processes agree on the time to
-/// that many milliseconds.
-///
-/// **Sizing.** 106 bytes on the disk for each row, so at most 141 MB for a million keys, as there are more
-/// rows than keys (see below). Events that failed count too. The write-ahead log beside it takes 64 MiB,
-/// and about twice that under full load; a second thread moves it into the file. Memory: some 10 MB,
-/// whatever the number of keys.
-///
-/// **Purge.** Each call checks two rows, in turn, and drops them if they have expired. So the file holds up
-/// to a third more rows than are remembered. It reuses their room, and does not shrink: `VACUUM` does that
-/// while no process has it open.
-///
-/// **When it fails.** Damage in the file is [`Corrupt`](crate::store::StoreErrorKind::Corrupt) for the calls that
-/// meet it, and for no others. A full disk, or a file that may not be written any more, is
-/// [`Unavailable`](crate::store::StoreErrorKind::Unavailable) for each call until that is resolved; then work
-/// resumes without a restart. So is the limit of a process on the size of files, if the process handles or blocks the
-/// signal SIGXFSZ, as the example `receiver` does, and so is a file that another process keeps locked for 1.5 seconds.
-///
-/// **The file** is created for its owner alone (mode 600) and holds digests, neither keys nor bodies, unless an inbox
-/// uses it, too. Beside it are `-wal` and `-shm` while it is open: the three belong together. Copy it with
-/// `VACUUM INTO` meanwhile. Never delete, replace or truncate one of the three while a process has them open: afterwards,
-/// every call fails, and a line at `ERROR` says what to do. `sqlite3` can read it at any
-/// time; a reader that stays for long lets the log grow, of which a warning is logged.
-///
-/// **Upgrades.** [`open`](Self::open) brings the file of an earlier release to the current version of the schema, in one
-/// transaction. A process of the earlier release that has the file open continues to work. The file holds the lowest
-/// release that may open it: that release and later ones can be deployed again.
-///
-/// **Beside other crates.** A program can link only one SQLite, and Cargo refuses to combine two
-/// (``links to the native library `sqlite3` ``). The page on stores has
-/// [the crates that resolve beside this one](crate::docs::stores#beside-other-crates-with-sqlite).
+/// One run at a time has a key, and none after a success, among all processes of one machine that open the file. It
+/// survives their crashes, and the machine's. One thread does the work of all callers, and commits up to 256 calls
+/// together; only completions wait for the disk. Leases and retentions are whole milliseconds, rounded up, and leases
+/// last 10 milliseconds longer, because the clocks of two processes may differ. The page on stores has [durability,
+/// files, failures and time](crate::docs::stores#sqlite), [size](crate::docs::stores#size), and the module the
+/// [crates that can be linked beside this one](crate::sqlite#beside-other-crates).
 ///
 /// Clones share one thread. Dropping the last one waits until the file is closed.
 ///

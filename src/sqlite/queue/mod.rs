@@ -36,65 +36,13 @@ use crate::store::{OpenError, StoreError};
 
 /// Keeps events in a SQLite file: the durable choice for one machine.
 ///
-/// **What it guarantees.** An accepted event survives a crash of the process and of the machine, and is taken by one
-/// process at a time, among all processes of one machine that open the file. Choose it when one machine receives the
-/// webhooks, and the queue in PostgreSQL when several do.
-///
-/// **How it works.** As in [`SqliteStore`], one thread does the work of all callers, and calls that arrive while one
-/// transaction is committed go into the next one. Another thread reads lists, counts and single events beside it, from what
-/// was committed. Acceptances, settlements and changes by a person wait for the disk
-/// (`synchronous = FULL`). A claim does not: it reaches the disk together with the next operation that waits.
-///
-/// **What a crash costs.** A crash of a process costs its attempts: their events are taken again when their leases
-/// expire. A crash of the machine may also forget claims and extensions since the last acceptance or settlement, so
-/// that their events are taken again at once. The file never needs a repair.
-///
-/// **Beside a store.** A [`SqliteStore`] may use the same file, in this process ([`with_store`](Self::with_store)) or
-/// in another one, and both know each other's keys: an event that the store completed is a duplicate for the queue, and
-/// an event that the queue accepted is done for the store. A key is kept for the retention, and while its event is
-/// unsettled or dead.
-///
-/// **Several processes** of one machine may work on the same events, as two do during a deploy. They take turns. The
-/// file must be on a local disk.
-///
-/// **Time** is as for [`SqliteStore`], in whole milliseconds. Leases last 11 milliseconds longer than requested,
-/// because the clocks of two processes may differ by 10. If the clock jumps forward between two starts, leases and
-/// delays end early, and each event in progress may be tried once more. If it jumps back, events are later by the time
-/// during which no process had the file open, at most.
-///
-/// **Sizing.** With a body of 600 bytes, a key of 36 and a chat's id of 29, an event takes 950 bytes on the disk while
-/// it waits, 910 when it was handled, and 200 when its body was deleted. That is 2 GB for 10 events per second, if
-/// bodies are kept for a day and keys for 8 days. The write-ahead log beside the file takes 64 MiB, and about twice
-/// that under full load. A program that reads the file in one transaction for long makes it grow: a warning is logged, and
-/// what is beyond 128 MiB counts for [`backlog_limit`](crate::inbox::Inbox::backlog_limit). Memory: some 10 MB, whatever the number of events. Accepting and claiming take the same time
-/// with a million waiting events as without, whatever their kinds and lanes. [`stats`](Records::stats) reads all
-/// unsettled events and dead letters, which takes half a second for a million. [`list`](Records::list) finds the events
-/// of a chat by an index, however many there are, and [`forget`](Records::forget) does so, too. Other lists read the
-/// events that the filter does not exclude by time, by state if it asks only for unsettled or dead events, or by an
-/// error. Lists and counts work in steps of some milliseconds, with other calls in between, so their result is not a
-/// snapshot. They do not delay those that accept and handle events. One acceptance in 16,384 also writes the index of
-/// chats for as many events.
-///
-/// **Failures.** The last 100 failures of each event are kept, with 1 KiB of each reason and the duration of the attempt.
-///
-/// **Purge.** A step deletes at most 256 bodies and 256 events, and reads nothing else. Keys are deleted by later
-/// calls, as those of the store are. The file reuses the room, and does not shrink: after a backlog, it stays as large
-/// as it was. `VACUUM` shrinks it while no process has it open. The bytes of a deleted body remain in the file, and in
-/// its log, until that room is used again.
-///
-/// **When it fails.** An event that cannot be read, because the file is damaged, is logged and passed over by
-/// `claim`; other calls that meet damage are [`Corrupt`](crate::store::StoreErrorKind::Corrupt). A
-/// full disk is [`Unavailable`](crate::store::StoreErrorKind::Unavailable) until there is room; then work resumes
-/// without a restart. So is the limit of a process on the size of files, if the process handles or blocks the signal
-/// SIGXFSZ, as the example `receiver` does: otherwise, that signal ends the process.
-///
-/// **The file** is created for its owner alone (mode 600), and **holds bodies, keys and ids of chats**. While it is
-/// open, the files `-wal` and `-shm` are beside it: the three belong together. Copy it with `inbox backup`, or with
-/// `VACUUM INTO` to a file that only its owner may read. A file that others may read or write is warned of. Never delete,
-/// replace or truncate one of the three while a process has them open. With each commit, this is looked for: afterwards,
-/// every call fails, and a line at `ERROR` says what to do.
-///
-/// **Upgrades** are those of [`SqliteStore`].
+/// An accepted event survives a crash of the process and of the machine, and is claimed by one process at a time,
+/// among all processes of one machine that open the file. A [`SqliteStore`] may use the same file, in this process
+/// ([`with_store`](Self::with_store)) or in another one, and both know each other's keys. Threads do the work of all
+/// callers, and reads do not delay those that accept and handle events. Lists and counts work in steps of some
+/// milliseconds, so their result is not a snapshot. Leases last 11 milliseconds longer than requested, because the
+/// clocks of two processes may differ. The page on stores has [durability, files, failures and
+/// lists](crate::docs::stores#sqlite) and [size](crate::docs::stores#size).
 ///
 /// Clones share their threads. Dropping the last one waits until the file is closed.
 ///
