@@ -13,6 +13,7 @@ mod console;
     feature = "sqlite"
 ))]
 mod console_queues;
+mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
 mod history;

@@ -53,7 +53,7 @@ pub(super) async fn run<Q, S>(
     let mut next = Some(first);
     while let Some(this) = next {
         let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
-        let takes_next = turns < LANE_TURN && !pool.stops();
+        let takes_next = turns < LANE_TURN;
         turns += 1;
         let suspect = Suspect {
             pool: &pool,
@@ -138,7 +138,7 @@ impl<Q: Queue> Pool<Q> {
         let is_settled = lease.as_ref().is_some_and(|lease| lease.is_settled());
         let recorded = match settlement.as_ref().filter(|_| !is_settled) {
             Some(settlement) => {
-                let take = takes_next.then(|| self.take());
+                let take = (takes_next && !self.stops()).then(|| self.take());
                 let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
                 let settle = self.settle(&held, settlement, take.as_deref(), may_be_settled);
                 settle.await
@@ -158,6 +158,10 @@ impl<Q: Queue> Pool<Q> {
     where
         S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send> + Send,
     {
+        // It was being taken when the worker was stopped.
+        if self.stops() {
+            return Outcome::Interrupted;
+        }
         if event.crashes >= self.rules.max_crashes {
             let crashes = event.crashes;
             return Outcome::Crashed { crashes };

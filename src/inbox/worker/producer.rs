@@ -49,8 +49,9 @@ where
             continue;
         }
         let permits = tokio::select! {
-            permits = permits(&pool) => permits,
+            biased;
             () = stopped(&pool) => return,
+            permits = permits(&pool) => permits,
         };
         match ask(&pool, service.clone(), permits).await {
             Ok(()) => pause = Duration::ZERO,
