@@ -16,6 +16,7 @@ mod console_queues;
 mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
+mod faults;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;
@@ -37,5 +38,6 @@ mod rolling;
 mod sqlite;
 #[cfg(feature = "conformance")]
 mod suite;
+mod suspects;
 mod telemetry;
 mod worker;
