@@ -158,11 +158,16 @@ async fn serve(
     refusals: Arc<Refusals>,
 ) {
     let mut timer = pin!(sleep_until(Instant::now()));
+    let mut is_stopping = false;
     let result = loop {
         // `None` at the time limit.
         let ended = poll_fn(|cx| {
             if let Poll::Ready(result) = Pin::new(&mut connection).poll(cx) {
                 return Poll::Ready(Some(result));
+            }
+            // Of what had arrived, no request is complete.
+            if is_stopping && activity.phase().since().is_some() {
+                return Poll::Ready(None);
             }
             let Some(deadline) = activity.deadline(&limits) else {
                 return Poll::Pending;
@@ -175,14 +180,17 @@ async fn serve(
         });
         tokio::select! {
             result = ended => break result,
-            Ok(_) = stopping.wait_for(|stopping| *stopping), if !*stopping.borrow() => {
+            Ok(_) = stopping.wait_for(|stopping| *stopping), if !is_stopping => {
+                is_stopping = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
         }
     };
     match result {
         None => {
-            if let Phase::Head(_) = activity.phase() {
+            if let Phase::Head(_) = activity.phase()
+                && !is_stopping
+            {
                 let reason = "the head of the request did not arrive in time";
                 refusals.log("header-timeout", peer, &reason);
             }

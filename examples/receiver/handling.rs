@@ -14,7 +14,7 @@ pub(crate) struct Handling {
 
 impl Handling {
     /// Waits until the running events have finished, or until `cut` is ready, whose output is returned then.
-    pub(crate) async fn drain<T>(self, cut: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn drain<T>(&self, cut: impl Future<Output = T>) -> Option<T> {
         let mut output = None;
         let cut = async { output = Some(cut.await) };
         match self.running.drain_until(cut).await {

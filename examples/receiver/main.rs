@@ -32,7 +32,6 @@ use std::future::ready;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,6 +42,7 @@ use axum::Router;
 use axum::http::HeaderName;
 use axum::routing::get;
 use clap::Parser;
+use futures_util::FutureExt;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal as OsSignal;
 use tokio::net::TcpListener;
@@ -510,29 +510,35 @@ async fn serve(
 
     tracing::info!("stopping after the running events have finished");
     let rest = handling.rest;
-    let mut cut = pin!(async {
+    let cut = async {
         tokio::select! {
             () = sleep(grace) => "stopped at the deadline",
             () = stop.requested() => "stopped at once",
         }
-    });
-    let mut cut_short = tokio::select! {
-        () = connections.shutdown() => None,
-        why = &mut cut => Some(why),
     };
-    cut_short = match cut_short {
-        None => handling.drain(&mut cut).await,
-        Some(why) => handling.drain(ready(why)).await.or(Some(why)),
-    };
+    let cut = cut.shared();
+    // A worker begins nothing any more, while connections still store events.
+    let (closing, draining) = tokio::join!(
+        unless(cut.clone(), connections.shutdown()),
+        handling.drain(cut.clone()),
+    );
+    // Runs may have been detached meanwhile.
+    let detached = handling.drain(cut.clone()).await;
+    let mut cut_short = closing.or(draining).or(detached);
     if cut_short.is_none() {
-        cut_short = tokio::select! {
-            () = events.flush() => None,
-            why = &mut cut => Some(why),
-        };
+        cut_short = unless(cut, events.flush()).await;
     }
     match cut_short {
         None => tracing::info!("stopped"),
         Some(why) => tracing::warn!("{why}: {rest}"),
+    }
+}
+
+/// Waits until `end` is ready, or `cut`, whose output is returned then.
+async fn unless<T>(cut: impl Future<Output = T>, end: impl Future<Output = ()>) -> Option<T> {
+    tokio::select! {
+        () = end => None,
+        why = cut => Some(why),
     }
 }
 

@@ -90,7 +90,7 @@ impl Runs {
         tokio::select! {
             biased;
             _ = count.wait_for(|count| count.all() == 0) => Ok(()),
-            () = cut => Err(DrainTimeout(self.count.borrow().all())),
+            () = cut => DrainTimeout::check(self.count.borrow().all(), 0),
         }
     }
 
@@ -159,29 +159,46 @@ impl Drop for Place {
     }
 }
 
-/// The error of a drain, as of [`Runs::drain`]: runs were still in progress when the deadline passed.
+/// The error of a drain, as of [`Runs::drain`]: runs were still in progress when the deadline passed, or background tasks
+/// of a worker have panicked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct DrainTimeout(usize);
+pub struct DrainTimeout {
+    runs: usize,
+    panics: usize,
+}
 
 impl DrainTimeout {
-    pub(crate) fn of(runs: usize) -> Self {
-        Self(runs)
+    /// Returns an error if there is something to report.
+    pub(crate) fn check(runs: usize, panics: usize) -> Result<(), Self> {
+        match (runs, panics) {
+            (0, 0) => Ok(()),
+            _ => Err(Self { runs, panics }),
+        }
     }
 
     /// Returns the number of these runs, and of claims that were still to be released.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.0
+        self.runs
+    }
+
+    /// Returns how often background tasks of the worker have panicked, which were started again.
+    #[must_use]
+    pub fn panics(&self) -> usize {
+        self.panics
     }
 }
 
 impl fmt::Display for DrainTimeout {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} runs were still in progress when the deadline passed",
-            self.0
-        )
+        let Self { runs, panics } = self;
+        if *runs > 0 || *panics == 0 {
+            return write!(
+                f,
+                "{runs} runs were still in progress when the deadline passed"
+            );
+        }
+        write!(f, "background tasks of the worker panicked {panics} times")
     }
 }
 

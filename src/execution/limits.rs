@@ -46,8 +46,8 @@ pub(crate) struct Defaults {
 /// A renewal at a third of a shorter lease might be late.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 
-/// Can be added to any time without an overflow.
-const LONGEST_LEASE: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+/// Longer times are cut. Can be added to any time without an overflow.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
 impl Limits {
     pub(crate) fn new(defaults: Defaults) -> Self {
@@ -56,6 +56,7 @@ impl Limits {
 
     fn derive(given: Given, defaults: Defaults) -> Self {
         let policy = given.sender_policy.unwrap_or_default();
+        let cut = |given: Option<Duration>, default| given.unwrap_or(default).min(LONGEST);
         Self {
             namespace: given.namespace.clone().unwrap_or_default(),
             policy,
@@ -63,9 +64,9 @@ impl Limits {
             lease: defaults
                 .lease
                 .map(|default| given.lease.unwrap_or_else(|| default(&policy))),
-            in_flight_wait: given.in_flight_wait.unwrap_or(defaults.in_flight_wait),
-            store_timeout: given.store_timeout.unwrap_or(defaults.store_timeout),
-            handler_timeout: given.handler_timeout.unwrap_or(Duration::from_secs(30)),
+            in_flight_wait: cut(given.in_flight_wait, defaults.in_flight_wait),
+            store_timeout: cut(given.store_timeout, defaults.store_timeout),
+            handler_timeout: cut(given.handler_timeout, Duration::from_secs(30)),
             given,
             defaults,
         }
@@ -139,7 +140,7 @@ impl Limits {
         if lease < SHORTEST_LEASE {
             return Err(ConfigError::LeaseTooShort { lease });
         }
-        if lease >= retry_every.min(LONGEST_LEASE) {
+        if lease >= retry_every.min(LONGEST) {
             return Err(ConfigError::LeaseTooLong { lease, retry_every });
         }
         let wait = self.in_flight_wait;

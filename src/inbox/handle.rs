@@ -335,12 +335,17 @@ impl<Q: Queue> Inbox<Q> {
         self.settings.call("list", list).await
     }
 
-    /// Whether an event with this key is stored.
+    /// Whether an event with this key was accepted before, or handled inline.
     pub(super) async fn has(&self, key: Option<&IdempotencyKey>) -> bool {
+        let Some(key) = key else { return false };
         let limit = self.settings.limits.store_timeout;
-        let event = self.with_key(key);
-        let event = self.settings.call_within(limit, "find", event).await;
-        event.is_ok_and(|event| event.is_some())
+        let find = self.shared.queue.find(self.digest(key));
+        let found = self.settings.call_within(limit, "find", find).await;
+        found.is_ok_and(|event| event.is_some())
+    }
+
+    fn digest(&self, key: &IdempotencyKey) -> u128 {
+        EventKey::new(&self.settings.limits.namespace, key.as_bytes(), b"").key()
     }
 
     async fn with_key(
@@ -350,8 +355,7 @@ impl<Q: Queue> Inbox<Q> {
         let Some(key) = key else {
             return Ok(None);
         };
-        let digest = EventKey::new(&self.settings.limits.namespace, key.as_bytes(), b"").key();
-        let Some(id) = self.shared.queue.find(digest).await? else {
+        let Some(id) = self.shared.queue.find(self.digest(key)).await? else {
             return Ok(None);
         };
         // The event may have been deleted.
@@ -420,10 +424,17 @@ impl<Q: Queue> Inbox<Q> {
         id: EventId,
         from: Option<EventState>,
     ) -> Result<Change, StoreError> {
+        // The attempt of now: when this was discarded, the event may be redriven, and have another one.
+        let revoke = self.shared.workers.revocation(id);
         let discard = self.shared.queue.discard(id, from);
         let change = self.settings.call("discard", discard).await?;
         if change == Change::Made {
-            self.shared.workers.revoke(id);
+            match revoke {
+                Some(revoke) => revoke(),
+                // Another one has begun meanwhile.
+                None if self.shared.workers.revocation(id).is_some() => self.shared.workers.check(),
+                None => {}
+            }
         }
         self.shared.workers.wake();
         Ok(change)

@@ -117,7 +117,8 @@ pub trait Work: Send + Sync + 'static {
 
     /// Returns the number of the event that was accepted with a key, by the digest of namespace and key
     /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
-    /// if the key was accepted again after its retention. The event may have been deleted.
+    /// if the key was accepted again after its retention. The event may have been deleted. The number is 0 if the key was
+    /// completed in a store that shares its keys with the queue.
     ///
     /// # Errors
     ///

@@ -271,7 +271,8 @@ pub struct EventSummary {
     pub settled_at: Option<SystemTime>,
     /// When its next attempt is due, if that is in the future.
     pub due_at: Option<SystemTime>,
-    /// The number of counted attempts that failed, since it was last redriven.
+    /// The number of counted attempts that failed, since it was last redriven. The attempt that made it a dead letter
+    /// counts, too.
     pub failures: u32,
     /// Whether a person redrove it.
     pub is_redriven: bool,

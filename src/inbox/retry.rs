@@ -72,7 +72,7 @@ impl Retry {
     pub(super) fn delay(&self, failures: u32, jitter: f64) -> Duration {
         let factor = 2_u32.saturating_pow(failures.min(31));
         let delay = self.shortest.saturating_mul(factor).min(self.longest);
-        delay.mul_f64(1.0 - jitter / 4.0)
+        delay.saturating_sub(delay.mul_f64(jitter / 4.0))
     }
 }
 

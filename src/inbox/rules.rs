@@ -1,5 +1,6 @@
 //! The settings of a worker, beside the limits that it shares with its inbox.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -47,6 +48,19 @@ impl Default for Rules {
 }
 
 impl Rules {
+    /// How many events that have crashed before run side by side, if one of them has crashed so often.
+    pub(super) fn suspects_beside(&self, crashes: u32) -> usize {
+        let quarter = self.concurrency / 4;
+        let most = match crashes.saturating_add(1).cmp(&self.max_crashes) {
+            Ordering::Less => quarter.checked_shr(crashes.saturating_sub(1)).unwrap_or(0),
+            // Another crash makes it a dead letter, so it must be its own.
+            Ordering::Equal => 1,
+            // It is not tried again.
+            Ordering::Greater => quarter,
+        };
+        most.max(1)
+    }
+
     /// Whether the lane of an event of this kind waits for its next attempt.
     pub(super) fn blocks_lane(&self, kind: &EventKind) -> bool {
         let on_failure = self.on_failure_of.get(kind).unwrap_or(&self.on_failure);

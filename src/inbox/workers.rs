@@ -11,6 +11,9 @@ use super::event::{EventId, Take, TakenEvent};
 use crate::event::EventKind;
 use crate::execution::lock;
 
+/// Ends an attempt of an event that was given up.
+pub(super) type Revocation = Box<dyn FnOnce() + Send>;
+
 pub(super) type BoxFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// The workers of an inbox in this process.
@@ -30,7 +33,8 @@ pub(super) trait Local: Send + Sync {
     /// Reserves room for an event of this kind.
     fn reserve(&self, kind: &EventKind) -> Option<Room>;
     fn wake(&self);
-    fn revoke(&self, id: EventId);
+    /// Returns what ends the attempt of an event, if it is in progress.
+    fn revocation(&self, id: EventId) -> Option<Revocation>;
     fn check(&self);
 }
 
@@ -53,11 +57,11 @@ impl Workers {
             .find_map(|registered| registered.worker.reserve(kind))
     }
 
-    /// Ends the attempt of an event that was given up, if it is in progress in this process.
-    pub(super) fn revoke(&self, id: EventId) {
-        for registered in &*lock(&self.all) {
-            registered.worker.revoke(id);
-        }
+    /// Returns what ends the attempt of an event that is in progress in this process, and no later one.
+    pub(super) fn revocation(&self, id: EventId) -> Option<Revocation> {
+        lock(&self.all)
+            .iter()
+            .find_map(|registered| registered.worker.revocation(id))
     }
 
     /// Makes all workers ask the queue which of their leases are still held.

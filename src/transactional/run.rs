@@ -126,9 +126,6 @@ impl<H> Transactional<H> {
     }
 }
 
-/// Longer than any wait, and no time overflows with it.
-const YEARS_30: Duration = Duration::from_secs(30 * 365 * 24 * 60 * 60);
-
 /// A lock that is not free for so long is held by another delivery's transaction. The server's own are shorter.
 const SHORTEST_WAIT: Duration = Duration::from_millis(100);
 
@@ -153,7 +150,7 @@ impl Transactions {
     fn key(&self, delivery: &RawDelivery) -> Option<Key> {
         Some(Key {
             id: Identity::in_transaction(delivery, &self.limits.namespace)?,
-            wait_until: Instant::now() + self.limits.in_flight_wait.min(YEARS_30),
+            wait_until: Instant::now() + self.limits.in_flight_wait,
         })
     }
 

@@ -15,7 +15,8 @@ use crate::store::StoreError;
 /// The part of a receiver that a server does not know: with a store, the runs whose client disconnected; with an inbox,
 /// its worker. It is returned by [`Webhooks::start`](crate::Webhooks).
 ///
-/// Drain it after the server has stopped. To share it with a task that records metrics, put it into an
+/// With a store, drain it after the server has stopped. With an inbox, a drain may begin as soon as the server is to
+/// stop, which keeps a slow connection from [delaying it](crate::docs::inbox#shutdown). To share it with a task that records metrics, put it into an
 /// [`Arc`](std::sync::Arc). Dropping it stops the worker of an inbox, and interrupts its attempts as
 /// [`drain`](Self::drain) does at its limit. Detached runs continue.
 #[derive(Debug)]

@@ -250,6 +250,54 @@ fn open_connections_do_not_delay_the_end() {
 }
 
 #[test]
+fn connections_that_are_accepted_during_a_stop_do_not_delay_it() {
+    for _ in 0..8 {
+        let receiver = start(&["--grace", "600"]);
+        let address = receiver.address().to_owned();
+        let busy: Vec<_> = (0..8)
+            .map(|_| {
+                let address = address.clone();
+                thread::spawn(move || {
+                    let mut last = None;
+                    while let Ok(mut stream) = TcpStream::connect(&address) {
+                        let _ =
+                            stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: receiver\r\n\r\n");
+                        answer(&stream);
+                        // It stays open until the next one is.
+                        last = Some(stream);
+                    }
+                    assert!(last.is_none_or(|last| is_closed(&last)));
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(50));
+        receiver.signal(nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(receiver.program.finish().code, 0);
+        for busy in busy {
+            busy.join().unwrap();
+        }
+    }
+}
+
+#[test]
+fn connections_without_a_whole_request_do_not_delay_the_end() {
+    let receiver = start(&["--grace", "600", "--header-timeout", "600"]);
+    let silent = connect(&receiver);
+    let mut half = connect(&receiver);
+    half.write_all(b"POST /webhooks HTTP/1.1\r\n").unwrap();
+    // Both were accepted when this one is answered.
+    let mut last = connect(&receiver);
+    last.write_all(request("{}").as_bytes()).unwrap();
+    assert!(answer(&last).starts_with("HTTP/1.1 200"));
+
+    receiver.signal(nix::sys::signal::Signal::SIGTERM);
+
+    assert_eq!(receiver.program.finish().code, 0);
+    assert!(is_closed(&silent));
+    drop(half);
+}
+
+#[test]
 fn bodies_beyond_max_buffered_are_refused() {
     // At least one body must fit.
     let receiver = start(&["--max-body", "1000000", "--max-buffered", "1"]);

@@ -6,6 +6,7 @@ use std::io::{Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::Duration;
 use tower_webhook::inbox::internal::Work;
 
@@ -113,6 +114,43 @@ fn events_are_acknowledged_while_the_command_fails_and_handled_in_order_later() 
             .iter()
             .all(|event| event["payload"]["id"].is_string())
     );
+}
+
+#[test]
+fn a_stop_begins_no_event_while_a_request_is_received() {
+    let dir = TempDir::new().unwrap();
+    let (url, path) = (url(&dir), dir.path().display());
+    let command = format!(
+        "echo >>'{path}/started'; while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done"
+    );
+    let receiver = start(&url, &command, &["--concurrency", "1", "--grace", "600"]);
+    for key in ["a", "b", "c"] {
+        send(&receiver, "chat-rated", key);
+    }
+    let started = || fs::read_to_string(dir.path().join("started")).unwrap_or_default();
+    until("an attempt", || (!started().is_empty()).then_some(()));
+    // Its body never comes.
+    let mut half = receiver.connect().unwrap();
+    let signature = "0".repeat(64);
+    let head = format!(
+        "POST /webhooks HTTP/1.1\r\nHost: receiver\r\nContent-Type: application/json\r\n\
+         X-Service-Event: chat-rated\r\nX-Service-Hmac-Sha256: {signature}\r\nContent-Length: 10\r\n\r\n"
+    );
+    half.write_all(head.as_bytes()).unwrap();
+    thread::sleep(Duration::from_millis(100));
+    receiver.signal(Signal::SIGTERM);
+    until("the end of listening", || {
+        receiver.connect().is_none().then_some(())
+    });
+    fs::write(dir.path().join("go"), "").unwrap();
+    thread::sleep(Duration::from_secs(1));
+    drop(half);
+    let stopped = receiver.program.finish();
+    assert_eq!(stopped.code, 0, "{stopped:?}");
+    assert_eq!(started().lines().count(), 1);
+    let left = states(&url);
+    assert_eq!(left.iter().filter(|state| *state == "handled").count(), 1);
+    assert_eq!(left.iter().filter(|state| *state == "waiting").count(), 2);
 }
 
 /// Beside the demo sandbox, whose chats are many.

@@ -611,7 +611,9 @@ impl Mistaken {
             .map(|event| self.note(event))
             .collect();
         if self.makes(Mistake::TakesTwice) && claims.events.len() < limit {
-            claims.events.extend(claims.events.first().cloned());
+            // Of two suspects, the worker gives one back, and so both.
+            let first = claims.events.iter().find(|event| event.crashes == 0);
+            claims.events.extend(first.cloned());
         }
         Ok(claims)
     }

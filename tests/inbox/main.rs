@@ -10,8 +10,10 @@ mod console;
     feature = "sqlite"
 ))]
 mod console_queues;
+mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
+mod faults;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;
@@ -35,5 +37,6 @@ mod rolling;
 mod sqlite;
 #[cfg(feature = "conformance")]
 mod suite;
+mod suspects;
 mod telemetry;
 mod worker;

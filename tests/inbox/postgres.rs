@@ -25,6 +25,7 @@ use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
 
+use crate::faults::full_inboxes_know_what_was_handled_inline;
 use support::lock;
 use support::postgres::PostgresServer;
 use support::program::{Peer, say};
@@ -163,6 +164,14 @@ pub(crate) async fn accept(
 pub(crate) async fn end(queue: &PostgresQueue, taken: &TakenEvent, settlement: Settlement) {
     let settled = queue.settle(&taken.lease, &settlement, None).await.unwrap();
     assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_inbox_knows_what_its_store_handled() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let store = PostgresStore::new(database.pool(2).await);
+    full_inboxes_know_what_was_handled_inline(store, queue).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -22,6 +22,7 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
+use crate::faults::full_inboxes_know_what_was_handled_inline;
 use support::program::{Peer, say};
 
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
@@ -99,6 +100,14 @@ fn take(lease: Duration) -> Take {
         lease,
         kinds: Kinds::all(),
     }
+}
+
+#[tokio::test]
+async fn a_full_inbox_knows_what_its_store_handled() {
+    let scratch = Scratch::new();
+    let store = SqliteStore::open(scratch.path()).unwrap();
+    let queue = SqliteQueue::with_store(&store);
+    full_inboxes_know_what_was_handled_inline(store, queue).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

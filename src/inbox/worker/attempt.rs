@@ -11,7 +11,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::super::decide::{self, Ended, decide};
-use super::super::event::{Settlement, Take, TakenEvent};
+use super::super::event::{EventState, Settlement, Take, TakenEvent};
 use super::super::queue::{Queue, Settled};
 use super::super::trip::{Changed, Probe, handler_works};
 use super::leases::HeldLease;
@@ -25,12 +25,14 @@ use crate::outcome::Outcome;
 use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
 
 /// An event to be handled.
-pub(super) struct Attempt {
+pub(super) struct Attempt<Q> {
     pub(super) event: TakenEvent,
     /// When its lease was requested.
     pub(super) asked: Instant,
-    /// The probe of a tripped kind that it is.
-    pub(super) probe: Option<Probe>,
+    /// Whether it has crashed before.
+    pub(super) suspect: Option<Tried<Q>>,
+    /// Whether it is the probe of a tripped kind.
+    pub(super) probe: Option<Tried<Q>>,
 }
 
 /// The number of events of one lane in a row after which another lane has its turn.
@@ -40,7 +42,7 @@ const LANE_TURN: u32 = 32;
 pub(super) async fn run<Q, S>(
     pool: Arc<Pool<Q>>,
     service: S,
-    first: Attempt,
+    first: Attempt<Q>,
     permit: OwnedSemaphorePermit,
 ) where
     Q: Queue,
@@ -53,21 +55,12 @@ pub(super) async fn run<Q, S>(
     let mut next = Some(first);
     while let Some(this) = next {
         let span = DeliverySpan::attempt(&this.event.delivery, this.event.lease.id.0);
-        let takes_next = turns < LANE_TURN && !pool.stops();
+        let takes_next = turns < LANE_TURN;
         turns += 1;
-        let suspect = Suspect {
-            pool: &pool,
-            is_suspect: this.event.crashes > 0,
-            probe: this.probe.clone(),
-        };
         next = pool
             .attempt(service.clone(), this, takes_next, &span)
             .instrument(span.span())
             .await;
-        drop(suspect);
-        if next.as_ref().is_some_and(|next| next.event.crashes > 0) {
-            *lock(&pool.suspects) += 1;
-        }
     }
     drop(permit);
     if turns > LANE_TURN {
@@ -75,40 +68,74 @@ pub(super) async fn run<Q, S>(
     }
 }
 
-/// An attempt of an event that has crashed before, or of a tripped kind. However it ends, another one may begin then.
-struct Suspect<'a, Q> {
-    pool: &'a Pool<Q>,
-    is_suspect: bool,
-    probe: Option<Probe>,
+/// An event that is tried with care. However its attempt ends, another one may begin then.
+pub(super) struct Tried<Q> {
+    pool: Arc<Pool<Q>>,
+    of: Of,
 }
 
-impl<Q> Drop for Suspect<'_, Q> {
+pub(super) enum Of {
+    /// The number of its crashes.
+    Suspect(u32),
+    Probe(Probe),
+}
+
+impl<Q> Tried<Q> {
+    pub(super) fn new(pool: &Arc<Pool<Q>>, of: Of) -> Self {
+        let pool = Arc::clone(pool);
+        Self { pool, of }
+    }
+}
+
+impl<Q> Drop for Tried<Q> {
     fn drop(&mut self) {
-        if self.is_suspect {
-            *lock(&self.pool.suspects) -= 1;
+        match &self.of {
+            Of::Suspect(crashes) => lock(&self.pool.suspects).ended(*crashes),
+            Of::Probe(probe) => lock(&self.pool.trips).probe_ended(probe),
         }
-        if let Some(probe) = &self.probe {
-            lock(&self.pool.trips).probe_ended(probe);
-        }
-        if self.is_suspect || self.probe.is_some() {
-            self.pool.ask_now();
-        }
+        self.pool.ask_now();
     }
 }
 
 impl<Q: Queue> Pool<Q> {
+    /// Returns an attempt of an event that was taken, or releases it if it has to run beside fewer others.
+    pub(super) async fn admit(
+        self: &Arc<Self>,
+        event: TakenEvent,
+        asked: Instant,
+    ) -> Option<Attempt<Q>> {
+        let crashes = event.crashes;
+        if crashes > 0 && !lock(&self.suspects).begin(crashes, &self.rules) {
+            let release = self
+                .shared
+                .queue
+                .settle(&event.lease, &Settlement::Released, None);
+            let limit = self.settings.limits.store_timeout;
+            // If that fails, the event is tried again when its lease has expired.
+            let _ = self.settings.call_within(limit, "settle", release).await;
+            return None;
+        }
+        Some(Attempt {
+            event,
+            asked,
+            suspect: (crashes > 0).then(|| Tried::new(self, Of::Suspect(crashes))),
+            probe: None,
+        })
+    }
+
     /// Makes one attempt, and returns the next event of the lane if it was taken.
     async fn attempt<S>(
-        &self,
+        self: &Arc<Self>,
         service: S,
         Attempt {
             event,
             asked,
+            suspect,
             probe,
-        }: Attempt,
+        }: Attempt<Q>,
         takes_next: bool,
         span: &DeliverySpan,
-    ) -> Option<Attempt>
+    ) -> Option<Attempt<Q>>
     where
         S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send> + Send,
     {
@@ -138,7 +165,7 @@ impl<Q: Queue> Pool<Q> {
         let is_settled = lease.as_ref().is_some_and(|lease| lease.is_settled());
         let recorded = match settlement.as_ref().filter(|_| !is_settled) {
             Some(settlement) => {
-                let take = takes_next.then(|| self.take());
+                let take = (takes_next && !self.stops()).then(|| self.take());
                 let may_be_settled = lease.is_some_and(|lease| lease.is_settling());
                 let settle = self.settle(&held, settlement, take.as_deref(), may_be_settled);
                 settle.await
@@ -150,7 +177,9 @@ impl<Q: Queue> Pool<Q> {
             }
         };
         watch.ended(&outcome, settlement.as_ref().filter(|_| recorded.is_some()));
-        recorded.flatten()
+        drop((suspect, probe));
+        let (next, asked) = recorded.flatten()?;
+        self.admit(next, asked).await
     }
 
     /// Runs the handler, and returns the attempt's outcome.
@@ -158,6 +187,10 @@ impl<Q: Queue> Pool<Q> {
     where
         S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send> + Send,
     {
+        // It was being taken when the worker was stopped.
+        if self.stops() {
+            return Outcome::Interrupted;
+        }
         if event.crashes >= self.rules.max_crashes {
             let crashes = event.crashes;
             return Outcome::Crashed { crashes };
@@ -243,7 +276,7 @@ impl<Q: Queue> Pool<Q> {
         settlement: &Settlement,
         next: Option<&Take>,
         may_be_settled: bool,
-    ) -> Option<Option<Attempt>> {
+    ) -> Option<Option<(TakenEvent, Instant)>> {
         let limits = &self.settings.limits;
         // Longer than that of a delivery, which has a sender who waits.
         let limit = limits.store_timeout.max(limits.lease() / 3);
@@ -257,11 +290,7 @@ impl<Q: Queue> Pool<Q> {
             match settled.await {
                 Ok(Settled::Ended(next)) => {
                     self.settled(settlement, next.is_some());
-                    return Some(next.map(|event| Attempt {
-                        event: *event,
-                        asked,
-                        probe: None,
-                    }));
+                    return Some(next.map(|event| (*event, asked)));
                 }
                 Ok(Settled::Lost) if may_be_settled => {
                     tracing::info!(
@@ -279,7 +308,7 @@ impl<Q: Queue> Pool<Q> {
                     return None;
                 }
                 // The first try may have ended the attempt, without an answer.
-                Ok(Settled::Lost) => return Some(None),
+                Ok(Settled::Lost) => return self.has_ended(held).await.then_some(None),
                 Err(error) => {
                     if let Err(error) = tries.again(error, held.valid_until()).await {
                         tracing::error!(
@@ -292,6 +321,23 @@ impl<Q: Queue> Pool<Q> {
                 }
             }
         }
+    }
+
+    /// Whether an attempt whose lease is gone was ended, and not lost to another worker.
+    async fn has_ended(&self, held: &HeldLease<'_>) -> bool {
+        let limit = self.settings.limits.store_timeout;
+        let get = self.shared.queue.get(held.lease().id);
+        let event = self.settings.call_within(limit, "get", get).await;
+        let has_ended = matches!(
+            event,
+            Ok(Some(event)) if event.summary.state != EventState::InProgress
+        );
+        if !has_ended {
+            tracing::warn!(
+                "the attempt ended, but that could not be confirmed, and another one may have begun"
+            );
+        }
+        has_ended
     }
 
     /// Plans what follows a settlement.

@@ -67,14 +67,10 @@ impl HeldLeases {
         }
     }
 
-    /// Ends the attempt of an event that was given up, if it is one of these.
-    pub(super) fn revoke(&self, id: EventId) {
+    /// Returns the lease of an event, if it is one of these.
+    pub(super) fn find(&self, id: EventId) -> Option<Arc<Shared>> {
         let all = lock(&self.all);
-        let held = all.values().find(|held| held.lease.id == id).cloned();
-        drop(all);
-        if let Some(held) = held {
-            held.end(Outcome::LeaseLost);
-        }
+        all.values().find(|held| held.lease.id == id).cloned()
     }
 
     /// Asks the queue which leases are still held, because events were given up.

@@ -6,9 +6,12 @@ mod leases;
 mod pool;
 mod producer;
 mod registry;
+mod suspects;
+mod tasks;
 
 use std::fmt;
 use std::future::Future;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -187,26 +190,28 @@ impl<Q: Queue, S> Worker<Q, S> {
 
     /// Sets the number of crashes in a row after which an event is a dead letter: 3 by default, and at least 1.
     ///
-    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried one
-    /// at a time, so that only the event that crashes the process is counted again.
+    /// An attempt whose lease expires counts as a crash. The events that were in progress at a crash are then tried side
+    /// by side with few others, and alone before their last crash, so that only the event that crashes the process
+    /// becomes a dead letter: see [crashes](crate::docs::inbox#crashes).
     pub fn max_crashes(mut self, crashes: u32) -> Self {
         self.rules.max_crashes = crashes.max(1);
         self
     }
 
     /// Sets the number of lanes after which a kind is [*tripped*](crate::docs::inbox#tripped-event-types): 10 by default, and
-    /// at least 1. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
+    /// from 1 to 10,000. A kind is tripped when its events fail in that many lanes, without a success in between. Until one
     /// of its events succeeds, one is tried at a time, with delays of up to a minute, and its failures do not count.
     pub fn trip_after(mut self, lanes: usize) -> Self {
-        self.rules.trip_after = lanes.max(1);
+        self.rules.trip_after = lanes.clamp(1, 10_000);
         self
     }
 
     /// Sets the interval at which a queue that several processes share is asked for events: 500 milliseconds by
-    /// default, varied by up to a quarter at random, and at least 1 millisecond. Events that this process accepts are
-    /// handled at once, while the worker has room.
+    /// default, varied by up to a quarter at random, at least 1 millisecond, and at most an hour. Events that this
+    /// process accepts are handled at once, while the worker has room.
     pub fn poll_every(mut self, interval: Duration) -> Self {
-        self.rules.poll_every = interval.max(Duration::from_millis(1));
+        let hour = Duration::from_secs(60 * 60);
+        self.rules.poll_every = interval.clamp(Duration::from_millis(1), hour);
         self
     }
 
@@ -253,7 +258,8 @@ where
             accepts: false.into(),
             plan: Mutex::new(Plan::default()),
             wake: Notify::new(),
-            suspects: Mutex::new(0),
+            suspects: Mutex::default(),
+            panics: 0.into(),
             leases: HeldLeases::default(),
             clocks: Clocks::default(),
             stop,
@@ -265,10 +271,23 @@ where
         pool.clocks.keep_running(&Handle::current(), lease);
         let place = registry::register(&pool, &service);
         // Not aborted, but stopped: what it takes meanwhile is released.
-        tokio::spawn(producer::produce(Arc::clone(&pool), service));
+        let of = || Arc::clone(&pool);
+        let produce = {
+            let pool = of();
+            move || producer::produce(Arc::clone(&pool), service.clone())
+        };
+        tokio::spawn(tasks::keep(of(), "claims", produce));
+        let extend = {
+            let pool = of();
+            move || extension::extend(Arc::clone(&pool))
+        };
+        let purge = {
+            let pool = of();
+            move || producer::purge(Arc::clone(&pool))
+        };
         let tasks = vec![
-            tokio::spawn(extension::extend(Arc::clone(&pool))).abort_handle(),
-            tokio::spawn(producer::purge(Arc::clone(&pool))).abort_handle(),
+            tokio::spawn(tasks::keep(of(), "leases", extend)).abort_handle(),
+            tokio::spawn(tasks::keep(of(), "purge", purge)).abort_handle(),
         ];
         WorkerHandle {
             control: pool,
@@ -307,6 +326,7 @@ trait Control: Send + Sync {
     fn stop(&self, stop: Stop);
     fn permits(&self) -> (&Arc<Semaphore>, u32);
     fn store_timeout(&self) -> Duration;
+    fn panics(&self) -> usize;
     #[cfg(feature = "metrics")]
     fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>>;
 }
@@ -329,6 +349,10 @@ impl<Q: Queue> Control for Pool<Q> {
         self.settings.limits.store_timeout
     }
 
+    fn panics(&self) -> usize {
+        self.panics.load(Ordering::Relaxed)
+    }
+
     #[cfg(feature = "metrics")]
     fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let inbox = Inbox {
@@ -340,13 +364,14 @@ impl<Q: Queue> Control for Pool<Q> {
 }
 
 impl WorkerHandle {
-    /// Stops the worker: it takes no more events. Waits until the attempts in progress have ended, or until `deadline` from now has
-    /// passed. Attempts that are then still in progress are interrupted: their handlers are dropped, their events are
-    /// released at once, and the attempts do not count.
+    /// Stops the worker: it begins no more attempts. Waits until those in progress have ended, or until `deadline` from
+    /// now has passed. Attempts that are then still in progress are interrupted: their handlers are dropped, their events
+    /// are released at once, and the attempts do not count.
     ///
     /// # Errors
     ///
-    /// When attempts were interrupted.
+    /// When attempts were interrupted, or a background task of the worker [has panicked](DrainTimeout::panics) since it
+    /// was spawned. Such a task is started again, and each panic is logged.
     pub async fn drain(&self, deadline: Duration) -> Result<(), DrainTimeout> {
         self.drain_until(sleep(deadline)).await
     }
@@ -355,27 +380,24 @@ impl WorkerHandle {
     ///
     /// # Errors
     ///
-    /// When attempts were interrupted.
+    /// As for [`drain`](Self::drain).
     pub async fn drain_until(&self, cut: impl Future<Output = ()>) -> Result<(), DrainTimeout> {
         self.place.leave();
         self.control.stop(Stop::Draining);
         let (permits, all) = self.control.permits();
-        let ended = tokio::select! {
+        let left = tokio::select! {
             biased;
-            _ = permits.acquire_many(all) => Ok(()),
+            _ = permits.acquire_many(all) => 0,
             () = cut => {
                 let left = all as usize - permits.available_permits();
                 self.control.stop(Stop::Now);
                 let limit = self.control.store_timeout();
                 let _ = timeout(limit, permits.acquire_many(all)).await;
-                match left {
-                    0 => Ok(()),
-                    left => Err(DrainTimeout::of(left)),
-                }
+                left
             }
         };
         self.end();
-        ended
+        DrainTimeout::check(left, self.control.panics())
     }
 
     /// Records the metrics of the worker's inbox.

@@ -1,6 +1,6 @@
 //! The state of a worker, which its tasks share.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, Semaphore, watch};
@@ -11,6 +11,7 @@ use super::super::handle::{Settings, Shared};
 use super::super::rules::Rules;
 use super::super::trip::Trips;
 use super::leases::HeldLeases;
+use super::suspects::Suspects;
 use crate::execution::{Clocks, lock};
 
 /// When the queue is asked for events. `None` when nothing is known to become due.
@@ -42,8 +43,9 @@ pub(super) struct Pool<Q> {
     /// When the queue is asked for events next.
     pub(super) plan: Mutex<Plan>,
     pub(super) wake: Notify,
-    /// The number of events in progress that have crashed before.
-    pub(super) suspects: Mutex<usize>,
+    pub(super) suspects: Mutex<Suspects>,
+    /// How often background tasks have panicked.
+    pub(super) panics: AtomicUsize,
     pub(super) leases: HeldLeases,
     /// Keeps the timers of the runtime in time beside handlers that block.
     pub(super) clocks: Clocks,

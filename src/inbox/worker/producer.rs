@@ -9,12 +9,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 use tower_service::Service;
 
 use super::super::event::{Kinds, Take};
-use super::super::queue::{Claims, Queue};
-use super::attempt::{Attempt, run};
+use super::super::queue::Queue;
+use super::attempt::{Attempt, Of, Tried, run};
 use super::pool::{Pool, Stop};
 use crate::delivery::RawDelivery;
 use crate::error::{BoxError, Chain};
-use crate::event::EventKind;
 use crate::execution::lock;
 use crate::outcome::Outcome;
 use crate::store::StoreError;
@@ -49,8 +48,9 @@ where
             continue;
         }
         let permits = tokio::select! {
-            permits = permits(&pool) => permits,
+            biased;
             () = stopped(&pool) => return,
+            permits = permits(&pool) => permits,
         };
         match ask(&pool, service.clone(), permits).await {
             Ok(()) => pause = Duration::ZERO,
@@ -106,41 +106,38 @@ where
         + Send
         + 'static,
 {
-    let probed = match pool.has_trips.load(Ordering::Relaxed) {
+    let of = Arc::clone(pool);
+    let start = move |attempt, permit| {
+        tokio::spawn(run(Arc::clone(&of), service.clone(), attempt, permit));
+    };
+    let probe = match pool.has_trips.load(Ordering::Relaxed) {
         true => lock(&pool.trips).begin_probe(),
         false => None,
     };
-    let of = Arc::clone(pool);
-    let start = move |event, asked, probe, permit| {
-        let attempt = Attempt {
-            event,
-            asked,
-            probe,
+    if let Some(probe) = probe {
+        let take = Take {
+            lease: pool.settings.limits.lease(),
+            kinds: Kinds::only([probe.kind.clone()]),
         };
-        tokio::spawn(run(Arc::clone(&of), service.clone(), attempt, permit));
-    };
-    if let Some(probe) = probed {
-        let asked = Instant::now();
-        let mut claimed = claim_one(pool, &probe.kind).await;
-        if let Ok(claims) = &mut claimed
-            && let Some(event) = claims.events.pop()
+        let probe = Tried::new(pool, Of::Probe(probe));
+        let (mut attempts, _) = pool.claim(&take, 1).await?;
+        if let Some(attempt) = attempts.pop()
             && let Some(permit) = permits.pop()
         {
-            start(event, asked, Some(probe), permit);
+            let probe = Some(probe);
+            start(Attempt { probe, ..attempt }, permit);
             return Ok(());
         }
-        lock(&pool.trips).probe_ended(&probe);
-        claimed?;
     }
 
     // Before the claim, so that no plan is lost that others make meanwhile.
     pool.forget_plan();
     let asked = Instant::now();
-    let claims = pool.claim(&pool.take(), permits.len()).await?;
-    for (event, permit) in claims.events.into_iter().zip(permits) {
-        start(event, asked, None, permit);
+    let (attempts, next_due) = pool.claim(&pool.take(), permits.len()).await?;
+    for (attempt, permit) in attempts.into_iter().zip(permits) {
+        start(attempt, permit);
     }
-    if let Some(next_due) = claims.next_due {
+    if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
     }
     if Q::SHARED {
@@ -150,25 +147,27 @@ where
     Ok(())
 }
 
-/// Takes one event of a kind that is tripped.
-async fn claim_one<Q: Queue>(pool: &Pool<Q>, kind: &EventKind) -> Result<Claims, StoreError> {
-    let take = Take {
-        lease: pool.settings.limits.lease(),
-        kinds: Kinds::only([kind.clone()]),
-    };
-    pool.claim(&take, 1).await
-}
-
 impl<Q: Queue> Pool<Q> {
-    async fn claim(&self, take: &Take, limit: usize) -> Result<Claims, StoreError> {
-        // One suspect at a time. The count is read before the claim, since the next event of a lane may be one, too.
-        let suspects = usize::from(*lock(&self.suspects) == 0);
+    /// Takes events that may begin now, and returns the time until another one is due.
+    async fn claim(
+        self: &Arc<Self>,
+        take: &Take,
+        limit: usize,
+    ) -> Result<(Vec<Attempt<Q>>, Option<Duration>), StoreError> {
+        let asked = Instant::now();
+        // Read before the claim, since the next event of a lane may be a suspect, too.
+        let suspects = lock(&self.suspects).room(&self.rules);
         let claim = self.shared.queue.claim(take, limit, suspects);
         let claims = self.settings.call_within(take.lease, "claim", claim);
         let claims = claims.await?;
-        let suspects = claims.events.iter().filter(|event| event.crashes > 0);
-        *lock(&self.suspects) += suspects.count();
-        Ok(claims)
+        let mut attempts = Vec::with_capacity(claims.events.len());
+        for event in claims.events {
+            attempts.extend(self.admit(event, asked).await);
+        }
+        if suspects < lock(&self.suspects).room(&self.rules) {
+            self.ask_now();
+        }
+        Ok((attempts, claims.next_due))
     }
 }
 

@@ -7,7 +7,7 @@ use tower_service::Service;
 
 use super::super::event::EventId;
 use super::super::queue::Queue;
-use super::super::workers::{Local, Place, Room};
+use super::super::workers::{Local, Place, Revocation, Room};
 use super::attempt::{Attempt, run};
 use super::pool::Pool;
 use crate::delivery::RawDelivery;
@@ -61,6 +61,7 @@ where
                 let attempt = Attempt {
                     event,
                     asked,
+                    suspect: None,
                     probe: None,
                 };
                 Box::pin(run(pool, service, attempt, permit))
@@ -74,10 +75,9 @@ where
         }
     }
 
-    fn revoke(&self, id: EventId) {
-        if let Some(pool) = self.pool.upgrade() {
-            pool.leases.revoke(id);
-        }
+    fn revocation(&self, id: EventId) -> Option<Revocation> {
+        let held = self.pool.upgrade()?.leases.find(id)?;
+        Some(Box::new(move || held.end(Outcome::LeaseLost)))
     }
 
     fn check(&self) {

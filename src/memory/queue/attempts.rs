@@ -275,6 +275,7 @@ impl Event {
             }
             Settlement::Dead { failure, hold_lane } => {
                 self.fail(failure, now);
+                self.failures = self.failures.saturating_add(1);
                 match *hold_lane && self.lane.is_some() {
                     true => Place::Holding { at: now },
                     false => ended(EventState::Dead),

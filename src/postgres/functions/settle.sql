@@ -95,6 +95,7 @@ BEGIN
         END IF;
         v_head.due := v_now + p_after;
     ELSIF p_end = 'dead' THEN
+        v_head.failures := least(v_head.failures, 2147483646) + 1;
         INSERT INTO {schema}.dead (seq, at, kind, failures) VALUES (v_head.seq, v_now, v_head.kind, v_head.failures);
         v_head.due := NULL;
     ELSE

@@ -27,7 +27,8 @@ const ACCEPT: &str = "
     ORDER BY o_at";
 
 /// The number of the event that was accepted with a key.
-const FIND: &str = "SELECT event FROM {schema}.keys WHERE key = $1 AND event IS NOT NULL";
+const FIND: &str =
+    "SELECT coalesce(event, 0) FROM {schema}.keys WHERE key = $1 AND done_until IS NOT NULL";
 
 pub(super) struct Accept {
     database: Arc<Database>,

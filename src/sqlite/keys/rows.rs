@@ -59,7 +59,7 @@ const AGAIN_OF_EVENT: &str = "
     UPDATE keys
     SET body = ?2, event = ?3, fence = NULL, attempt = 1, done = 1, lease_until = 0, keep_until = ?4
     WHERE id = ?1";
-const EVENT: &str = "SELECT event FROM keys WHERE key = ?1 AND event IS NOT NULL";
+const EVENT: &str = "SELECT ifnull(event, 0) FROM keys WHERE key = ?1 AND done";
 
 #[cfg(test)]
 pub(in crate::sqlite) const STATEMENTS: [&str; 9] = [
@@ -201,7 +201,7 @@ pub(in crate::sqlite) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Op
     Ok(known.and_then(|known| known.taken(tx.now, id)))
 }
 
-/// The number of the event that was accepted with a key.
+/// The number of the event that was accepted with a key, or 0 if a run has completed it.
 pub(in crate::sqlite) fn event(tx: &Tx<'_>, key: u128) -> rusqlite::Result<Option<i64>> {
     let mut event = tx.prepare(EVENT)?;
     let event = event.query_row([key.to_be_bytes()], |row| row.get(0));

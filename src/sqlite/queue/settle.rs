@@ -51,9 +51,12 @@ pub(super) fn settle(
     }
     let mut held = tx.prepare(HELD)?;
     let held = held.query_row(params![seq, fence], Work::read);
-    let Some(work) = held.optional()? else {
+    let Some(mut work) = held.optional()? else {
         return Ok(Settled::Lost);
     };
+    if matches!(settlement, Settlement::Dead { .. }) {
+        work.failures = work.failures.saturating_add(1);
+    }
     let (end, failure) = match settlement {
         Settlement::Handled => (State::Handled, None),
         Settlement::Ignored => (State::Ignored, None),

@@ -18,7 +18,11 @@ async fn ended<Q: Queue>(trial: &Trial<Q>, taken: &TakenEvent, settlement: &Sett
         Settlement::Handled => EventState::Handled,
         Settlement::Ignored => EventState::Ignored,
         Settlement::Discarded(_) => EventState::Discarded,
-        Settlement::Dead { .. } => EventState::Dead,
+        Settlement::Dead { .. } => {
+            let failures = trial.record(id).await.summary.failures;
+            assert_eq!(failures, taken.failures + 1, "failures of a dead letter");
+            EventState::Dead
+        }
         Settlement::Retry { counts, .. } => {
             let state = trial.record(id).await.summary.state;
             assert!(
