@@ -12,10 +12,10 @@ use tower_webhook::inbox::{EventState, Inbox, Records};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::StoreError;
 
-use crate::support::delivery::send;
-use crate::support::lock;
-use crate::support::queue::forward;
 use crate::worker::{Crm, SECOND, event, inbox, states, until, webhooks};
+use support::delivery::send;
+use support::forward;
+use support::lock;
 
 /// A queue whose calls take their time, and which counts the events that it hands out.
 #[derive(Clone, Default)]

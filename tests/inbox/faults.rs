@@ -14,12 +14,12 @@ use tower_webhook::store::{Store, StoreError, StoreErrorKind};
 use tower_webhook::{IdempotencyLayer, SignatureLayer};
 use tracing::Level;
 
-use crate::support::delivery::{secret, send};
-use crate::support::lock;
-use crate::support::log::Log;
-use crate::support::observer::Notes;
-use crate::support::queue::{FaultyQueue, forward};
 use crate::worker::{Crm, DAY, MINUTE, SECOND, event, states, until, webhooks};
+use support::delivery::{secret, send};
+use support::lock;
+use support::log::Log;
+use support::observer::Notes;
+use support::queue::{FaultyQueue, forward};
 
 /// A queue that panics in the next calls of these names, or lets another worker take an event at a bad moment.
 #[derive(Clone, Default)]

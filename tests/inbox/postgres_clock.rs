@@ -12,7 +12,7 @@ use tower_webhook::postgres::PostgresQueue;
 use tracing::Level;
 
 use crate::postgres::{Database, count, event, execute, key, take};
-use crate::support::log::Log;
+use support::log::Log;
 
 const SECOND: Duration = Duration::from_secs(1);
 const HOUR: Duration = Duration::from_secs(60 * 60);

@@ -12,9 +12,9 @@ use tower_webhook::inbox::{EventState, Inbox, Kinds, Lane};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{Delivery, EventRouter, RawDelivery};
 
-use crate::support::lock;
-use crate::support::queue::FaultyQueue;
 use crate::worker::{Crm, DAY, MINUTE, SECOND, states, until};
+use support::lock;
+use support::queue::FaultyQueue;
 
 fn take() -> Take {
     Take {
