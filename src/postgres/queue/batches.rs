@@ -158,6 +158,8 @@ impl<C: Call> Batches<C> {
         let mut state = self.lock();
         let mut jobs: Vec<Job<C>> = Vec::new();
         let mut kinds: Option<Kinds> = None;
+        // Their callers have given up, and they took no effect. Their kinds must not keep others waiting.
+        state.waiting.retain(|job| !job.caller.is_closed());
         while jobs.len() < LARGEST
             && let Some(job) = state.waiting.front()
         {
@@ -168,13 +170,7 @@ impl<C: Call> Batches<C> {
                 break;
             }
             kinds = kinds.or_else(|| others.cloned());
-            jobs.extend(
-                state
-                    .waiting
-                    .pop_front()
-                    // Its caller has given up, and it took no effect.
-                    .filter(|job| !job.caller.is_closed()),
-            );
+            jobs.extend(state.waiting.pop_front());
         }
         state.is_running = !jobs.is_empty();
         jobs
@@ -270,5 +266,65 @@ impl fmt::Display for Shared {
 impl Error for Shared {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()?.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::event::EventKind;
+
+    /// A call that may take an event of these kinds.
+    #[derive(Clone)]
+    struct Any(Kinds);
+
+    impl Call for Any {
+        type Return = ();
+
+        fn kinds(&self) -> Option<&Kinds> {
+            Some(&self.0)
+        }
+
+        fn lease((): &()) -> Option<EventLease> {
+            None
+        }
+    }
+
+    fn releases_nothing() -> Release {
+        Arc::new(|_| Box::pin(async {}))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_behind_others_that_were_given_up_is_executed() {
+        let ends = Arc::new(Notify::new());
+        let first_ends = Arc::clone(&ends);
+        let execute = move |calls: Vec<Any>| {
+            let ends = Arc::clone(&first_ends);
+            async move {
+                ends.notified().await;
+                calls.iter().map(|_| Ok(())).collect()
+            }
+        };
+        let batches = Batches::new(execute, releases_nothing());
+        let call = |kinds| {
+            let batches = Arc::clone(&batches);
+            tokio::spawn(async move { batches.call(Any(kinds)).await })
+        };
+        let first = call(Kinds::all());
+        tokio::task::yield_now().await;
+        let given_up = call(Kinds::only([EventKind::CHAT_RATED]));
+        tokio::task::yield_now().await;
+        let last = call(Kinds::only([EventKind::CHAT_CLOSED]));
+        tokio::task::yield_now().await;
+        given_up.abort();
+        assert!(given_up.await.unwrap_err().is_cancelled());
+
+        ends.notify_one();
+        first.await.unwrap().unwrap();
+        ends.notify_one();
+        let last = timeout(Duration::from_secs(15), last).await;
+        last.expect("it is stranded").unwrap().unwrap();
     }
 }
