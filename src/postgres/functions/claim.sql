@@ -74,6 +74,15 @@ BEGIN
     END LOOP;
 END $tower_webhook$;
 
+-- Whether another transaction has locked a row of `head`. Otherwise this one has, if there is such a row. Nobody waits: an
+-- operator's transaction, or one that stands still, concerns its own chats only.
+CREATE FUNCTION {schema}.is_locked(p_lane bigint, p_own bigint) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+BEGIN
+    PERFORM FROM {schema}.head WHERE lane = p_lane AND own = p_own FOR UPDATE SKIP LOCKED;
+    RETURN NOT FOUND AND EXISTS (SELECT FROM {schema}.head WHERE lane = p_lane AND own = p_own);
+END $tower_webhook$;
+
 -- Takes events that are due, from a floor on: of the kinds in `p_kinds`, no event that has never crashed is due
 -- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
 -- `p_leased`. So deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a
@@ -91,7 +100,7 @@ RETURNS TABLE (
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
     o_tried_for bigint, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     -- Transactions that began this long before they commit are seen in spite of a floor.
     c_slack CONSTANT bigint := 3000000;
@@ -109,7 +118,8 @@ DECLARE
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
     FOR v_aside IN
-        SELECT * FROM {schema}.aside WHERE due <= v_now ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
+        SELECT * FROM {schema}.aside WHERE due <= v_now AND NOT {schema}.is_locked(lane, 0)
+        ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM {schema}.aside WHERE due = v_aside.due AND seq = v_aside.seq;
         PERFORM {schema}.rejoin(v_aside);

@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
-use super::batches::{Batches, Call};
+use super::batches::{Batches, Call, Executed, Row};
 use super::database::Database;
-use super::parameters::{failures, some, sort, unsort};
+use super::parameters::{failures, some, sort};
 use super::rows::{duration, time};
 use super::settle::Settle;
 use crate::event::EventKind;
@@ -45,7 +45,7 @@ impl Accept {
         };
         Self {
             database: Arc::clone(database),
-            calls: Batches::new(execute, settle.release()),
+            calls: Batches::new(execute, database.locked(), settle.release()),
             find: database.sql(FIND),
         }
     }
@@ -68,7 +68,7 @@ impl Accept {
     }
 
     pub(super) async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        let rows = self.database.read(&self.find, &[Value::Id(key)]).await?;
+        let rows = self.database.call(&self.find, [Value::Id(key)]).await?;
         let event = rows.first().map(|row| column(row, 0)).transpose()?;
         Ok(event.map(EventId))
     }
@@ -88,6 +88,10 @@ impl Call for Acceptance {
         None
     }
 
+    fn row(&self) -> Option<Row> {
+        Some((self.event.lane?.0, 0))
+    }
+
     fn lease(accepted: &Accepted) -> Option<EventLease> {
         match accepted {
             Accepted::New { taken, .. } => taken.as_ref().map(|taken| taken.lease),
@@ -100,10 +104,10 @@ async fn execute(
     database: &Database,
     sql: &Arc<str>,
     mut calls: Vec<Acceptance>,
-) -> Vec<Result<Accepted, StoreError>> {
+) -> Executed<Accepted> {
     let order = sort(&mut calls, |call| call.event.lane);
     let accepted = database.execute(sql, &calls, values, accepted);
-    unsort(accepted.await, &order)
+    accepted.await.unsort(&order)
 }
 
 fn values(calls: &[Acceptance]) -> Vec<Value> {

@@ -94,7 +94,7 @@ impl Claim {
             parameters::number(suspects),
         ];
         values.extend(floor.values());
-        let mut rows = database.call(&self.0.claim, &values).await?;
+        let mut rows = database.call(&self.0.claim, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
         let found = Floor::read(&last, FLOOR)?;

@@ -65,7 +65,9 @@ use crate::store::{OpenError, StoreError};
 /// statement costs the server less for each event. The row with the body is inserted once. Only narrow rows change: one
 /// for the first event of each lane (table `head`), and one for each event that waits behind it (`wait`). They are
 /// deleted when the event is handled. The row of a lane's head is also the lock of the lane: operations in different
-/// lanes do not wait for each other.
+/// lanes do not wait for each other. A statement waits 400 ms for a lock at most. Then the calls that need a locked row
+/// wait without a connection, until a look at these rows, every 100 ms, finds them free; the others are executed. So an
+/// operator's transaction that locks a chat delays that chat only. Leases in locked lanes are not extended meanwhile.
 ///
 /// **Keys** are those of a [`PostgresStore`](crate::postgres::PostgresStore) in the same schema. An event that the store
 /// recorded as done is a duplicate for the queue, and an event that the queue accepted is done for the store. The key
@@ -81,8 +83,10 @@ use crate::store::{OpenError, StoreError};
 /// with 200 can be lost, so leave it `on` for the user of this queue.
 ///
 /// **Connections.** Each operation needs a connection while it runs, and none is held between operations: a process
-/// needs at most five, to accept, claim, settle, extend and purge, and three are enough. Beside statements that hang,
-/// as on a dead connection, it executes others, on up to four connections more, for six seconds at most. Handlers that
+/// uses at most five to accept, claim, settle, extend, purge and change events, and three are enough. It uses no more while
+/// the server hangs: a statement whose caller has given up keeps its place among the five until the server has ended it,
+/// or for 5 s. Lists and counts need others. Beside statements that hang, as on a dead connection, it executes others.
+/// An event whose acceptance took more than 1 s in the database is not taken by it, but by a later claim. Handlers that
 /// hold connections of the same pool for long delay deliveries: add one connection for each of them, up to the
 /// worker's `concurrency`, or use separate pools; see
 /// [the page on the inbox](crate::docs::inbox#transactional-handlers). The notes of
@@ -247,7 +251,7 @@ impl Work for PostgresQueue {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         self.shared.settle.extend(leases, lease).await
     }
 

@@ -118,7 +118,7 @@ impl Person {
     ) -> Result<Change, StoreError> {
         let from = from.map(|state| state.name().to_owned());
         let values = [Value::Number(id.0), Value::Text(from)];
-        let row = self.database.call_one(sql, &values).await?;
+        let row = self.database.call_one(sql, values).await?;
         match column::<&str>(&row, 0)? {
             "made" => Ok(Change::Made),
             "not-found" => Ok(Change::NotFound),
@@ -143,7 +143,7 @@ impl Person {
             Value::Optional(last),
             parameters::number(FORGET_STEP),
         ];
-        let row = self.database.call_one(&self.forget, &values).await?;
+        let row = self.database.call_one(&self.forget, values).await?;
         let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
         Ok(Forgotten {
             bodies: column::<i64>(&row, 0)?.unsigned_abs(),
@@ -160,7 +160,7 @@ impl Person {
     ) -> Result<(), StoreError> {
         let kind = kind.map(ToString::to_string).unwrap_or_default();
         let values = [Value::Text(Some(kind)), Value::Number(paused.into())];
-        self.database.call(&self.pause, &values).await?;
+        self.database.call(&self.pause, values).await?;
         Ok(())
     }
 
