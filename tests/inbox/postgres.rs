@@ -763,6 +763,61 @@ async fn event_that_the_server_refuses_fails_alone() {
     assert_eq!(queue.stats().await.unwrap().unsettled(), 49);
 }
 
+/// Calls of a person at one time share a statement, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_at_one_time_share_a_transaction() {
+    const EVENTS: i64 = 400;
+
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let mut ids = Vec::new();
+    for at in 0..EVENTS {
+        let mut event = event(Some(key(&at.to_string())), Some(at % 7));
+        event.dead = (at % 2 == 0).then(failure);
+        let Ok(Accepted::New { id, .. }) = queue.accept(event, None).await else {
+            panic!("event {at} was not accepted");
+        };
+        ids.push(id);
+    }
+    let begun = count(&pool, "SELECT txid_current()::bigint").await;
+    let (waiting, dead) = (Some(EventState::Waiting), Some(EventState::Dead));
+    let changes = join_all(ids.iter().enumerate().map(|(at, id)| {
+        let queue = &queue;
+        async move {
+            match at % 4 {
+                0 => queue.redrive(*id, dead).await.unwrap(),
+                1 => queue.discard(*id, waiting).await.unwrap(),
+                2 => queue.discard(*id, waiting).await.unwrap(),
+                _ => queue.redrive(EventId(id.0 + EVENTS), None).await.unwrap(),
+            }
+        }
+    }));
+    for (at, change) in changes.await.into_iter().enumerate() {
+        let expected = match at % 4 {
+            0 | 1 => Change::Made,
+            2 => Change::WrongState,
+            _ => Change::NotFound,
+        };
+        assert_eq!(change, expected, "event {at}");
+    }
+    let ended = count(&pool, "SELECT txid_current()::bigint").await;
+    assert!(ended - begun < 40, "{} transactions", ended - begun);
+
+    let records = join_all(ids.iter().map(|id| queue.get(*id))).await;
+    for (at, (record, id)) in records.into_iter().zip(&ids).enumerate() {
+        let record = record.unwrap().unwrap();
+        assert_eq!(record.summary.id, *id);
+        let state = match at % 4 {
+            0 => EventState::Retrying,
+            1 => EventState::Discarded,
+            2 => EventState::Dead,
+            _ => EventState::Waiting,
+        };
+        assert_eq!(record.summary.state, state, "event {at}");
+        assert_eq!(record.failures.len(), usize::from(at % 2 == 0));
+    }
+}
+
 async fn lock_table(transaction: &mut PgConnection) {
     sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
         .execute(transaction)

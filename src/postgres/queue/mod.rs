@@ -62,7 +62,8 @@ use crate::store::{OpenError, StoreError};
 /// written when it is accepted, and taken in the same transaction if a worker has room; when it is settled, the next
 /// event of its lane is taken. Concurrent calls share a statement, up to 128: while one is executed, the calls that
 /// arrive are collected for the next one. After a statement for eight or more, the next one waits for 1 ms, as a larger
-/// statement costs the server less for each event. The row with the body is inserted once. Only narrow rows change: one
+/// statement costs the server less for each event. [`get`](Records::get), [`redrive`](Records::redrive) and
+/// [`discard`](Records::discard) share statements, too: to change many events, change 64 of them at a time. The row with the body is inserted once. Only narrow rows change: one
 /// for the first event of each lane (table `head`), and one for each event that waits behind it (`wait`). They are
 /// deleted when the event is handled. The row of a lane's head is also the lock of the lane: operations in different
 /// lanes do not wait for each other. A statement waits 400 ms for a lock at most. Then the calls that need a locked row
@@ -195,10 +196,10 @@ impl PostgresQueue {
             accept: Accept::new(&database, &settle),
             claim: Claim::new(&database, &settle),
             ends: settle.ends(),
-            settle,
-            person: Person::new(&database),
+            person: Person::new(&database, &settle),
             list: List::new(&database),
             purge: Purge::new(&database),
+            settle,
             database,
         };
         Self {
@@ -297,11 +298,11 @@ impl Records for PostgresQueue {
     }
 
     async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.redrive(id, from).await
+        self.shared.person.change(id, from, true).await
     }
 
     async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.discard(id, from).await
+        self.shared.person.change(id, from, false).await
     }
 
     async fn forget(
