@@ -991,6 +991,35 @@ async fn event_that_was_long_in_its_statement_waits_for_a_claim() {
     assert_eq!(claims.events[0].lease.id, id);
 }
 
+/// The server hangs while it commits, until the connection is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_sleep(8); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER pause AFTER INSERT ON tower_webhook.events
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pause()";
+    execute(&pool, slow).await;
+    let take = take();
+    let accepted = queue.accept(event(None, Some(1)), Some(&take)).await;
+    assert!(accepted.is_err());
+    let claimed = timeout(LEASE / 2, async {
+        loop {
+            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            if let Some(taken) = claims.events.into_iter().next() {
+                return taken;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let taken = claimed.await.expect("it is due before its lease ends");
+    assert_eq!(taken.crashes, 0);
+    // This one is held.
+    assert!(queue.claim(&take, 1, 1).await.unwrap().events.is_empty());
+    end(&queue, &taken, Settlement::Handled).await;
+}
+
 /// Another transaction has locked the first event of a chat, which three deliveries, an acceptance and an end wait for.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_locked_chat_stalls_no_other_one_and_loses_no_lease_of_others() {

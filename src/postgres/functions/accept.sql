@@ -208,7 +208,7 @@ BEGIN
     v_fences := ARRAY(
         SELECT CASE
             WHEN e.lease IS NOT NULL AND v_open[e.kind] AND (e.lane = ANY (v_returning)) IS NOT TRUE
-            THEN gen_random_uuid()
+            THEN {schema}.new_fence()
         END
         FROM unnest(p_leases, p_kinds, p_lanes) AS e (lease, kind, lane)
     );

@@ -1,5 +1,29 @@
 -- Events are taken under leases, and return to their lanes when they are due again.
 
+-- The random number of an attempt. It begins with that of the call, if this has one.
+CREATE FUNCTION {schema}.new_fence() RETURNS uuid LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    RETURN overlay(
+        gen_random_uuid()::text PLACING coalesce(current_setting('tower_webhook.call', true), '') FROM 1
+    )::uuid;
+END $tower_webhook$;
+
+-- Gives up the leases of calls whose caller got no answer. Nobody acknowledged them, so they do not count as crashes.
+CREATE FUNCTION {schema}.give_up(p_calls text[]) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_head {schema}.head%ROWTYPE;
+BEGIN
+    FOR v_head IN
+        SELECT h.* FROM {schema}.head h
+        WHERE h.is_suspect AND left(h.fence::text, 18) = ANY (p_calls) ORDER BY h.lane, h.own FOR UPDATE SKIP LOCKED
+    LOOP
+        UPDATE {schema}.head SET due = {schema}.micros(), is_suspect = crashes > 0, fence = NULL
+        WHERE lane = v_head.lane AND own = v_head.own;
+        IF v_head.own = 0 THEN PERFORM {schema}.sort_head(v_head.lane); END IF;
+    END LOOP;
+END $tower_webhook$;
+
 -- Whether events of the kind can be taken.
 CREATE FUNCTION {schema}.is_open(p_kind integer, p_only text[], p_except text[])
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
@@ -196,7 +220,7 @@ BEGIN
                 END IF;
             END IF;
             UPDATE {schema}.head h SET
-                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = gen_random_uuid()
+                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = {schema}.new_fence()
             WHERE h.lane = v_head.lane AND h.own = v_head.own
             RETURNING h.fence INTO o_fence;
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;

@@ -51,7 +51,7 @@ BEGIN
         AND v_next.due <= {schema}.micros()
         AND {schema}.is_open(v_next.kind, p_only, p_except)
     THEN
-        v_fence := gen_random_uuid();
+        v_fence := {schema}.new_fence();
         v_next.due := {schema}.micros() + p_lease;
     ELSE
         -- It could not be taken before, and a claim does not look back for long. Of events that one statement lets
@@ -146,7 +146,7 @@ RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
     v_done bigint[];

@@ -23,7 +23,8 @@ use crate::store::{EventKey, Fence, StoreError};
 /// Many events at once, in their order.
 const ACCEPT: &str = "
     SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
-    FROM {schema}.accept($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+    FROM (SELECT set_config('tower_webhook.call', $18, true)) AS c (call)
+    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
     ORDER BY o_at";
 
 /// The number of the event that was accepted with a key.
@@ -83,6 +84,8 @@ struct Acceptance {
 
 impl Call for Acceptance {
     type Return = Accepted;
+
+    const TAKES: bool = true;
 
     fn kinds(&self) -> Option<&Kinds> {
         None

@@ -70,6 +70,9 @@ pub(super) trait Call: Clone + Send + 'static {
     /// What it returns.
     type Return: Send + 'static;
 
+    /// Whether its statement may take events, and has the number of the call as its last parameter.
+    const TAKES: bool;
+
     /// The kinds of which an event may be taken. One statement has one set of them.
     fn kinds(&self) -> Option<&Kinds>;
 
@@ -354,6 +357,8 @@ mod tests {
 
     impl Call for Any {
         type Return = ();
+
+        const TAKES: bool = false;
 
         fn kinds(&self) -> Option<&Kinds> {
             Some(&self.0)

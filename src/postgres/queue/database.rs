@@ -1,9 +1,9 @@
 //! How the statements of the queue are executed.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, VecDeque};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -22,10 +22,42 @@ use crate::store::engine::Error;
 pub(super) struct Database {
     pub(super) tables: Arc<Tables>,
     identity: Arc<Identity>,
+    give_up: Arc<str>,
     /// Whether transactions have another isolation level by default than the one that the functions need.
     begins: Arc<AtomicBool>,
     /// How many more calls may have a connection.
     connections: Arc<Semaphore>,
+    unanswered: Arc<Unanswered>,
+}
+
+/// The numbers of calls that may have taken events for nobody: no answer came, and the server may execute them still.
+#[derive(Default)]
+struct Unanswered(Mutex<VecDeque<(Instant, String)>>);
+
+/// For how long such a call may take effect, and how many are remembered.
+const LATEST: Duration = Duration::from_secs(10 * 60);
+const MOST_UNANSWERED: usize = 64;
+
+impl Unanswered {
+    fn add(&self, call: String) {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.push_back((Instant::now(), call));
+        if calls.len() > MOST_UNANSWERED {
+            calls.pop_front();
+        }
+    }
+
+    fn all(&self) -> Vec<String> {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.retain(|(at, _)| at.elapsed() < LATEST);
+        calls.iter().map(|(_, call)| call.clone()).collect()
+    }
+}
+
+/// A number for a call that may take events: the first half of their fences.
+fn number() -> String {
+    let number = format!("{:016x}", fastrand::u64(..));
+    format!("{}-{}-{}", &number[..8], &number[8..12], &number[12..])
 }
 
 /// How many calls have a connection at the same time, those included whose callers have given up.
@@ -39,9 +71,11 @@ impl Database {
         let tables = Arc::new(tables);
         Self {
             identity: Arc::new(Identity::new(&tables)),
+            give_up: tables.schema.sql("SELECT {schema}.give_up($1)").into(),
             tables,
             begins: Arc::new(AtomicBool::new(false)),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            unanswered: Arc::default(),
         }
     }
 
@@ -56,8 +90,30 @@ impl Database {
         sql: &Arc<str>,
         values: impl Into<Vec<Value>>,
     ) -> Result<Vec<PgRow>, StoreError> {
-        let rows = self.try_call(sql, values.into()).await;
+        let rows = self.try_call(sql, values.into(), None).await;
         rows.map_err(|error| self.error(error))
+    }
+
+    /// As [`call`](Self::call), for a statement that may take events, and has the number of the call as its last parameter.
+    pub(super) async fn take(
+        &self,
+        sql: &Arc<str>,
+        mut values: Vec<Value>,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let call = number();
+        values.push(Value::Text(Some(call.clone())));
+        let rows = self.try_call(sql, values, Some(call)).await;
+        rows.map_err(|error| self.error(error))
+    }
+
+    /// Gives up what calls without an answer have taken.
+    pub(super) async fn give_up_unanswered(&self) {
+        let calls = self.unanswered.all();
+        if !calls.is_empty() {
+            let values = [Value::List(List::Texts(Some(calls)))];
+            // The next claim tries it again.
+            let _ = self.call(&self.give_up, values).await;
+        }
     }
 
     pub(super) async fn call_one(
@@ -70,11 +126,17 @@ impl Database {
 
     /// Waits for one of the connections. A statement whose caller gives up keeps it for a while: the server executes it
     /// all the same, and another connection would be one more.
-    async fn try_call(&self, sql: &Arc<str>, values: Vec<Value>) -> sqlx::Result<Vec<PgRow>> {
+    async fn try_call(
+        &self,
+        sql: &Arc<str>,
+        values: Vec<Value>,
+        call: Option<String>,
+    ) -> sqlx::Result<Vec<PgRow>> {
         let connection = Arc::clone(&self.connections).acquire_owned().await;
         let (mut caller, result) = oneshot::channel();
         let (tables, begins) = (Arc::clone(&self.tables), Arc::clone(&self.begins));
         let (sql, began) = (Arc::clone(sql), Instant::now());
+        let unanswered = Arc::clone(&self.unanswered);
         tokio::spawn(async move {
             let rows = {
                 let fetched = pin!(fetch(&tables, &begins, &sql, &values));
@@ -83,12 +145,20 @@ impl Database {
                     sleep_until(began + GRACE).await;
                 });
                 match select(fetched, given_up).await {
-                    Either::Left((rows, _)) => rows,
-                    Either::Right(_) => return,
+                    Either::Left((rows, _)) => Some(rows),
+                    Either::Right(_) => None,
                 }
             };
             drop(connection);
-            let _ = caller.send(rows);
+            // The server's errors say that nothing was taken.
+            let is_known = rows.as_ref().is_some_and(|rows| match rows {
+                Ok(_) => true,
+                Err(error) => error.as_database_error().is_some(),
+            });
+            let is_answered = rows.is_some_and(|rows| caller.send(rows).is_ok());
+            if let Some(call) = call.filter(|_| !is_known || !is_answered) {
+                unanswered.add(call);
+            }
         });
         // Its runtime was shut down.
         result.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
@@ -123,7 +193,13 @@ impl Database {
         values: fn(&[C]) -> Vec<Value>,
         returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
     ) -> Executed<C::Return> {
-        let rows = match self.try_call(sql, values(calls)).await {
+        let number = C::TAKES.then(number);
+        let values = |calls: &[C]| {
+            let mut values = values(calls);
+            values.extend(number.clone().map(|number| Value::Text(Some(number))));
+            values
+        };
+        let rows = match self.try_call(sql, values(calls), number.clone()).await {
             Err(error) if is_locked(&error) => return Executed::Blocked,
             // What the server cannot store is not the fault of the others.
             Err(error) if calls.len() > 1 && is_of_a_value(&error) => {

@@ -78,7 +78,9 @@ use crate::store::{OpenError, StoreError};
 /// **Time** is the server's, as in the store. If its clock jumps forward, leases expire early, and each event in
 /// progress may be tried once more; if it jumps back, they expire later by as much.
 ///
-/// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. After a crash
+/// **What a crash costs.** Events that a worker had taken are taken again when their leases have expired. If the answer
+/// of the server is lost and the process lives on, what it has taken is given up within a second after the server is back,
+/// and does not count as crashed. After a crash
 /// of the server, deliveries are answered with 503 until it is back. [`PostgresStore`](crate::postgres::PostgresStore)
 /// describes the costs of `synchronous_commit = off`, failovers and standbys. With `off`, an event that was answered
 /// with 200 can be lost, so leave it `on` for the user of this queue.

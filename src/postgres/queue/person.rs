@@ -164,6 +164,8 @@ struct Get(EventId);
 impl Call for Get {
     type Return = Option<EventRecord>;
 
+    const TAKES: bool = false;
+
     fn kinds(&self) -> Option<&Kinds> {
         None
     }
@@ -187,6 +189,8 @@ struct Changing {
 
 impl Call for Changing {
     type Return = Change;
+
+    const TAKES: bool = false;
 
     fn kinds(&self) -> Option<&Kinds> {
         None

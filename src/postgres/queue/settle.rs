@@ -16,12 +16,14 @@ use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
 use crate::store::engine::Error;
 
-/// Many attempts at once, in their order.
+/// Many attempts at once, in their order. Not the function limits the time for locks, as the transactions of handlers
+/// call it, too.
 const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
         o_failures, o_crashes, o_tried_for
-    FROM {schema}.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $15, true)) AS c (time, call)
+    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
@@ -134,6 +136,8 @@ pub(super) struct End {
 
 impl Call for End {
     type Return = Settled;
+
+    const TAKES: bool = true;
 
     fn kinds(&self) -> Option<&Kinds> {
         self.next.as_ref().map(|next| &next.kinds)
