@@ -1,9 +1,10 @@
-//! Redrives or discards events: one by one, after a preview.
+//! Redrives or discards events, after a preview.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
 
 use futures_util::FutureExt;
+use futures_util::future::join_all;
 use indicatif::ProgressBar;
 use tokio::signal::ctrl_c;
 use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
@@ -16,6 +17,9 @@ pub(crate) enum Action {
     Redrive,
     Discard,
 }
+
+/// How many events are changed at the same time. They share a transaction, for which deliveries wait.
+const AT_ONCE: usize = 64;
 
 /// How many events the preview shows.
 const PREVIEW: usize = 5;
@@ -46,19 +50,21 @@ pub(crate) async fn change<Q: Queue>(
     let progress = ProgressBar::new(ids.len() as u64);
     let mut counts = Counts::default();
     let mut stopped = std::pin::pin!(ctrl_c());
-    for (id, from) in &ids {
+    for some in ids.chunks(AT_ONCE) {
         // Not during a change: what was begun is counted.
         if stopped.as_mut().now_or_never().is_some() {
             progress.finish_and_clear();
             eprintln!("stopped after {} of {} events", counts.all(), ids.len());
             break;
         }
-        let change = match action {
+        let changes = some.iter().map(async |(id, from)| match action {
             Action::Redrive => inbox.redrive(*id, *from).await,
             Action::Discard => inbox.discard(*id, *from).await,
-        };
-        counts.count(*id, change?, &progress);
-        progress.inc(1);
+        });
+        for ((id, _), change) in some.iter().zip(join_all(changes).await) {
+            counts.count(*id, change?, &progress);
+            progress.inc(1);
+        }
     }
     progress.finish_and_clear();
     eprintln!("{}: {}", action.done(), counts.made);

@@ -17,6 +17,7 @@ use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
+use futures_util::future::join_all;
 use tower_webhook::inbox::{EventSummary, Filter, Inbox, Page, Queue};
 use tracing_subscriber::filter::LevelFilter;
 
@@ -144,9 +145,12 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
             let filter = matching.filter();
             let mut pages = Pages::new(inbox, &filter, false);
             while let Some(page) = pages.next().await? {
-                for event in page {
-                    if let Some(record) = inbox.get(event.id).await? {
-                        print::record_line(&record)?;
+                for some in page.chunks(AT_ONCE) {
+                    let records = join_all(some.iter().map(|event| inbox.get(event.id)));
+                    for record in records.await {
+                        if let Some(record) = record? {
+                            print::record_line(&record)?;
+                        }
                     }
                 }
             }
@@ -156,6 +160,9 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
     }
     Ok(ExitCode::SUCCESS)
 }
+
+/// How many events are read at the same time. They share a statement.
+const AT_ONCE: usize = 128;
 
 /// The events that match, page by page.
 pub(crate) struct Pages<'a, Q> {
@@ -172,7 +179,7 @@ impl<'a, Q: Queue> Pages<'a, Q> {
             filter,
             next: Some(Page {
                 after: None,
-                limit: 500,
+                limit: 4 * AT_ONCE,
                 newest_first,
                 within: None,
             }),

@@ -139,9 +139,11 @@ pub(super) struct Counted {
 /// The number up to which events are counted for a preview.
 const COUNT_UP_TO: usize = 10_000;
 
-/// The number of events that are read and changed at a time.
-const STEP: usize = 500;
-const AT_ONCE: usize = 32;
+/// The number of events that are read at a time.
+const STEP: usize = 512;
+
+/// The number of events that are changed at a time. They share a transaction, for which deliveries wait.
+const AT_ONCE: usize = 64;
 
 /// Counts the events that match, for a preview.
 pub(super) async fn preview(

@@ -88,7 +88,7 @@ pub trait Work: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Claims, StoreError>> + Send;
 
     /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
-    /// held.
+    /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
     ///
     /// # Errors
     ///
@@ -97,7 +97,7 @@ pub trait Work: Send + Sync + 'static {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> impl Future<Output = Result<Vec<bool>, StoreError>> + Send;
+    ) -> impl Future<Output = Result<Vec<Option<bool>>, StoreError>> + Send;
 
     /// Ends the attempt under a lease. When this returns, its end is as durable as the queue.
     ///
@@ -211,7 +211,7 @@ impl<Q: Work> Work for Arc<Q> {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> impl Future<Output = Result<Vec<bool>, StoreError>> + Send {
+    ) -> impl Future<Output = Result<Vec<Option<bool>>, StoreError>> + Send {
         (**self).extend(leases, lease)
     }
 

@@ -431,12 +431,12 @@ impl Work for Spy {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         let extended = self.queue.extend(leases, lease).await?;
         for (held, _) in leases
             .iter()
             .zip(&extended)
-            .filter(|(_, is_held)| **is_held)
+            .filter(|(_, is_held)| **is_held == Some(true))
         {
             self.history.write(Entry::Extended {
                 fence: held.fence,
@@ -622,7 +622,7 @@ impl Mistaken {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         self.inner.extend(leases, lease).await
     }
 

@@ -12,7 +12,7 @@ use crate::suite::{self, Harness};
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
 use sqlx::AssertSqlSafe;
-use sqlx::postgres::{PgPool, PgPoolOptions};
+use sqlx::postgres::{PgConnection, PgPool, PgPoolOptions};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
@@ -767,23 +767,94 @@ async fn event_that_the_server_refuses_fails_alone() {
     assert_eq!(queue.stats().await.unwrap().unsettled(), 49);
 }
 
+/// Calls of a person at one time share a statement, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_at_one_time_share_a_transaction() {
+    const EVENTS: i64 = 400;
+
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let mut ids = Vec::new();
+    for at in 0..EVENTS {
+        let mut event = event(Some(key(&at.to_string())), Some(at % 7));
+        event.dead = (at % 2 == 0).then(failure);
+        let Ok(Accepted::New { id, .. }) = queue.accept(event, None).await else {
+            panic!("event {at} was not accepted");
+        };
+        ids.push(id);
+    }
+    let begun = count(&pool, "SELECT txid_current()::bigint").await;
+    let (waiting, dead) = (Some(EventState::Waiting), Some(EventState::Dead));
+    let changes = join_all(ids.iter().enumerate().map(|(at, id)| {
+        let queue = &queue;
+        async move {
+            match at % 4 {
+                0 => queue.redrive(*id, dead).await.unwrap(),
+                1 => queue.discard(*id, waiting).await.unwrap(),
+                2 => queue.discard(*id, waiting).await.unwrap(),
+                _ => queue.redrive(EventId(id.0 + EVENTS), None).await.unwrap(),
+            }
+        }
+    }));
+    for (at, change) in changes.await.into_iter().enumerate() {
+        let expected = match at % 4 {
+            0 | 1 => Change::Made,
+            2 => Change::WrongState,
+            _ => Change::NotFound,
+        };
+        assert_eq!(change, expected, "event {at}");
+    }
+    let ended = count(&pool, "SELECT txid_current()::bigint").await;
+    assert!(ended - begun < 40, "{} transactions", ended - begun);
+
+    let records = join_all(ids.iter().map(|id| queue.get(*id))).await;
+    for (at, (record, id)) in records.into_iter().zip(&ids).enumerate() {
+        let record = record.unwrap().unwrap();
+        assert_eq!(record.summary.id, *id);
+        let state = match at % 4 {
+            0 => EventState::Retrying,
+            1 => EventState::Discarded,
+            2 => EventState::Dead,
+            _ => EventState::Waiting,
+        };
+        assert_eq!(record.summary.state, state, "event {at}");
+        assert_eq!(record.failures.len(), usize::from(at % 2 == 0));
+    }
+}
+
+async fn lock_table(transaction: &mut PgConnection) {
+    sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
+        .execute(transaction)
+        .await
+        .unwrap();
+}
+
+/// How many statements wait for a lock.
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
 #[tokio::test(flavor = "multi_thread")]
 async fn event_whose_caller_gave_up_is_released() {
     let database = Database::create().await;
     let queue = database.queue().await;
     let pool = database.pool(1).await;
-    // The acceptance waits for a lock, and its caller does not wait for it.
-    let mut busy = pool.begin().await.unwrap();
-    sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
-        .execute(&mut *busy)
-        .await
-        .unwrap();
+    let other = database.pool(1).await;
     let take = take();
-    let accept = queue.accept(event(None, Some(1)), Some(&take));
-    timeout(Duration::from_millis(500), accept)
-        .await
-        .unwrap_err();
-    busy.rollback().await.unwrap();
+    // The acceptance waits for a lock, and its caller does not wait for it. The server may end it before the lock is free.
+    while queue.stats().await.unwrap().unsettled() == 0 {
+        let mut busy = pool.begin().await.unwrap();
+        lock_table(&mut busy).await;
+        let accept = tokio::spawn({
+            let (queue, take) = (queue.clone(), take.clone());
+            async move { queue.accept(event(None, Some(1)), Some(&take)).await }
+        });
+        while count(&other, WAITING).await == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        accept.abort();
+        busy.rollback().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 
     let claimed = timeout(LEASE, async {
         loop {
@@ -807,13 +878,10 @@ async fn events_of_a_claim_whose_caller_gave_up_are_released() {
         queue.accept(event(None, Some(lane)), None).await.unwrap();
     }
     let mut busy = pool.begin().await.unwrap();
-    sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
-        .execute(&mut *busy)
-        .await
-        .unwrap();
+    lock_table(&mut busy).await;
     let take = take();
     let claim = queue.claim(&take, 3, 0);
-    timeout(Duration::from_millis(500), claim)
+    timeout(Duration::from_millis(200), claim)
         .await
         .unwrap_err();
     busy.rollback().await.unwrap();
@@ -854,6 +922,170 @@ async fn a_statement_that_hangs_does_not_stop_the_others() {
     transaction.rollback().await.unwrap();
     let (id, _) = hanging.await.unwrap();
     assert!(queue.get(id).await.unwrap().is_some());
+}
+
+/// A table is locked while deliveries arrive, attempts are in progress, and callers give up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect() {
+    const STALL: Duration = Duration::from_secs(8);
+    const LIMIT: Duration = Duration::from_secs(2);
+
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let url = format!("{}?application_name=worker", database.url);
+    let queue = PostgresQueue::new(connect(&url, 40).await);
+    queue.migrate().await.unwrap();
+    let held = accept(&queue, event(None, Some(0))).await.1.unwrap();
+    let brief = Take {
+        lease: 2 * LIMIT,
+        kinds: Kinds::all(),
+    };
+    let mut busy = pool.begin().await.unwrap();
+    lock_table(&mut busy).await;
+    let began = std::time::Instant::now();
+    let (mut calls, mut most, mut lane) = (JoinSet::new(), 0, 1);
+    while began.elapsed() < STALL {
+        lane += 1;
+        let (queue, brief, lease) = (queue.clone(), brief.clone(), held.lease);
+        calls.spawn(async move {
+            let accepted = queue.accept(event(None, Some(lane)), Some(&brief));
+            let accepted = timeout(LIMIT, accepted).await;
+            if lane % 20 == 0 {
+                let _ = timeout(LIMIT, queue.claim(&brief, 8, 1)).await;
+                let _ = timeout(LIMIT, queue.extend(&[lease], LEASE)).await;
+                let _ = timeout(LIMIT, queue.size()).await;
+                let _ = timeout(LIMIT, queue.purge(LEASE)).await;
+            }
+            if let Ok(Ok(Accepted::New {
+                taken: Some(taken), ..
+            })) = accepted
+            {
+                end(&queue, &taken, Settlement::Handled).await;
+            }
+        });
+        let active = "SELECT count(*) FROM pg_stat_activity
+            WHERE application_name = 'worker' AND state <> 'idle'";
+        most = most.max(count(&pool, active).await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    busy.rollback().await.unwrap();
+    calls.join_all().await;
+    assert!((1..=5).contains(&most), "{most} connections");
+
+    // Whatever has a lease that nobody holds would be a suspect then.
+    tokio::time::sleep(brief.lease + LIMIT).await;
+    let claims = queue.claim(&take(), 1000, 1000).await.unwrap();
+    let suspects = claims.events.iter().filter(|taken| taken.crashes > 0);
+    assert_eq!(suspects.count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_that_was_long_in_its_statement_waits_for_a_claim() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_sleep(1.1); RETURN NEW; END';
+        CREATE TRIGGER pause BEFORE INSERT ON tower_webhook.events EXECUTE FUNCTION pause()";
+    execute(&pool, slow).await;
+    let (id, taken) = accept(&queue, event(None, Some(1))).await;
+    assert!(taken.is_none());
+    let state = queue.get(id).await.unwrap().unwrap().summary.state;
+    assert_eq!(state, EventState::Waiting);
+    let claims = queue.claim(&take(), 1, 0).await.unwrap();
+    assert_eq!(claims.events[0].lease.id, id);
+}
+
+/// The server hangs while it commits, until the connection is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_sleep(8); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER pause AFTER INSERT ON tower_webhook.events
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pause()";
+    execute(&pool, slow).await;
+    let take = take();
+    let accepted = queue.accept(event(None, Some(1)), Some(&take)).await;
+    assert!(accepted.is_err());
+    let claimed = timeout(LEASE / 2, async {
+        loop {
+            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            if let Some(taken) = claims.events.into_iter().next() {
+                return taken;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let taken = claimed.await.expect("it is due before its lease ends");
+    assert_eq!(taken.crashes, 0);
+    // This one is held.
+    assert!(queue.claim(&take, 1, 1).await.unwrap().events.is_empty());
+    end(&queue, &taken, Settlement::Handled).await;
+}
+
+/// Another transaction has locked the first event of a chat, which three deliveries, an acceptance and an end wait for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_chat_stalls_no_other_one_and_loses_no_lease_of_others() {
+    const LOCKED: i64 = 1;
+
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let queue = PostgresQueue::new(database.pool(8).await);
+    queue.migrate().await.unwrap();
+    let mut held = Vec::new();
+    for lane in 1..=9 {
+        held.push(accept(&queue, event(None, Some(lane))).await.1.unwrap());
+    }
+    let leases: Vec<_> = held.iter().map(|taken| taken.lease).collect();
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head WHERE lane = 1 FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+
+    let mut hanging = JoinSet::new();
+    let mut others = JoinSet::new();
+    for round in 0..60i64 {
+        if round % 20 == 0 {
+            let queue = queue.clone();
+            hanging.spawn(async move { drop(accept(&queue, event(None, Some(LOCKED))).await) });
+        }
+        let queue = queue.clone();
+        others.spawn(async move {
+            let began = std::time::Instant::now();
+            accept(&queue, event(None, Some(100 + round))).await;
+            began.elapsed()
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let slowest = others.join_all().await.into_iter().max().unwrap();
+    assert!(
+        slowest < Duration::from_secs(2),
+        "one waited for {slowest:?}"
+    );
+    assert_eq!(hanging.len(), 3);
+    assert!(hanging.try_join_next().is_none());
+    // They wait without a connection.
+    assert_eq!(count(&pool, WAITING).await, 0);
+
+    let end = queue.settle(&leases[0], &Settlement::Handled, None);
+    timeout(Duration::from_secs(2), end).await.unwrap_err();
+    let other = queue.settle(&leases[1], &Settlement::Handled, None);
+    let settled = timeout(Duration::from_secs(2), other).await.unwrap();
+    assert!(matches!(settled, Ok(Settled::Ended(_))));
+    let extended = timeout(Duration::from_secs(2), queue.extend(&leases, LEASE)).await;
+    let mut expected = vec![Some(true); 9];
+    expected[0] = None;
+    expected[1] = Some(false);
+    assert_eq!(extended.unwrap().unwrap(), expected);
+
+    transaction.rollback().await.unwrap();
+    timeout(Duration::from_secs(2), hanging.join_all())
+        .await
+        .expect("they wait although the row is free");
+    let extended = queue.extend(&leases[..1], LEASE).await.unwrap();
+    assert_eq!(extended, [Some(true)]);
 }
 
 /// Where each operation begins a transaction itself, a process may stand still between its statement and the commit.

@@ -280,7 +280,7 @@ impl Both {
                 let m = memory.extend(&m, HOUR).await.unwrap();
                 assert_eq!(m, postgres.extend(&p, HOUR).await.unwrap());
                 let mut lasts = m.into_iter();
-                self.held.retain(|_| lasts.next().unwrap());
+                self.held.retain(|_| lasts.next().unwrap() == Some(true));
             }
             31 => {
                 let Some(held) = self.ended.pop() else {

@@ -219,7 +219,7 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
         let alone = alone.unwrap();
         let leases = slice::from_ref(&alone.lease);
         let extended = queue.extend(leases, Duration::from_secs(30)).await.unwrap();
-        assert_eq!(extended, [true]);
+        assert_eq!(extended, [Some(true)]);
         end(queue, &alone, Settlement::Handled).await;
 
         // One that others wait for.

@@ -153,7 +153,10 @@ async fn solid_queue_761() {
                 let ended = queue.settle(&late.lease, ending, Some(&take(HELD))).await;
                 assert!(matches!(ended, Ok(Settled::Lost)), "{ended:?}");
             }
-            assert_eq!(queue.extend(&[late.lease], HELD).await.unwrap(), [false]);
+            assert_eq!(
+                queue.extend(&[late.lease], HELD).await.unwrap(),
+                [Some(false)]
+            );
             assert!(claim(queue, &take(HELD), 100).await.is_empty());
             let next = take(HELD);
             let ended = queue.settle(&holder.lease, &Settlement::Handled, Some(&next));
@@ -261,7 +264,7 @@ async fn dbos_transact_py_742() {
             let again = handles[1].settle(&late.lease, &Settlement::Released, None);
             assert!(matches!(again.await, Ok(Settled::Lost)));
             let extended = handles[1].extend(&[late.lease], HELD).await.unwrap();
-            assert_eq!(extended, [false]);
+            assert_eq!(extended, [Some(false)]);
         }
         assert!(rush().await.is_empty());
         assert!(inbox.stats().await.unwrap().is_all_handled());

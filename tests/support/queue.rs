@@ -27,7 +27,7 @@ macro_rules! forward {
         }
     };
     (@extend) => {
-        async fn extend(&self, leases: &[::tower_webhook::inbox::internal::EventLease], lease: ::std::time::Duration) -> Result<Vec<bool>, ::tower_webhook::store::StoreError> {
+        async fn extend(&self, leases: &[::tower_webhook::inbox::internal::EventLease], lease: ::std::time::Duration) -> Result<Vec<Option<bool>>, ::tower_webhook::store::StoreError> {
             self.inner()?.extend(leases, lease).await
         }
     };
@@ -151,7 +151,7 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         let queue = self.inner()?;
         if self.faults.keeps_no_lease.load(Ordering::SeqCst) {
             return Err(Self::error());

@@ -52,13 +52,16 @@ async fn extend_all<Q: Queue>(
     let extend = pool.shared.queue.extend(&leases, lease);
     match pool.settings.call_within(limit, "extend", extend).await {
         Ok(extended) => {
+            let mut is_any_unknown = false;
             for (held, is_held) in due.iter().zip(extended) {
                 match is_held {
-                    true => held.extended(asked + lease),
-                    false => held.end(Outcome::LeaseLost),
+                    Some(true) => held.extended(asked + lease),
+                    Some(false) => held.end(Outcome::LeaseLost),
+                    // The attempt goes on until its lease expires, and is asked for again before.
+                    None => is_any_unknown = true,
                 }
             }
-            false
+            is_any_unknown
         }
         Err(error) => {
             if !had_failed {

@@ -300,11 +300,11 @@ impl Work for MemoryQueue {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         let mut state = self.lock();
         Ok(leases
             .iter()
-            .map(|held| state.extend(held, lease))
+            .map(|held| Some(state.extend(held, lease)))
             .collect())
     }
 

@@ -75,7 +75,7 @@ CREATE FUNCTION {schema}.accept(
 RETURNS TABLE (
     o_at bigint, o_answer text, o_same boolean, o_remaining bigint, o_seq bigint, o_accepted bigint, o_fence uuid
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
     v_count integer := cardinality(p_kinds);
@@ -219,11 +219,13 @@ BEGIN
     v_fences := ARRAY(
         SELECT CASE
             WHEN e.lease IS NOT NULL AND v_open[e.kind] AND (e.lane = ANY (v_returning)) IS NOT TRUE
-            THEN gen_random_uuid()
+            THEN {schema}.new_fence()
         END
         FROM unnest(p_leases, p_kinds, p_lanes) AS e (lease, kind, lane)
     );
     v_due := {schema}.micros();
+    -- Its caller may have given up by now, and a lease that nobody holds would count as a crash when it expires.
+    IF v_due - v_now > 1000000 THEN v_fences := array_fill(NULL::uuid, ARRAY[v_count]); END IF;
     WITH placed AS (
         INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect, fence)
         SELECT DISTINCT ON (e.place, e.own)

@@ -27,6 +27,30 @@ BEGIN
     RETURN v_back;
 END $tower_webhook$;
 
+-- The random number of an attempt. It begins with that of the call, if this has one.
+CREATE FUNCTION {schema}.new_fence() RETURNS uuid LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    RETURN overlay(
+        gen_random_uuid()::text PLACING coalesce(current_setting('tower_webhook.call', true), '') FROM 1
+    )::uuid;
+END $tower_webhook$;
+
+-- Gives up the leases of calls whose caller got no answer. Nobody acknowledged them, so they do not count as crashes.
+CREATE FUNCTION {schema}.give_up(p_calls text[]) RETURNS void
+LANGUAGE plpgsql SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_head {schema}.head%ROWTYPE;
+BEGIN
+    FOR v_head IN
+        SELECT h.* FROM {schema}.head h
+        WHERE h.is_suspect AND left(h.fence::text, 18) = ANY (p_calls) ORDER BY h.lane, h.own FOR UPDATE SKIP LOCKED
+    LOOP
+        UPDATE {schema}.head SET due = {schema}.micros(), is_suspect = crashes > 0, fence = NULL
+        WHERE lane = v_head.lane AND own = v_head.own;
+        IF v_head.own = 0 THEN PERFORM {schema}.sort_head(v_head.lane); END IF;
+    END LOOP;
+END $tower_webhook$;
+
 -- Whether events of the kind can be taken.
 CREATE FUNCTION {schema}.is_open(p_kind integer, p_only text[], p_except text[])
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
@@ -101,6 +125,15 @@ BEGIN
     END LOOP;
 END $tower_webhook$;
 
+-- Whether another transaction has locked a row of `head`. Otherwise this one has, if there is such a row. Nobody waits: an
+-- operator's transaction, or one that stands still, concerns its own chats only.
+CREATE FUNCTION {schema}.is_locked(p_lane bigint, p_own bigint) RETURNS boolean
+LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+BEGIN
+    PERFORM FROM {schema}.head WHERE lane = p_lane AND own = p_own FOR UPDATE SKIP LOCKED;
+    RETURN NOT FOUND AND EXISTS (SELECT FROM {schema}.head WHERE lane = p_lane AND own = p_own);
+END $tower_webhook$;
+
 -- Takes events that are due, from a floor on: of the kinds in `p_kinds`, no event that has never crashed is due
 -- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
 -- `p_leased`. So deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a
@@ -119,7 +152,7 @@ RETURNS TABLE (
     o_tried_for bigint, o_uncounted integer, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint,
     o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
-SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
+SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     -- Transactions that began this long before they commit are seen in spite of a floor.
     c_slack CONSTANT bigint := 3000000;
@@ -141,7 +174,8 @@ BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
     v_set_back := {schema}.tick(v_now, p_lease);
     FOR v_aside IN
-        SELECT * FROM {schema}.aside WHERE due <= v_now ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
+        SELECT * FROM {schema}.aside WHERE due <= v_now AND NOT {schema}.is_locked(lane, 0)
+        ORDER BY due, seq LIMIT 100 FOR UPDATE SKIP LOCKED
     LOOP
         DELETE FROM {schema}.aside WHERE due = v_aside.due AND seq = v_aside.seq;
         PERFORM {schema}.rejoin(v_aside);
@@ -233,7 +267,7 @@ BEGIN
                 END IF;
             END IF;
             UPDATE {schema}.head h SET
-                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = gen_random_uuid()
+                due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = {schema}.new_fence()
             WHERE h.lane = v_head.lane AND h.own = v_head.own
             RETURNING h.fence INTO o_fence;
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;

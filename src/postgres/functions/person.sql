@@ -135,6 +135,28 @@ BEGIN
     RETURN 'made';
 END $tower_webhook$;
 
+-- Redrives or discards each of these events, in the order of lanes, so that two statements do not wait for each other. The
+-- rows of the result have positions in the arrays.
+CREATE FUNCTION {schema}.change(p_seqs bigint[], p_froms text[], p_redrives boolean[])
+RETURNS TABLE (o_at bigint, o_answer text) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_from {schema}.event_state;
+BEGIN
+    FOR o_at IN
+        SELECT e.at FROM unnest(p_seqs) WITH ORDINALITY AS e (seq, at)
+        ORDER BY (SELECT coalesce(v.lane, 0) FROM {schema}.events v WHERE v.seq = e.seq), e.seq
+    LOOP
+        v_from := nullif(p_froms[o_at], '');
+        IF p_redrives[o_at] THEN
+            o_answer := {schema}.redrive(p_seqs[o_at], v_from);
+        ELSE
+            o_answer := {schema}.discard(p_seqs[o_at], v_from);
+        END IF;
+        RETURN NEXT;
+    END LOOP;
+END $tower_webhook$;
+
 -- Deletes what events of a chat contain, in a step: from one number to another one, or to the newest of now. Lanes are
 -- locked until the end of the step. Returns how many bodies were deleted, and the numbers of the next step.
 CREATE FUNCTION {schema}.forget(

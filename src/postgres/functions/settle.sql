@@ -1,18 +1,32 @@
 -- Attempts end, and their leases are extended.
 
--- Extends leases that are held, in the order of lanes, and returns for each whether it was.
+-- Extends leases that are held, and returns for each whether it was. NULL where another transaction has locked the row:
+-- it may end the attempt, or not.
 CREATE FUNCTION {schema}.extend(p_seqs bigint[], p_fences uuid[], p_places bigint[], p_lease bigint)
-RETURNS SETOF boolean LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+RETURNS SETOF boolean LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_seq bigint;
     v_fence uuid;
     v_place bigint;
+    v_row tid;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
     FOR v_seq, v_fence, v_place IN SELECT * FROM unnest(p_seqs, p_fences, p_places) LOOP
-        UPDATE {schema}.head SET due = {schema}.micros() + p_lease
-        WHERE lane = v_place AND own = ANY (ARRAY[0, v_seq]) AND seq + 0 = v_seq AND fence = v_fence;
-        RETURN NEXT FOUND;
+        v_row := NULL;
+        SELECT ctid INTO v_row FROM {schema}.head
+        WHERE lane = v_place AND own = ANY (ARRAY[0, v_seq]) AND seq + 0 = v_seq AND fence = v_fence
+        FOR UPDATE SKIP LOCKED;
+        IF FOUND THEN
+            UPDATE {schema}.head SET due = {schema}.micros() + p_lease WHERE ctid = v_row;
+            RETURN NEXT true;
+        ELSIF EXISTS (
+            SELECT FROM {schema}.head
+            WHERE lane = v_place AND own = ANY (ARRAY[0, v_seq]) AND seq + 0 = v_seq AND fence = v_fence
+        ) THEN
+            RETURN NEXT NULL;
+        ELSE
+            RETURN NEXT false;
+        END IF;
     END LOOP;
 END $tower_webhook$;
 
@@ -37,7 +51,7 @@ BEGIN
         AND v_next.due <= {schema}.micros()
         AND {schema}.is_open(v_next.kind, p_only, p_except)
     THEN
-        v_fence := gen_random_uuid();
+        v_fence := {schema}.new_fence();
         v_next.due := {schema}.micros() + p_lease;
     ELSE
         -- It could not be taken before, and a claim does not look back for long. Of events that one statement lets
@@ -207,6 +221,8 @@ BEGIN
             END IF;
             v_own := v_head.own;
         END IF;
+        -- As for an acceptance, nothing is taken late.
+        IF {schema}.micros() - v_now > 1000000 THEN p_leases[o_at] := NULL; END IF;
         v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_only, p_except);
         IF v_head.seq IS NOT NULL THEN
             SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio::time::timeout;
 
-use super::error::lost_a_race;
+use super::error::{is_locked, lost_a_race};
 use super::value::Value;
 
 /// How long a connection may take to open after its caller has given up. As long is waited for the answer of
@@ -96,7 +96,8 @@ impl Pool {
                 // Only where transactions are repeatable reads or serializable by default.
                 Err(error) if lost_a_race(&error) => busy.is_sound = true,
                 result => {
-                    busy.is_sound = result.is_ok();
+                    // A lock that was not free in time says nothing against the connection.
+                    busy.is_sound = result.as_ref().err().is_none_or(is_locked);
                     return result;
                 }
             }

@@ -83,7 +83,7 @@ pub(super) fn is_missing(error: &sqlx::Error) -> bool {
 }
 
 /// Whether a lock was not free in time.
-pub(super) fn is_locked(error: &sqlx::Error) -> bool {
+pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     code(error).as_deref() == Some("55P03")
 }
 

@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
-use super::batches::{Batches, Call};
+use super::batches::{Batches, Call, Executed, Row};
 use super::database::Database;
-use super::parameters::{failures, some, sort, unsort};
+use super::parameters::{failures, some, sort};
 use super::rows::{duration, time};
 use super::settle::Settle;
 use crate::event::EventKind;
@@ -23,7 +23,8 @@ use crate::store::{EventKey, Fence, StoreError};
 /// Many events at once, in their order.
 const ACCEPT: &str = "
     SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
-    FROM {schema}.accept($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+    FROM (SELECT set_config('tower_webhook.call', $18, true)) AS c (call)
+    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
     ORDER BY o_at";
 
 /// The number of the event that was accepted with a key.
@@ -46,7 +47,7 @@ impl Accept {
         };
         Self {
             database: Arc::clone(database),
-            calls: Batches::new(execute, settle.release()),
+            calls: Batches::new(execute, database.locked(), settle.release()),
             find: database.sql(FIND),
         }
     }
@@ -69,7 +70,7 @@ impl Accept {
     }
 
     pub(super) async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        let rows = self.database.read(&self.find, &[Value::Id(key)]).await?;
+        let rows = self.database.call(&self.find, [Value::Id(key)]).await?;
         let event = rows.first().map(|row| column(row, 0)).transpose()?;
         Ok(event.map(EventId))
     }
@@ -85,8 +86,14 @@ struct Acceptance {
 impl Call for Acceptance {
     type Return = Accepted;
 
+    const TAKES: bool = true;
+
     fn kinds(&self) -> Option<&Kinds> {
         None
+    }
+
+    fn row(&self) -> Option<Row> {
+        Some((self.event.lane?.0, 0))
     }
 
     fn lease(accepted: &Accepted) -> Option<EventLease> {
@@ -101,10 +108,10 @@ async fn execute(
     database: &Database,
     sql: &Arc<str>,
     mut calls: Vec<Acceptance>,
-) -> Vec<Result<Accepted, StoreError>> {
+) -> Executed<Accepted> {
     let order = sort(&mut calls, |call| call.event.lane);
     let accepted = database.execute(sql, &calls, values, accepted);
-    unsort(accepted.await, &order)
+    accepted.await.unsort(&order)
 }
 
 fn values(calls: &[Acceptance]) -> Vec<Value> {

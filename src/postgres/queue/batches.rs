@@ -1,19 +1,19 @@
 //! One statement at a time for many callers: while it is executed, later calls collect for the next one. Beside one that
-//! hangs, others are executed.
+//! hangs, others are executed. A call whose row somebody else has locked stands aside until that row is free.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::error::Error;
 use std::fmt;
 use std::future::Future;
 use std::mem;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures_util::future::{Either, select};
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
+use super::parameters::unsort;
 use crate::inbox::event::{EventLease, Kinds};
 use crate::store::{StoreError, StoreErrorKind};
 
@@ -32,21 +32,52 @@ const MOST_SLOW: usize = 2;
 /// How much longer such a statement may take, and one whose callers have all given up. Its connection is closed then.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
-/// A statement that is executed for several calls, with a result for each.
-type Execution<C> = Pin<Box<dyn Future<Output = Results<C>> + Send>>;
-type Results<C> = Vec<Result<<C as Call>::Return, StoreError>>;
+/// The interval at which locked rows are looked at.
+const PROBE: Duration = Duration::from_millis(100);
+
+type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// What became of a statement for several calls.
+pub(super) enum Executed<R> {
+    /// Each call has a result.
+    Done(Vec<Result<R, StoreError>>),
+    /// The statement waited for a lock until the server ended it, and had no effect.
+    Blocked,
+}
+
+impl<R> Executed<R> {
+    /// Returns results to the former positions of their calls.
+    pub(super) fn unsort(self, order: &[usize]) -> Self {
+        match self {
+            Self::Done(results) => Self::Done(unsort(results, order)),
+            Self::Blocked => Self::Blocked,
+        }
+    }
+}
+
+/// A row of `head`, by its key.
+pub(super) type Row = (i64, i64);
+
+/// Returns those of the rows that others have locked, at once.
+pub(super) type Locked =
+    Box<dyn Fn(BTreeSet<Row>) -> Boxed<Result<BTreeSet<Row>, StoreError>> + Send + Sync>;
 
 /// Gives up events that nobody waits for any more.
-pub(super) type Release =
-    Arc<dyn Fn(Vec<EventLease>) -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
+pub(super) type Release = Arc<dyn Fn(Vec<EventLease>) -> Boxed<()> + Send + Sync>;
 
 /// What a call asks for.
 pub(super) trait Call: Clone + Send + 'static {
     /// What it returns.
     type Return: Send + 'static;
 
+    /// Whether its statement may take events, and has the number of the call as its last parameter.
+    const TAKES: bool;
+
     /// The kinds of which an event may be taken. One statement has one set of them.
     fn kinds(&self) -> Option<&Kinds>;
+
+    /// The row that it locks, if that may exist.
+    fn row(&self) -> Option<Row>;
 
     /// The lease of the event that was taken.
     fn lease(returned: &Self::Return) -> Option<EventLease>;
@@ -54,17 +85,20 @@ pub(super) trait Call: Clone + Send + 'static {
 
 /// The calls of one kind of statement.
 pub(super) struct Batches<C: Call> {
-    execute: Box<dyn Fn(Vec<C>) -> Execution<C> + Send + Sync>,
+    execute: Box<dyn Fn(Vec<C>) -> Boxed<Executed<C::Return>> + Send + Sync>,
+    locked: Locked,
     release: Release,
     state: Mutex<State<C>>,
-    /// Statements whose callers have all given up: one at a time is waited for.
-    abandoned: Arc<Semaphore>,
     /// Statements that take long, beside which others are executed.
     slow: Arc<Semaphore>,
 }
 
 struct State<C: Call> {
     waiting: VecDeque<Job<C>>,
+    /// Rows that others have locked, which a task looks at. The calls that need them wait without a statement.
+    locked: BTreeSet<Row>,
+    /// How many calls the next statement serves at most: fewer after one that was blocked for an unknown reason.
+    largest: usize,
     /// Whether a task executes statements.
     is_running: bool,
 }
@@ -77,19 +111,22 @@ struct Job<C: Call> {
 impl<C: Call> Batches<C> {
     pub(super) fn new<F>(
         execute: impl Fn(Vec<C>) -> F + Send + Sync + 'static,
+        locked: Locked,
         release: Release,
     ) -> Arc<Self>
     where
-        F: Future<Output = Results<C>> + Send + 'static,
+        F: Future<Output = Executed<C::Return>> + Send + 'static,
     {
         Arc::new(Self {
             execute: Box::new(move |calls| Box::pin(execute(calls))),
+            locked,
             release,
             state: Mutex::new(State {
                 waiting: VecDeque::new(),
+                locked: BTreeSet::new(),
+                largest: LARGEST,
                 is_running: false,
             }),
-            abandoned: Arc::new(Semaphore::new(1)),
             slow: Arc::new(Semaphore::new(MOST_SLOW)),
         })
     }
@@ -101,15 +138,8 @@ impl<C: Call> Batches<C> {
     /// Has a call executed, by the task that does so, or by a new one.
     pub(super) async fn call(self: &Arc<Self>, call: C) -> Result<C::Return, StoreError> {
         let (caller, result) = oneshot::channel();
-        let starts = {
-            let mut state = self.lock();
-            state.waiting.push_back(Job { call, caller });
-            !mem::replace(&mut state.is_running, true)
-        };
-        if starts {
-            // Not in the delivery's span, which would last until this ends.
-            tokio::spawn(Arc::clone(self).run());
-        }
+        self.lock().waiting.push_back(Job { call, caller });
+        self.start();
         result.await.unwrap_or_else(|_| {
             let ended =
                 "the statement took too long, or the runtime that executed it was shut down";
@@ -117,9 +147,17 @@ impl<C: Call> Batches<C> {
         })
     }
 
+    /// Starts the task that executes statements, if there is none.
+    fn start(self: &Arc<Self>) {
+        if !mem::replace(&mut self.lock().is_running, true) {
+            // Not in the delivery's span, which would last until this ends.
+            tokio::spawn(Arc::clone(self).run());
+        }
+    }
+
     /// Executes statements until no call waits.
     async fn run(self: Arc<Self>) {
-        let mut running = Running {
+        let mut task = Task {
             batches: &self,
             has_ended: false,
         };
@@ -130,18 +168,15 @@ impl<C: Call> Batches<C> {
             }
             let jobs = self.next();
             if jobs.is_empty() {
-                running.has_ended = true;
+                task.has_ended = true;
                 return;
             }
             before = jobs.len();
-            let calls = jobs.iter().map(|job| job.call.clone()).collect();
-            let (release, abandoned) = (Arc::clone(&self.release), Arc::clone(&self.abandoned));
-            let execution = (self.execute)(calls);
-            let mut answered = Box::pin(answer(jobs, execution, release, abandoned));
+            let mut answered = Box::pin(Arc::clone(&self).answer(jobs));
             if timeout(SLOW, &mut answered).await.is_ok() {
                 continue;
             }
-            // It may wait for a lock, or on a dead connection. The next calls get another connection.
+            // It may be on a dead connection. The next calls get another connection.
             let answered = timeout(GRACE, answered);
             match Arc::clone(&self.slow).try_acquire_owned() {
                 Ok(permit) => drop(tokio::spawn(async move {
@@ -158,9 +193,20 @@ impl<C: Call> Batches<C> {
         let mut state = self.lock();
         let mut jobs: Vec<Job<C>> = Vec::new();
         let mut kinds: Option<Kinds> = None;
-        while jobs.len() < LARGEST
+        // Their callers have given up, and they took no effect. Their kinds must not keep others waiting.
+        state.waiting.retain(|job| !job.caller.is_closed());
+        let mut aside = Vec::new();
+        while jobs.len() < state.largest
             && let Some(job) = state.waiting.front()
         {
+            if job
+                .call
+                .row()
+                .is_some_and(|row| state.locked.contains(&row))
+            {
+                aside.extend(state.waiting.pop_front());
+                continue;
+            }
             let others = job.call.kinds();
             if let (Some(kinds), Some(others)) = (&kinds, others)
                 && kinds != others
@@ -168,77 +214,102 @@ impl<C: Call> Batches<C> {
                 break;
             }
             kinds = kinds.or_else(|| others.cloned());
-            jobs.extend(
-                state
-                    .waiting
-                    .pop_front()
-                    // Its caller has given up, and it took no effect.
-                    .filter(|job| !job.caller.is_closed()),
-            );
+            jobs.extend(state.waiting.pop_front());
         }
+        state.put_back(aside);
         state.is_running = !jobs.is_empty();
         jobs
     }
-}
 
-/// Waits for a statement, and gives its results to the callers.
-async fn answer<C: Call>(
-    mut jobs: Vec<Job<C>>,
-    execution: Execution<C>,
-    release: Release,
-    abandoned: Arc<Semaphore>,
-) {
-    let ended = {
-        let given_up = pin!(async {
-            for job in &mut jobs {
-                job.caller.closed().await;
-            }
-        });
-        match select(execution, given_up).await {
-            Either::Left((results, _)) => Ok(results),
-            Either::Right(((), execution)) => Err(execution),
+    /// Executes a statement, and gives its results to the callers.
+    async fn answer(self: Arc<Self>, jobs: Vec<Job<C>>) {
+        let calls = jobs.iter().map(|job| job.call.clone()).collect();
+        let results = match (self.execute)(calls).await {
+            Executed::Done(results) => results,
+            Executed::Blocked => return self.stand_aside(jobs).await,
+        };
+        {
+            let mut state = self.lock();
+            state.largest = (2 * state.largest).min(LARGEST);
         }
-    };
-    let results = match ended {
-        Ok(results) => results,
-        Err(execution) => {
-            // Waited for a little: what it takes would be taken until its lease expires, and would count as crashed.
-            if let Ok(permit) = abandoned.try_acquire_owned() {
-                tokio::spawn(async move {
-                    let results = timeout(GRACE, execution).await.unwrap_or_default();
-                    drop(permit);
-                    let taken: Vec<_> = results.iter().flatten().filter_map(C::lease).collect();
-                    if !taken.is_empty() {
-                        release(taken).await;
-                    }
-                });
-            }
-            return;
+        // What nobody waits for would be taken until its lease expires, and would count as crashed.
+        let unwanted: Vec<_> = jobs
+            .into_iter()
+            .zip(results)
+            .filter_map(|(job, result)| C::lease(&job.caller.send(result).err()?.ok()?))
+            .collect();
+        if !unwanted.is_empty() {
+            tokio::spawn((self.release)(unwanted));
         }
-    };
-    let unwanted: Vec<_> = jobs
-        .into_iter()
-        .zip(results)
-        .filter_map(|(job, result)| C::lease(&job.caller.send(result).err()?.ok()?))
-        .collect();
-    if !unwanted.is_empty() {
-        tokio::spawn(release(unwanted));
+    }
+
+    /// Lets calls wait again. Those whose rows are locked wait until these are free.
+    async fn stand_aside(self: &Arc<Self>, mut jobs: Vec<Job<C>>) {
+        let rows = jobs.iter().filter_map(|job| job.call.row()).collect();
+        let locked = (self.locked)(rows).await.unwrap_or_default();
+        let mut state = self.lock();
+        if locked.is_empty() {
+            // Nobody sees a row that another transaction is about to insert. The call that needs it is found by halves.
+            state.largest = (jobs.len() / 2).max(1);
+            if jobs.len() == 1 {
+                state.waiting.extend(jobs.pop());
+            }
+        } else if state.locked.is_empty() {
+            tokio::spawn(Arc::clone(self).probe());
+        }
+        state.locked.extend(locked);
+        state.put_back(jobs);
+        drop(state);
+        self.start();
+    }
+
+    /// Looks at locked rows until all are free.
+    async fn probe(self: Arc<Self>) {
+        let mut task = Task {
+            batches: &self,
+            has_ended: false,
+        };
+        while !task.has_ended {
+            sleep(PROBE).await;
+            let asked = self.lock().locked.clone();
+            let Ok(locked) = (self.locked)(asked.clone()).await else {
+                continue;
+            };
+            let mut state = self.lock();
+            let others = |row: &Row| locked.contains(row) || !asked.contains(row);
+            state.locked.retain(others);
+            // Under the lock: a row that is found next needs another task.
+            task.has_ended = state.locked.is_empty();
+            drop(state);
+            if locked.len() < asked.len() {
+                self.start();
+            }
+        }
     }
 }
 
-/// The task that executes statements. Dropped before its end, because its runtime is shut down, it fails those who
-/// wait.
-struct Running<'a, C: Call> {
+impl<C: Call> State<C> {
+    /// Lets calls wait before all others.
+    fn put_back(&mut self, jobs: Vec<Job<C>>) {
+        for job in jobs.into_iter().rev() {
+            self.waiting.push_front(job);
+        }
+    }
+}
+
+/// A task for those who wait. Dropped before its end, because its runtime is shut down, it fails them.
+struct Task<'a, C: Call> {
     batches: &'a Batches<C>,
     has_ended: bool,
 }
 
-impl<C: Call> Drop for Running<'_, C> {
+impl<C: Call> Drop for Task<'_, C> {
     fn drop(&mut self) {
         if !self.has_ended {
             let mut state = self.batches.lock();
             state.is_running = false;
             state.waiting.clear();
+            state.locked.clear();
         }
     }
 }
@@ -270,5 +341,80 @@ impl fmt::Display for Shared {
 impl Error for Shared {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.0.source()?.source()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::event::EventKind;
+
+    /// A call that may take an event of these kinds.
+    #[derive(Clone)]
+    struct Any(Kinds);
+
+    impl Call for Any {
+        type Return = ();
+
+        const TAKES: bool = false;
+
+        fn kinds(&self) -> Option<&Kinds> {
+            Some(&self.0)
+        }
+
+        fn row(&self) -> Option<Row> {
+            None
+        }
+
+        fn lease((): &()) -> Option<EventLease> {
+            None
+        }
+    }
+
+    fn batches<F>(execute: impl Fn(Vec<Any>) -> F + Send + Sync + 'static) -> Arc<Batches<Any>>
+    where
+        F: Future<Output = Executed<()>> + Send + 'static,
+    {
+        let nothing_is_locked = |_| -> Boxed<_> { Box::pin(async { Ok(BTreeSet::new()) }) };
+        let releases_nothing = |_| -> Boxed<_> { Box::pin(async {}) };
+        Batches::new(
+            execute,
+            Box::new(nothing_is_locked),
+            Arc::new(releases_nothing),
+        )
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn call_behind_others_that_were_given_up_is_executed() {
+        let ends = Arc::new(Notify::new());
+        let first_ends = Arc::clone(&ends);
+        let execute = move |calls: Vec<Any>| {
+            let ends = Arc::clone(&first_ends);
+            async move {
+                ends.notified().await;
+                Executed::Done(calls.iter().map(|_| Ok(())).collect())
+            }
+        };
+        let batches = batches(execute);
+        let call = |kinds| {
+            let batches = Arc::clone(&batches);
+            tokio::spawn(async move { batches.call(Any(kinds)).await })
+        };
+        let first = call(Kinds::all());
+        tokio::task::yield_now().await;
+        let given_up = call(Kinds::only([EventKind::CHAT_RATED]));
+        tokio::task::yield_now().await;
+        let last = call(Kinds::only([EventKind::CHAT_CLOSED]));
+        tokio::task::yield_now().await;
+        given_up.abort();
+        assert!(given_up.await.unwrap_err().is_cancelled());
+
+        ends.notify_one();
+        first.await.unwrap().unwrap();
+        ends.notify_one();
+        let last = timeout(Duration::from_secs(15), last).await;
+        last.expect("it is stranded").unwrap().unwrap();
     }
 }

@@ -21,7 +21,11 @@ use crate::inbox::queue::Claims;
 use crate::postgres::pool::{Value, corrupt, micros};
 use crate::store::StoreError;
 
-const CLAIM: &str = "SELECT * FROM {schema}.claim($1, $2, $3, $4, $5, $6::integer[], $7, $8, $9)";
+const CLAIM: &str = "
+    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $10, true)) AS c (call)
+    CROSS JOIN LATERAL {schema}.claim(
+        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6::integer[], $7, $8, $9
+    ) AS o";
 
 /// The columns of the last row, which has no event.
 const NEXT_DUE: usize = 14;
@@ -99,7 +103,8 @@ impl Claim {
             parameters::number(suspects),
         ];
         values.extend(floor.values());
-        let mut rows = database.call(&self.0.claim, &values).await?;
+        database.give_up_unanswered().await;
+        let mut rows = database.take(&self.0.claim, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
         if let Some(by) = rows::duration(&last, SET_BACK)?.filter(|by| !by.is_zero()) {

@@ -1,15 +1,20 @@
 //! How the statements of the queue are executed.
 
-use std::sync::Arc;
+use std::collections::{BTreeSet, VecDeque};
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::{Either, select};
 use sqlx::postgres::PgRow;
+use tokio::sync::{Semaphore, oneshot};
+use tokio::time::{Instant, sleep_until};
 
-use super::batches::{Call, share};
+use super::batches::{Call, Executed, GRACE, Locked, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
 use crate::postgres::lease::{Identity, TransactionalLease};
-use crate::postgres::pool::{Tables, Value, code, corrupt};
+use crate::postgres::pool::{List, Tables, Value, code, column, corrupt, is_locked};
 use crate::store::StoreError;
 use crate::store::engine::Error;
 
@@ -17,17 +22,60 @@ use crate::store::engine::Error;
 pub(super) struct Database {
     pub(super) tables: Arc<Tables>,
     identity: Arc<Identity>,
+    give_up: Arc<str>,
     /// Whether transactions have another isolation level by default than the one that the functions need.
-    begins: AtomicBool,
+    begins: Arc<AtomicBool>,
+    /// How many more calls may have a connection.
+    connections: Arc<Semaphore>,
+    unanswered: Arc<Unanswered>,
 }
+
+/// The numbers of calls that may have taken events for nobody: no answer came, and the server may execute them still.
+#[derive(Default)]
+struct Unanswered(Mutex<VecDeque<(Instant, String)>>);
+
+/// For how long such a call may take effect, and how many are remembered.
+const LATEST: Duration = Duration::from_secs(10 * 60);
+const MOST_UNANSWERED: usize = 64;
+
+impl Unanswered {
+    fn add(&self, call: String) {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.push_back((Instant::now(), call));
+        if calls.len() > MOST_UNANSWERED {
+            calls.pop_front();
+        }
+    }
+
+    fn all(&self) -> Vec<String> {
+        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        calls.retain(|(at, _)| at.elapsed() < LATEST);
+        calls.iter().map(|(_, call)| call.clone()).collect()
+    }
+}
+
+/// A number for a call that may take events: the first half of their fences.
+fn number() -> String {
+    let number = format!("{:016x}", fastrand::u64(..));
+    format!("{}-{}-{}", &number[..8], &number[8..12], &number[12..])
+}
+
+/// How many calls have a connection at the same time, those included whose callers have given up.
+const MOST_CONNECTIONS: usize = 5;
+
+const LOCKED: &str = "
+    SELECT r.lane, r.own FROM unnest($1::bigint[], $2::bigint[]) AS r (lane, own) WHERE {schema}.is_locked(r.lane, r.own)";
 
 impl Database {
     pub(super) fn new(tables: Tables) -> Self {
         let tables = Arc::new(tables);
         Self {
             identity: Arc::new(Identity::new(&tables)),
+            give_up: tables.schema.sql("SELECT {schema}.give_up($1)").into(),
             tables,
-            begins: AtomicBool::new(false),
+            begins: Arc::new(AtomicBool::new(false)),
+            connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            unanswered: Arc::default(),
         }
     }
 
@@ -40,30 +88,101 @@ impl Database {
     pub(super) async fn call(
         &self,
         sql: &Arc<str>,
-        values: &[Value],
+        values: impl Into<Vec<Value>>,
     ) -> Result<Vec<PgRow>, StoreError> {
-        let rows = self.try_call(sql, values).await;
+        let rows = self.try_call(sql, values.into(), None).await;
         rows.map_err(|error| self.error(error))
+    }
+
+    /// As [`call`](Self::call), for a statement that may take events, and has the number of the call as its last parameter.
+    pub(super) async fn take(
+        &self,
+        sql: &Arc<str>,
+        mut values: Vec<Value>,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let call = number();
+        values.push(Value::Text(Some(call.clone())));
+        let rows = self.try_call(sql, values, Some(call)).await;
+        rows.map_err(|error| self.error(error))
+    }
+
+    /// Gives up what calls without an answer have taken.
+    pub(super) async fn give_up_unanswered(&self) {
+        let calls = self.unanswered.all();
+        if !calls.is_empty() {
+            let values = [Value::List(List::Texts(Some(calls)))];
+            // The next claim tries it again.
+            let _ = self.call(&self.give_up, values).await;
+        }
     }
 
     pub(super) async fn call_one(
         &self,
         sql: &Arc<str>,
-        values: &[Value],
+        values: impl Into<Vec<Value>>,
     ) -> Result<PgRow, StoreError> {
         one(self.call(sql, values).await?)
     }
 
-    async fn try_call(&self, sql: &Arc<str>, values: &[Value]) -> sqlx::Result<Vec<PgRow>> {
-        if !self.begins.load(Ordering::Relaxed) {
-            match self.tables.pool.fetch_all(sql, values).await {
-                Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
-                    self.begins.store(true, Ordering::Relaxed);
+    /// Waits for one of the connections. A statement whose caller gives up keeps it for a while: the server executes it
+    /// all the same, and another connection would be one more.
+    async fn try_call(
+        &self,
+        sql: &Arc<str>,
+        values: Vec<Value>,
+        call: Option<String>,
+    ) -> sqlx::Result<Vec<PgRow>> {
+        let connection = Arc::clone(&self.connections).acquire_owned().await;
+        let (mut caller, result) = oneshot::channel();
+        let (tables, begins) = (Arc::clone(&self.tables), Arc::clone(&self.begins));
+        let (sql, began) = (Arc::clone(sql), Instant::now());
+        let unanswered = Arc::clone(&self.unanswered);
+        tokio::spawn(async move {
+            let rows = {
+                let fetched = pin!(fetch(&tables, &begins, &sql, &values));
+                let given_up = pin!(async {
+                    caller.closed().await;
+                    sleep_until(began + GRACE).await;
+                });
+                match select(fetched, given_up).await {
+                    Either::Left((rows, _)) => Some(rows),
+                    Either::Right(_) => None,
                 }
-                result => return result,
+            };
+            drop(connection);
+            // The server's errors say that nothing was taken.
+            let is_known = rows.as_ref().is_some_and(|rows| match rows {
+                Ok(_) => true,
+                Err(error) => error.as_database_error().is_some(),
+            });
+            let is_answered = rows.is_some_and(|rows| caller.send(rows).is_ok());
+            if let Some(call) = call.filter(|_| !is_known || !is_answered) {
+                unanswered.add(call);
             }
-        }
-        self.tables.pool.fetch_committed(sql, values).await
+        });
+        // Its runtime was shut down.
+        result.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+    }
+
+    /// Finds locked rows.
+    pub(super) fn locked(self: &Arc<Self>) -> Locked {
+        let (database, sql) = (Arc::clone(self), self.sql(LOCKED));
+        Box::new(move |rows: BTreeSet<Row>| {
+            let (database, sql) = (Arc::clone(&database), Arc::clone(&sql));
+            Box::pin(async move {
+                let list = |of: fn(&Row) -> i64| {
+                    Value::List(List::Numbers(
+                        rows.iter().map(|row| Some(of(row))).collect(),
+                    ))
+                };
+                let values = [list(|row| row.0), list(|row| row.1)];
+                let locked = database.call(&sql, values).await?;
+                let locked = locked
+                    .iter()
+                    .map(|row| Ok((column(row, 0)?, column(row, 1)?)));
+                Ok(locked.collect::<Result<_, Error>>()?)
+            })
+        })
     }
 
     /// Executes one statement for several calls, with a row for each.
@@ -73,29 +192,35 @@ impl Database {
         calls: &[C],
         values: fn(&[C]) -> Vec<Value>,
         returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
-    ) -> Vec<Result<C::Return, StoreError>> {
-        let rows = match self.try_call(sql, &values(calls)).await {
+    ) -> Executed<C::Return> {
+        let number = C::TAKES.then(number);
+        let values = |calls: &[C]| {
+            let mut values = values(calls);
+            values.extend(number.clone().map(|number| Value::Text(Some(number))));
+            values
+        };
+        let rows = match self.try_call(sql, values(calls), number.clone()).await {
+            Err(error) if is_locked(&error) => return Executed::Blocked,
             // What the server cannot store is not the fault of the others.
             Err(error) if calls.len() > 1 && is_of_a_value(&error) => {
                 let mut results = Vec::new();
                 for call in calls {
                     let values = values(std::slice::from_ref(call));
-                    let row = self.call_one(sql, &values).await;
+                    let row = self.call_one(sql, values).await;
                     results.push(row.and_then(|row| Ok(returned(call, &row)?)));
                 }
-                return results;
+                return Executed::Done(results);
             }
-            Err(error) => return share(self.error(error), calls.len()),
+            Err(error) => return Executed::Done(share(self.error(error), calls.len())),
             Ok(rows) => rows,
         };
         if rows.len() != calls.len() {
             let error = corrupt("a statement that did not return a row for each call");
-            return share(error.into(), calls.len());
+            return Executed::Done(share(error.into(), calls.len()));
         }
         let results = calls.iter().zip(&rows);
-        results
-            .map(|(call, row)| Ok(returned(call, row)?))
-            .collect()
+        let results = results.map(|(call, row)| Ok(returned(call, row)?));
+        Executed::Done(results.collect())
     }
 
     /// Executes a statement that only reads.
@@ -136,6 +261,23 @@ impl Database {
     fn error(&self, error: sqlx::Error) -> StoreError {
         self.tables.error(error).into()
     }
+}
+
+async fn fetch(
+    tables: &Tables,
+    begins: &AtomicBool,
+    sql: &Arc<str>,
+    values: &[Value],
+) -> sqlx::Result<Vec<PgRow>> {
+    if !begins.load(Ordering::Relaxed) {
+        match tables.pool.fetch_all(sql, values).await {
+            Err(error) if code(&error).as_deref() == Some(NOT_READ_COMMITTED) => {
+                begins.store(true, Ordering::Relaxed);
+            }
+            result => return result,
+        }
+    }
+    tables.pool.fetch_committed(sql, values).await
 }
 
 /// What the functions fail with where transactions are repeatable reads or serializable by default.

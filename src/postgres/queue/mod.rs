@@ -115,10 +115,10 @@ impl PostgresQueue {
             accept: Accept::new(&database, &settle),
             claim: Claim::new(&database, &settle),
             ends: settle.ends(),
-            settle,
-            person: Person::new(&database),
+            person: Person::new(&database, &settle),
             list: List::new(&database),
             purge: Purge::new(&database),
+            settle,
             database,
         };
         Self {
@@ -171,7 +171,7 @@ impl Work for PostgresQueue {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         self.shared.settle.extend(leases, lease).await
     }
 
@@ -217,11 +217,11 @@ impl Records for PostgresQueue {
     }
 
     async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.redrive(id, from).await
+        self.shared.person.change(id, from, true).await
     }
 
     async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.discard(id, from).await
+        self.shared.person.change(id, from, false).await
     }
 
     async fn forget(

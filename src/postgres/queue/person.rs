@@ -1,31 +1,32 @@
-//! What a person sees beside lists, and changes.
+//! What a person sees beside lists, and changes. Concurrent calls for events share a statement.
 
+use std::collections::HashMap;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
+use super::batches::{Batches, Call, Executed, Row, share};
 use super::database::Database;
 use super::places::{COLUMNS, NO_FENCE, NOW, every_event, state};
+use super::settle::Settle;
 use super::{parameters, rows};
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventState, Failure, Lane};
+use crate::inbox::event::{EventId, EventLease, EventState, Failure, Kinds, Lane};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Stats,
 };
-use crate::postgres::pool::{Value, column, corrupt};
+use crate::postgres::pool::{List, Value, column, corrupt};
 use crate::store::StoreError;
 use crate::store::engine::Error;
 
-const FAILURES: &str =
-    "SELECT at, outcome, reason, took FROM {schema}.failures WHERE seq = $1 ORDER BY id";
+const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
 
 const BLOCKED_LANES: &str = "SELECT * FROM {schema}.blocked_lanes($1, $2, $3) ORDER BY o_seq";
 
-const REDRIVE: &str = "SELECT {schema}.redrive($1, $2::text::{schema}.event_state)";
-
-const DISCARD: &str = "SELECT {schema}.discard($1, $2::text::{schema}.event_state)";
+/// Many events at once, in their order.
+const CHANGE: &str = "SELECT o_answer FROM {schema}.change($1, $2, $3) ORDER BY o_at";
 
 const FORGET: &str = "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $2, $3, $4, $5)";
 
@@ -35,29 +36,36 @@ const PAUSE: &str = "
 
 pub(super) struct Person {
     database: Arc<Database>,
-    get: Arc<str>,
-    failures: Arc<str>,
+    gets: Arc<Batches<Get>>,
+    changes: Arc<Batches<Changing>>,
     blocked_lanes: Arc<str>,
-    redrive: Arc<str>,
-    discard: Arc<str>,
     forget: Arc<str>,
     pause: Arc<str>,
     stats: Arc<str>,
 }
 
 impl Person {
-    pub(super) fn new(database: &Arc<Database>) -> Self {
+    pub(super) fn new(database: &Arc<Database>, settle: &Arc<Settle>) -> Self {
         let get = format!(
-            "SELECT {COLUMNS}, e.body, e.headers FROM {} WHERE e.seq = $1",
+            "SELECT {COLUMNS}, e.body, e.headers FROM {} WHERE e.seq = ANY ($1)",
             every_event()
         );
+        let sql = [database.sql(&get), database.sql(FAILURES)];
+        let of_gets = Arc::clone(database);
+        let gets = move |calls| {
+            let (database, sql) = (Arc::clone(&of_gets), sql.clone());
+            async move { records(&database, &sql, calls).await }
+        };
+        let (of_changes, sql) = (Arc::clone(database), database.sql(CHANGE));
+        let changes = move |calls: Vec<Changing>| {
+            let (database, sql) = (Arc::clone(&of_changes), Arc::clone(&sql));
+            async move { database.execute(&sql, &calls, changed, change).await }
+        };
         Self {
             database: Arc::clone(database),
-            get: database.sql(&get),
-            failures: database.sql(FAILURES),
+            gets: Batches::new(gets, database.locked(), settle.release()),
+            changes: Batches::new(changes, database.locked(), settle.release()),
             blocked_lanes: database.sql(BLOCKED_LANES),
-            redrive: database.sql(REDRIVE),
-            discard: database.sql(DISCARD),
             forget: database.sql(FORGET),
             pause: database.sql(PAUSE),
             stats: database.sql(&count()),
@@ -65,18 +73,7 @@ impl Person {
     }
 
     pub(super) async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
-        let values = [Value::Number(id.0)];
-        let event = self.database.read(&self.get, &values).await?;
-        let Some(event) = event.first() else {
-            return Ok(None);
-        };
-        let failures = self.database.read(&self.failures, &values).await?;
-        Ok(Some(EventRecord {
-            summary: rows::summary(event)?,
-            body: column::<Option<Vec<u8>>>(event, 10)?.map(Into::into),
-            headers: rows::headers(event, 11)?,
-            failures: failures.iter().map(failure).collect::<Result<_, _>>()?,
-        }))
+        self.gets.call(Get(id)).await
     }
 
     pub(super) async fn blocked_lanes(
@@ -94,38 +91,14 @@ impl Person {
         Ok(lanes.iter().map(blocked_lane).collect::<Result<_, _>>()?)
     }
 
-    pub(super) async fn redrive(
+    /// Redrives an event, or discards it.
+    pub(super) async fn change(
         &self,
         id: EventId,
         from: Option<EventState>,
+        redrives: bool,
     ) -> Result<Change, StoreError> {
-        self.change(&self.redrive, id, from).await
-    }
-
-    pub(super) async fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> Result<Change, StoreError> {
-        self.change(&self.discard, id, from).await
-    }
-
-    async fn change(
-        &self,
-        sql: &Arc<str>,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> Result<Change, StoreError> {
-        let from = from.map(|state| state.name().to_owned());
-        let values = [Value::Number(id.0), Value::Text(from)];
-        let row = self.database.call_one(sql, &values).await?;
-        match column::<&str>(&row, 0)? {
-            "made" => Ok(Change::Made),
-            "not-found" => Ok(Change::NotFound),
-            "wrong-state" => Ok(Change::WrongState),
-            "without-body" => Ok(Change::WithoutBody),
-            _ => Err(corrupt("an unknown answer to a change").into()),
-        }
+        self.changes.call(Changing { id, from, redrives }).await
     }
 
     pub(super) async fn forget(
@@ -143,7 +116,7 @@ impl Person {
             Value::Optional(last),
             parameters::number(FORGET_STEP),
         ];
-        let row = self.database.call_one(&self.forget, &values).await?;
+        let row = self.database.call_one(&self.forget, values).await?;
         let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
         Ok(Forgotten {
             bodies: column::<i64>(&row, 0)?.unsigned_abs(),
@@ -160,7 +133,7 @@ impl Person {
     ) -> Result<(), StoreError> {
         let kind = kind.map(ToString::to_string).unwrap_or_default();
         let values = [Value::Text(Some(kind)), Value::Number(paused.into())];
-        self.database.call(&self.pause, &values).await?;
+        self.database.call(&self.pause, values).await?;
         Ok(())
     }
 
@@ -181,6 +154,123 @@ impl Person {
         }
         stats.kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
         Ok(stats)
+    }
+}
+
+/// A call for an event with its body.
+#[derive(Clone)]
+struct Get(EventId);
+
+impl Call for Get {
+    type Return = Option<EventRecord>;
+
+    const TAKES: bool = false;
+
+    fn kinds(&self) -> Option<&Kinds> {
+        None
+    }
+
+    fn row(&self) -> Option<Row> {
+        None
+    }
+
+    fn lease(_: &Option<EventRecord>) -> Option<EventLease> {
+        None
+    }
+}
+
+/// A call for a change.
+#[derive(Clone)]
+struct Changing {
+    id: EventId,
+    from: Option<EventState>,
+    redrives: bool,
+}
+
+impl Call for Changing {
+    type Return = Change;
+
+    const TAKES: bool = false;
+
+    fn kinds(&self) -> Option<&Kinds> {
+        None
+    }
+
+    fn row(&self) -> Option<Row> {
+        None
+    }
+
+    fn lease(_: &Change) -> Option<EventLease> {
+        None
+    }
+}
+
+/// Reads events, and then their failures.
+async fn records(
+    database: &Database,
+    [events, failures]: &[Arc<str>; 2],
+    calls: Vec<Get>,
+) -> Executed<Option<EventRecord>> {
+    let ids = calls.iter().map(|Get(id)| Some(id.0)).collect();
+    let ids = [Value::List(List::Numbers(ids))];
+    let read = async {
+        let (events, _) = database.search(events, &ids).await?;
+        let (failures, _) = database.search(failures, &ids).await?;
+        let mut found = HashMap::new();
+        for event in &events {
+            found.insert(column::<i64>(event, 0)?, (event, Vec::new()));
+        }
+        for failure in &failures {
+            if let Some((_, failures)) = found.get_mut(&column::<i64>(failure, 4)?) {
+                failures.push(failure);
+            }
+        }
+        let records = calls.iter().map(|Get(id)| {
+            let found = found.get(&id.0);
+            Ok(found
+                .map(|(event, failures)| record(event, failures))
+                .transpose()?)
+        });
+        Ok(records.collect())
+    };
+    let read: Result<_, StoreError> = read.await;
+    Executed::Done(read.unwrap_or_else(|error| share(error, calls.len())))
+}
+
+fn record(event: &PgRow, failures: &[&PgRow]) -> Result<EventRecord, Error> {
+    Ok(EventRecord {
+        summary: rows::summary(event)?,
+        body: column::<Option<Vec<u8>>>(event, 10)?.map(Into::into),
+        headers: rows::headers(event, 11)?,
+        failures: failures
+            .iter()
+            .map(|row| failure(row))
+            .collect::<Result<_, _>>()?,
+    })
+}
+
+fn changed(calls: &[Changing]) -> Vec<Value> {
+    let froms = calls
+        .iter()
+        .map(|call| call.from.map_or("", EventState::name));
+    vec![
+        Value::List(List::Numbers(
+            calls.iter().map(|call| Some(call.id.0)).collect(),
+        )),
+        Value::List(List::Texts(Some(froms.map(str::to_owned).collect()))),
+        Value::List(List::Flags(
+            calls.iter().map(|call| call.redrives).collect(),
+        )),
+    ]
+}
+
+fn change(_: &Changing, row: &PgRow) -> Result<Change, Error> {
+    match column::<&str>(row, 0)? {
+        "made" => Ok(Change::Made),
+        "not-found" => Ok(Change::NotFound),
+        "wrong-state" => Ok(Change::WrongState),
+        "without-body" => Ok(Change::WithoutBody),
+        _ => Err(corrupt("an unknown answer to a change")),
     }
 }
 

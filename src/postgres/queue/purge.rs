@@ -9,20 +9,7 @@ use crate::store::StoreError;
 
 const PURGE: &str = "SELECT {schema}.purge($1, $2)";
 
-/// Of a large table, a sample of some 1,000 pages: within some percent. An event without its body takes about 400
-/// bytes, with its key and what the indexes have of it.
-const SIZE: &str = "
-    WITH pages AS MATERIALIZED (
-        SELECT greatest(pg_relation_size($1::text::regclass) / current_setting('block_size')::bigint, 1)::float8
-            AS pages
-    ), share AS MATERIALIZED (
-        SELECT CASE WHEN pages <= 2000 THEN 100 ELSE 100000 / pages END AS share FROM pages
-    )
-    SELECT (
-        (SELECT coalesce(sum(400 + coalesce(pg_column_size(body), 0) + coalesce(pg_column_size(headers), 0)), 0)
-            FROM {schema}.events TABLESAMPLE SYSTEM ((SELECT share FROM share)))
-        * 100 / (SELECT share FROM share)
-    )::bigint";
+const SIZE: &str = "SELECT {schema}.size($1)";
 
 /// How many events a step of purging deletes, or deletes the bodies of.
 const EVENTS_PER_STEP: i64 = 1000;
@@ -47,7 +34,7 @@ impl Purge {
             Value::Number(micros(keep_bodies)),
             Value::Number(EVENTS_PER_STEP),
         ];
-        let row = self.database.call_one(&self.purge, &values);
+        let row = self.database.call_one(&self.purge, values);
         Ok(column(&row.await?, 0)?)
     }
 
@@ -55,7 +42,7 @@ impl Purge {
         let values = [Value::Text(Some(
             self.database.tables.schema.table("events"),
         ))];
-        let row = self.database.read_one(&self.size, &values).await?;
+        let row = self.database.call_one(&self.size, values).await?;
         Ok(column::<i64>(&row, 0)?.unsigned_abs())
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use sqlx::postgres::PgRow;
 use tokio::time::timeout;
 
-use super::batches::{Batches, Call, Release};
+use super::batches::{Batches, Call, Executed, Release, Row};
 use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
@@ -16,12 +16,14 @@ use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
 use crate::store::engine::Error;
 
-/// Many attempts at once, in their order.
+/// Many attempts at once, in their order. Not the function limits the time for locks, as the transactions of handlers
+/// call it, too.
 const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
         o_failures, o_crashes, o_tried_for, o_uncounted
-    FROM {schema}.settle($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $15, true)) AS c (time, call)
+    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
@@ -54,7 +56,7 @@ impl Settle {
             let settle = Arc::clone(&settle);
             async move { settle.execute(calls).await }
         };
-        Batches::new(execute, self.release())
+        Batches::new(execute, self.database.locked(), self.release())
     }
 
     /// Gives up events that nobody waits for.
@@ -67,10 +69,13 @@ impl Settle {
                 settlement: Settlement::Released,
                 next: None,
             });
-            let released = released.collect();
+            let released: Vec<_> = released.collect();
             Box::pin(async move {
+                let release = async {
+                    while let Executed::Blocked = settle.execute(released.clone()).await {}
+                };
                 // One that cannot be released is taken again when its lease expires.
-                let _ = timeout(RELEASE_TIMEOUT, settle.execute(released)).await;
+                let _ = timeout(RELEASE_TIMEOUT, release).await;
             })
         })
     }
@@ -112,20 +117,20 @@ impl Settle {
         Ok(settled)
     }
 
-    async fn execute(&self, mut calls: Vec<End>) -> Vec<Result<Settled, StoreError>> {
+    async fn execute(&self, mut calls: Vec<End>) -> Executed<Settled> {
         // Events without a lane have one place. Renewals lock rows in the same order.
         let order = sort(&mut calls, |call| (call.lease.place, call.lease.id));
         let settled = self
             .database
             .execute(&self.settle, &calls, values, |_, row| settled(row));
-        unsort(settled.await, &order)
+        settled.await.unsort(&order)
     }
 
     pub(super) async fn extend(
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
@@ -133,7 +138,7 @@ impl Settle {
         let order = sort(&mut leases, |lease| (lease.place, lease.id));
         let [ids, fences, places] = handles(leases.iter());
         let values = [ids, fences, places, Value::Number(micros(lease))];
-        let rows = self.database.call(&self.extend, &values).await?;
+        let rows = self.database.call(&self.extend, values).await?;
         let held = rows.iter().map(|row| column(row, 0));
         Ok(unsort(held.collect::<Result<_, _>>()?, &order))
     }
@@ -150,8 +155,15 @@ pub(super) struct End {
 impl Call for End {
     type Return = Settled;
 
+    const TAKES: bool = true;
+
     fn kinds(&self) -> Option<&Kinds> {
         self.next.as_ref().map(|next| &next.kinds)
+    }
+
+    fn row(&self) -> Option<Row> {
+        let EventLease { id, place, .. } = self.lease;
+        Some((place, if place == 0 { id.0 } else { 0 }))
     }
 
     fn lease(settled: &Settled) -> Option<EventLease> {

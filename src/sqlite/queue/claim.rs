@@ -180,14 +180,14 @@ pub(super) fn extend(
     tx: &Tx<'_>,
     leases: &[EventLease],
     lease: Duration,
-) -> rusqlite::Result<Vec<bool>> {
+) -> rusqlite::Result<Vec<Option<bool>>> {
     let until = row::lease_end(tx.now, lease);
     let mut extend = tx.prepare(EXTEND)?;
     leases
         .iter()
         .map(|held| {
             let fence = held.fence.0.to_be_bytes();
-            Ok(extend.execute(params![held.id.0, fence, until])? == 1)
+            Ok(Some(extend.execute(params![held.id.0, fence, until])? == 1))
         })
         .collect()
 }

@@ -163,7 +163,7 @@ impl Work for SqliteQueue {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         let leases = leases.to_vec();
         self.run(Need::Write, move |tx| claim::extend(tx, &leases, lease))
             .await

@@ -292,7 +292,11 @@ impl<Q: Queue> Trial<Q> {
 
     /// Whether each of the leases was still held.
     pub(super) async fn extend(&self, leases: &[EventLease], lease: Duration) -> Vec<bool> {
-        ok(self.queue.extend(leases, lease).await, "extend")
+        let extended = ok(self.queue.extend(leases, lease).await, "extend");
+        let known = extended
+            .into_iter()
+            .map(|held| held.expect("nothing is locked"));
+        known.collect()
     }
 
     /// Asserts that an attempt can neither be ended nor extended, and that trying it changes nothing.

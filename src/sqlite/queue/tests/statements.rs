@@ -78,7 +78,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
         let claims = queue.claim(&take(), 8, 2).await.unwrap();
         for (at, event) in claims.events.iter().enumerate() {
             let held = queue.extend(&[event.lease], 30 * SECOND).await.unwrap();
-            assert_eq!(held, [true]);
+            assert_eq!(held, [Some(true)]);
             let end = &ends[(round as usize + at) % ends.len()];
             queue
                 .settle(&event.lease, end, Some(&take()))
