@@ -16,10 +16,11 @@ use tracing::Level;
 
 use crate::worker::{Crm, DAY, MINUTE, SECOND, event, states, until, webhooks};
 use support::delivery::{secret, send};
+use support::forward;
 use support::lock;
 use support::log::Log;
 use support::observer::Notes;
-use support::queue::{FaultyQueue, forward};
+use support::queue::FaultyQueue;
 
 /// A queue that panics in the next calls of these names, or lets another worker take an event at a bad moment.
 #[derive(Clone, Default)]
@@ -62,7 +63,7 @@ impl Work for OddQueue {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<bool>, StoreError> {
+    ) -> Result<Vec<Option<bool>>, StoreError> {
         self.may_panic("extend");
         self.queue.extend(leases, lease).await
     }
