@@ -79,7 +79,7 @@ page!(inbox, "inbox.md");
 page!(metrics, "metrics.md");
 page!(platform, "platform.md");
 page!(production, "production.md");
-page!(recipes, "recipes.md", tested_with = "console");
+page!(recipes, "recipes.md");
 page!(responses, "responses.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");

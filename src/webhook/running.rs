@@ -50,6 +50,18 @@ impl Running {
     /// the attempts in progress are waited for; see [`WorkerHandle::drain`]. Attempts that are still in progress at the
     /// limit are interrupted, and their events are released.
     ///
+    /// A server that shuts down gracefully ends with its last connection, and the worker takes events until then. To
+    /// prevent that, drain at the same time:
+    ///
+    /// ```ignore
+    /// let server = axum::serve(listener, app).with_graceful_shutdown(tower_webhook::shutdown());
+    /// let drained = async {
+    ///     tower_webhook::shutdown().await;
+    ///     running.drain(Duration::from_secs(30)).await
+    /// };
+    /// let (served, drained) = tokio::join!(server.into_future(), drained);
+    /// ```
+    ///
     /// # Errors
     ///
     /// When the limit has passed. No event is lost: the platform or the next worker tries again.
