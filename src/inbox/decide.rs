@@ -385,7 +385,7 @@ mod tests {
                     outcome: &away,
                     took: SECOND,
                     is_probe,
-                            jitter: 0.0,
+                    jitter: 0.0,
                 };
                 let decision = decide(ended, &rules);
                 match decision.settlement {
@@ -427,7 +427,10 @@ mod tests {
                 panic!("not retried");
             };
             assert_eq!(decision.line, Line::Retried { after });
-            assert_eq!(counts, !is_probe && matches!(outcome, Outcome::Failed { .. }));
+            assert_eq!(
+                counts,
+                !is_probe && matches!(outcome, Outcome::Failed { .. })
+            );
             after
         };
         assert_eq!(after(&error, false, 9, 0.0), 10 * SECOND);
