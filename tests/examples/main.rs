@@ -5,6 +5,16 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+#[path = "../../benches/attack/attackers.rs"]
+mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;
 mod built_without;
