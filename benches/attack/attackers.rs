@@ -126,17 +126,13 @@ async fn hold(mut stream: TcpStream, sort: Sort, request: &[u8], head: usize) ->
             }
         }
     };
+    // Whether it is answered or closed, it wants another connection.
     let mut answer = [0; 512];
-    let (sent, received) = tokio::join!(send, async {
-        loop {
-            match reader.read(&mut answer).await? {
-                0 => return io::Result::Ok(()),
-                // It is answered, and wants another connection.
-                _ => return Err(io::ErrorKind::Other.into()),
-            }
-        }
-    });
-    sent.and(received)
+    let ended = async {
+        let _ = reader.read(&mut answer).await?;
+        Err::<(), _>(io::Error::from(io::ErrorKind::ConnectionReset))
+    };
+    tokio::try_join!(send, ended).map(drop)
 }
 
 async fn drip(writer: &mut (impl AsyncWriteExt + Unpin)) -> io::Result<()> {
@@ -158,7 +154,7 @@ pub(crate) struct Sent {
 pub(crate) async fn send(target: &Target, secret: &Secret, body: usize, time: Duration) -> Sent {
     const PATIENCE: Duration = Duration::from_secs(20);
     let body = format!(r#"{{"id":"{}"}}"#, "x".repeat(body.saturating_sub(9)));
-    let signature = secret.sign(body.as_bytes()).to_string();
+    let signature = secret.sign(body.as_bytes());
     let mut deliveries = JoinSet::new();
     let mut due = interval(Duration::from_millis(100));
     for number in 0..time.as_millis() / 100 {
