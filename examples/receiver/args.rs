@@ -185,14 +185,15 @@ pub(crate) struct Args {
 
     /// The memory for all bodies that are being received, in bytes
     ///
-    /// A body beyond it is refused with 503. At least --max-body.
+    /// Beyond it, the slowest body is refused with 503. At least --max-body.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_buffered: u32,
 
     /// How many connections may be open
     ///
-    /// Beyond it, the one that has waited longest for a request is closed. Requests have at most 100 headers,
-    /// of at most 32 KiB together, so that an unfinished one takes about 48 KiB of memory; add
+    /// When less than an eighth is free, one is closed for each new one: the oldest that has sent no delivery with a
+    /// valid signature, after at least 500 ms. Those at work on a complete request are never closed. Requests have at
+    /// most 100 headers, of at most 32 KiB together, so that an unfinished one takes about 48 KiB of memory; add
     /// --max-buffered for bodies. Lowered if the limit of open files requires it.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = value_parser!(u32).range(1..1_000_000))]
     max_connections: u32,
@@ -271,6 +272,8 @@ impl Args {
         connections::Limits {
             max_connections: self.max_connections as usize,
             head: Duration::from_secs(self.header_timeout.into()),
+            // Longer than that of the layers, which answer.
+            body: Duration::from_secs(15),
             idle: Duration::from_secs(self.idle_timeout.into()),
         }
     }

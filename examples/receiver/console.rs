@@ -6,6 +6,7 @@ use tower_webhook::console::Console;
 
 use crate::args::Args;
 use crate::bind;
+use crate::connections::{Connections, Limits};
 
 pub(crate) async fn serve(
     mut console: Console,
@@ -21,7 +22,7 @@ pub(crate) async fn serve(
     if let Some(header) = &args.console_actor {
         console = console.actor_header(header.clone());
     }
-    let listener = bind(address, "--console 127.0.0.1:3002").await?;
+    let listener = bind(address, "--console 127.0.0.1:3002")?;
     let address = listener.local_addr()?;
     eprintln!("console on http://{address}/");
     if !address.ip().is_loopback() {
@@ -31,6 +32,7 @@ pub(crate) async fn serve(
     }
     // Otherwise another site could read it, under a name of its own that resolves to this address.
     let app = console.hosts(["localhost"]).router();
-    tokio::spawn(async move { axum::serve(listener, app).await });
+    let connections = Connections::new("console", app, Limits::FEW);
+    tokio::spawn(async move { connections.accept(&listener).await });
     Ok(())
 }

@@ -8,6 +8,7 @@
 //! headers, because `axum::serve` does not. It runs only on Unix, because it uses signals and process
 //! groups.
 
+mod activity;
 mod args;
 mod connections;
 #[cfg(feature = "console")]
@@ -26,6 +27,7 @@ mod refusals;
 #[path = "../shared/store.rs"]
 mod store;
 mod telemetry;
+mod watched;
 
 use std::env::{self, VarError};
 use std::future::ready;
@@ -45,7 +47,7 @@ use clap::Parser;
 use futures_util::FutureExt;
 use nix::sys::resource::{Resource, getrlimit};
 use nix::sys::signal::Signal as OsSignal;
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime::Runtime;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
@@ -73,6 +75,9 @@ use self::telemetry::Telemetry;
 
 /// Pipes, and the process itself.
 const FILES_OF_A_COMMAND: usize = 8;
+
+/// The connections that wait in the system's queue while all are in use. It may have a lower limit.
+const BACKLOG: u32 = 4096;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -135,7 +140,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
 
     let stop = Stop::new()?;
     reread_on_hangup(secrets, args.secret_file.clone())?;
-    let listener = bind(args.listen, "--listen 127.0.0.1:3001").await?;
+    let listener = bind(args.listen, "--listen 127.0.0.1:3001")?;
     let url = format!("http://{}{}", listener.local_addr()?, args.path);
     eprintln!("listening on {url}");
     let limits = connection_limits(&args)?;
@@ -169,7 +174,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
     serve(
         listener,
-        Connections::new(app, limits),
+        Connections::new("webhooks", app, limits),
         handling,
         stop,
         &events,
@@ -225,7 +230,10 @@ fn connection_limits(args: &Args) -> anyhow::Result<connections::Limits> {
     let (files, _) =
         getrlimit(Resource::RLIMIT_NOFILE).context("the limit of open files is unknown")?;
     let files = usize::try_from(files).unwrap_or(usize::MAX);
-    let others = 64 + FILES_OF_A_COMMAND.saturating_mul(args.limits().concurrency);
+    let listeners = usize::from(args.console.is_some()) + usize::from(args.metrics.is_some());
+    let others = 64
+        + listeners * connections::Limits::FEW.max_connections
+        + FILES_OF_A_COMMAND.saturating_mul(args.limits().concurrency);
     let most = files.saturating_sub(others).max(files / 2).max(1);
     if limits.max_connections > most {
         tracing::warn!(
@@ -481,8 +489,17 @@ fn reread_on_hangup(secrets: Option<Secrets>, file: Option<PathBuf>) -> io::Resu
 }
 
 /// Listens on an address. `other` is a flag with another one, in case that it is in use.
-async fn bind(address: SocketAddr, other: &str) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address).await.map_err(|error| {
+fn bind(address: SocketAddr, other: &str) -> anyhow::Result<TcpListener> {
+    let bound = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bound().map_err(|error| {
         let hint = match error.kind() {
             io::ErrorKind::AddrInUse => {
                 format!("; if another receiver is running, choose another port, such as {other}")

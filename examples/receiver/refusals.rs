@@ -12,11 +12,21 @@ use tokio::time::sleep;
 /// How often a line is logged for each kind of refusal.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// The refusals since the last line, of each kind that had one within [`EVERY`].
-#[derive(Default)]
-pub(crate) struct Refusals(Mutex<HashMap<&'static str, u64>>);
+/// The refusals of a listener.
+pub(crate) struct Refusals {
+    listener: &'static str,
+    /// Those since the last line, of each kind that had one within [`EVERY`].
+    counts: Mutex<HashMap<&'static str, u64>>,
+}
 
 impl Refusals {
+    pub(crate) fn new(listener: &'static str) -> Self {
+        Self {
+            listener,
+            counts: Mutex::default(),
+        }
+    }
+
     /// Logs a refusal at once, or counts it if a line of its kind was logged just before.
     pub(crate) fn log(
         self: &Arc<Self>,
@@ -24,11 +34,15 @@ impl Refusals {
         peer: SocketAddr,
         reason: &dyn fmt::Display,
     ) {
+        let listener = self.listener;
+        #[cfg(feature = "metrics")]
+        metrics::counter!("receiver_refusals_total", "listener" => listener, "outcome" => outcome)
+            .increment(1);
         match self.counts().entry(outcome) {
             Entry::Occupied(mut more) => *more.get_mut() += 1,
             Entry::Vacant(first) => {
                 first.insert(0);
-                tracing::warn!(outcome, %peer, %reason, "a request was refused");
+                tracing::warn!(outcome, listener, %peer, %reason, "a request was refused");
                 tokio::spawn(Arc::clone(self).count(outcome));
             }
         }
@@ -36,6 +50,7 @@ impl Refusals {
 
     /// Logs how many there were, until there are no more.
     async fn count(self: Arc<Self>, outcome: &'static str) {
+        let listener = self.listener;
         loop {
             sleep(EVERY).await;
             let mut counts = self.counts();
@@ -43,7 +58,7 @@ impl Refusals {
                 Some(more) if *more > 0 => {
                     let more = std::mem::take(more);
                     drop(counts);
-                    tracing::warn!(outcome, more, "further requests were refused");
+                    tracing::warn!(outcome, listener, more, "further requests were refused");
                 }
                 _ => {
                     counts.remove(outcome);
@@ -54,6 +69,6 @@ impl Refusals {
     }
 
     fn counts(&self) -> std::sync::MutexGuard<'_, HashMap<&'static str, u64>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -122,6 +122,7 @@ mod metrics {
     use std::sync::{Arc, Mutex, PoisonError};
     use std::time::Duration;
 
+    use ::metrics::describe_counter;
     use anyhow::Context;
     use axum::Router;
     use axum::http::header::CONTENT_TYPE;
@@ -131,6 +132,7 @@ mod metrics {
     use tower_webhook::telemetry::{FailureBudget, Silence};
 
     use crate::bind;
+    use crate::connections::{Connections, Limits};
 
     /// The server of `/metrics`.
     pub(crate) struct Server {
@@ -164,7 +166,7 @@ mod metrics {
                 .set_buckets_for_metric(delays, &DELAYS)?
                 .install_recorder()
                 .context("metrics cannot be recorded")?;
-            let listener = bind(address, "--metrics 127.0.0.1:9465").await?;
+            let listener = bind(address, "--metrics 127.0.0.1:9465")?;
             eprintln!("metrics on http://{}/metrics", listener.local_addr()?);
 
             let this = Self {
@@ -177,10 +179,15 @@ mod metrics {
                 std::future::ready(())
             });
             tokio::spawn(upkeep(prometheus.clone()));
+            describe_counter!(
+                "receiver_refusals_total",
+                "Connections and requests that were refused before they were deliveries."
+            );
             let sources = Arc::clone(&this.sources);
             let scrape = move || scrape(Arc::clone(&sources), prometheus.clone());
             let app = Router::new().route("/metrics", get(scrape));
-            tokio::spawn(async move { axum::serve(listener, app).await });
+            let connections = Connections::new("metrics", app, Limits::FEW);
+            tokio::spawn(async move { connections.accept(&listener).await });
             Ok(this)
         }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
@@ -61,9 +62,23 @@ impl Action {
 }
 
 /// The jobs since the console was created.
-#[derive(Default)]
 pub(super) struct Jobs {
     all: Mutex<BTreeMap<u64, Arc<Job>>>,
+    turns: Arc<Semaphore>,
+    previews: Semaphore,
+}
+
+/// The number of jobs that run at a time, and of previews. Others wait, because more would slow deliveries down.
+const TURNS: usize = 4;
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self {
+            all: Mutex::default(),
+            turns: Arc::new(Semaphore::new(TURNS)),
+            previews: Semaphore::new(TURNS),
+        }
+    }
 }
 
 /// The number of jobs that are kept, beside those in progress.
@@ -82,7 +97,9 @@ pub(super) struct Job {
     pub(super) changed: AtomicU64,
     /// Events whose state did not allow the change.
     pub(super) skipped: AtomicU64,
+    pub(super) is_waiting: AtomicBool,
     pub(super) is_cancelled: AtomicBool,
+    cancelled: Notify,
     pub(super) ended: Mutex<Option<Ended>>,
 }
 
@@ -145,11 +162,7 @@ const STEP: usize = 512;
 /// The number of events that are changed at a time. They share a transaction, for which deliveries wait.
 const AT_ONCE: usize = 64;
 
-/// Counts the events that match, for a preview.
-pub(super) async fn preview(
-    inbox: &dyn Operations,
-    filter: &Filter,
-) -> Result<Counted, StoreError> {
+async fn preview(inbox: &dyn Operations, filter: &Filter) -> Result<Counted, StoreError> {
     let began = Instant::now();
     let mut page = Page::oldest(STEP).within(SEARCH);
     let mut events = 0;
@@ -183,6 +196,16 @@ impl Jobs {
         self.lock().get(&number).cloned()
     }
 
+    /// Counts the events that match.
+    pub(super) async fn preview(
+        &self,
+        inbox: &dyn Operations,
+        filter: &Filter,
+    ) -> Result<Counted, StoreError> {
+        let _turn = self.previews.acquire().await;
+        preview(inbox, filter).await
+    }
+
     /// Starts to change all events that match now.
     pub(super) async fn start(
         &self,
@@ -192,7 +215,7 @@ impl Jobs {
         query: String,
         actor: Option<String>,
     ) -> Result<Arc<Job>, StoreError> {
-        let matched = preview(&*inbox, &filter).await?;
+        let matched = self.preview(&*inbox, &filter).await?;
         let oldest = first(&*inbox, Page::oldest(1)).await?;
         let newest = first(&*inbox, Page::newest(1)).await?;
         let searched = newest.map(|newest| Searched::new(oldest.unwrap_or(newest), newest));
@@ -206,7 +229,9 @@ impl Jobs {
             searched,
             changed: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
+            is_waiting: AtomicBool::new(true),
             is_cancelled: AtomicBool::new(false),
+            cancelled: Notify::new(),
             ended: Mutex::default(),
         });
         all.insert(number, Arc::clone(&job));
@@ -226,7 +251,8 @@ impl Jobs {
             job = number,
             "the console changes all events that match"
         );
-        tokio::spawn(Arc::clone(&job).run(inbox, filter, actor));
+        let turns = Arc::clone(&self.turns);
+        tokio::spawn(Arc::clone(&job).run(inbox, filter, actor, turns));
         Ok(job)
     }
 }
@@ -239,6 +265,7 @@ impl Job {
 
     pub(super) fn cancel(&self) {
         self.is_cancelled.store(true, Ordering::Relaxed);
+        self.cancelled.notify_one();
     }
 
     async fn run(
@@ -246,7 +273,13 @@ impl Job {
         inbox: Arc<dyn Operations>,
         filter: Filter,
         actor: Option<String>,
+        turns: Arc<Semaphore>,
     ) {
+        let turn = tokio::select! {
+            turn = turns.acquire() => turn.ok(),
+            () = self.cancelled.notified() => None,
+        };
+        self.is_waiting.store(false, Ordering::Relaxed);
         let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter));
         let ended = match changes.catch_unwind().await {
             Ok(Ok(())) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
@@ -254,6 +287,7 @@ impl Job {
             Ok(Err(error)) => Ended::Failed(Chain(&error).to_string()),
             Err(_) => Ended::Panicked,
         };
+        drop(turn);
         tracing::info!(
             actor,
             action = self.action.name(),
@@ -274,7 +308,7 @@ impl Job {
         };
         let newest = searched.newest;
         let mut page = Page::oldest(STEP).within(SEARCH);
-        loop {
+        while !self.is_cancelled.load(Ordering::Relaxed) {
             let listed = inbox.list(filter, page).await?;
             page.after = next(&listed, STEP);
             let is_last = page.after.is_none_or(|after| after >= newest);
@@ -289,10 +323,11 @@ impl Job {
             // Not before all changes have ended, so that each of them is counted.
             failed?;
             searched.reach(page.after.unwrap_or(newest));
-            if is_last || self.is_cancelled.load(Ordering::Relaxed) {
-                return Ok(());
+            if is_last {
+                break;
             }
         }
+        Ok(())
     }
 
     async fn change(

@@ -20,7 +20,6 @@ use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::actions;
-use super::bulk::preview;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Site, View};
@@ -268,7 +267,8 @@ async fn confirm(
     let confirm = async {
         let Query(search) = search?;
         let action = action(&search.action)?;
-        let matched = preview(&**inbox(&console)?, &search.filter(&console)?).await?;
+        let (inbox, filter) = (inbox(&console)?, search.filter(&console)?);
+        let matched = console.jobs.preview(&**inbox, &filter).await?;
         Ok(page::confirm(&view, action, &search, matched))
     };
     answer(&view, confirm.await)
@@ -385,10 +385,14 @@ mod tests {
     }
 
     fn post(path: &str) -> Request<Body> {
+        post_form(path, "action=redrive")
+    }
+
+    fn post_form(path: &str, form: &'static str) -> Request<Body> {
         let post = Request::post(path)
             .header("sec-fetch-site", "same-origin")
             .header("content-type", "application/x-www-form-urlencoded");
-        post.body(Body::from("action=redrive")).unwrap()
+        post.body(Body::from(form)).unwrap()
     }
 
     async fn get(app: Router, path: &str) -> String {
@@ -416,6 +420,29 @@ mod tests {
         let job = get(app, "/jobs/1").await;
         assert!(job.contains("Stopped, because a change panicked."), "{job}");
         assert!(!job.contains("Cancel"), "{job}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn four_jobs_run_and_others_wait() {
+        let app = console(&Arc::new(Semaphore::new(0)));
+        for number in 1..=5 {
+            let post = post_form("/all", "action=discard"); // which never ends
+            let started = app.clone().oneshot(post).await.unwrap();
+            assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
+        }
+        sleep(Duration::from_secs(1)).await;
+        for (number, shown) in [
+            (4, "In progress."),
+            (5, "Waits until other jobs have ended."),
+        ] {
+            let job = get(app.clone(), &format!("/jobs/{number}")).await;
+            assert!(job.contains(shown), "{job}");
+        }
+        let cancelled = app.clone().oneshot(post("/jobs/5/cancel")).await.unwrap();
+        assert_eq!(cancelled.headers()["location"], "/jobs/5");
+        sleep(Duration::from_secs(1)).await;
+        let job = get(app, "/jobs/5").await;
+        assert!(job.contains("Cancelled."), "{job}");
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,18 +1,19 @@
 //! Receives a body into memory, hashes it as it arrives, and verifies it, within limits on its size, its time,
 //! and the memory of all bodies together.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use futures_util::FutureExt;
 use http_body::Body;
 use pin_project_lite::pin_project;
+use tokio::time::Instant;
 
 use super::refusal::Refusal;
 use super::verify::{Hashing, Matched};
@@ -32,17 +33,79 @@ const UNCOUNTED: usize = 64 * 1024;
 /// The memory limit of all bodies that are being received. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Budget {
-    used: Arc<AtomicUsize>,
+    large: Arc<Mutex<Large>>,
     uncounted: usize,
     pub(super) limit: usize,
     /// The `Retry-After` of the refusal when the limit is exceeded.
     pub(super) retry_after: Duration,
 }
 
+/// The bodies that count.
+#[derive(Debug, Default)]
+struct Large {
+    bodies: BTreeMap<u64, Counted>,
+    next: u64,
+    /// The memory of those that go on, and of those that were given up and have not ended.
+    used: usize,
+    ending: usize,
+}
+
+#[derive(Debug)]
+struct Counted {
+    /// How many times [`STEP`] was received, and when the last of them was complete.
+    steps: usize,
+    since: Instant,
+    taken: usize,
+    is_given_up: bool,
+    waker: Waker,
+}
+
+impl Counted {
+    fn note(&mut self, length: usize) {
+        if length / STEP > self.steps {
+            self.steps = length / STEP;
+            self.since = Instant::now();
+        }
+    }
+
+    /// What it holds, for as long as its present step takes.
+    fn cost(&self, now: Instant) -> u128 {
+        let time = now.saturating_duration_since(self.since);
+        self.taken as u128 * time.as_micros()
+    }
+}
+
+/// The bytes that a body must receive again and again, or it is the slowest.
+const STEP: usize = 64 * 1024;
+
+impl Large {
+    /// Makes room for `more` bytes of a body: gives up the slowest for its size. To displace a body, all others that fit
+    /// must be as fast, which costs an attacker that multiple of its bandwidth. Returns whether there is room.
+    fn make_room(&mut self, more: usize, number: u64, limit: usize) -> bool {
+        let now = Instant::now();
+        while self.used + more > limit {
+            let could_end = self
+                .bodies
+                .iter_mut()
+                .filter(|(other, body)| **other == number || body.taken > 0 && !body.is_given_up);
+            match could_end.rev().max_by_key(|(_, body)| body.cost(now)) {
+                Some((slowest, body)) if *slowest != number => {
+                    body.is_given_up = true;
+                    body.waker.wake_by_ref();
+                    self.used -= body.taken;
+                    self.ending += body.taken;
+                }
+                _ => return false,
+            }
+        }
+        true
+    }
+}
+
 impl Budget {
     pub(super) fn new(limit: usize, retry_after: Duration) -> Self {
         Self {
-            used: Arc::default(),
+            large: Arc::default(),
             uncounted: UNCOUNTED,
             limit,
             retry_after,
@@ -50,30 +113,79 @@ impl Budget {
     }
 
     pub(super) fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
+        let large = self.large();
+        large.used + large.ending
+    }
+
+    fn large(&self) -> MutexGuard<'_, Large> {
+        self.large.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn overloaded(&self) -> Refusal {
+        Refusal::Overloaded {
+            retry_after: self.retry_after,
+        }
     }
 }
 
 /// One body's part of the budget, returned on drop.
 struct Share {
     budget: Budget,
-    bytes: usize,
+    taken: usize,
+    /// None while it does not count.
+    number: Option<u64>,
 }
 
 impl Share {
-    /// Counts a body that takes `bytes` of memory now.
-    fn grow(&mut self, bytes: usize) -> Result<(), Refusal> {
-        let counted = bytes.saturating_sub(self.budget.uncounted);
-        let more = counted.saturating_sub(self.bytes);
+    /// Notes how much was received. An error if the body was given up.
+    fn check(&self, length: usize, cx: &Context<'_>) -> Result<(), Refusal> {
+        let Some(number) = self.number else {
+            return Ok(());
+        };
+        let mut large = self.budget.large();
+        match large.bodies.get_mut(&number) {
+            Some(body) if !body.is_given_up => {
+                body.note(length);
+                body.waker.clone_from(cx.waker());
+                Ok(())
+            }
+            _ => Err(self.budget.overloaded()),
+        }
+    }
+
+    /// Counts a body of `length` that takes `bytes` of memory now.
+    fn grow(&mut self, bytes: usize, length: usize, cx: &Context<'_>) -> Result<(), Refusal> {
+        let Budget {
+            uncounted, limit, ..
+        } = self.budget;
+        let counted = bytes.saturating_sub(uncounted);
+        let more = counted.saturating_sub(self.taken);
         if more == 0 {
             return Ok(());
         }
-        let used = self.budget.used.fetch_add(more, Ordering::Relaxed);
-        self.bytes += more;
-        if used.saturating_add(more) > self.budget.limit {
-            return Err(Refusal::Overloaded {
-                retry_after: self.budget.retry_after,
-            });
+        let mut large = self.budget.large();
+        let number = *self.number.get_or_insert(large.next);
+        large.next = large.next.max(number + 1);
+        let body = large.bodies.entry(number).or_insert_with(|| Counted {
+            steps: 0,
+            since: Instant::now(),
+            taken: 0,
+            is_given_up: false,
+            waker: cx.waker().clone(),
+        });
+        // By another thread, since it was checked.
+        if body.is_given_up {
+            return Err(self.budget.overloaded());
+        }
+        body.note(length);
+        // Nobody waits for those that were given up: who waits takes memory, too.
+        if counted > limit || large.ending > limit || !large.make_room(more, number, limit) {
+            return Err(self.budget.overloaded());
+        }
+        large.used += more;
+        self.taken += more;
+        if let Some(body) = large.bodies.get_mut(&number) {
+            body.taken = self.taken;
         }
         Ok(())
     }
@@ -81,7 +193,13 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.budget.used.fetch_sub(self.bytes, Ordering::Relaxed);
+        let Some(number) = self.number else { return };
+        let mut large = self.budget.large();
+        match large.bodies.remove(&number) {
+            Some(body) if body.is_given_up => large.ending -= body.taken,
+            Some(body) => large.used -= body.taken,
+            None => {}
+        }
     }
 }
 
@@ -91,6 +209,19 @@ pub(super) struct Bounds {
     pub(super) max_body: usize,
     pub(super) timeout: Duration,
     pub(super) budget: Budget,
+}
+
+/// The time that each body has, and the bytes per second for which it has more.
+const LEAST_TIME: Duration = Duration::from_secs(2);
+const PACE: u64 = 32 * 1024;
+
+impl Bounds {
+    /// The time limit of a body. A body of unknown length may be the largest one.
+    fn time(&self, declared: Option<u64>) -> Duration {
+        let length = declared.unwrap_or(self.max_body as u64);
+        let time = LEAST_TIME + Duration::from_millis(length.saturating_mul(1000) / PACE);
+        time.min(self.timeout)
+    }
 }
 
 pin_project! {
@@ -127,14 +258,15 @@ impl<B: Body<Error: Into<BoxError>>> Receive<B> {
             max_body: bounds.max_body,
             share: Share {
                 budget: bounds.budget.clone(),
-                bytes: 0,
+                taken: 0,
+                number: None,
             },
         };
         Ok(Self {
             body,
             ended: false,
             content: Some(content),
-            limit: Deadline::new(bounds.timeout),
+            limit: Deadline::new(bounds.time(declared)),
         })
     }
 }
@@ -145,6 +277,9 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut this = self.project();
         let mut slice = SLICE;
+        if let Some(content) = this.content {
+            content.share.check(content.bytes.len(), cx)?;
+        }
         while let Some(content) = this.content {
             if slice == 0 {
                 cx.waker().wake_by_ref();
@@ -162,7 +297,7 @@ impl<B: Body<Error: Into<BoxError>>> Future for Receive<B> {
             match this.body.as_mut().poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => {
                     if let Ok(mut data) = frame.into_data() {
-                        content.push(data.copy_to_bytes(data.remaining()))?;
+                        content.push(data.copy_to_bytes(data.remaining()), cx)?;
                     }
                     slice = slice.saturating_sub(FRAME_COST);
                 }
@@ -209,7 +344,7 @@ impl Deref for Joined {
 }
 
 impl Content {
-    fn push(&mut self, frame: Bytes) -> Result<(), Refusal> {
+    fn push(&mut self, frame: Bytes, cx: &Context<'_>) -> Result<(), Refusal> {
         let length = self.bytes.len() + frame.len();
         if length > self.max_body {
             return Err(Refusal::BodyTooLarge {
@@ -223,7 +358,7 @@ impl Content {
             return Err(Refusal::malformed("it is longer than its `Content-Length`"));
         }
         if self.bytes.is_empty() {
-            self.share.grow(length)?;
+            self.share.grow(length, length, cx)?;
             self.bytes = Joined::Frame(frame);
             return Ok(());
         }
@@ -233,7 +368,7 @@ impl Content {
                 frames.extend_from_slice(&frame);
             }
             full => {
-                self.share.grow(room)?;
+                self.share.grow(room, length, cx)?;
                 let mut frames = BytesMut::with_capacity(room);
                 frames.extend_from_slice(full);
                 frames.extend_from_slice(&frame);
@@ -247,14 +382,14 @@ impl Content {
     fn room(&self, length: usize) -> usize {
         let declared = self.declared.and_then(|bytes| usize::try_from(bytes).ok());
         let most = declared.unwrap_or(self.max_body).min(self.max_body);
-        // A body counts only once it is really larger than the part that does not.
+        // A body counts only once it is really larger than the part that does not. Then it takes what it declares: it
+        // needs to find room only once, and blocks of a few sizes fragment less memory.
         let uncounted = self.share.budget.uncounted;
-        let most = if length <= uncounted {
-            most.min(uncounted)
-        } else {
-            most
-        };
-        (2 * length).min(most)
+        match declared {
+            _ if length <= uncounted => (2 * length).min(most).min(uncounted),
+            Some(_) => most,
+            None => (2 * length).min(most),
+        }
     }
 
     /// Hashes the next part, of at most `limit` bytes, and returns its length.
@@ -288,14 +423,15 @@ impl Content {
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
-    use std::sync::atomic::AtomicUsize;
-    use std::task::{Wake, Waker};
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
 
     use futures_util::FutureExt;
     use http::HeaderMap;
     use http_body::{Frame, SizeHint};
     use http_body_util::Full;
-    use tokio::time::{Instant, Interval, interval};
+    use http_body_util::channel::Channel;
+    use tokio::time::{Interval, advance, interval};
 
     use super::super::HeaderNames;
     use super::super::verify::Authentication;
@@ -324,7 +460,7 @@ mod tests {
 
     impl Bounds {
         fn used(&self) -> usize {
-            self.budget.used.load(Ordering::Relaxed)
+            self.budget.used()
         }
     }
 
@@ -473,7 +609,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_body_must_be_complete_in_time_however_steadily_it_drips() {
-        let bounds = bounds(1024, 1024);
+        let bounds = bounds(1 << 20, 1 << 20);
         let drip = |bytes| Drip(interval(Duration::from_secs(1)), bytes);
         assert_eq!(complete(drip(10), None, &bounds).await.unwrap().len(), 10);
 
@@ -494,7 +630,7 @@ mod tests {
         assert!((&mut held).now_or_never().is_none());
         assert_eq!(bounds.used(), 40);
         // Clones share the budget.
-        let full = complete(stays(&[0; 25]), None, &bounds.clone()).await;
+        let full = complete(frames([&[0; 65][..]], END), None, &bounds.clone()).await;
         assert!(
             matches!(full, Err(Refusal::Overloaded { retry_after }) if retry_after.as_secs() == 600)
         );
@@ -513,6 +649,103 @@ mod tests {
             "slow"
         );
         assert_eq!(bounds.used(), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_slowest_body_is_given_up_for_another() {
+        let bounds = bounds(100, 64);
+        let stays = |part: &'static [u8]| receive(frames([part], Poll::Pending), None, &bounds);
+        let mut slow = Box::pin(stays(&[0; 20]).unwrap());
+        assert!((&mut slow).now_or_never().is_none());
+        advance(Duration::from_millis(500)).await;
+        let mut fast = Box::pin(stays(&[0; 30]).unwrap());
+        assert!((&mut fast).now_or_never().is_none());
+        advance(Duration::from_millis(500)).await;
+
+        let mut new = Box::pin(stays(&[0; 34]).unwrap());
+        assert!((&mut new).now_or_never().is_none());
+        // The memory of the slow one is in use until it has ended.
+        assert_eq!(bounds.used(), 20 + 30 + 34);
+        let wakes = Arc::new(CountWakes::default());
+        let waker = Waker::from(Arc::clone(&wakes));
+        let poll = fast.as_mut().poll(&mut Context::from_waker(&waker));
+        assert!(poll.is_pending());
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 0);
+
+        // It gives up all others, and then so much was given up that the next one is refused.
+        let mut last = Box::pin(stays(&[0; 64]).unwrap());
+        assert!((&mut last).now_or_never().is_none());
+        assert_eq!(wakes.0.load(Ordering::Relaxed), 1);
+        let next = stays(&[0; 1]).unwrap().now_or_never();
+        assert!(matches!(next, Some(Err(Refusal::Overloaded { .. }))));
+        for given_up in [slow, fast, new] {
+            let given_up = given_up.now_or_never();
+            assert!(matches!(given_up, Some(Err(Refusal::Overloaded { .. }))));
+        }
+        assert!((&mut last).now_or_never().is_none());
+        assert_eq!(bounds.used(), 64);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_is_the_slowest_itself_is_refused() {
+        let bounds = bounds(100, 64);
+        let slow = Drip(interval(Duration::from_millis(50)), 40);
+        let mut slow = Box::pin(receive(slow, None, &bounds).unwrap());
+        assert!((&mut slow).now_or_never().is_none());
+        advance(Duration::from_millis(700)).await;
+        let other = frames([&[0; 40][..]], Poll::Pending);
+        let mut other = Box::pin(receive(other, None, &bounds).unwrap());
+        assert!((&mut other).now_or_never().is_none());
+        let refused = slow.await.map(drop);
+        assert!(matches!(refused, Err(Refusal::Overloaded { .. })));
+        assert_eq!(bounds.used(), 40);
+        assert!(other.now_or_never().is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_goes_on_is_not_the_slowest() {
+        static PART: [u8; STEP] = [7; STEP];
+        let bounds = bounds(4 * STEP, 3 * STEP);
+        let (mut more, body) = Channel::<Bytes, BoxError>::new(2);
+        let mut goes_on = Box::pin(receive(body, Some(2 * STEP as u64), &bounds).unwrap());
+        let held = frames([&PART[..]], Poll::Pending);
+        let mut held = Box::pin(receive(held, None, &bounds).unwrap());
+        // Long bodies yield, so they are polled several times.
+        for goes_on_with in [Some(&PART), None, None, Some(&PART)] {
+            if let Some(part) = goes_on_with {
+                more.send_data(Bytes::from_static(part)).await.unwrap();
+            }
+            assert!((&mut goes_on).now_or_never().is_none());
+            assert!((&mut held).now_or_never().is_none());
+            advance(Duration::from_millis(10)).await;
+        }
+        assert_eq!(bounds.used(), 3 * STEP);
+        let new = frames([&PART[..]], Poll::Pending);
+        let mut new = Box::pin(receive(new, None, &bounds).unwrap());
+        assert!((&mut new).now_or_never().is_none());
+        assert!((&mut goes_on).now_or_never().is_none());
+        let given_up = held.now_or_never();
+        assert!(matches!(given_up, Some(Err(Refusal::Overloaded { .. }))));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_has_time_by_its_length() {
+        let bounds = Bounds {
+            timeout: Duration::from_secs(10),
+            ..bounds(1 << 20, 1 << 20)
+        };
+        for (declared, seconds) in [
+            (Some(0), 2),
+            (Some(96 * 1024), 5),
+            (Some(1 << 20), 10),
+            (None, 10),
+        ] {
+            let start = Instant::now();
+            let slow = complete(frames([], Poll::Pending), declared, &bounds).await;
+            let time = Duration::from_secs(seconds);
+            assert!(matches!(slow, Err(Refusal::BodyTimeout { limit }) if limit == time));
+            assert_eq!(start.elapsed().as_secs(), seconds);
+        }
     }
 
     #[tokio::test]

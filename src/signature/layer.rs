@@ -102,7 +102,9 @@ impl SignatureLayer {
     /// Sets the memory limit, in bytes, of all bodies that are being received at a time: 64 MiB by default.
     ///
     /// Clones of the layer share the limit. A body no longer counts once it is complete.
-    /// A body above the limit is answered with 503 ([`Refusal::Overloaded`](super::Refusal::Overloaded)).
+    /// Beyond the limit, the slowest body is given up for another, and answered with 503
+    /// ([`Refusal::Overloaded`](super::Refusal::Overloaded)): the one with the most memory, multiplied by the time since its
+    /// last 64 KiB. Bodies that were given up may take as much memory again, until their tasks have run.
     ///
     /// The first 64 KiB of each body do not count, so that connections which hold back the end of large bodies
     /// cannot displace genuine deliveries. Limit the number of connections to limit their memory.
@@ -111,7 +113,8 @@ impl SignatureLayer {
         self
     }
 
-    /// Sets how long a body may take to arrive: 10 seconds by default. A slower one is answered with 408
+    /// Sets how long a body may take to arrive at most: 10 seconds by default. A body whose length is declared has less:
+    /// 2 seconds, and another one for each 32 KiB. A slower one is answered with 408
     /// ([`Refusal::BodyTimeout`](super::Refusal::BodyTimeout)).
     ///
     /// ```

@@ -28,12 +28,13 @@ pub enum Refusal {
         /// The limit in bytes.
         limit: usize,
     },
-    /// The bodies that are being received exceed [`max_buffered`](super::SignatureLayer::max_buffered).
+    /// The bodies that are being received exceed [`max_buffered`](super::SignatureLayer::max_buffered), and this one was
+    /// the slowest.
     Overloaded {
         /// The delay that the answer asks for.
         retry_after: Duration,
     },
-    /// The body did not arrive within [`body_timeout`](super::SignatureLayer::body_timeout).
+    /// The body did not arrive in time: see [`body_timeout`](super::SignatureLayer::body_timeout).
     BodyTimeout {
         /// The time limit.
         limit: Duration,

@@ -206,7 +206,7 @@ impl<T> Webhooks<T> {
         self
     }
 
-    /// Sets how long a body may take to arrive: 10 seconds by default. A slower one is answered with 408.
+    /// Sets how long a body may take to arrive at most: 10 seconds by default. See [`SignatureLayer::body_timeout`].
     pub fn body_timeout(mut self, timeout: Duration) -> Self {
         self.shared.signature = self.shared.signature.body_timeout(timeout);
         self

@@ -4,9 +4,14 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::Duration;
 
+use tower_webhook::Secret;
+
+use crate::attackers::{SORTS, Sent, Sort, Target, attack, send, settle};
 use crate::receivers::Receiver;
 use support::program::{PATIENCE, example, until};
 
@@ -38,6 +43,13 @@ fn answer(mut stream: &TcpStream) -> String {
         head.push(byte[0]);
     }
     String::from_utf8(head).unwrap()
+}
+
+/// Reads the body of an answer with this head.
+fn read_body(mut stream: &TcpStream, head: &str) {
+    let (_, length) = head.split_once("content-length: ").unwrap();
+    let length = length.split("\r\n").next().unwrap().parse().unwrap();
+    stream.read_exact(&mut vec![0; length]).unwrap();
 }
 
 fn is_closed(mut stream: &TcpStream) -> bool {
@@ -318,4 +330,114 @@ fn bodies_beyond_max_buffered_are_refused() {
         answers.any(|peeked| peeked.is_ok()).then_some(())
     });
     assert_eq!(&head, b"HTTP/1.1 503");
+}
+
+/// Genuine deliveries beside attackers that connect again at once.
+fn under_attack(
+    receiver: &Receiver,
+    sorts: &[Sort],
+    attackers: usize,
+    [genuine, held_back]: [usize; 2],
+) -> Sent {
+    let target = Target {
+        address: receiver.address().parse().unwrap(),
+        path: "/webhooks".to_owned(),
+        held_back,
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    runtime.block_on(async {
+        let connections = Arc::<AtomicU64>::default();
+        let attacks = sorts
+            .iter()
+            .map(|sort| attack(&target, *sort, attackers, &connections));
+        let attacks: Vec<_> = attacks.collect();
+        settle(&connections, attackers * sorts.len()).await;
+        let secret = Secret::new("s").unwrap();
+        let sent = send(&target, &secret, genuine, Duration::from_secs(2)).await;
+        drop(attacks);
+        sent
+    })
+}
+
+#[test]
+fn attackers_without_the_secret_do_not_shut_out_deliveries() {
+    // Of each sort, there are as many attackers as connections.
+    let receiver = Receiver::start(&["--secret", "s", "--max-connections", "64"]);
+
+    let sent = under_attack(&receiver, &SORTS, 64, [600, 600]);
+
+    assert_eq!(sent.answered.len(), 20, "{:?}", sent.refused);
+    for outcome in ["connection-limit", "connection-closed"] {
+        assert!(receiver.err().contains(outcome));
+    }
+    // Each outcome has a line within a second, and one for those that were left out.
+    let lines = receiver.err().lines().count();
+    assert!(lines < 300, "{lines}");
+}
+
+#[test]
+fn large_bodies_that_are_held_back_do_not_shut_out_large_deliveries() {
+    let receiver = Receiver::start(&["--secret", "s", "--max-buffered", "12000000"]);
+
+    for genuine in [100_000, 300_000] {
+        let sent = under_attack(&receiver, &[Sort::HeldBack], 16, [genuine, 1 << 20]);
+        assert_eq!(sent.answered.len(), 20, "{:?}", sent.refused);
+    }
+}
+
+#[test]
+fn forgeries_do_not_flood_the_log() {
+    const REQUESTS: usize = 200;
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let signature = format!("\r\nX-Service-Hmac-Sha256: {}\r\n\r\n", "0".repeat(64));
+    let forged = request("{}").replace("\r\n\r\n", &signature);
+    let mut stream = connect(&receiver);
+    for _ in 0..REQUESTS {
+        stream.write_all(forged.as_bytes()).unwrap();
+        let answer = answer(&stream);
+        assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+        read_body(&stream, &answer);
+    }
+
+    let sent = receiver.send("s", &["--key", "genuine"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let err = until("the end of the genuine one", || {
+        let err = receiver.err();
+        err.contains("key=genuine secret=0 attempt=1 outcome=")
+            .then_some(err)
+    });
+    let ends = err
+        .matches(r#"outcome="invalid-signature" duration_ms="#)
+        .count();
+    // One in a second, on a machine of any speed.
+    assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {err}");
+}
+
+#[test]
+fn responses_have_a_length_and_leave_the_connection_open() {
+    let receiver = start(&[]);
+    let mut stream = connect(&receiver);
+    for version in ["1.1", "1.0"] {
+        let get = format!("GET /webhooks HTTP/{version}\r\nConnection: keep-alive\r\n\r\n");
+        for _ in 0..2 {
+            stream.write_all(get.as_bytes()).unwrap();
+            let answer = answer(&stream);
+            assert!(answer.contains(" 405 Method Not Allowed"), "{answer}");
+            read_body(&stream, &answer);
+        }
+    }
+}
+
+#[test]
+fn head_that_came_with_the_request_before_has_the_time_of_a_head() {
+    let receiver = start(&["--header-timeout", "2", "--idle-timeout", "600"]);
+    let mut stream = connect(&receiver);
+    let pipelined = request("{}") + "POST /webhooks HTTP/1.1\r\n";
+    stream.write_all(pipelined.as_bytes()).unwrap();
+    assert!(answer(&stream).starts_with("HTTP/1.1 200"));
+    assert!(is_closed(&stream));
+    until("the refusal", || {
+        let err = receiver.err();
+        err.contains(r#"outcome="header-timeout""#).then_some(())
+    });
 }

@@ -1,11 +1,13 @@
 //! The receiver's console.
 
 use std::fs;
+use std::net::TcpStream;
+use std::process::Command;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::metrics::{answer, url_of};
+use super::metrics::{answer, get, url_of};
 use super::receivers::{Receiver, run};
 use support::program::{Server, curl, example, until, until_every};
 
@@ -180,4 +182,35 @@ fn command_of_the_night_fails_while_the_crm_is_away() {
         let is_handled = |event| page.contains(&format!("href=\"/events/{event}\""));
         (is_handled(1) && is_handled(2)).then_some(())
     });
+}
+
+#[test]
+fn silent_connections_for_operators_do_not_shut_out_deliveries() {
+    let few_files = r#"ulimit -n 320; exec "$0" "$@""#;
+    let mut command = Command::new("sh");
+    command
+        .args(["-c", few_files])
+        .arg(example("receiver").get_program())
+        .args(["--secret", "s", "--metrics", "127.0.0.1:0"])
+        .args(["--console", "127.0.0.1:0"]);
+    let receiver = Receiver::start_by(&mut command);
+    let urls = ["metrics", "console"].map(|what| url_of(what, &receiver));
+    let silent: Vec<_> = (0..400)
+        .map(|number| {
+            let address = urls[number % 2].split('/').nth(2).unwrap();
+            TcpStream::connect(address).unwrap()
+        })
+        .collect();
+
+    let sent = receiver.send("s", &["--count", "20", "--concurrency", "3"]);
+
+    assert_eq!(sent.code, 0, "{sent:?}");
+    // A connection has 500 ms before it is closed for another.
+    let metrics = until("the closed connections", || {
+        let metrics = get(&urls[0]);
+        let closed = r#"{listener="metrics",outcome="connection-closed"}"#;
+        metrics.contains(closed).then_some(metrics)
+    });
+    assert!(metrics.contains("# TYPE receiver_refusals_total counter"));
+    drop(silent);
 }

@@ -2,6 +2,16 @@
 //!
 //! `bash tests/run` builds the examples.
 
+#[cfg(all(
+    feature = "axum",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+#[path = "../../benches/attack/attackers.rs"]
+mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;
 mod built_without;

@@ -28,7 +28,7 @@ pub(super) fn answer(url: &str, page: &str, headers: &[&str]) -> String {
     answer
 }
 
-fn get(url: &str) -> String {
+pub(super) fn get(url: &str) -> String {
     let answer = answer(url, "", &[]);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");

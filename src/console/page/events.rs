@@ -278,6 +278,7 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
             div #job data-live {
                 p role="status" {
                     @match &end {
+                        None if job.is_waiting.load(Ordering::Relaxed) => "Waits until other jobs have ended.",
                         None if is_cancelled => "Being cancelled: the changes that have begun are finished.",
                         None => "In progress.",
                         Some(Ended::Done) => "Done.",
