@@ -1088,6 +1088,37 @@ async fn a_locked_chat_stalls_no_other_one_and_loses_no_lease_of_others() {
     assert_eq!(extended, [Some(true)]);
 }
 
+/// An event returns to a chat whose first event another transaction has locked.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let (aside, taken) = accept(&queue, event(None, Some(1))).await;
+    accept(&queue, event(None, Some(1))).await;
+    let retry = Settlement::Retry {
+        after: Duration::ZERO,
+        failure: Some(failure()),
+        counts: true,
+        blocks_lane: false,
+    };
+    end(&queue, &taken.unwrap(), retry).await;
+    let other = queue.accept(event(None, Some(2)), None).await.unwrap();
+    let Accepted::New { id: other, .. } = other else {
+        panic!("{other:?}");
+    };
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head WHERE lane = 1 FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let claims = queue.claim(&take(), 8, 1).await.unwrap();
+    let claimed: Vec<_> = claims.events.iter().map(|taken| taken.lease.id).collect();
+    assert_eq!(claimed, [other]);
+    transaction.rollback().await.unwrap();
+    let claims = queue.claim(&take(), 8, 1).await.unwrap();
+    assert_eq!(claims.events[0].lease.id, aside);
+}
+
 /// Where each operation begins a transaction itself, a process may stand still between its statement and the commit.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly() {

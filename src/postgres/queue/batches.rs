@@ -55,6 +55,9 @@ impl<R> Executed<R> {
     }
 }
 
+/// Executes a statement for several calls.
+type Execute<C> = Box<dyn Fn(Vec<C>) -> Boxed<Executed<<C as Call>::Return>> + Send + Sync>;
+
 /// A row of `head`, by its key.
 pub(super) type Row = (i64, i64);
 
@@ -85,7 +88,7 @@ pub(super) trait Call: Clone + Send + 'static {
 
 /// The calls of one kind of statement.
 pub(super) struct Batches<C: Call> {
-    execute: Box<dyn Fn(Vec<C>) -> Boxed<Executed<C::Return>> + Send + Sync>,
+    execute: Execute<C>,
     locked: Locked,
     release: Release,
     state: Mutex<State<C>>,
