@@ -14,8 +14,6 @@ pub(super) struct Ended<'a> {
     pub(super) took: Duration,
     /// Whether it was the probe of a tripped kind.
     pub(super) is_probe: bool,
-    /// The failures in the event's lane before this one, since the last success of its kind.
-    pub(super) before: u32,
     /// How much of the delay is subtracted: from 0 for nothing to 1 for a quarter.
     pub(super) jitter: f64,
 }
@@ -118,10 +116,10 @@ fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules
             line: Line::LastFailure { failures },
         };
     }
-    // The count of a failure that does not count stays as it is, so its delay grows by those that the kind had here.
-    let failures = match counts {
+    // A probe's kind has a delay of its own.
+    let failures = match counts || ended.is_probe {
         true => event.failures,
-        false => event.failures.max(ended.before),
+        false => event.failures.max(event.uncounted),
     };
     let delay = rules.retry.delay(failures, ended.jitter);
     let after = delay.max(asked.unwrap_or_default());
@@ -220,7 +218,6 @@ mod tests {
             outcome,
             took: SECOND,
             is_probe: false,
-            before: 0,
             jitter: 0.0,
         };
         decide(ended, rules).settlement
@@ -388,7 +385,6 @@ mod tests {
                     outcome: &away,
                     took: SECOND,
                     is_probe,
-                    before: 0,
                     jitter: 0.0,
                 };
                 let decision = decide(ended, &rules);
@@ -411,16 +407,19 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_does_not_count_and_its_delay_grows_with_the_failures_of_its_lane() {
+    fn delays_grow_with_the_failures_of_their_sort_but_those_of_probes() {
         let error = outcome(Err(HandlerError::retry("error")));
-        let event = event(1, Some(SECOND));
-        let after = |is_probe, before, jitter| {
+        let away = Outcome::unavailable("the database is away", SECOND);
+        let after = |outcome, is_probe, uncounted, jitter| {
+            let event = TakenEvent {
+                uncounted,
+                ..event(1, Some(SECOND))
+            };
             let ended = Ended {
                 event: &event,
-                outcome: &error,
+                outcome,
                 took: SECOND,
                 is_probe,
-                before,
                 jitter,
             };
             let decision = decide(ended, &Rules::default());
@@ -428,13 +427,17 @@ mod tests {
                 panic!("not retried");
             };
             assert_eq!(decision.line, Line::Retried { after });
-            assert_eq!(counts, !is_probe);
+            assert_eq!(
+                counts,
+                !is_probe && matches!(outcome, Outcome::Failed { .. })
+            );
             after
         };
-        assert_eq!(after(false, 9, 0.0), 10 * SECOND);
-        assert_eq!(after(true, 0, 0.0), 10 * SECOND);
-        assert_eq!(after(true, 3, 0.0), 40 * SECOND);
-        assert_eq!(after(true, 3, 1.0), 30 * SECOND, "a quarter less");
+        assert_eq!(after(&error, false, 9, 0.0), 10 * SECOND);
+        assert_eq!(after(&error, true, 9, 0.0), 10 * SECOND);
+        assert_eq!(after(&away, false, 0, 0.0), 10 * SECOND);
+        assert_eq!(after(&away, false, 3, 0.0), 40 * SECOND);
+        assert_eq!(after(&away, false, 3, 1.0), 30 * SECOND, "a quarter less");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Tripped kinds, whose events all fail: one event at a time is tried, until one succeeds.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -12,7 +12,7 @@ use crate::outcome::Outcome;
 const SHORTEST: Duration = Duration::from_secs(1);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// The failures of each kind since its last success, by lane.
+/// The failures of each kind since its last success.
 #[derive(Debug)]
 pub(super) struct Trips {
     /// The number of lanes in which events have to fail.
@@ -24,8 +24,8 @@ pub(super) struct Trips {
 
 #[derive(Debug, Default)]
 struct Trip {
-    /// The failures since the last success, by lane.
-    lanes: HashMap<i64, u32>,
+    /// The lanes with a failure since the last success.
+    lanes: HashSet<i64>,
     tripped: Option<Tripped>,
 }
 
@@ -108,26 +108,23 @@ impl Trips {
         }
     }
 
-    /// Notes a failure. `lane` is the event's lane, or the event itself. Returns the number of failures in the lane
-    /// before this one, since the last success of the kind.
-    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64) -> (Changed, u32) {
+    /// Notes a failure. `lane` is the event's lane, or the event itself.
+    pub(super) fn failed(&mut self, kind: &EventKind, lane: i64) -> Changed {
         let trip = self.kinds.entry(kind.clone()).or_default();
         if trip.tripped.is_some() {
-            return (Changed::Nothing, 0);
+            return Changed::Nothing;
         }
-        let failures = trip.lanes.entry(lane).or_default();
-        let before = *failures;
-        *failures = failures.saturating_add(1);
+        trip.lanes.insert(lane);
         if trip.lanes.len() < self.limit {
-            return (Changed::Nothing, before);
+            return Changed::Nothing;
         }
-        trip.lanes = HashMap::new();
+        trip.lanes = HashSet::new();
         trip.tripped = Some(Tripped {
             next: Instant::now() + SHORTEST,
             delay: SHORTEST,
             probe: None,
         });
-        (Changed::Tripped, before)
+        Changed::Tripped
     }
 
     /// Plans the next probe, unless this one succeeded.
@@ -184,21 +181,21 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn failures_in_different_lanes_trip_a_kind() {
         let mut trips = Trips::new(3);
-        for (lane, before) in [(1, 0), (1, 1), (1, 2), (2, 0), (2, 1)] {
-            assert_eq!(trips.failed(&KIND, lane), (Changed::Nothing, before));
+        for lane in [1, 1, 1, 2, 2] {
+            assert_eq!(trips.failed(&KIND, lane), Changed::Nothing);
         }
         let other = trips.failed(&EventKind::CHAT_CLOSED, 3);
-        assert_eq!(other, (Changed::Nothing, 0));
-        assert_eq!(trips.failed(&KIND, 3), (Changed::Tripped, 0));
+        assert_eq!(other, Changed::Nothing);
+        assert_eq!(trips.failed(&KIND, 3), Changed::Tripped);
         assert_eq!(trips.tripped(), BTreeSet::from([KIND]));
-        assert_eq!(trips.failed(&KIND, 4), (Changed::Nothing, 0));
+        assert_eq!(trips.failed(&KIND, 4), Changed::Nothing);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_success_ends_the_count() {
         let mut trips = Trips::new(2);
         for lane in 0..10 {
-            assert_eq!(trips.failed(&KIND, lane), (Changed::Nothing, 0));
+            assert_eq!(trips.failed(&KIND, lane), Changed::Nothing);
             assert_eq!(trips.succeeded(&KIND), Changed::Nothing);
         }
         assert!(trips.is_empty());
@@ -222,7 +219,7 @@ mod tests {
             assert_eq!(probe.kind, KIND);
             assert_eq!(trips.begin_probe(), None, "one probe at a time");
             assert_eq!(trips.next_probe(), None);
-            assert_eq!(trips.failed(&KIND, 2), (Changed::Nothing, 0));
+            assert_eq!(trips.failed(&KIND, 2), Changed::Nothing);
             assert_eq!(trips.next_probe(), None, "the probe has not ended");
             trips.probe_ended(&probe);
             let next = trips.next_probe();

@@ -1,7 +1,7 @@
 //! Receivers with an inbox are killed, stopped and terminated under load, again and again, and so is what they depend on:
 //! the server restarts, connections break, the disk is full. Every event that was acknowledged is handled, none is
-//! handled again after its settlement was committed, the events of a chat start in the order of acceptance, and none
-//! waits for much longer than a lease.
+//! handled again after its settlement was committed, the events of a chat start in the order of acceptance, none waits for
+//! much longer than a lease, and a receiver that was asked to stop begins none.
 //!
 //! `KILLS=500` sets the number of faults for each test, which defaults to 25.
 
@@ -33,6 +33,9 @@ use support::program::{PATIENCE, example, installed, until};
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.
 const SLACK: Duration = Duration::from_secs(3);
+/// How long after a signal a receiver may begin an event that it had taken before, on a busy machine. Handlers of one in ten
+/// events take twice as long.
+const NOTICED: Duration = Duration::from_millis(300);
 const SENDERS: usize = 8;
 const CHATS: usize = 20;
 /// With more unsettled events, the senders wait.
@@ -195,6 +198,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
 
     let mut violations = Vec::new();
     let mut deaths: Vec<(Duration, Duration)> = Vec::new();
+    let mut stops: HashMap<usize, Duration> = HashMap::new();
     // By key, the number of marks when its settlement was known to be committed.
     let mut settled: HashMap<String, usize> = HashMap::new();
     let mut storage_failed = 0;
@@ -227,6 +231,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             }
             1 | 4 => {
                 receivers[victim].signal(Signal::SIGTERM);
+                stops.insert(receivers[victim].number, now());
                 receivers[victim].restart(url, &dir);
             }
             _ => {
@@ -283,6 +288,16 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         if settled.get(&mark.key).is_some_and(|known| *known <= place) {
             violations.push(format!(
                 "{} was handled again after its settlement",
+                mark.key
+            ));
+        }
+    }
+    for mark in marks.iter().filter(|mark| mark.is_start) {
+        let stopped = stops.get(&mark.receiver);
+        if let Some(late) = stopped.and_then(|stopped| mark.at.checked_sub(*stopped + NOTICED)) {
+            let late = late + NOTICED;
+            violations.push(format!(
+                "{} began {late:?} after the signal to stop",
                 mark.key
             ));
         }
@@ -390,6 +405,7 @@ async fn all<Q: Queue>(inbox: &Inbox<Q>) -> Vec<EventSummary> {
 struct Mark {
     at: Duration,
     is_start: bool,
+    receiver: usize,
     key: String,
 }
 
@@ -401,12 +417,15 @@ fn marks(dir: &TempDir) -> Vec<Mark> {
         .filter(|line| line.ends_with('\n'));
     lines
         .map(|line| {
-            let mut words = line.splitn(3, ' ');
-            let (at, step, event) = (words.next(), words.next(), words.next());
-            let event: serde_json::Value = serde_json::from_str(event.unwrap()).unwrap();
+            let words: Vec<_> = line.splitn(4, ' ').collect();
+            let [at, step, receiver, event] = words[..] else {
+                panic!("{line}");
+            };
+            let event: serde_json::Value = serde_json::from_str(event).unwrap();
             Mark {
-                at: time(at.unwrap()),
-                is_start: step == Some("start"),
+                at: time(at),
+                is_start: step == "start",
+                receiver: receiver.parse().unwrap(),
                 key: event["key"].as_str().unwrap().to_owned(),
             }
         })
@@ -414,6 +433,8 @@ fn marks(dir: &TempDir) -> Vec<Mark> {
 }
 
 struct Receiver {
+    /// Of all that were started.
+    number: usize,
     child: Child,
     address: SocketAddr,
     log: PathBuf,
@@ -438,10 +459,10 @@ impl Receiver {
             r#"ulimit -S -f unlimited
             IFS= read -r line || exit 1
             read -r up _ < /proc/uptime
-            printf '%s start %s\n' "$up" "$line" >> '{marks}'
-            sleep 0.02
+            printf '%s start {number} %s\n' "$up" "$line" >> '{marks}'
+            case $line in *0'"'*) sleep 0.6 ;; *) sleep 0.02 ;; esac
             read -r up _ < /proc/uptime
-            printf '%s end %s\n' "$up" "$line" >> '{marks}'"#
+            printf '%s end {number} %s\n' "$up" "$line" >> '{marks}'"#
         );
         let log = dir.join(format!("log-{number}"));
         // A write that finds no room is an error, not a signal.
@@ -479,6 +500,7 @@ impl Receiver {
             .spawn()
             .unwrap();
         let mut this = Self {
+            number,
             child,
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             log,

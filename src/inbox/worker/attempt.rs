@@ -149,12 +149,12 @@ impl<Q: Queue> Pool<Q> {
         let observers = &self.settings.observers;
         let watch = AttemptWatch::new(observers, &event.delivery, Some(event.lease.id.0));
         let outcome = self.handle(service, &event, &held).await;
+        self.note_outcome(&event, &outcome);
         let ended = Ended {
             event: &event,
             outcome: &outcome,
             took: began.elapsed(),
             is_probe: probe.is_some(),
-            before: self.note_outcome(&event, &outcome),
             jitter: fastrand::f64(),
         };
         let decide::Decision { settlement, line } = decide(ended, &self.rules);
@@ -220,9 +220,8 @@ impl<Q: Queue> Pool<Q> {
         outcome
     }
 
-    /// Notes whether the handler of the event's kind works, and returns the failures in the event's lane before this one,
-    /// since the last success of its kind.
-    fn note_outcome(&self, event: &TakenEvent, outcome: &Outcome) -> u32 {
+    /// Notes whether the handler of the event's kind works.
+    fn note_outcome(&self, event: &TakenEvent, outcome: &Outcome) {
         let kind = event.delivery.kind();
         match handler_works(outcome) {
             Some(true) if self.has_trips.load(Ordering::Relaxed) => {
@@ -237,13 +236,12 @@ impl<Q: Queue> Pool<Q> {
                     tracing::info!(%kind, "an event of this kind succeeded: all of them are tried again");
                     self.apply_trips();
                 }
-                0
             }
-            Some(true) | None => 0,
+            Some(true) | None => {}
             Some(false) => {
                 let lane = event.lane.map_or(event.lease.id.0, |lane| lane.0);
                 let mut trips = lock(&self.trips);
-                let (changed, before) = trips.failed(kind, lane);
+                let changed = trips.failed(kind, lane);
                 self.has_trips.store(true, Ordering::Relaxed);
                 if changed == Changed::Tripped {
                     // Under the lock, so that an observer sees trips and their ends in their order.
@@ -258,7 +256,6 @@ impl<Q: Queue> Pool<Q> {
                     );
                     self.apply_trips();
                 }
-                before
             }
         }
     }

@@ -18,12 +18,16 @@ BEGIN
         steady_since = CASE WHEN v_back < -3600 * c_second THEN p_now ELSE least(steady_since, p_now) END;
     IF v_back < 0 THEN RETURN 0; END IF;
 
-    -- In the order of lanes, as all who change them.
-    PERFORM FROM {schema}.head WHERE due > p_now ORDER BY lane, own FOR UPDATE;
-    UPDATE {schema}.head SET due = due - v_back, first_failed = least(first_failed, p_now)
-    WHERE due > p_now + CASE WHEN fence IS NULL THEN 0 ELSE p_lease END;
-    UPDATE {schema}.wait SET due = due - v_back, first_failed = least(first_failed, p_now) WHERE due > p_now;
-    UPDATE {schema}.aside SET due = due - v_back, first_failed = least(first_failed, p_now) WHERE due > p_now;
+    -- In the order of lanes, as all who change them, and without those that others have locked: a claim must not wait.
+    WITH free AS (SELECT ctid FROM {schema}.head WHERE due > p_now ORDER BY lane, own FOR UPDATE SKIP LOCKED)
+    UPDATE {schema}.head t SET due = due - v_back, first_failed = least(first_failed, p_now)
+    FROM free WHERE t.ctid = free.ctid AND due > p_now + CASE WHEN fence IS NULL THEN 0 ELSE p_lease END;
+    WITH free AS (SELECT ctid FROM {schema}.wait WHERE due > p_now FOR UPDATE SKIP LOCKED)
+    UPDATE {schema}.wait t SET due = due - v_back, first_failed = least(first_failed, p_now)
+    FROM free WHERE t.ctid = free.ctid;
+    WITH free AS (SELECT ctid FROM {schema}.aside WHERE due > p_now FOR UPDATE SKIP LOCKED)
+    UPDATE {schema}.aside t SET due = due - v_back, first_failed = least(first_failed, p_now)
+    FROM free WHERE t.ctid = free.ctid;
     RETURN v_back;
 END $tower_webhook$;
 
