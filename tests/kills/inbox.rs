@@ -345,6 +345,8 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
                 false => drop(open.remove(&mark.key)),
             }
         }
+        // A dead letter waits for a person.
+        let open = open.into_iter().filter(|(key, _)| !redriven.contains(*key));
         for (key, started) in open {
             let later = marks
                 .iter()
