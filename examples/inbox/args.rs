@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 use http::HeaderValue;
 use tower_webhook::inbox::{EventId, EventState, Filter};
 use tower_webhook::{EventKind, IdempotencyKey};
@@ -152,16 +152,13 @@ pub(crate) struct Matching {
 
 /// Selects the events to change.
 #[derive(Args, Clone)]
+#[command(group = ArgGroup::new("events").required(true).args(["ids", "all"]))]
 pub(crate) struct Chosen {
     /// The numbers of the events
-    #[arg(
-        value_name = "ID",
-        required_unless_present = "all",
-        conflicts_with = "all"
-    )]
+    #[arg(value_name = "ID")]
     pub(crate) ids: Vec<EventId>,
-    /// All events that match the options below, instead of numbers
-    #[arg(long)]
+    /// All events that match the options below, instead of numbers; requires `--state`
+    #[arg(long, requires = "state")]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) matching: Matching,

@@ -203,12 +203,13 @@ pub(super) async fn change_all(
 ) -> Response {
     let started = async {
         let Form(search) = form?;
-        let (action, filter) = (action(&search.action)?, search.filter(&console)?);
+        let action = action(&search.action)?;
+        let chosen = (search.filter(&console)?, search.seen()?);
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, &headers);
         let job = console
             .jobs
-            .start(inbox, action, filter, search.query(), actor);
+            .start(inbox, action, chosen, search.query(), actor);
         Ok(format!("/jobs/{}", job.await?.number))
     };
     let started = started.await;

@@ -20,7 +20,7 @@ use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::actions;
-use super::bulk::preview;
+use super::bulk::{Seen, preview};
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Site, View};
@@ -268,8 +268,12 @@ async fn confirm(
     let confirm = async {
         let Query(search) = search?;
         let action = action(&search.action)?;
-        let matched = preview(&**inbox(&console)?, &search.filter(&console)?).await?;
-        Ok(page::confirm(&view, action, &search, matched))
+        let inbox = &**inbox(&console)?;
+        let filter = search.filter(&console)?;
+        // Before it counts, so that it has seen what is changed.
+        let seen = Seen::now(inbox).await?;
+        let matched = preview(inbox, &filter, seen).await?;
+        Ok(page::confirm(&view, action, &search, matched, seen))
     };
     answer(&view, confirm.await)
 }
@@ -388,7 +392,8 @@ mod tests {
         let post = Request::post(path)
             .header("sec-fetch-site", "same-origin")
             .header("content-type", "application/x-www-form-urlencoded");
-        post.body(Body::from("action=redrive")).unwrap()
+        post.body(Body::from("action=redrive&newest=1&at=0"))
+            .unwrap()
     }
 
     async fn get(app: Router, path: &str) -> String {

@@ -570,10 +570,23 @@ fn nothing_is_damaged_by_a_wrong_call() {
     let receiver = start(&url, "exit 1", &[]);
     let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(sent.code, 0, "{sent:?}");
+    let unsettled = [
+        &["discard", "--all"][..],
+        &["--state", "waiting", "--state", "in-progress"],
+        &["--state", "retrying"],
+    ]
+    .concat();
     for (args, code, text) in [
         (&["show", "17"][..], 1, "there is no event 17"),
         (&["redrive", "17", "--yes"], 1, "there is no such event"),
-        (&["discard", "--all"], 2, "pass `--yes`"),
+        (&unsettled, 2, "pass `--yes`"),
+        (&["discard", "--all", "--yes"], 2, "--state"),
+        (
+            &["redrive", "--all", "--kind", "chat-rated", "--yes"],
+            2,
+            "--state",
+        ),
+        (&["redrive", "--state", "dead"], 2, "--all"),
         (&["discard"], 2, "<ID"),
         (&["discard", "1", "--all"], 2, "cannot be used with"),
         (&["discard", "1", "--kind", "chat-rated"], 2, "`--all`"),
