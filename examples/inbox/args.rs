@@ -28,7 +28,7 @@ pub(crate) struct Options {
         env = "WEBHOOK_INBOX",
         hide_env_values = true
     )]
-    pub(crate) inbox: String,
+    pub(crate) inbox: Option<String>,
 
     /// The namespace of the receiver, as in its `--namespace`, in which a key is looked up
     #[arg(
@@ -185,6 +185,10 @@ impl Matching {
         }
     }
 
+    pub(crate) fn kinds(&self) -> &[EventKind] {
+        &self.kind
+    }
+
     pub(crate) fn is_everything(&self) -> bool {
         let filter = self.filter();
         filter.states.is_empty()
@@ -194,6 +198,18 @@ impl Matching {
             && filter.error.is_none()
             && filter.accepted_from.is_none()
             && filter.accepted_until.is_none()
+    }
+}
+
+impl Command {
+    /// The kinds that it names.
+    pub(crate) fn kinds(&self) -> &[EventKind] {
+        match self {
+            Self::List { matching, .. } | Self::Export { matching } => matching.kinds(),
+            Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.kinds(),
+            Self::Pause { kind } | Self::Resume { kind } => kind.as_slice(),
+            _ => &[],
+        }
     }
 }
 

@@ -73,7 +73,7 @@ pub(crate) struct Args {
     /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
     /// `redis://HOST` or `postgres://HOST/DATABASE`
     ///
-    /// `memory` is lost when the receiver stops, so events that the platform then retries are handled
+    /// `memory`, the default, is lost when the receiver stops, so events that the platform then retries are handled
     /// again. `sqlite:webhooks.db` is a file that survives a crash, for one machine. Redis and Postgres
     /// are for several receivers that share their work. Every user of this machine can read a password
     /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Each
@@ -83,10 +83,9 @@ pub(crate) struct Args {
         long,
         value_name = "STORE",
         env = "WEBHOOK_STORE",
-        hide_env_values = true,
-        default_value = "memory"
+        hide_env_values = true
     )]
-    pub(crate) store: String,
+    pub(crate) store: Option<String>,
 
     /// Answer each event when it is stored, and handle it later: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
@@ -99,8 +98,7 @@ pub(crate) struct Args {
         long,
         value_name = "INBOX",
         env = "WEBHOOK_INBOX",
-        hide_env_values = true,
-        conflicts_with = "store"
+        hide_env_values = true
     )]
     pub(crate) inbox: Option<String>,
 

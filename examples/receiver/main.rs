@@ -20,6 +20,8 @@ mod forward;
 mod handling;
 #[path = "../shared/json.rs"]
 mod json;
+#[path = "../shared/kinds.rs"]
+mod kinds;
 mod log;
 mod output;
 mod refusals;
@@ -250,9 +252,13 @@ fn events(args: &Args) -> anyhow::Result<Events> {
 
 /// Where keys or events are kept, and whether that is an inbox.
 fn place(args: &Args) -> (Place, bool) {
-    let (place, is_inbox) = match &args.inbox {
-        Some(inbox) => (Place::parse_inbox(inbox), true),
-        None => (Place::parse(&args.store), false),
+    let (place, is_inbox) = match (&args.inbox, &args.store) {
+        (Some(_), Some(_)) => misused(
+            "`--inbox` (or WEBHOOK_INBOX) replaces `--store` (or WEBHOOK_STORE): pass or set only one of them",
+        ),
+        (Some(inbox), None) => (Place::parse_inbox(inbox), true),
+        (None, Some(store)) => (Place::parse(store), false),
+        (None, None) => (Ok(Place::Memory), false),
     };
     (place.unwrap_or_else(|error| misused(error)), is_inbox)
 }

@@ -1,5 +1,6 @@
 //! The failure budget, the silence watch, and metrics for Prometheus.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
 use super::args::Args;
 #[cfg(not(feature = "metrics"))]
 use super::args::misused;
+use crate::kinds;
 
 /// Sees every delivery and attempt.
 pub(crate) struct Telemetry {
@@ -31,6 +33,11 @@ impl Telemetry {
             .fold(Silence::new().learn(), |silence, (kind, within)| {
                 silence.expect(kind, within)
             });
+        for (kind, _) in &args.expect {
+            if let Some(unknown) = kinds::unknown(kind, BTreeSet::new()) {
+                tracing::warn!("--expect: {unknown}");
+            }
+        }
         if let Some(within) = args.rated_within {
             silence = silence.rated_within(hours(within));
         }

@@ -616,6 +616,69 @@ fn nothing_is_damaged_by_a_wrong_call() {
     }
     let both = run("receiver", &["--inbox", &url, "--store", "memory"]);
     assert_eq!(both.code, 2, "{both:?}");
+    let mut both = example("receiver");
+    both.args(["--inbox", &url]).env("WEBHOOK_STORE", "memory");
+    let both = Program::start(&mut both).finish();
+    assert_eq!(both.code, 2, "{both:?}");
+    assert!(both.err.contains("WEBHOOK_STORE"), "{both:?}");
+    for args in [&["list"][..], &[]] {
+        let nowhere = run("inbox", args);
+        assert_eq!(nowhere.code, 2, "{args:?}: {nowhere:?}");
+        let names = nowhere.err.contains("WEBHOOK_INBOX");
+        assert!(names, "{args:?}: {nowhere:?}");
+    }
+}
+
+#[test]
+fn a_kind_that_nobody_has_seen_is_a_typing_error() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "true", &["--expect", "chat-clozed=4"]);
+    let log = receiver.err();
+    assert!(log.contains("WARN"), "{log}");
+    assert!(log.contains("chat-clozed"), "{log}");
+    assert!(log.contains("did you mean `chat-closed`?"), "{log}");
+    send(&receiver, "order-paid", "a");
+    for args in [
+        &["pause", "chat-clozed"][..],
+        &["resume", "chat-clozed"],
+        &["list", "--kind", "chat-clozed"],
+        &["export", "--kind", "chat-clozed"],
+        &[
+            "redrive",
+            "--all",
+            "--state",
+            "dead",
+            "--kind",
+            "chat-clozed",
+        ],
+    ] {
+        let warned = inbox(&url, args);
+        assert_eq!(warned.code, 0, "{args:?}: {warned:?}");
+        let suggested = warned.err.contains("did you mean `chat-closed`?");
+        assert!(suggested, "{args:?}: {warned:?}");
+    }
+    let warned = inbox(&url, &["list", "--kind", "order-payed"]);
+    assert!(
+        warned.err.contains("did you mean `order-paid`?"),
+        "{warned:?}"
+    );
+    let far = inbox(&url, &["list", "--kind", "invoice"]);
+    assert!(far.err.contains("`invoice`"), "{far:?}");
+    assert!(!far.err.contains("did you mean"), "{far:?}");
+    for kind in ["order-paid", "chat-closed"] {
+        let known = inbox(&url, &["list", "--kind", kind]);
+        assert_eq!(known.err, "", "{kind}");
+    }
+    for (args, said) in [
+        (&["pause", "chat-closed"][..], "paused: chat-closed\n"),
+        (&["resume", "chat-closed"], "resumed: chat-closed\n"),
+        (&["pause"], "paused: all kinds\n"),
+        (&["resume"], "resumed: all kinds"),
+    ] {
+        let ended = inbox(&url, args);
+        assert!(ended.err.contains(said), "{args:?}: {ended:?}");
+    }
 }
 
 #[test]
