@@ -86,6 +86,18 @@ pub(crate) enum Command {
         #[command(flatten)]
         chosen: Chosen,
     },
+    /// Delete the payloads, headers and errors of a chat, and discard its events that were not handled
+    ///
+    /// The types, keys and times of the events, and the chat's id, stay for the retention. The last line says who did it,
+    /// and when, with a digest of the chat's id. If the command is interrupted, repeat it.
+    Forget {
+        /// The id of the chat
+        #[arg(value_name = "CHAT")]
+        chat: String,
+        /// Do not ask before
+        #[arg(long)]
+        yes: bool,
+    },
     /// Pause the handling of events, of one kind or of all; events are still accepted
     Pause {
         /// The kind to pause; by default, all kinds

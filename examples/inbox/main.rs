@@ -7,6 +7,7 @@ mod args;
 #[cfg(feature = "sqlite")]
 mod backup;
 mod change;
+mod forget;
 #[path = "../shared/json.rs"]
 mod json;
 #[path = "../shared/kinds.rs"]
@@ -26,6 +27,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use self::args::{Command, Options, misused};
 use self::change::{Action, change};
+use self::forget::forget;
 use self::store::Place;
 
 fn main() -> ExitCode {
@@ -172,6 +174,7 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
         }
         Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
         Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
+        Command::Forget { chat, yes } => return forget(inbox, chat, yes).await,
         Command::Pause { kind } => {
             inbox.pause(kind.as_ref()).await?;
             said("paused", kind.as_ref());

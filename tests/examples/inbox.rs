@@ -682,6 +682,58 @@ fn a_kind_that_nobody_has_seen_is_a_typing_error() {
 }
 
 #[test]
+fn a_person_is_forgotten_by_a_command() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "cat >/dev/null", &[]);
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    for (key, id) in [
+        ("a", "anna@example.com"),
+        ("b", "bob"),
+        ("c", "anna@example.com"),
+    ] {
+        let body = receiver.file("body", &format!(r#"{{"id":"{id}"}}"#));
+        let more = ["--event", "chat-rated", "--key", key, "--body", &body];
+        assert_eq!(receiver.send("s", &more).code, 0);
+    }
+    let forget = ["forget", "anna@example.com"];
+    let unasked = inbox(&url, &forget);
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    let refused = at_terminal(&url, "forget anna@example.com", "n\n");
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.out.contains("2 events"), "{refused:?}");
+    assert_eq!(states(&url), ["waiting"; 3]);
+
+    let mut agreed = example("inbox");
+    agreed.args(["--inbox", &url]).args(forget).arg("--yes");
+    let agreed = Program::start(agreed.env("SUDO_USER", "grace")).finish();
+    assert_eq!(agreed.code, 0, "{agreed:?}");
+    assert_eq!(states(&url), ["discarded", "waiting", "discarded"]);
+    let kept = lines(&inbox(&url, &["export"]));
+    let payloads: Vec<_> = kept.iter().map(|event| event.get("payload")).collect();
+    assert!(
+        payloads[0].is_none() && payloads[1].is_some() && payloads[2].is_none(),
+        "{kept:?}"
+    );
+    // Who and when, and the chat by the digest that `sha256sum` prints.
+    let said = agreed.err.lines().last().unwrap();
+    for text in ["by grace", " GMT", "bodies: 2", "f7d54c22"] {
+        assert!(said.contains(text), "{text}: {said}");
+    }
+    assert!(!agreed.err.contains("anna"), "{agreed:?}");
+
+    let again = inbox(&url, &["forget", "anna@example.com", "--yes"]);
+    assert_eq!(
+        (again.code, again.err.contains("bodies: 0")),
+        (0, true),
+        "{again:?}"
+    );
+    let none = inbox(&url, &["forget", "nobody", "--yes"]);
+    assert_eq!(none.code, 0, "{none:?}");
+    assert!(none.err.contains("no event of this chat"), "{none:?}");
+}
+
+#[test]
 fn a_locked_file_is_an_error_that_says_so() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
