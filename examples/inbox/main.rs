@@ -15,6 +15,8 @@ mod kinds;
 mod print;
 #[path = "../shared/store.rs"]
 mod store;
+#[path = "../shared/text.rs"]
+mod text;
 
 use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
@@ -50,7 +52,7 @@ fn main() -> ExitCode {
         // The reader of standard output has what it wanted, as in `inbox list | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", text::chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }

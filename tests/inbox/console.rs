@@ -427,6 +427,8 @@ async fn changes_are_made_and_logged_with_the_operator() {
         }
     };
     let by_grace = |path: &str, fields: &str| form(path, fields).with("x-user", "grace");
+    let forged = by_grace("/events/3/discard", "").and("x-user", "ada");
+    request(&app, forged).await.is(400).shows("occurs twice");
     let discard = by_grace("/events/3/discard", "");
     request(&app, discard).await.is(303);
     logged(&[
@@ -667,6 +669,19 @@ async fn other_sites_are_refused() {
             .await
             .is(403)
             .shows("A page of another site has sent this request.");
+    }
+    for (dest, status) in [
+        ("document", 200),
+        ("iframe", 403),
+        ("script", 403),
+        ("empty", 403),
+    ] {
+        let embedded = Request::get("/events/2")
+            .header(HOST, "localhost")
+            .header("sec-fetch-site", "cross-site")
+            .header("sec-fetch-dest", dest);
+        let page = request(&app, embedded.body(Body::empty()).unwrap()).await;
+        page.is(status);
     }
     for host in [
         "evil.example",
