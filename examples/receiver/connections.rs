@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::error::Error;
 use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
@@ -27,6 +26,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::refusals::Refusals;
+use crate::text::chain;
 
 /// The largest size of a request's head, in bytes, and of the buffer that a connection reads into.
 const MAX_HEAD: usize = 32 * 1024;
@@ -203,7 +203,7 @@ async fn serve(
             refusals.log("malformed-request", peer, &chain(&error));
         }
         Some(Err(error)) => {
-            tracing::debug!(%peer, reason = %chain(&error), "a connection broke off");
+            tracing::debug!(%peer, reason = chain(&error), "a connection broke off");
             return;
         }
         Some(Ok(())) => {}
@@ -439,17 +439,6 @@ impl AsyncWrite for Watched {
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }
-}
-
-/// Formats an error with its causes on one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }
 
 /// No lock is held across code that could panic and leave something half done.

@@ -28,6 +28,8 @@ mod refusals;
 #[path = "../shared/store.rs"]
 mod store;
 mod telemetry;
+#[path = "../shared/text.rs"]
+mod text;
 
 use std::env::{self, VarError};
 use std::future::ready;
@@ -64,7 +66,7 @@ use tower_webhook::store::Store;
 use tower_webhook::{ConfigError, EventRouter, HeaderNames, Running, Secret, Secrets, Webhooks};
 
 use self::args::{Args, misused};
-use self::connections::{Connections, chain};
+use self::connections::Connections;
 use self::event::{Action, Events};
 use self::exec::Exec;
 use self::forward::Forward;
@@ -72,13 +74,14 @@ use self::handling::Handling;
 use self::output::Output;
 use self::store::Place;
 use self::telemetry::Telemetry;
+use self::text::chain;
 
 /// Pipes, and the process itself.
 const FILES_OF_A_COMMAND: usize = 8;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    log::init();
+    log::init(args.log_format);
 
     let result = Runtime::new()
         .context("the runtime cannot be started")
@@ -91,7 +94,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -412,7 +415,10 @@ fn recorded(setup: &Setup<'_>, running: Running) -> Arc<Running> {
             let running = Arc::clone(&running);
             async move {
                 if let Err(error) = running.record_metrics().await {
-                    tracing::warn!(reason = %chain(&error), "the metrics of the inbox could not be recorded");
+                    tracing::warn!(
+                        reason = chain(&error),
+                        "the metrics of the inbox could not be recorded"
+                    );
                 }
             }
         });
@@ -478,7 +484,10 @@ fn reread_on_hangup(secrets: Option<Secrets>, file: Option<PathBuf>) -> io::Resu
             match secrets.replace_from_file(file) {
                 Ok(()) => tracing::info!("the secrets were reloaded"),
                 Err(error) => {
-                    tracing::error!(reason = %chain(&error), "the secrets could not be reloaded and are unchanged");
+                    tracing::error!(
+                        reason = chain(&error),
+                        "the secrets could not be reloaded and are unchanged"
+                    );
                 }
             }
         }

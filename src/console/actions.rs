@@ -105,7 +105,7 @@ async fn make(
                 actor,
                 action = action.name(),
                 event = id.0,
-                reason = %Chain(error),
+                reason = Chain(error).to_string(),
                 "an operator requested a change of an event, and the queue failed"
             ),
         }
@@ -296,7 +296,7 @@ async fn set_paused(
                     actor,
                     kind,
                     is_paused,
-                    reason = %Chain(error),
+                    reason = Chain(error).to_string(),
                     "the console could not pause or resume"
                 ),
             }

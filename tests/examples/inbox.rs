@@ -734,6 +734,46 @@ fn a_person_is_forgotten_by_a_command() {
 }
 
 #[test]
+fn no_text_of_others_controls_a_terminal() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let exec = "printf 'bad \\302\\233 \\342\\200\\256 end\\n' >&2; exit 65";
+    let receiver = start(&url, exec, &["--log-format", "json"]);
+    let body = receiver.file(
+        "body",
+        "{\"id\":\"a\u{9b}b\u{202e}\",\"x\":\"\u{9b}1\u{2066}\"}",
+    );
+    let more = ["--event", "chat-rated", "--key", "a", "--body", &body];
+    assert_eq!(receiver.send("s", &more).code, 0);
+    until("the discarded event", || {
+        (states(&url) == ["discarded"]).then_some(())
+    });
+    let said = [
+        inbox(&url, &["show", "1"]),
+        inbox(&url, &["show", "1", "--json"]),
+        inbox(&url, &["export"]),
+        inbox(&url, &["list"]),
+        inbox(&url, &["list", "--json"]),
+    ];
+    let log = receiver.err();
+    let texts = said.iter().map(|said| &said.out).chain([&log]);
+    for text in texts {
+        let raw = text.contains(['\u{9b}', '\u{202e}', '\u{2066}']);
+        assert!(!raw && text.contains("9b"), "{text:?}");
+    }
+    // The same value.
+    let exported = lines(&said[2]).remove(0);
+    assert_eq!(exported["payload"]["x"], "\u{9b}1\u{2066}");
+    let logged: Vec<Value> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let discarded = logged.iter().find(|line| line["level"] == "WARN").unwrap();
+    assert_eq!(discarded["span"]["name"], "attempt", "{discarded}");
+    assert!(discarded["fields"]["reason"].is_string(), "{discarded}");
+}
+
+#[test]
 fn a_locked_file_is_an_error_that_says_so() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
