@@ -106,7 +106,12 @@ fn export_traces() -> anyhow::Result<SdkTracerProvider> {
         // A span's parent is its parent in `tracing`, not the active OpenTelemetry context.
         .with_context_activation(false)
         // The exporter's own requests must not be traced.
-        .with_filter(Targets::new().with_target("tower_webhook", LevelFilter::INFO));
+        .with_filter(
+            Targets::new()
+                .with_target("tower_webhook", LevelFilter::INFO)
+                // OpenTelemetry's attributes, which a log does not need.
+                .with_target("tower_webhook::opentelemetry", LevelFilter::TRACE),
+        );
     let log = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_filter(LevelFilter::WARN);

@@ -154,7 +154,8 @@
 //!
 //! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
 //! its kind, chat, key, attempt, secret (by label or position), outcome and duration, and one line for each
-//! refusal or failure with its reason, at `WARN` or `ERROR`. With an inbox, each attempt has a separate span `attempt`.
+//! refusal or failure with its reason, at `WARN` or `ERROR`. A panic's reason is its message and its place in the code,
+//! which a hook notes that calls the hook before it. A kind without a handler is one line in a minute, at `INFO`. With an inbox, each attempt has a separate span `attempt`.
 //! Refusals that anybody can cause, before verification, have at most one line per second and reason; the next line's
 //! field `left_out` counts those in between. Of text that the sender chose, at most 256 characters are logged.
 //!
@@ -168,7 +169,8 @@
 //! tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).init();
 //! ```
 //!
-//! The spans also have the attributes that OpenTelemetry defines for messages: `messaging.system` (`webhook`),
+//! If a subscriber enables `TRACE` for the target `tower_webhook::opentelemetry`, the spans also have the attributes that
+//! OpenTelemetry defines for messages: `messaging.system` (`webhook`),
 //! `messaging.operation.name` (`receive` or `process`), `messaging.message.id` (the key),
 //! `messaging.message.conversation_id` (the chat), and `error.type` (the outcome, if it is a failure).
 //! The example `otlp` exports them over OTLP, and links each attempt of an inbox to its delivery.
@@ -230,6 +232,7 @@ pub mod event;
 mod handler;
 mod outcome;
 mod router;
+mod throttle;
 #[cfg(any(feature = "admin", feature = "sandbox"))]
 mod tls;
 mod verified;

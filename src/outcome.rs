@@ -72,8 +72,8 @@ pub enum Outcome {
         /// The delay that it asked for.
         delay: Duration,
     },
-    /// The handler panicked.
-    Panicked,
+    /// The handler panicked. The error is the message and the place of the panic.
+    Panicked(Arc<dyn Error + Send + Sync>),
     /// The handler exceeded its
     /// [`handler_timeout`](crate::IdempotencyLayer::handler_timeout) and was dropped.
     TimedOut {
@@ -133,7 +133,7 @@ impl Outcome {
     ///
     /// assert!(Outcome::Handled.completes());
     /// assert!(!Outcome::Ignored.completes());
-    /// assert!(!Outcome::Panicked.completes());
+    /// assert!(!Outcome::LeaseLost.completes());
     /// ```
     #[must_use]
     pub fn completes(&self) -> bool {
@@ -148,7 +148,7 @@ impl Outcome {
             | Self::Undecodable(_)
             | Self::Failed { .. }
             | Self::Snoozed { .. }
-            | Self::Panicked
+            | Self::Panicked(_)
             | Self::TimedOut { .. }
             | Self::LeaseLost
             | Self::Crashed { .. }
@@ -181,7 +181,7 @@ impl Outcome {
             Self::Undecodable(_) => name::UNDECODABLE,
             Self::Failed { .. } => name::FAILED,
             Self::Snoozed { .. } => name::SNOOZED,
-            Self::Panicked => "panicked",
+            Self::Panicked(_) => "panicked",
             Self::TimedOut { .. } => "handler-timeout",
             Self::LeaseLost => "lease-lost",
             Self::Crashed { .. } => "crashed",
@@ -199,6 +199,7 @@ impl Outcome {
         match self {
             Self::Discarded(reason)
             | Self::DeadLetter(reason)
+            | Self::Panicked(reason)
             | Self::Failed { reason, .. }
             | Self::Unavailable { reason, .. }
             | Self::NotRecorded(reason)
@@ -210,7 +211,6 @@ impl Outcome {
             | Self::Ignored
             | Self::Unhandled
             | Self::Snoozed { .. }
-            | Self::Panicked
             | Self::TimedOut { .. }
             | Self::LeaseLost
             | Self::Crashed { .. }
@@ -237,7 +237,6 @@ impl Outcome {
 
         let Some(error) = self.reason() else {
             return match self {
-                Self::Panicked => "the handler panicked".to_owned(),
                 Self::TimedOut { limit } => {
                     format!("the handler exceeded its time limit of {limit:?}")
                 }

@@ -6,7 +6,6 @@ use std::convert::Infallible;
 use std::fmt;
 use std::future::{Future, ready};
 use std::marker::PhantomData;
-use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -15,9 +14,14 @@ use futures_util::FutureExt;
 use tower_service::Service;
 
 use crate::delivery::{DecodeError, Delivery, RawDelivery};
+use crate::error::CatchPanic;
 use crate::event::{Event, EventKind};
 use crate::handler::{Handler, HandlerResult};
 use crate::outcome::Outcome;
+use crate::throttle::Throttle;
+
+/// How often a kind without a handler is logged, in seconds.
+const MINUTE: u64 = 60;
 
 /// Routes deliveries to the [`Handler`] of their kind: the innermost service.
 ///
@@ -58,6 +62,8 @@ struct Shared {
     fallback: Option<Arc<dyn Route>>,
     undecodable: Option<Arc<dyn OnUndecodable>>,
     reject_unhandled: bool,
+    /// The kinds without a handler.
+    ignored: Throttle<MINUTE>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -184,7 +190,16 @@ impl EventRouter {
         match route.or(shared.fallback.as_ref()) {
             Some(route) => Arc::clone(route).run(delivery, shared.undecodable.clone()),
             None if shared.reject_unhandled => Box::pin(ready(Outcome::Unhandled)),
-            None => Box::pin(ready(Outcome::Ignored)),
+            None => {
+                if let Some(left_out) = shared.ignored.admit(delivery.kind().as_str()) {
+                    tracing::info!(
+                        kind = %delivery.kind(),
+                        left_out = (left_out > 0).then_some(left_out),
+                        "this kind of event has no handler: the event is ignored"
+                    );
+                }
+                Box::pin(ready(Outcome::Ignored))
+            }
         }
     }
 }
@@ -319,9 +334,6 @@ async fn give_up(
 }
 
 fn catch_panic(run: impl Future<Output = Outcome> + Send + 'static) -> BoxFuture<Outcome> {
-    Box::pin(
-        AssertUnwindSafe(run)
-            .catch_unwind()
-            .map(|run| run.unwrap_or(Outcome::Panicked)),
-    )
+    let panicked = |panic| Outcome::Panicked(Arc::new(panic));
+    Box::pin(CatchPanic::new(run).map(move |run| run.unwrap_or_else(panicked)))
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use clap::error::ErrorKind;
-use clap::{Args, CommandFactory, Parser, Subcommand};
+use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
 use http::HeaderValue;
 use tower_webhook::inbox::{EventId, EventState, Filter};
 use tower_webhook::{EventKind, IdempotencyKey};
@@ -28,7 +28,7 @@ pub(crate) struct Options {
         env = "WEBHOOK_INBOX",
         hide_env_values = true
     )]
-    pub(crate) inbox: String,
+    pub(crate) inbox: Option<String>,
 
     /// The namespace of the receiver, as in its `--namespace`, in which a key is looked up
     #[arg(
@@ -85,6 +85,18 @@ pub(crate) enum Command {
     Discard {
         #[command(flatten)]
         chosen: Chosen,
+    },
+    /// Delete the payloads, headers and errors of a chat, and discard its events that were not handled
+    ///
+    /// The types, keys and times of the events, and the chat's id, stay for the retention. The last line says who did it,
+    /// and when, with a digest of the chat's id. If the command is interrupted, repeat it.
+    Forget {
+        /// The id of the chat
+        #[arg(value_name = "CHAT")]
+        chat: String,
+        /// Do not ask before
+        #[arg(long)]
+        yes: bool,
     },
     /// Pause the handling of events, of one kind or of all; events are still accepted
     Pause {
@@ -152,16 +164,13 @@ pub(crate) struct Matching {
 
 /// Selects the events to change.
 #[derive(Args, Clone)]
+#[command(group = ArgGroup::new("events").required(true).args(["ids", "all"]))]
 pub(crate) struct Chosen {
     /// The numbers of the events
-    #[arg(
-        value_name = "ID",
-        required_unless_present = "all",
-        conflicts_with = "all"
-    )]
+    #[arg(value_name = "ID")]
     pub(crate) ids: Vec<EventId>,
-    /// All events that match the options below, instead of numbers
-    #[arg(long)]
+    /// All events that match the options below, instead of numbers; requires `--state`
+    #[arg(long, requires = "state")]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) matching: Matching,
@@ -188,6 +197,10 @@ impl Matching {
         }
     }
 
+    pub(crate) fn kinds(&self) -> &[EventKind] {
+        &self.kind
+    }
+
     pub(crate) fn is_everything(&self) -> bool {
         let filter = self.filter();
         filter.states.is_empty()
@@ -197,6 +210,18 @@ impl Matching {
             && filter.error.is_none()
             && filter.accepted_from.is_none()
             && filter.accepted_until.is_none()
+    }
+}
+
+impl Command {
+    /// The kinds that it names.
+    pub(crate) fn kinds(&self) -> &[EventKind] {
+        match self {
+            Self::List { matching, .. } | Self::Export { matching } => matching.kinds(),
+            Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.kinds(),
+            Self::Pause { kind } | Self::Resume { kind } => kind.as_slice(),
+            _ => &[],
+        }
     }
 }
 

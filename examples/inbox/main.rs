@@ -7,22 +7,29 @@ mod args;
 #[cfg(feature = "sqlite")]
 mod backup;
 mod change;
+mod forget;
 #[path = "../shared/json.rs"]
 mod json;
+#[path = "../shared/kinds.rs"]
+mod kinds;
 mod print;
 #[path = "../shared/store.rs"]
 mod store;
+#[path = "../shared/text.rs"]
+mod text;
 
 use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
 use clap::Parser;
 use futures_util::future::join_all;
+use tower_webhook::EventKind;
 use tower_webhook::inbox::{EventSummary, Filter, Inbox, Page, Queue};
 use tracing_subscriber::filter::LevelFilter;
 
 use self::args::{Command, Options, misused};
 use self::change::{Action, change};
+use self::forget::forget;
 use self::store::Place;
 
 fn main() -> ExitCode {
@@ -45,7 +52,7 @@ fn main() -> ExitCode {
         // The reader of standard output has what it wanted, as in `inbox list | head`.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", text::chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -63,6 +70,9 @@ async fn run(options: Options) -> anyhow::Result<ExitCode> {
         namespace,
         command,
     } = options;
+    let Some(inbox) = inbox else {
+        misused("which inbox? Pass `--inbox`, or set the environment variable WEBHOOK_INBOX");
+    };
     let place = Place::parse_inbox(&inbox).unwrap_or_else(|error| misused(error));
     match (place, command) {
         #[cfg(feature = "sqlite")]
@@ -91,7 +101,41 @@ async fn run(options: Options) -> anyhow::Result<ExitCode> {
     }
 }
 
+/// Warns of kinds that neither the platform nor the inbox has: they are typing errors, perhaps.
+async fn warn_of_unknown<Q: Queue>(inbox: &Inbox<Q>, named: &[EventKind]) -> anyhow::Result<()> {
+    for kind in named.iter().filter(|kind| !EventKind::ALL.contains(kind)) {
+        let filter = Filter {
+            kinds: vec![kind.clone()],
+            ..Filter::default()
+        };
+        if !inbox
+            .list(&filter, Page::newest(1))
+            .await?
+            .events
+            .is_empty()
+        {
+            continue;
+        }
+        // Also those that are settled, if they are recent.
+        let recent = inbox.list(&Filter::default(), Page::newest(1_000)).await?;
+        let seen = recent.events.into_iter().map(|event| event.kind);
+        if let Some(unknown) = kinds::unknown(kind, seen.collect()) {
+            eprintln!("warning: {unknown}");
+        }
+    }
+    Ok(())
+}
+
+/// Says what was paused or resumed.
+fn said(what: &str, kind: Option<&EventKind>) {
+    match kind {
+        Some(kind) => eprintln!("{what}: {kind}"),
+        None => eprintln!("{what}: all kinds"),
+    }
+}
+
 async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result<ExitCode> {
+    warn_of_unknown(inbox, command.kinds()).await?;
     match command {
         Command::List {
             matching,
@@ -132,8 +176,15 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
         }
         Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
         Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
-        Command::Pause { kind } => inbox.pause(kind.as_ref()).await?,
-        Command::Resume { kind } => inbox.resume(kind.as_ref()).await?,
+        Command::Forget { chat, yes } => return forget(inbox, chat, yes).await,
+        Command::Pause { kind } => {
+            inbox.pause(kind.as_ref()).await?;
+            said("paused", kind.as_ref());
+        }
+        Command::Resume { kind } => {
+            inbox.resume(kind.as_ref()).await?;
+            said("resumed", kind.as_ref());
+        }
         Command::Stats { json } => {
             let stats = inbox.stats().await?;
             match json {

@@ -8,6 +8,7 @@ use serde::Serialize;
 use tower_webhook::inbox::{BlockedLane, EventRecord, EventSummary, Stats};
 
 use crate::json::line_with_payload;
+use crate::text::{is_control, printable};
 
 /// The longest text in a column.
 const WIDEST: usize = 40;
@@ -114,15 +115,19 @@ pub(crate) fn lane_lines(lanes: &[BlockedLane]) -> io::Result<()> {
 }
 
 fn line(out: &mut impl Write, value: &impl Serialize) -> io::Result<()> {
-    serde_json::to_writer(&mut *out, value)?;
-    out.write_all(b"\n")
+    writeln!(out, "{}", printable_json(&serde_json::to_string(value)?))
 }
 
-/// The texts of senders, without control characters.
-fn printable(text: &str) -> String {
-    text.chars()
-        .map(|char| if char.is_control() { '\u{fffd}' } else { char })
-        .collect()
+/// JSON of the same value, in which the characters that control a terminal are escaped. They occur only in strings.
+fn printable_json(json: &str) -> String {
+    let mut printable = String::new();
+    for char in json.chars() {
+        match is_control(char) && char != '\n' {
+            true => printable += &format!("\\u{:04x}", u32::from(char)),
+            false => printable.push(char),
+        }
+    }
+    printable
 }
 
 fn short(text: &str) -> String {
@@ -239,7 +244,9 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
     };
     let mut out = io::stdout().lock();
     match payload {
-        Some(payload) => out.write_all(line_with_payload(&record, payload)?.as_bytes()),
+        Some(payload) => {
+            out.write_all(printable_json(&line_with_payload(&record, payload)?).as_bytes())
+        }
         None => line(&mut out, &record),
     }
 }
@@ -286,8 +293,8 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
         None => writeln!(out, "(the body was deleted)"),
         Some(body) => match serde_json::from_slice::<serde_json::Value>(body) {
             Ok(value) => {
-                serde_json::to_writer_pretty(&mut out, &value)?;
-                writeln!(out)
+                let json = serde_json::to_string_pretty(&value)?;
+                writeln!(out, "{}", printable_json(&json))
             }
             Err(_) => writeln!(out, "{}", body.escape_ascii()),
         },

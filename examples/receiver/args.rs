@@ -15,6 +15,7 @@ use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
 
 use crate::event::Limits;
+use crate::log::Format;
 use crate::{connections, forward, telemetry};
 
 /// Receive the chat platform's webhooks, and print one line of JSON for each event.
@@ -26,8 +27,9 @@ use crate::{connections, forward, telemetry};
 /// GET /healthz is answered with 200.
 ///
 /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
-/// disk is full. With --exec or --forward, it is handled when the command or the server has succeeded: its
-/// line is only a record of that. Then standard output may be closed, or blocked by a reader that has
+/// disk is full; a reader that has stopped leaves one delivery unanswered, even beyond --handler-timeout. With
+/// --exec or --forward, it is handled when the command or the server has succeeded: its line is only a record of
+/// that. Then standard output may be closed, or blocked by a reader that has
 /// stopped: the event stays handled, and a warning in the log says that its line is lost.
 ///
 /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
@@ -73,7 +75,7 @@ pub(crate) struct Args {
     /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
     /// `redis://HOST` or `postgres://HOST/DATABASE`
     ///
-    /// `memory` is lost when the receiver stops, so events that the platform then retries are handled
+    /// `memory`, the default, is lost when the receiver stops, so events that the platform then retries are handled
     /// again. `sqlite:webhooks.db` is a file that survives a crash, for one machine. Redis and Postgres
     /// are for several receivers that share their work. Every user of this machine can read a password
     /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Each
@@ -83,10 +85,9 @@ pub(crate) struct Args {
         long,
         value_name = "STORE",
         env = "WEBHOOK_STORE",
-        hide_env_values = true,
-        default_value = "memory"
+        hide_env_values = true
     )]
-    pub(crate) store: String,
+    pub(crate) store: Option<String>,
 
     /// Answer each event when it is stored, and handle it later: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
@@ -99,8 +100,7 @@ pub(crate) struct Args {
         long,
         value_name = "INBOX",
         env = "WEBHOOK_INBOX",
-        hide_env_values = true,
-        conflicts_with = "store"
+        hide_env_values = true
     )]
     pub(crate) inbox: Option<String>,
 
@@ -139,6 +139,9 @@ pub(crate) struct Args {
     /// It receives the line of JSON on standard input. Exit status 0: the event is handled. 65 (EX_DATAERR):
     /// the event is discarded, because it never will be. 75 (EX_TEMPFAIL): the event is retried later, even
     /// after --max-attempts. Any other: the event has failed, and is retried.
+    ///
+    /// It does not inherit the secret, but runs as the same user, who can read this process's environment and files:
+    /// for commands that are not trusted, start them as another user.
     ///
     /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
     /// one is the reason in the log if it fails. Its standard output goes to standard error.
@@ -205,6 +208,10 @@ pub(crate) struct Args {
     /// How long a connection is kept for its next request: longer than a proxy in front of it keeps it
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
     idle_timeout: u32,
+
+    /// The format of the log, on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    pub(crate) log_format: Format,
 
     /// Serve metrics for Prometheus at this address, under /metrics
     ///

@@ -1,7 +1,6 @@
 //! The connections: how many there are, how long each may take, and how each ends.
 
 use std::convert::Infallible;
-use std::error::Error;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -20,6 +19,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::activity::{Activity, LEAST_AGE, Open, Phase};
 use crate::refusals::Refusals;
+use crate::text::chain;
 use crate::watched::{Stream, Watched};
 
 /// The largest size of a request's head, in bytes, and of the buffer that a connection reads into.
@@ -263,7 +263,7 @@ impl Served {
             () if error.is_parse_too_large() => "headers-too-large",
             () if error.is_parse() => "malformed-request",
             () => {
-                tracing::debug!(peer = %self.peer, reason = %chain(error), "a connection broke off");
+                tracing::debug!(peer = %self.peer, reason = chain(error), "a connection broke off");
                 return false;
             }
         };
@@ -285,15 +285,4 @@ async fn drop_rest(mut stream: TcpStream) {
         }
     };
     let _ = timeout(REST_TIMEOUT, rest).await;
-}
-
-/// Formats an error with its causes on one line.
-pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }

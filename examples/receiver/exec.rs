@@ -16,6 +16,7 @@ use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 
 use crate::event::Failure;
+use crate::text::printable;
 
 /// The exit status of a command that gives the event up: `EX_DATAERR` of `sysexits.h`.
 const DISCARD: i32 = 65;
@@ -234,16 +235,4 @@ impl Log {
         self.last.clone_from(&line);
         Some(line)
     }
-}
-
-/// Text of another program, without the control characters that could forge a line of the log.
-pub(crate) fn printable(text: &str) -> String {
-    let mut printable = String::new();
-    for char in text.trim().chars() {
-        match char.is_control() {
-            true => printable.extend(char.escape_default()),
-            false => printable.push(char),
-        }
-    }
-    printable
 }

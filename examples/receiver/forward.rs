@@ -11,9 +11,8 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tokio::time::timeout;
 
-use crate::connections::chain;
 use crate::event::Failure;
-use crate::exec::printable;
+use crate::text::{chain, printable};
 
 /// How long a connection may take to open.
 const CONNECTING: Duration = Duration::from_secs(5);

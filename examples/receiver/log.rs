@@ -6,35 +6,42 @@ use std::io::{self, IsTerminal};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tracing::field::{Field, Visit};
-use tracing::span::Record;
+use clap::ValueEnum;
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
-use tracing_subscriber::field::{RecordFields, VisitOutput};
 use tracing_subscriber::filter::LevelFilter;
-use tracing_subscriber::fmt::format::{DefaultVisitor, FmtSpan, FormatEvent, FormatFields, Writer};
+use tracing_subscriber::fmt::format::{FmtSpan, FormatEvent, FormatFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormattedFields};
 use tracing_subscriber::registry::LookupSpan;
 
-pub(crate) fn init() {
-    tracing_subscriber::fmt()
+#[derive(Clone, Copy, ValueEnum)]
+pub(crate) enum Format {
+    /// A line of text for each event
+    Text,
+    /// A line of JSON for each event
+    Json,
+}
+
+pub(crate) fn init(format: Format) {
+    let log = tracing_subscriber::fmt()
         .with_env_filter(
             EnvFilter::builder()
                 .with_default_directive(LevelFilter::INFO.into())
                 .from_env_lossy(),
         )
-        .fmt_fields(ForPeople)
         // Each delivery is a span, and the line at its end has all its fields.
         .with_span_events(FmtSpan::CLOSE)
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr)
         // These would be written to standard error, with a panic if it is closed.
-        .log_internal_errors(false)
-        .map_event_format(|format| Throttled {
-            format,
-            ends: Mutex::default(),
-        })
-        .init();
+        .log_internal_errors(false);
+    match format {
+        Format::Text => log.map_event_format(Throttled::new).init(),
+        Format::Json => {
+            let log = log.json().with_span_list(false);
+            log.map_event_format(Throttled::new).init();
+        }
+    }
 }
 
 /// The outcomes of requests that were not verified, which anybody can cause.
@@ -56,11 +63,23 @@ struct Throttled<F> {
 }
 
 impl<F> Throttled<F> {
+    fn new(format: F) -> Self {
+        Self {
+            format,
+            ends: Mutex::default(),
+        }
+    }
+
+    /// `fields` are those of a span, as text or JSON.
     fn admits(&self, fields: &str) -> bool {
-        let outcome = match fields.split_once(" outcome=\"") {
-            Some((_, rest)) => rest.split('"').next(),
-            None if fields.contains(" kind=") => None,
-            None => Some("disconnected"), // before it was verified
+        let value = |name: &str| {
+            let at = fields.find(&format!("{name}=\"")).map(|at| at + 2);
+            let at = at.or_else(|| fields.find(&format!("\"{name}\":\"")).map(|at| at + 4))?;
+            fields[at + name.len()..].split('"').next()
+        };
+        let outcome = match value("outcome") {
+            None if !fields.contains("kind") => Some("disconnected"), // before it was verified
+            outcome => outcome,
         };
         let Some(outcome) = UNVERIFIED.into_iter().find(|name| Some(*name) == outcome) else {
             return true;
@@ -76,14 +95,15 @@ impl<F> Throttled<F> {
     }
 }
 
-impl<S, F> FormatEvent<S, ForPeople> for Throttled<F>
+impl<S, N, F> FormatEvent<S, N> for Throttled<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
-    F: FormatEvent<S, ForPeople>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
 {
     fn format_event(
         &self,
-        ctx: &FmtContext<'_, S, ForPeople>,
+        ctx: &FmtContext<'_, S, N>,
         writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
@@ -94,76 +114,12 @@ where
             .filter(|span| span.metadata().callsite() == event.metadata().callsite())
             .is_none_or(|span| {
                 let extensions = span.extensions();
-                let fields = extensions.get::<FormattedFields<ForPeople>>();
-                fields.is_none_or(|fields| self.admits(&format!(" {fields}")))
+                let fields = extensions.get::<FormattedFields<N>>();
+                fields.is_none_or(|fields| self.admits(fields))
             });
         match is_admitted {
             true => self.format.format_event(ctx, writer, event),
             false => Ok(()),
         }
-    }
-}
-
-/// Leaves out the attributes for OpenTelemetry, which repeat other fields of a delivery's span.
-struct ForPeople;
-
-fn is_repeated(field: &Field) -> bool {
-    let name = field.name();
-    name.starts_with("messaging.") || name.starts_with("otel.") || name == "error.type"
-}
-
-impl<'writer> FormatFields<'writer> for ForPeople {
-    fn format_fields<R: RecordFields>(&self, writer: Writer<'writer>, fields: R) -> fmt::Result {
-        let mut visitor = Without(DefaultVisitor::new(writer, true));
-        fields.record(&mut visitor);
-        visitor.0.finish()
-    }
-
-    fn add_fields(
-        &self,
-        current: &'writer mut FormattedFields<Self>,
-        fields: &Record<'_>,
-    ) -> fmt::Result {
-        let mut any = Any(false);
-        fields.record(&mut any);
-        if !any.0 {
-            return Ok(());
-        }
-        if !current.fields.is_empty() {
-            current.fields.push(' ');
-        }
-        self.format_fields(current.as_writer(), fields)
-    }
-}
-
-/// Formats all fields but the repeated ones.
-struct Without<'a>(DefaultVisitor<'a>);
-
-impl Visit for Without<'_> {
-    fn record_str(&mut self, field: &Field, value: &str) {
-        if !is_repeated(field) {
-            self.0.record_str(field, value);
-        }
-    }
-
-    fn record_error(&mut self, field: &Field, value: &(dyn std::error::Error + 'static)) {
-        if !is_repeated(field) {
-            self.0.record_error(field, value);
-        }
-    }
-
-    fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        if !is_repeated(field) {
-            self.0.record_debug(field, value);
-        }
-    }
-}
-
-/// Whether there is a field that is shown.
-struct Any(bool);
-
-impl Visit for Any {
-    fn record_debug(&mut self, field: &Field, _: &dyn fmt::Debug) {
-        self.0 |= !is_repeated(field);
     }
 }

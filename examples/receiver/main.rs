@@ -21,12 +21,16 @@ mod forward;
 mod handling;
 #[path = "../shared/json.rs"]
 mod json;
+#[path = "../shared/kinds.rs"]
+mod kinds;
 mod log;
 mod output;
 mod refusals;
 #[path = "../shared/store.rs"]
 mod store;
 mod telemetry;
+#[path = "../shared/text.rs"]
+mod text;
 mod watched;
 
 use std::env::{self, VarError};
@@ -64,7 +68,7 @@ use tower_webhook::store::Store;
 use tower_webhook::{ConfigError, EventRouter, HeaderNames, Running, Secret, Secrets, Webhooks};
 
 use self::args::{Args, misused};
-use self::connections::{Connections, chain};
+use self::connections::Connections;
 use self::event::{Action, Events};
 use self::exec::Exec;
 use self::forward::Forward;
@@ -72,6 +76,7 @@ use self::handling::Handling;
 use self::output::Output;
 use self::store::Place;
 use self::telemetry::Telemetry;
+use self::text::chain;
 
 /// Pipes, and the process itself.
 const FILES_OF_A_COMMAND: usize = 8;
@@ -81,7 +86,7 @@ const BACKLOG: u32 = 4096;
 
 fn main() -> ExitCode {
     let args = Args::parse();
-    log::init();
+    log::init(args.log_format);
 
     let result = Runtime::new()
         .context("the runtime cannot be started")
@@ -94,7 +99,7 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", chain(error.as_ref()));
             ExitCode::FAILURE
         }
     }
@@ -258,9 +263,13 @@ fn events(args: &Args) -> anyhow::Result<Events> {
 
 /// Where keys or events are kept, and whether that is an inbox.
 fn place(args: &Args) -> (Place, bool) {
-    let (place, is_inbox) = match &args.inbox {
-        Some(inbox) => (Place::parse_inbox(inbox), true),
-        None => (Place::parse(&args.store), false),
+    let (place, is_inbox) = match (&args.inbox, &args.store) {
+        (Some(_), Some(_)) => misused(
+            "`--inbox` (or WEBHOOK_INBOX) replaces `--store` (or WEBHOOK_STORE): pass or set only one of them",
+        ),
+        (Some(inbox), None) => (Place::parse_inbox(inbox), true),
+        (None, Some(store)) => (Place::parse(store), false),
+        (None, None) => (Ok(Place::Memory), false),
     };
     (place.unwrap_or_else(|error| misused(error)), is_inbox)
 }
@@ -414,7 +423,10 @@ fn recorded(setup: &Setup<'_>, running: Running) -> Arc<Running> {
             let running = Arc::clone(&running);
             async move {
                 if let Err(error) = running.record_metrics().await {
-                    tracing::warn!(reason = %chain(&error), "the metrics of the inbox could not be recorded");
+                    tracing::warn!(
+                        reason = chain(&error),
+                        "the metrics of the inbox could not be recorded"
+                    );
                 }
             }
         });
@@ -480,7 +492,10 @@ fn reread_on_hangup(secrets: Option<Secrets>, file: Option<PathBuf>) -> io::Resu
             match secrets.replace_from_file(file) {
                 Ok(()) => tracing::info!("the secrets were reloaded"),
                 Err(error) => {
-                    tracing::error!(reason = %chain(&error), "the secrets could not be reloaded and are unchanged");
+                    tracing::error!(
+                        reason = chain(&error),
+                        "the secrets could not be reloaded and are unchanged"
+                    );
                 }
             }
         }

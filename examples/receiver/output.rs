@@ -97,7 +97,10 @@ fn broken() -> io::Error {
 }
 
 fn lost(error: &io::Error) {
-    tracing::warn!(reason = %error, "the event was handled, but its line could not be printed");
+    tracing::warn!(
+        reason = error.to_string(),
+        "the event was handled, but its line could not be printed"
+    );
 }
 
 fn write_all(queue: &Receiver<Job>) {

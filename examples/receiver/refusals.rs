@@ -42,7 +42,7 @@ impl Refusals {
             Entry::Occupied(mut more) => *more.get_mut() += 1,
             Entry::Vacant(first) => {
                 first.insert(0);
-                tracing::warn!(outcome, listener, %peer, %reason, "a request was refused");
+                tracing::warn!(outcome, listener, %peer, reason = reason.to_string(), "a request was refused");
                 tokio::spawn(Arc::clone(self).count(outcome));
             }
         }

@@ -1,5 +1,6 @@
 //! The failure budget, the silence watch, and metrics for Prometheus.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,6 +12,7 @@ use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
 use super::args::Args;
 #[cfg(not(feature = "metrics"))]
 use super::args::misused;
+use crate::kinds;
 
 /// Sees every delivery and attempt.
 pub(crate) struct Telemetry {
@@ -31,6 +33,11 @@ impl Telemetry {
             .fold(Silence::new().learn(), |silence, (kind, within)| {
                 silence.expect(kind, within)
             });
+        for (kind, _) in &args.expect {
+            if let Some(unknown) = kinds::unknown(kind, BTreeSet::new()) {
+                tracing::warn!("--expect: {unknown}");
+            }
+        }
         if let Some(within) = args.rated_within {
             silence = silence.rated_within(hours(within));
         }
@@ -117,7 +124,7 @@ pub(crate) fn refuse_metrics(args: &Args) {
 #[cfg(feature = "metrics")]
 mod metrics {
     use std::future::Future;
-    use std::net::SocketAddr;
+    use std::net::{IpAddr, SocketAddr};
     use std::pin::Pin;
     use std::sync::{Arc, Mutex, PoisonError};
     use std::time::Duration;
@@ -125,7 +132,12 @@ mod metrics {
     use ::metrics::describe_counter;
     use anyhow::Context;
     use axum::Router;
-    use axum::http::header::CONTENT_TYPE;
+    use axum::extract::Request;
+    use axum::http::StatusCode;
+    use axum::http::header::{CONTENT_TYPE, HOST};
+    use axum::http::uri::Authority;
+    use axum::middleware::{self, Next};
+    use axum::response::{IntoResponse, Response};
     use axum::routing::get;
     use metrics_exporter_prometheus::{Matcher, PrometheusBuilder, PrometheusHandle};
     use tokio::time::{sleep, timeout};
@@ -185,7 +197,11 @@ mod metrics {
             );
             let sources = Arc::clone(&this.sources);
             let scrape = move || scrape(Arc::clone(&sources), prometheus.clone());
-            let app = Router::new().route("/metrics", get(scrape));
+            let mut app = Router::new().route("/metrics", get(scrape));
+            if address.ip().is_loopback() {
+                // Otherwise another site could read them, under a name of its own that resolves to this address.
+                app = app.layer(middleware::from_fn(known_host));
+            }
             let connections = Connections::new("metrics", app, Limits::FEW);
             tokio::spawn(async move { connections.accept(&listener).await });
             Ok(this)
@@ -196,6 +212,20 @@ mod metrics {
             F: Future<Output = ()> + Send + 'static,
         {
             lock(&self.sources).push(Box::new(move || Box::pin(record())));
+        }
+    }
+
+    async fn known_host(request: Request, next: Next) -> Response {
+        let host = request.headers().get(HOST);
+        let host = host.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+        let is_known = host.is_some_and(|host| {
+            let name = host.host();
+            let address = name.trim_start_matches('[').trim_end_matches(']');
+            name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+        });
+        match is_known {
+            true => next.run(request).await,
+            false => StatusCode::MISDIRECTED_REQUEST.into_response(),
         }
     }
 

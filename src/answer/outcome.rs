@@ -23,7 +23,7 @@ impl Answer for Outcome {
             Self::Undecodable(_)      => row!("undecodable", UNPROCESSABLE_ENTITY 422 "Unprocessable Entity", "The body is not the JSON object that this event should carry."),
             Self::Failed { .. }       => row!("failed", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::Snoozed { .. }      => row!("snoozed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The handler asked for a later delivery."),
-            Self::Panicked            => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
+            Self::Panicked(_)         => row!("panicked", INTERNAL_SERVER_ERROR 500 "Internal Server Error", "The event could not be handled."),
             Self::TimedOut { .. }     => row!("handler-timeout", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event was not handled in time."),
             Self::LeaseLost           => row!("lease-lost", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The claim on the event was lost while it was handled."),
             Self::Crashed { .. }      => row!("crashed", SERVICE_UNAVAILABLE 503 "Service Unavailable", "The event could not be handled."),
@@ -62,20 +62,21 @@ impl Answer for Outcome {
             Self::Handled => tracing::debug!(outcome, "the event was handled"),
             Self::Accepted => tracing::debug!(outcome, "the event was accepted"),
             Self::Replayed => tracing::debug!(outcome, "the event had been handled before"),
-            Self::Ignored => tracing::debug!(outcome, "this kind of event has no handler"),
+            // The router says so.
+            Self::Ignored => {}
             Self::Discarded(reason) => tracing::warn!(
                 outcome,
-                reason = %Chain(reason.as_ref()),
+                reason = Chain(reason.as_ref()).to_string(),
                 "the handler gave the event up; it is not handled again"
             ),
             Self::DeadLetter(reason) => tracing::warn!(
                 outcome,
-                reason = %Chain(reason.as_ref()),
+                reason = Chain(reason.as_ref()).to_string(),
                 "the handler returned a dead letter, which only an inbox keeps: the event is not handled again"
             ),
             Self::Failed { reason, .. } => tracing::error!(
                 outcome,
-                reason = %Chain(reason.as_ref()),
+                reason = Chain(reason.as_ref()).to_string(),
                 "the handler failed; the event is handled on the platform's next retry"
             ),
             Self::Snoozed { delay } => tracing::info!(
@@ -83,8 +84,9 @@ impl Answer for Outcome {
                 ?delay,
                 "the handler snoozed the event; it is handled on the platform's next retry"
             ),
-            Self::Panicked => tracing::error!(
+            Self::Panicked(reason) => tracing::error!(
                 outcome,
+                reason = Chain(reason.as_ref()).to_string(),
                 "the handler panicked; the event is handled on the platform's next retry"
             ),
             Self::TimedOut { limit } => tracing::error!(
@@ -100,12 +102,12 @@ impl Answer for Outcome {
             ),
             Self::NotRecorded(error) => tracing::error!(
                 outcome,
-                reason = %Chain(error.as_ref()),
+                reason = Chain(error.as_ref()).to_string(),
                 "the event was handled, but that could not be recorded: it will be handled again"
             ),
             Self::NotCommitted { reason, .. } => tracing::error!(
                 outcome,
-                reason = %Chain(reason.as_ref()),
+                reason = Chain(reason.as_ref()).to_string(),
                 "the event was handled, but its transaction may not have been committed; the \
                  platform's next retry finds out"
             ),
@@ -148,7 +150,7 @@ mod tests {
                 retry_after: Some(60 * SECOND),
             },
             Outcome::Snoozed { delay: 90 * SECOND },
-            Outcome::Panicked,
+            Outcome::Panicked(BoxError::from(CONFIDENTIAL).into()),
             Outcome::TimedOut { limit: SECOND },
             Outcome::LeaseLost,
             Outcome::InFlight {

@@ -70,7 +70,11 @@ pub(crate) trait Answer {
 pub(crate) type SharedError = dyn Error + Send + Sync;
 
 pub(crate) fn log_refusal(outcome: &'static str, reason: &dyn fmt::Display) {
-    tracing::warn!(outcome, %reason, "the delivery was refused");
+    tracing::warn!(
+        outcome,
+        reason = reason.to_string(),
+        "the delivery was refused"
+    );
 }
 
 pub(crate) fn insert_retry_after(headers: &mut HeaderMap, delay: Duration) {

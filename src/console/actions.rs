@@ -105,7 +105,7 @@ async fn make(
                 actor,
                 action = action.name(),
                 event = id.0,
-                reason = %Chain(error),
+                reason = Chain(error).to_string(),
                 "an operator requested a change of an event, and the queue failed"
             ),
         }
@@ -203,12 +203,13 @@ pub(super) async fn change_all(
 ) -> Response {
     let started = async {
         let Form(search) = form?;
-        let (action, filter) = (action(&search.action)?, search.filter(&console)?);
+        let action = action(&search.action)?;
+        let chosen = (search.filter(&console)?, search.seen()?);
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, &headers);
         let job = console
             .jobs
-            .start(inbox, action, filter, search.query(), actor);
+            .start(inbox, action, chosen, search.query(), actor);
         Ok(format!("/jobs/{}", job.await?.number))
     };
     let started = started.await;
@@ -295,7 +296,7 @@ async fn set_paused(
                     actor,
                     kind,
                     is_paused,
-                    reason = %Chain(error),
+                    reason = Chain(error).to_string(),
                     "the console could not pause or resume"
                 ),
             }

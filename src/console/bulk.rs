@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
@@ -13,7 +14,7 @@ use tokio::time::Instant;
 
 use super::operations::{Operations, SEARCH, next};
 use crate::error::Chain;
-use crate::inbox::{Change, EventId, EventState, Filter, Page};
+use crate::inbox::{Change, EventId, EventState, EventSummary, Filter, Page};
 use crate::store::StoreError;
 
 /// A change of events.
@@ -92,8 +93,7 @@ pub(super) struct Job {
     pub(super) query: String,
     /// The number of events that matched at first, and whether there were more.
     pub(super) matched: Counted,
-    /// `None` without any event.
-    pub(super) searched: Option<Searched>,
+    pub(super) searched: Searched,
     pub(super) changed: AtomicU64,
     /// Events whose state did not allow the change.
     pub(super) skipped: AtomicU64,
@@ -162,13 +162,46 @@ const STEP: usize = 512;
 /// The number of events that are changed at a time. They share a transaction, for which deliveries wait.
 const AT_ONCE: usize = 64;
 
-async fn preview(inbox: &dyn Operations, filter: &Filter) -> Result<Counted, StoreError> {
+/// What a preview has seen: no event after the newest one, and none that died or was settled later.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Seen {
+    pub(super) newest: EventId,
+    /// By the clock of the queue.
+    pub(super) at: SystemTime,
+}
+
+impl Seen {
+    /// `None` without any event.
+    pub(super) async fn now(inbox: &dyn Operations) -> Result<Option<Self>, StoreError> {
+        let (stats, age) = inbox.stats().await?;
+        let at = stats.at + age;
+        let newest = first(inbox, Page::newest(1)).await?;
+        Ok(newest.map(|newest| Self { newest, at }))
+    }
+
+    /// The time since 1970.
+    pub(super) fn nanos(&self) -> u128 {
+        let since = self.at.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_nanos()
+    }
+
+    fn has(&self, event: &EventSummary) -> bool {
+        event.id <= self.newest && event.settled_at.is_none_or(|settled| settled <= self.at)
+    }
+}
+
+async fn preview(
+    inbox: &dyn Operations,
+    filter: &Filter,
+    seen: Option<Seen>,
+) -> Result<Counted, StoreError> {
     let began = Instant::now();
     let mut page = Page::oldest(STEP).within(SEARCH);
     let mut events = 0;
     loop {
         let listed = inbox.list(filter, page).await?;
-        events += listed.events.len();
+        let has = |event: &&EventSummary| seen.is_none_or(|seen| seen.has(event));
+        events += listed.events.iter().filter(has).count();
         page.after = next(&listed, STEP);
         let is_more = page.after.is_some();
         if !is_more || events >= COUNT_UP_TO || began.elapsed() >= SEARCH {
@@ -201,24 +234,24 @@ impl Jobs {
         &self,
         inbox: &dyn Operations,
         filter: &Filter,
+        seen: Option<Seen>,
     ) -> Result<Counted, StoreError> {
         let _turn = self.previews.acquire().await;
-        preview(inbox, filter).await
+        preview(inbox, filter, seen).await
     }
 
-    /// Starts to change all events that match now.
+    /// Starts to change all events that match and that the operator has seen.
     pub(super) async fn start(
         &self,
         inbox: Arc<dyn Operations>,
         action: Action,
-        filter: Filter,
+        (filter, seen): (Filter, Seen),
         query: String,
         actor: Option<String>,
     ) -> Result<Arc<Job>, StoreError> {
-        let matched = self.preview(&*inbox, &filter).await?;
+        let matched = self.preview(&*inbox, &filter, Some(seen)).await?;
         let oldest = first(&*inbox, Page::oldest(1)).await?;
-        let newest = first(&*inbox, Page::newest(1)).await?;
-        let searched = newest.map(|newest| Searched::new(oldest.unwrap_or(newest), newest));
+        let searched = Searched::new(oldest.unwrap_or(seen.newest), seen.newest);
         let mut all = self.lock();
         let number = all.last_key_value().map_or(1, |(number, _)| number + 1);
         let job = Arc::new(Job {
@@ -252,7 +285,7 @@ impl Jobs {
             "the console changes all events that match"
         );
         let turns = Arc::clone(&self.turns);
-        tokio::spawn(Arc::clone(&job).run(inbox, filter, actor, turns));
+        tokio::spawn(Arc::clone(&job).run(inbox, filter, seen, actor, turns));
         Ok(job)
     }
 }
@@ -272,6 +305,7 @@ impl Job {
         self: Arc<Self>,
         inbox: Arc<dyn Operations>,
         filter: Filter,
+        seen: Seen,
         actor: Option<String>,
         turns: Arc<Semaphore>,
     ) {
@@ -280,7 +314,7 @@ impl Job {
             () = self.cancelled.notified() => None,
         };
         self.is_waiting.store(false, Ordering::Relaxed);
-        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter));
+        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter, seen));
         let ended = match changes.catch_unwind().await {
             Ok(Ok(())) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
             Ok(Ok(())) => Ended::Done,
@@ -300,20 +334,21 @@ impl Job {
         *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
     }
 
-    /// Changes the events up to the newest one. Events that are accepted later, and events whose state has changed
-    /// since they were listed, are not changed.
-    async fn change_all(&self, inbox: &dyn Operations, filter: &Filter) -> Result<(), StoreError> {
-        let Some(searched) = &self.searched else {
-            return Ok(());
-        };
-        let newest = searched.newest;
+    /// Changes the events that the operator has seen. Those whose state has changed since they were listed are not
+    /// changed.
+    async fn change_all(
+        &self,
+        inbox: &dyn Operations,
+        filter: &Filter,
+        seen: Seen,
+    ) -> Result<(), StoreError> {
         let mut page = Page::oldest(STEP).within(SEARCH);
         while !self.is_cancelled.load(Ordering::Relaxed) {
             let listed = inbox.list(filter, page).await?;
             page.after = next(&listed, STEP);
-            let is_last = page.after.is_none_or(|after| after >= newest);
+            let is_last = page.after.is_none_or(|after| after >= seen.newest);
             let events = listed.events.into_iter();
-            let mut changes = stream::iter(events.filter(|event| event.id <= newest))
+            let mut changes = stream::iter(events.filter(|event| seen.has(event)))
                 .map(|event| self.change(inbox, event.id, event.state))
                 .buffer_unordered(AT_ONCE);
             let mut failed = Ok(());
@@ -322,7 +357,7 @@ impl Job {
             }
             // Not before all changes have ended, so that each of them is counted.
             failed?;
-            searched.reach(page.after.unwrap_or(newest));
+            self.searched.reach(page.after.unwrap_or(seen.newest));
             if is_last {
                 break;
             }

@@ -37,6 +37,18 @@ pub(super) async fn guard(
         let problem = Problem::new(StatusCode::MISDIRECTED_REQUEST, reason);
         return problem.page(&View::new(&console, &site));
     }
+    let headers = request.headers();
+    if is_embedded(headers) {
+        let reason = "A page of another site has sent this request.";
+        let problem = Problem::new(StatusCode::FORBIDDEN, reason);
+        return problem.page(&View::new(&console, &site));
+    }
+    // A client may have set the first one, before the proxy.
+    let actors = console.actor.as_ref();
+    if actors.is_some_and(|name| headers.get_all(name).iter().nth(1).is_some()) {
+        let problem = Problem::bad("The header with the operator's name occurs twice.");
+        return problem.page(&View::new(&console, &site));
+    }
     request.extensions_mut().insert(site.clone());
     let answer = next.run(request).await;
     match reason(&answer) {
@@ -63,6 +75,16 @@ fn reason(answer: &Response) -> Option<Cow<'static, str>> {
         StatusCode::INTERNAL_SERVER_ERROR => "The console panicked. The log has the reason.".into(),
         other => format!("The request was refused with {other}.").into(),
     })
+}
+
+/// Whether a browser says that a page of another site loads this one: as an image, a script or a frame. Links are allowed.
+fn is_embedded(headers: &HeaderMap) -> bool {
+    let site = headers.get("sec-fetch-site");
+    let is_own = site.is_none_or(|site| site == "same-origin" || site == "none");
+    !is_own
+        && headers
+            .get("sec-fetch-dest")
+            .is_none_or(|dest| dest != "document")
 }
 
 fn is_known_host(console: &Console, request: &Request) -> bool {

@@ -52,7 +52,10 @@ impl Problem {
 impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         let reason = Chain(&error);
-        tracing::warn!(%reason, "the console could not ask the queue");
+        tracing::warn!(
+            reason = reason.to_string(),
+            "the console could not ask the queue"
+        );
         Self {
             has_error: true,
             ..Self::new(

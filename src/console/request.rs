@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 use http::HeaderValue;
 use serde::Deserialize;
 
-use super::bulk::{Action, Job};
+use super::bulk::{Action, Job, Seen};
 use super::operations::{Operations, SEARCH};
 use super::problem::Problem;
 use super::settings::Console;
@@ -74,6 +74,11 @@ pub(super) struct Search {
     /// The id of the chat, on its page.
     #[serde(default)]
     pub(super) id: String,
+    /// What a preview has seen: see [`Seen`].
+    #[serde(default)]
+    pub(super) newest: String,
+    #[serde(default)]
+    pub(super) at: String,
 }
 
 impl Search {
@@ -116,6 +121,18 @@ impl Search {
         filter.accepted_from = filter.accepted_from.max(time(&self.from)?);
         filter.accepted_until = time(&self.until)?;
         Ok(filter)
+    }
+
+    /// What the preview has seen that the operator confirms.
+    pub(super) fn seen(&self) -> Result<Seen, Problem> {
+        let unseen =
+            || Problem::bad("Confirm on the page that asks, which has counted the events.");
+        let nanos = self.at.parse().map_err(|_| unseen())?;
+        let at = SystemTime::UNIX_EPOCH.checked_add(Duration::from_nanos(nanos));
+        Ok(Seen {
+            newest: self.newest.parse().map_err(|_| unseen())?,
+            at: at.ok_or_else(unseen)?,
+        })
     }
 
     pub(super) fn newest_first(&self) -> bool {

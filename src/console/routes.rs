@@ -20,6 +20,7 @@ use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::actions;
+use super::bulk::Seen;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Site, View};
@@ -267,9 +268,12 @@ async fn confirm(
     let confirm = async {
         let Query(search) = search?;
         let action = action(&search.action)?;
-        let (inbox, filter) = (inbox(&console)?, search.filter(&console)?);
-        let matched = console.jobs.preview(&**inbox, &filter).await?;
-        Ok(page::confirm(&view, action, &search, matched))
+        let inbox = &**inbox(&console)?;
+        let filter = search.filter(&console)?;
+        // Before it counts, so that it has seen what is changed.
+        let seen = Seen::now(inbox).await?;
+        let matched = console.jobs.preview(inbox, &filter, seen).await?;
+        Ok(page::confirm(&view, action, &search, matched, seen))
     };
     answer(&view, confirm.await)
 }
@@ -385,7 +389,7 @@ mod tests {
     }
 
     fn post(path: &str) -> Request<Body> {
-        post_form(path, "action=redrive")
+        post_form(path, "action=redrive&newest=1&at=0")
     }
 
     fn post_form(path: &str, form: &'static str) -> Request<Body> {

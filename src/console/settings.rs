@@ -70,7 +70,7 @@ impl Console {
     }
 
     /// Names the header in which a proxy passes on the name of the operator, for the log. Without such a proxy, anybody
-    /// can set it.
+    /// can set it. A request with two such headers is answered with 400.
     pub fn actor_header(mut self, header: HeaderName) -> Self {
         self.actor = Some(header);
         self

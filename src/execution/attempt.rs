@@ -1,16 +1,16 @@
 //! One attempt: the work, its time limit and its lease.
 
 use std::future::Future;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_util::FutureExt;
-use futures_util::future::CatchUnwind;
 use pin_project_lite::pin_project;
 
 use crate::deadline::Deadline;
+use crate::error::{CatchPanic, Panic};
 use crate::outcome::Outcome;
 
 /// Runs `work` until it is ready, and returns its result.
@@ -24,7 +24,7 @@ where
 {
     Attempt {
         cut,
-        work: Some(AssertUnwindSafe(work).catch_unwind()),
+        work: Some(CatchPanic::new(work)),
         limit: Deadline::new(limit),
     }
 }
@@ -36,7 +36,7 @@ pin_project! {
         #[pin]
         cut: C,
         #[pin]
-        work: Option<CatchUnwind<AssertUnwindSafe<W>>>,
+        work: Option<CatchPanic<W>>,
         limit: Deadline,
     }
 }
@@ -53,7 +53,7 @@ impl<W: Future, C: Future<Output = Outcome>> Future for Attempt<W, C> {
         let cut_short = if let Poll::Ready(outcome) = this.cut.poll(cx) {
             outcome
         } else if let Poll::Ready(worked) = work.poll(cx) {
-            return Poll::Ready(worked.map_err(|_panic| Outcome::Panicked));
+            return Poll::Ready(worked.map_err(|panic| Outcome::Panicked(Arc::new(panic))));
         } else {
             ready!(this.limit.poll_unpin(cx));
             Outcome::TimedOut {
@@ -61,9 +61,9 @@ impl<W: Future, C: Future<Output = Outcome>> Future for Attempt<W, C> {
             }
         };
         // What the work holds may panic when it is dropped, which must not end the run.
-        let dropped = catch_unwind(AssertUnwindSafe(|| this.work.set(None)));
-        if dropped.is_err() {
-            tracing::error!("the handler panicked when it was dropped");
+        if let Err(panic) = Panic::catch(|| this.work.set(None)) {
+            let reason = panic.to_string();
+            tracing::error!(reason, "the handler panicked when it was dropped");
         }
         Poll::Ready(Err(cut_short))
     }
@@ -90,7 +90,7 @@ mod tests {
         assert!(matches!(handled, Ok(7)));
 
         let panicked = attempt(async { panic!("work") }, LIMIT, pending()).await;
-        assert!(matches!(panicked, Err::<(), _>(Outcome::Panicked)));
+        assert!(matches!(panicked, Err::<(), _>(Outcome::Panicked(_))));
 
         let slow = attempt(pending::<()>(), LIMIT, pending()).await;
         assert!(matches!(slow, Err(Outcome::TimedOut { limit }) if limit == LIMIT));

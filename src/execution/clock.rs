@@ -68,7 +68,7 @@ impl Clocks {
                         clocks.insert(runtime.id(), clock);
                     }
                     Err(error) => tracing::warn!(
-                        reason = %error,
+                        reason = error.to_string(),
                         "no thread could be started: a handler that blocks its thread may lose its lease"
                     ),
                 }

@@ -243,7 +243,7 @@ async fn release<St: Store>(leases: &Leases<St>, lease: &Lease) -> bool {
         }
         Err(error) => {
             tracing::warn!(
-                reason = %Chain(&error),
+                reason = Chain(&error).to_string(),
                 "the key could not be released: it stays claimed until its lease expires"
             );
             false

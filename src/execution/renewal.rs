@@ -322,7 +322,10 @@ impl<St: Store> LostAtEnd<St> {
                     asked + every
                 }
                 Ok(Err(SettleError::Store(error))) if Instant::now() < valid_until => {
-                    tracing::warn!(reason = %Chain(&error), "the lease could not be renewed yet");
+                    tracing::warn!(
+                        reason = Chain(&error).to_string(),
+                        "the lease could not be renewed yet"
+                    );
                     valid_until.min(Instant::now() + every / 10)
                 }
                 Ok(Err(_)) | Err(_) => return,

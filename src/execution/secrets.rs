@@ -67,7 +67,10 @@ impl<St: Store> Leases<St> {
         let noted = Box::pin(self.call("secrets", self.others_than(secret)));
         if let Err(error) = noted.await {
             self.secrets.forget();
-            tracing::debug!(reason = %Chain(&error), "the secret could not be noted");
+            tracing::debug!(
+                reason = Chain(&error).to_string(),
+                "the secret could not be noted"
+            );
         }
     }
 
@@ -76,7 +79,10 @@ impl<St: Store> Leases<St> {
         let Some(secret) = secret else { return false };
         let others = self.call("secrets", self.others_than(secret)).await;
         others.unwrap_or_else(|error: StoreError| {
-            tracing::debug!(reason = %Chain(&error), "the secrets of the namespace are unknown");
+            tracing::debug!(
+                reason = Chain(&error).to_string(),
+                "the secrets of the namespace are unknown"
+            );
             false
         })
     }

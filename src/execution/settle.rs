@@ -45,7 +45,7 @@ impl Tries {
         }
         if self.is_first {
             tracing::warn!(
-                reason = %Chain(&error),
+                reason = Chain(&error).to_string(),
                 "the attempt ended, but that could not be recorded; recording is retried while the lease lasts"
             );
         }

@@ -132,7 +132,7 @@ async fn claim<St: Store>(
         },
         Err(error) if rules.handle_without_store => {
             tracing::warn!(
-                reason = %Chain(&error),
+                reason = Chain(&error).to_string(),
                 "the event is handled without deduplication, because the store failed"
             );
             Ok(None)

@@ -97,7 +97,10 @@ impl OtherRun {
                 }
                 Ok(KeyState::InFlight { remaining: left }) => remaining = left,
                 Err(error) => {
-                    tracing::debug!(reason = %Chain(&error), "the key's state is unknown");
+                    tracing::debug!(
+                        reason = Chain(&error).to_string(),
+                        "the key's state is unknown"
+                    );
                 }
             }
         }

@@ -78,7 +78,7 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
             line: Line::LeaseLost,
         },
         Outcome::Failed { retry_after, .. } => failed(ended, true, *retry_after, rules),
-        Outcome::Panicked | Outcome::TimedOut { .. } => failed(ended, true, None, rules),
+        Outcome::Panicked(_) | Outcome::TimedOut { .. } => failed(ended, true, None, rules),
         // Not the event's fault.
         Outcome::InFlight { remaining } => failed(ended, false, Some(*remaining), rules),
         Outcome::Unavailable { .. } | Outcome::NotRecorded(_) | Outcome::NotCommitted { .. } => {
@@ -146,12 +146,13 @@ impl Line {
         let reason = || outcome.describe();
         match self {
             Self::Handled => tracing::debug!("the event was handled"),
-            Self::Ignored => tracing::debug!("this kind of event has no handler"),
+            // The router says so.
+            Self::Ignored => {}
             Self::Discarded => tracing::warn!(
                 reason = reason(),
                 "the handler gave the event up; it is not handled again"
             ),
-            Self::DeadLetter => tracing::warn!(
+            Self::DeadLetter => tracing::error!(
                 reason = reason(),
                 "the event is now a dead letter, which waits for a person"
             ),
@@ -164,7 +165,7 @@ impl Line {
                 crashes,
                 "the event is now a dead letter: in each of its last attempts, the process died or the lease expired"
             ),
-            Self::Retried { after } => tracing::error!(
+            Self::Retried { after } => tracing::warn!(
                 reason = reason(),
                 retry_after = ?after,
                 "the attempt failed; the event is tried again"
@@ -187,6 +188,7 @@ mod tests {
 
     use super::*;
     use crate::delivery::RawDelivery;
+    use crate::error::BoxError;
     use crate::event::EventKind;
     use crate::handler::{HandlerError, HandlerResult};
     use crate::inbox::event::{EventId, EventLease, Lane};
@@ -240,7 +242,10 @@ mod tests {
                 vec![outcome(Err(HandlerError::retry_after(9 * HOUR, "error")))]
             }
             "panics, or exceeds its time limit of 30 s" => {
-                vec![Outcome::Panicked, Outcome::TimedOut { limit: 30 * SECOND }]
+                vec![
+                    Outcome::Panicked(BoxError::from("a bug").into()),
+                    Outcome::TimedOut { limit: 30 * SECOND },
+                ]
             }
             "returns [`HandlerError::snooze`]" => {
                 vec![outcome(Err(HandlerError::snooze(9 * HOUR)))]

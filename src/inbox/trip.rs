@@ -67,7 +67,7 @@ pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
         | Outcome::Undecodable(_)
         | Outcome::Snoozed { .. } => Some(true),
         Outcome::Failed { .. }
-        | Outcome::Panicked
+        | Outcome::Panicked(_)
         | Outcome::TimedOut { .. }
         | Outcome::InFlight { .. }
         | Outcome::Unavailable { .. }

@@ -61,8 +61,9 @@
 //!   minutes after it failed.
 //! - No order is kept: the events of a chat are sent at the same time.
 //! - Duplicates that fail count as failed attempts.
-//! - A webhook that is [enabled](Sandbox::enable) again starts without failures. Test events never
-//!   count, and are not retried.
+//!
+//! Two assumptions are the easier case: a webhook that is [enabled](Sandbox::enable) again starts without failures, and test
+//! events never count. They are not retried.
 //!
 //! In strict mode, it also assumes what is unlikely:
 //!

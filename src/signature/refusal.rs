@@ -76,7 +76,7 @@ impl Refusal {
         if let Some(left_out) = throttle.admit(reason) {
             tracing::warn!(
                 outcome = self.name(),
-                reason = %Reason(self),
+                reason = Reason(self).to_string(),
                 left_out = (left_out > 0).then_some(left_out),
                 "the delivery was refused"
             );

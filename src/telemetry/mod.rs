@@ -44,7 +44,6 @@ mod recent;
 mod short;
 mod silence;
 mod span;
-mod throttle;
 mod watch;
 
 pub use self::budget::{FailureBudget, Spent};
@@ -67,5 +66,5 @@ pub use self::recent::{Minute, Problem, Recent};
 pub(crate) use self::short::Short;
 pub use self::silence::{Silence, Silent};
 pub(crate) use self::span::DeliverySpan;
-pub(crate) use self::throttle::Throttle;
 pub(crate) use self::watch::{AttemptWatch, DeliveryWatch, Ending};
+pub(crate) use crate::throttle::Throttle;

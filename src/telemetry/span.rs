@@ -4,7 +4,7 @@ use http::{HeaderMap, HeaderName};
 use tokio::time::Instant;
 use tracing::field::{Empty, display};
 use tracing::span::Entered;
-use tracing::{Span, info_span};
+use tracing::{Level, Span, enabled, info_span};
 
 use crate::delivery::RawDelivery;
 use crate::event::{EventKind, chat_id};
@@ -30,6 +30,11 @@ const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// The longest request id that is recorded, in characters after escaping, since anybody can send one.
 const LONGEST_REQUEST_ID: usize = 64;
 
+/// Whether a subscriber asks for OpenTelemetry's attributes, which repeat other fields: a log shows both.
+fn has_attributes() -> bool {
+    enabled!(target: "tower_webhook::opentelemetry", Level::TRACE)
+}
+
 impl DeliverySpan {
     /// Creates the span of a request with these headers.
     pub(crate) fn new(headers: &HeaderMap) -> Self {
@@ -43,15 +48,16 @@ impl DeliverySpan {
             request_id = Empty,
             outcome = Empty,
             duration_ms = Empty,
-            otel.kind = "consumer",
-            messaging.system = SYSTEM,
-            messaging.operation.name = "receive",
+            otel.kind = Empty,
+            messaging.system = Empty,
+            messaging.operation.name = Empty,
             messaging.message.id = Empty,
             messaging.message.conversation_id = Empty,
             "error.type" = Empty,
         ));
         if !this.span.is_disabled() {
             this.request_id(headers);
+            this.attributes("receive");
         }
         this
     }
@@ -69,18 +75,27 @@ impl DeliverySpan {
             attempt = Empty,
             outcome = Empty,
             duration_ms = Empty,
-            otel.kind = "consumer",
-            messaging.system = SYSTEM,
-            messaging.operation.name = "process",
+            otel.kind = Empty,
+            messaging.system = Empty,
+            messaging.operation.name = Empty,
             messaging.message.id = Empty,
             messaging.message.conversation_id = Empty,
             "error.type" = Empty,
         ));
+        this.attributes("process");
         this.delivery(delivery);
         if let Some(attempt) = delivery.attempt() {
             this.span.record("attempt", attempt.get());
         }
         this
+    }
+
+    fn attributes(&self, operation: &'static str) {
+        if has_attributes() {
+            self.span.record("otel.kind", "consumer");
+            self.span.record("messaging.system", SYSTEM);
+            self.span.record("messaging.operation.name", operation);
+        }
     }
 
     pub(crate) fn span(&self) -> Span {
@@ -138,13 +153,17 @@ impl DeliverySpan {
         if let Some(chat) = chat_id(delivery.kind(), delivery.body()) {
             let chat = Short(chat.escape_debug()).to_string();
             self.span.record("chat", display(&chat));
-            self.span
-                .record("messaging.message.conversation_id", chat.as_str());
+            if has_attributes() {
+                let name = "messaging.message.conversation_id";
+                self.span.record(name, chat.as_str());
+            }
         }
         if let Some(key) = delivery.key() {
             let key = Short(key.as_bytes().escape_ascii()).to_string();
             self.span.record("key", display(&key));
-            self.span.record("messaging.message.id", key.as_str());
+            if has_attributes() {
+                self.span.record("messaging.message.id", key.as_str());
+            }
         }
     }
 
@@ -161,7 +180,7 @@ impl DeliverySpan {
         self.span.record("outcome", outcome);
         let duration = started.elapsed().as_micros() as f64;
         self.span.record("duration_ms", duration / 1e3);
-        if !SUCCESSES.contains(&outcome) {
+        if has_attributes() && !SUCCESSES.contains(&outcome) {
             self.span.record("error.type", outcome);
         }
     }

@@ -178,11 +178,9 @@ fn lines(receiver: &Server) -> Vec<Value> {
 }
 
 impl Page {
-    /// Writes a picture of the window, also as text for rustdoc, into the directory that the environment names.
+    /// Takes a picture of the window, and writes it, also as text for rustdoc, into the directory that the environment
+    /// names.
     async fn picture(&self, name: &str) {
-        let Some(directory) = std::env::var_os("PICTURES") else {
-            return;
-        };
         let end = "return Math.min(innerHeight, Math.ceil(document.querySelector('footer').getBoundingClientRect().bottom))";
         let height = self.script(end).await;
         let picture = self
@@ -197,6 +195,9 @@ impl Page {
         let text = picture["data"].as_str().unwrap();
         let picture = BASE64_STANDARD.decode(text).unwrap();
         assert!(picture.len() < 60_000, "{name}: {} bytes", picture.len());
+        let Some(directory) = std::env::var_os("PICTURES") else {
+            return;
+        };
         let file = std::path::Path::new(&directory).join(name);
         fs::write(file.with_extension("webp"), picture).unwrap();
         fs::write(file.with_extension("b64"), text).unwrap();

@@ -140,7 +140,7 @@ fn exit_status_65_discards_the_event() {
     assert!(sent.out.contains("it had been handled before"), "{sent:?}");
     assert_eq!(receiver.out(), "");
     let err = receiver.err();
-    let discarded = r#"outcome="discarded" reason=no such customer (exit status: 65)"#;
+    let discarded = r#"outcome="discarded" reason="no such customer (exit status: 65)"#;
     assert!(err.contains(discarded), "{err}");
 }
 
@@ -155,7 +155,7 @@ fn exit_status_75_asks_for_a_later_attempt() {
         assert!(sent.out.contains("500 Internal Server Error"), "{sent:?}");
     }
     let err = receiver.err();
-    let later = "reason=closed for maintenance (exit status: 75)";
+    let later = r#"reason="closed for maintenance (exit status: 75)""#;
     assert_eq!(err.matches(later).count(), 2, "{err}");
 }
 
@@ -176,7 +176,7 @@ fn last_attempt_that_fails_discards_the_event() {
     assert_eq!(receiver.out(), "");
     let err = receiver.err();
     let warning = "WARN";
-    let given_up = "reason=attempt 2 of 2 failed: still broken (exit status: 1)";
+    let given_up = r#"reason="attempt 2 of 2 failed: still broken (exit status: 1)""#;
     let line = err.lines().find(|line| line.contains(given_up));
     assert!(line.is_some_and(|line| line.contains(warning)), "{err}");
 }

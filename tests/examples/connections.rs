@@ -189,7 +189,7 @@ fn malformed_requests_are_logged_once_a_second_and_counted() {
     });
     assert!(err.contains("WARN"), "{err}");
     assert!(err.contains("peer=127.0.0.1:"), "{err}");
-    assert!(err.contains("reason=invalid "), "{err}");
+    assert!(err.contains("reason=\"invalid "), "{err}");
     let first = err.matches("a request was refused").count();
     assert!(first < 30, "{err}");
 }

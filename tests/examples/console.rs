@@ -86,6 +86,22 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
         "{event}"
     );
     assert!(!event.contains("method=\"post\""), "{event}");
+    let origin = format!("origin: {}", console.trim_end_matches('/'));
+    for (path, fields) in [
+        ("pause", "kind=message-created"),
+        ("events/1/discard", ""),
+        ("selected", "id=1&action=discard"),
+        ("all", "action=discard&state=retrying&newest=1&at=0"),
+    ] {
+        let url = format!("{console}{path}");
+        let refused = curl(&["-i", "-H", &origin, "-d", fields, &url]);
+        assert!(refused.starts_with("HTTP/1.1 404"), "{path}: {refused}");
+    }
+    let log = receiver.err();
+    assert!(
+        !log.contains("operator requested") && !log.contains("pauses"),
+        "{log}"
+    );
 }
 
 #[test]

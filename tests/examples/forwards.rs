@@ -89,7 +89,7 @@ async fn status_422_discards_the_event() {
     assert_eq!(server.seen().len(), 1);
     assert_eq!(receiver.out(), "");
     let err = receiver.err();
-    let discarded = r#"outcome="discarded" reason=no such customer (the server answered 422"#;
+    let discarded = r#"outcome="discarded" reason="no such customer (the server answered 422"#;
     assert!(err.contains(discarded), "{err}");
 }
 
@@ -112,7 +112,7 @@ async fn other_statuses_fail_the_event() {
         assert!(sent.out.contains("500 Internal Server Error"), "{sent:?}");
         assert_eq!((server.seen().len(), receiver.out()), (1, String::new()));
         let err = receiver.err();
-        let reason = format!("reason=the server answered {status}");
+        let reason = format!("reason=\"the server answered {status}");
         assert!(err.contains(&reason), "{err}");
     }
 }

@@ -570,10 +570,23 @@ fn nothing_is_damaged_by_a_wrong_call() {
     let receiver = start(&url, "exit 1", &[]);
     let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(sent.code, 0, "{sent:?}");
+    let unsettled = [
+        &["discard", "--all"][..],
+        &["--state", "waiting", "--state", "in-progress"],
+        &["--state", "retrying"],
+    ]
+    .concat();
     for (args, code, text) in [
         (&["show", "17"][..], 1, "there is no event 17"),
         (&["redrive", "17", "--yes"], 1, "there is no such event"),
-        (&["discard", "--all"], 2, "pass `--yes`"),
+        (&unsettled, 2, "pass `--yes`"),
+        (&["discard", "--all", "--yes"], 2, "--state"),
+        (
+            &["redrive", "--all", "--kind", "chat-rated", "--yes"],
+            2,
+            "--state",
+        ),
+        (&["redrive", "--state", "dead"], 2, "--all"),
         (&["discard"], 2, "<ID"),
         (&["discard", "1", "--all"], 2, "cannot be used with"),
         (&["discard", "1", "--kind", "chat-rated"], 2, "`--all`"),
@@ -603,6 +616,161 @@ fn nothing_is_damaged_by_a_wrong_call() {
     }
     let both = run("receiver", &["--inbox", &url, "--store", "memory"]);
     assert_eq!(both.code, 2, "{both:?}");
+    let mut both = example("receiver");
+    both.args(["--inbox", &url]).env("WEBHOOK_STORE", "memory");
+    let both = Program::start(&mut both).finish();
+    assert_eq!(both.code, 2, "{both:?}");
+    assert!(both.err.contains("WEBHOOK_STORE"), "{both:?}");
+    for args in [&["list"][..], &[]] {
+        let nowhere = run("inbox", args);
+        assert_eq!(nowhere.code, 2, "{args:?}: {nowhere:?}");
+        let names = nowhere.err.contains("WEBHOOK_INBOX");
+        assert!(names, "{args:?}: {nowhere:?}");
+    }
+}
+
+#[test]
+fn a_kind_that_nobody_has_seen_is_a_typing_error() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "true", &["--expect", "chat-clozed=4"]);
+    let log = receiver.err();
+    assert!(log.contains("WARN"), "{log}");
+    assert!(log.contains("chat-clozed"), "{log}");
+    assert!(log.contains("did you mean `chat-closed`?"), "{log}");
+    send(&receiver, "order-paid", "a");
+    for args in [
+        &["pause", "chat-clozed"][..],
+        &["resume", "chat-clozed"],
+        &["list", "--kind", "chat-clozed"],
+        &["export", "--kind", "chat-clozed"],
+        &[
+            "redrive",
+            "--all",
+            "--state",
+            "dead",
+            "--kind",
+            "chat-clozed",
+        ],
+    ] {
+        let warned = inbox(&url, args);
+        assert_eq!(warned.code, 0, "{args:?}: {warned:?}");
+        let suggested = warned.err.contains("did you mean `chat-closed`?");
+        assert!(suggested, "{args:?}: {warned:?}");
+    }
+    let warned = inbox(&url, &["list", "--kind", "order-payed"]);
+    assert!(
+        warned.err.contains("did you mean `order-paid`?"),
+        "{warned:?}"
+    );
+    let far = inbox(&url, &["list", "--kind", "invoice"]);
+    assert!(far.err.contains("`invoice`"), "{far:?}");
+    assert!(!far.err.contains("did you mean"), "{far:?}");
+    for kind in ["order-paid", "chat-closed"] {
+        let known = inbox(&url, &["list", "--kind", kind]);
+        assert_eq!(known.err, "", "{kind}");
+    }
+    for (args, said) in [
+        (&["pause", "chat-closed"][..], "paused: chat-closed\n"),
+        (&["resume", "chat-closed"], "resumed: chat-closed\n"),
+        (&["pause"], "paused: all kinds\n"),
+        (&["resume"], "resumed: all kinds"),
+    ] {
+        let ended = inbox(&url, args);
+        assert!(ended.err.contains(said), "{args:?}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_person_is_forgotten_by_a_command() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let receiver = start(&url, "cat >/dev/null", &[]);
+    assert_eq!(inbox(&url, &["pause"]).code, 0);
+    for (key, id) in [
+        ("a", "anna@example.com"),
+        ("b", "bob"),
+        ("c", "anna@example.com"),
+    ] {
+        let body = receiver.file("body", &format!(r#"{{"id":"{id}"}}"#));
+        let more = ["--event", "chat-rated", "--key", key, "--body", &body];
+        assert_eq!(receiver.send("s", &more).code, 0);
+    }
+    let forget = ["forget", "anna@example.com"];
+    let unasked = inbox(&url, &forget);
+    assert_eq!(unasked.code, 2, "{unasked:?}");
+    let refused = at_terminal(&url, "forget anna@example.com", "n\n");
+    assert_eq!(refused.code, 1, "{refused:?}");
+    assert!(refused.out.contains("2 events"), "{refused:?}");
+    assert_eq!(states(&url), ["waiting"; 3]);
+
+    let mut agreed = example("inbox");
+    agreed.args(["--inbox", &url]).args(forget).arg("--yes");
+    let agreed = Program::start(agreed.env("SUDO_USER", "grace")).finish();
+    assert_eq!(agreed.code, 0, "{agreed:?}");
+    assert_eq!(states(&url), ["discarded", "waiting", "discarded"]);
+    let kept = lines(&inbox(&url, &["export"]));
+    let payloads: Vec<_> = kept.iter().map(|event| event.get("payload")).collect();
+    assert!(
+        payloads[0].is_none() && payloads[1].is_some() && payloads[2].is_none(),
+        "{kept:?}"
+    );
+    // Who and when, and the chat by the digest that `sha256sum` prints.
+    let said = agreed.err.lines().last().unwrap();
+    for text in ["by grace", " GMT", "bodies: 2", "f7d54c22"] {
+        assert!(said.contains(text), "{text}: {said}");
+    }
+    assert!(!agreed.err.contains("anna"), "{agreed:?}");
+
+    let again = inbox(&url, &["forget", "anna@example.com", "--yes"]);
+    assert_eq!(
+        (again.code, again.err.contains("bodies: 0")),
+        (0, true),
+        "{again:?}"
+    );
+    let none = inbox(&url, &["forget", "nobody", "--yes"]);
+    assert_eq!(none.code, 0, "{none:?}");
+    assert!(none.err.contains("no event of this chat"), "{none:?}");
+}
+
+#[test]
+fn no_text_of_others_controls_a_terminal() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let exec = "printf 'bad \\302\\233 \\342\\200\\256 end\\n' >&2; exit 65";
+    let receiver = start(&url, exec, &["--log-format", "json"]);
+    let body = receiver.file(
+        "body",
+        "{\"id\":\"a\u{9b}b\u{202e}\",\"x\":\"\u{9b}1\u{2066}\"}",
+    );
+    let more = ["--event", "chat-rated", "--key", "a", "--body", &body];
+    assert_eq!(receiver.send("s", &more).code, 0);
+    until("the discarded event", || {
+        (states(&url) == ["discarded"]).then_some(())
+    });
+    let said = [
+        inbox(&url, &["show", "1"]),
+        inbox(&url, &["show", "1", "--json"]),
+        inbox(&url, &["export"]),
+        inbox(&url, &["list"]),
+        inbox(&url, &["list", "--json"]),
+    ];
+    let log = receiver.err();
+    let texts = said.iter().map(|said| &said.out).chain([&log]);
+    for text in texts {
+        let raw = text.contains(['\u{9b}', '\u{202e}', '\u{2066}']);
+        assert!(!raw && text.contains("9b"), "{text:?}");
+    }
+    // The same value.
+    let exported = lines(&said[2]).remove(0);
+    assert_eq!(exported["payload"]["x"], "\u{9b}1\u{2066}");
+    let logged: Vec<Value> = log
+        .lines()
+        .filter_map(|line| serde_json::from_str(line).ok())
+        .collect();
+    let discarded = logged.iter().find(|line| line["level"] == "WARN").unwrap();
+    assert_eq!(discarded["span"]["name"], "attempt", "{discarded}");
+    assert!(discarded["fields"]["reason"].is_string(), "{discarded}");
 }
 
 #[test]

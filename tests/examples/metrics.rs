@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use tempfile::TempDir;
 
 use super::receivers::{Receiver, run};
-use support::program::until;
+use support::program::{curl, until};
 
 /// The answer to GET of a page below `url`, with headers beside that of the host.
 pub(super) fn answer(url: &str, page: &str, headers: &[&str]) -> String {
@@ -71,6 +71,23 @@ fn metrics_are_served_for_prometheus() {
         "# HELP webhook_unverified_failures ",
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+}
+
+#[test]
+fn metrics_are_refused_under_the_name_of_another_site() {
+    let receiver = Receiver::start(&["--secret", "s", "--metrics", "127.0.0.1:0"]);
+    let url = url_of("metrics", &receiver);
+    for (host, status) in [
+        ("evil.example", "421"),
+        ("127.0.0.1.evil.example:9464", "421"),
+        ("localhost:9464", "200"),
+        ("127.0.0.1:9464", "200"),
+        ("[::1]", "200"),
+    ] {
+        let host = format!("Host: {host}");
+        let code = curl(&["-o", "/dev/null", "-w", "%{http_code}", "-H", &host, &url]);
+        assert_eq!(code, status, "{host}");
     }
 }
 

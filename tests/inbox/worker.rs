@@ -491,6 +491,7 @@ async fn snoozing_is_no_failure() {
 
 #[tokio::test(start_paused = true)]
 async fn each_error_of_a_handler_has_its_state() {
+    let log = Log::capture(Level::INFO);
     let inbox = inbox();
     let router = EventRouter::new().on::<ChatRated>(async |delivery: Delivery<ChatRated>| {
         match delivery.payload.id.as_deref() {
@@ -522,7 +523,14 @@ async fn each_error_of_a_handler_has_its_state() {
         ]
     );
     let record = async |id| inbox.get(EventId(id)).await.unwrap().unwrap();
-    assert_eq!(record(3).await.failures[0].failure.outcome, "panicked");
+    let panicked = record(3).await.failures.remove(0).failure;
+    assert_eq!(panicked.outcome, "panicked");
+    for text in ["the handler panicked: ", "worker.rs:"] {
+        assert!(panicked.reason.contains(text), "{panicked:?}");
+    }
+    assert!(log.count(Level::WARN, "the event is tried again") >= 3);
+    assert_eq!(log.count(Level::ERROR, ""), 1);
+    assert_eq!(log.count(Level::ERROR, "is now a dead letter"), 1);
     assert_eq!(
         record(4).await.failures[0].failure.outcome,
         "handler-timeout"

@@ -291,8 +291,8 @@ async fn delivery_is_dispatched_without_http() {
         matches!(handle().await, Outcome::Failed { reason, .. } if reason.to_string() == HANDLER_ERROR)
     );
     assert!(matches!(handle().await, Outcome::Discarded(_)));
-    assert!(matches!(handle().await, Outcome::Panicked));
-    assert!(matches!(handle().await, Outcome::Panicked));
+    assert!(matches!(handle().await, Outcome::Panicked(_)));
+    assert!(matches!(handle().await, Outcome::Panicked(_)));
     // It is not deduplicated.
     assert!(matches!(handle().await, Outcome::Handled));
     assert_eq!(crm.attempts(), [Some(7); 6]);

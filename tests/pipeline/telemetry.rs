@@ -79,8 +79,8 @@ async fn each_delivery_and_its_attempt_are_observed() {
         (
             keyed("c"),
             vec![
-                "attempt 1 panicked inline 0 ms, released: -".into(),
-                "delivery panicked 500 chat-rated c verified 0 ms: -".into(),
+                "attempt 1 panicked inline 0 ms, released: as the handler".into(),
+                "delivery panicked 500 chat-rated c verified 0 ms: as the handler".into(),
             ],
         ),
         (
@@ -92,7 +92,18 @@ async fn each_delivery_and_its_attempt_are_observed() {
         ),
     ] {
         send(&service, request).await;
-        assert_eq!(notes.take_ends(), expected);
+        let ends = notes.take_ends().into_iter();
+        let ends = ends.map(|end| match end.split_once("the handler panicked: ") {
+            Some((end, why)) => {
+                assert!(
+                    why.contains(HANDLER_ERROR) && why.contains("delivery.rs:"),
+                    "{why}"
+                );
+                format!("{end}as the handler")
+            }
+            None => end,
+        });
+        assert_eq!(ends.collect::<Vec<_>>(), expected);
     }
 }
 

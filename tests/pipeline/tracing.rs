@@ -2,6 +2,8 @@
 
 #![cfg(feature = "moka")]
 
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,9 +11,10 @@ use http::{Method, Request};
 use tower::{Layer, Service};
 use tower_webhook::event::ChatRated;
 use tower_webhook::{
-    EventKind, EventRouter, IdempotencyLayer, RawDelivery, WebhookLayer, Webhooks,
+    Delivery, EventKind, EventRouter, IdempotencyLayer, RawDelivery, WebhookLayer, Webhooks,
 };
 use tracing::Level;
+use tracing_subscriber::fmt::format::FmtSpan;
 
 use support::Ready;
 use support::delivery::{
@@ -208,7 +211,7 @@ async fn every_delivery_has_one_span_and_every_refusal_one_event() {
                     (outcome, level.as_str())
                 );
                 assert_eq!(event["span"], "delivery");
-                let reason = ["panicked", "handler-timeout", "lease-lost"];
+                let reason = ["handler-timeout", "lease-lost"];
                 assert_ne!(
                     reason.contains(&outcome),
                     event.contains_key("reason"),
@@ -234,6 +237,73 @@ async fn log_contains_no_secret_signature_or_payload() {
             .find(|digits| digits.len() >= 32);
         assert_eq!(digest, None, "{outcome}: {text}");
     }
+}
+
+/// What a subscriber writes by default.
+#[derive(Clone, Default)]
+struct Lines(Arc<Mutex<Vec<u8>>>);
+
+impl std::io::Write for Lines {
+    fn write(&mut self, text: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().write(text)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_line_is_quoted_and_says_everything_once() {
+    let lines = Lines::default();
+    let writer = lines.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_ansi(false)
+        .with_span_events(FmtSpan::CLOSE)
+        .with_writer(move || writer.clone());
+    let _log = tracing::subscriber::set_default(subscriber.finish());
+    let router = EventRouter::new().on::<ChatRated>(async |rated: Delivery<ChatRated>| match rated
+        .attempt()
+        .map(NonZeroU32::get)
+    {
+        Some(1) => Err("the CRM \u{202e}says\n no=\"1\"".into()),
+        _ => panic!("a bug"),
+    });
+    let service = WebhookLayer::new(secret()).layer(router);
+    for _ in 0..2 {
+        send(&service, delivery(BODY).key("key-7")).await;
+    }
+    let text = String::from_utf8(lines.0.lock().unwrap().clone()).unwrap();
+    let reason = r#" reason="the CRM \\u{202e}says\\n no=\"1\"""#;
+    assert!(text.contains(reason), "{text}");
+    // The message and the place.
+    assert!(
+        text.contains(" reason=\"the handler panicked: a bug ("),
+        "{text}"
+    );
+    assert!(text.contains("tracing.rs:"), "{text}");
+    assert!(!text.contains("messaging."), "{text}");
+    for line in text.lines() {
+        assert_eq!(line.matches("key-7").count(), 1, "{line}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_without_a_handler_is_a_line_in_a_minute() {
+    let log = Log::capture(Level::INFO);
+    let service = WebhookLayer::new(secret()).layer(EventRouter::new());
+    let ignored = async |kind: &str| {
+        send(&service, delivery(BODY).kind(kind)).await.assert_ok();
+        log.count(Level::INFO, "has no handler")
+    };
+    for _ in 0..3 {
+        assert_eq!(ignored("chat-archived").await, 1);
+    }
+    assert_eq!(ignored("chat-tagged").await, 2);
+    assert_eq!(log.events()[0]["kind"], "chat-archived");
+    tokio::time::sleep(60 * SECOND).await;
+    assert_eq!(ignored("chat-archived").await, 3);
+    assert_eq!(log.events()[2]["left_out"], "2");
 }
 
 #[tokio::test]
@@ -265,7 +335,8 @@ async fn decode_error_of_a_handler_does_not_log_the_payload() {
 
 #[tokio::test(start_paused = true)]
 async fn span_records_the_delivery_and_its_outcome() {
-    let log = Log::capture(Level::INFO);
+    // Opentelemetry's attributes are on request.
+    let log = Log::capture(Level::TRACE);
     let crm = Crm::new([Step::FailAfter(2 * SECOND), Step::SucceedAfter(SECOND)]);
     let service = WebhookLayer::new(secret().with_label("2026"))
         .layer(EventRouter::new().on::<ChatRated>(crm));

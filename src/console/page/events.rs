@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use maud::{Markup, html};
 
-use super::super::bulk::{Action, Counted, Ended, Job, Searched};
+use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
 use super::parts::{chat, kinds, state};
@@ -234,6 +234,7 @@ pub(in super::super) fn confirm(
     action: Action,
     search: &Search,
     matched: Counted,
+    seen: Option<Seen>,
 ) -> Markup {
     let name = action.name();
     let effect = match action {
@@ -257,6 +258,10 @@ pub(in super::super) fn confirm(
                 input type="hidden" name="action" value=(name);
                 @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours), ("from", &search.from), ("until", &search.until), ("error", &search.error)] {
                     input type="hidden" name=(field) value=(value);
+                }
+                @if let Some(seen) = seen {
+                    input type="hidden" name="newest" value=(seen.newest);
+                    input type="hidden" name="at" value=(seen.nanos());
                 }
                 div.row.middle {
                     button class=(class) disabled[matched.events == 0 && !matched.is_more] { "Yes, " (name) " " (counted(matched)) }
@@ -287,16 +292,15 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                         Some(Ended::Failed(reason)) => { "Stopped, because the queue failed" @if !view.console.hides_payloads { ": " (clip(reason, 300)) } },
                     }
                 }
-                @match job.searched.as_ref().filter(|_| job.matched.is_more) {
+                @match job.matched.is_more {
                     // How many there are is not known.
-                    Some(searched) => progress value=(searched.percent()) max="100" aria-label="Progress" {},
-                    None => progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {},
+                    true => progress value=(job.searched.percent()) max="100" aria-label="Progress" {},
+                    false => progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {},
                 }
                 dl {
                     dt { "Matched" } dd { (counted(job.matched)) }
-                    @if let Some((reached, newest)) = job.searched.as_ref().map(Searched::until) {
-                        dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
-                    }
+                    @let (reached, newest) = job.searched.until();
+                    dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
                     dt { "Changed" } dd { (changed) " " (job.action.past()) }
                     dt { "Skipped" } dd { (skipped) }
                 }

@@ -309,7 +309,7 @@ impl<Q: Queue> Pool<Q> {
                 Err(error) => {
                     if let Err(error) = tries.again(error, held.valid_until()).await {
                         tracing::error!(
-                            reason = %Chain(&error),
+                            reason = Chain(&error).to_string(),
                             "the attempt ended, but that could not be recorded: the event is tried again when its \
                              lease has expired"
                         );

@@ -66,7 +66,7 @@ async fn extend_all<Q: Queue>(
         Err(error) => {
             if !had_failed {
                 tracing::warn!(
-                    reason = %Chain(&error),
+                    reason = Chain(&error).to_string(),
                     attempts = due.len(),
                     "the leases of attempts in progress could not be renewed; renewal is retried until they expire"
                 );

@@ -57,7 +57,7 @@ where
             Err(error) => {
                 if pause.is_zero() {
                     tracing::error!(
-                        reason = %Chain(&error),
+                        reason = Chain(&error).to_string(),
                         "the worker cannot take events from the queue; this is retried until it succeeds"
                     );
                 }
@@ -198,7 +198,7 @@ pub(super) async fn purge<Q: Queue>(pool: Arc<Pool<Q>>) {
                 Err(error) => {
                     if !has_failed {
                         tracing::warn!(
-                            reason = %Chain(&error),
+                            reason = Chain(&error).to_string(),
                             "bodies and events that have expired cannot be deleted; deletion is retried every minute"
                         );
                     }

@@ -191,7 +191,10 @@ impl PostgresStore {
             match step.unwrap_or_else(|_| Err(StoreError::timed_out())) {
                 Ok(step) => *page = Some(step.next),
                 Err(error) => {
-                    tracing::warn!(reason = %Chain(&error), "expired keys could not be purged");
+                    tracing::warn!(
+                        reason = Chain(&error).to_string(),
+                        "expired keys could not be purged"
+                    );
                 }
             }
         };

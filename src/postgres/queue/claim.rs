@@ -139,7 +139,7 @@ impl Claim {
         let looked = looking.await;
         if let Err(error) = looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
             tracing::warn!(
-                reason = %Chain(&error),
+                reason = Chain(&error).to_string(),
                 "the queue could not look for events that became due late; it looks again in half a minute"
             );
             self.0.floors.look_failed(&take.kinds);

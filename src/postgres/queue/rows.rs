@@ -99,7 +99,7 @@ pub(super) fn readable(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Err
     if let Err(error) = &taken {
         tracing::error!(
             event = lease.id.0,
-            reason = %Chain(error),
+            reason = Chain(error).to_string(),
             "an event cannot be read: it is passed over, and is a dead letter after the third time"
         );
     }

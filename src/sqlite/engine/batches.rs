@@ -145,7 +145,7 @@ impl Batches {
                 if is_damage(&error) && !self.warned {
                     self.warned = true;
                     tracing::warn!(
-                        reason = %Chain(&error),
+                        reason = Chain(&error).to_string(),
                         file = %path.display(),
                         "some expired rows are kept, because the SQLite file is damaged"
                     );

@@ -189,7 +189,7 @@ impl Mover {
             Err(error) => {
                 if !self.has_failed {
                     tracing::warn!(
-                        reason = %Chain(&FileError::new(&self.path, error)),
+                        reason = Chain(&FileError::new(&self.path, error)).to_string(),
                         "the write-ahead log grows, because it cannot be moved into the file"
                     );
                 }

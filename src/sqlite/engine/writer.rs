@@ -96,7 +96,7 @@ impl Writer {
             && is_changed
             && !self.was_changed
         {
-            tracing::error!(reason = %error, "nothing is stored any more");
+            tracing::error!(reason = error.to_string(), "nothing is stored any more");
         }
         self.was_changed = is_changed;
         answer(jobs, error.as_ref());

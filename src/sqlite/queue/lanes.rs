@@ -229,7 +229,7 @@ pub(super) fn take(
         Err(error) if is_damage(&error) => {
             tracing::error!(
                 event = work.seq,
-                reason = %Chain(&error),
+                reason = Chain(&error).to_string(),
                 "an event cannot be read, because the SQLite file is damaged"
             );
             Ok(None)
