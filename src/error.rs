@@ -69,7 +69,7 @@ impl Panic {
     /// application's.
     pub(crate) fn catch<T>(poll: impl FnOnce() -> T) -> Result<T, Self> {
         static NOTED: Once = Once::new();
-        if !thread::panicking() {
+        if !NOTED.is_completed() && !thread::panicking() {
             NOTED.call_once(|| {
                 let hook = panic::take_hook();
                 panic::set_hook(Box::new(move |panic| {
