@@ -72,7 +72,8 @@ pub enum Outcome {
         /// The delay that it asked for.
         delay: Duration,
     },
-    /// The handler panicked. The error is the message and the place of the panic.
+    /// The handler panicked. The error is the message and the place of the panic. A panic hook notes the place: the first
+    /// attempt installs it, and it calls the hook that was there before.
     Panicked(Arc<dyn Error + Send + Sync>),
     /// The handler exceeded its
     /// [`handler_timeout`](crate::IdempotencyLayer::handler_timeout) and was dropped.
