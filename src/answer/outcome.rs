@@ -1,4 +1,4 @@
-//! How an [`Outcome`] is answered over HTTP.
+//! The table of responses: the status code and the log line of each [`Outcome`].
 
 use http::header::HeaderMap;
 use http::{HeaderName, HeaderValue};

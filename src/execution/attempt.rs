@@ -1,4 +1,4 @@
-//! One attempt: the work, its time limit and its lease.
+//! One attempt: the work, which is dropped at its time limit or when its lease is lost.
 
 use std::future::Future;
 use std::pin::Pin;

@@ -1,4 +1,5 @@
-//! A lease on a key: claimed, renewed while its run lasts, and settled when the run ends.
+//! A lease on a key: claimed, renewed while its run lasts, and settled when the run ends. When it is lost, `attempt` drops the
+//! work.
 
 use std::future::Future;
 use std::num::NonZeroU32;

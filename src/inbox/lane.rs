@@ -1,4 +1,5 @@
-//! The chat and the lane of an event.
+//! The chat of an event, and the number of its lane. Whether a lane waits is decided in `decide.rs`, and each queue has how it
+//! waits in `lanes`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! The settings of a worker, beside the limits that it shares with its inbox.
+//! The settings of a worker, beside the limits that it shares with its inbox: retries, and whether a chat waits for an event that
+//! failed (`OnFailure`).
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;

@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use super::pool::{Tables, Value, column};
 use crate::delivery::{AttemptLease, RawDelivery};
 use crate::store::Fence;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// Distinguishes the tables of a store or a queue from all others.
 pub(super) struct Identity {

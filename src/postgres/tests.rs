@@ -27,7 +27,7 @@ use crate::event::EventKind;
 use crate::inbox::event::{Kinds, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Settled, Work};
 use crate::inbox::records::Records;
-use crate::store::engine::{Error, ErrorKind};
+use crate::store::engine_error::{Error, ErrorKind};
 use crate::store::{Claim, EventKey, Store};
 
 /// An empty database of a test's own.

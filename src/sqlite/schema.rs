@@ -1,4 +1,4 @@
-//! The schema of a file, and the numbers that its columns hold.
+//! The schema of a file, and the numbers that its columns hold. Until 0.1.0 is published, every change goes into version 1.
 
 use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSqlOutput, ValueRef};

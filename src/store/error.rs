@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use super::engine;
+use super::engine_error;
 use crate::error::BoxError;
 
 /// The error of an operation of a store.
@@ -75,12 +75,12 @@ impl Error for StoreError {
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl From<engine::Error> for StoreError {
-    fn from(error: engine::Error) -> Self {
+impl From<engine_error::Error> for StoreError {
+    fn from(error: engine_error::Error) -> Self {
         let kind = match error.kind() {
             #[cfg(feature = "postgres")]
-            engine::ErrorKind::TimedOut => StoreErrorKind::TimedOut,
-            engine::ErrorKind::Corrupt => StoreErrorKind::Corrupt,
+            engine_error::ErrorKind::TimedOut => StoreErrorKind::TimedOut,
+            engine_error::ErrorKind::Corrupt => StoreErrorKind::Corrupt,
             _ => StoreErrorKind::Unavailable,
         };
         Self::new(kind, error)

@@ -31,7 +31,7 @@
 #[cfg(feature = "conformance")]
 pub mod conformance;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) mod engine;
+pub(crate) mod engine_error;
 mod error;
 mod identity;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use super::engine;
+use super::engine_error;
 use crate::error::BoxError;
 
 /// The error of opening, connecting or migrating a store.
@@ -69,9 +69,9 @@ impl Error for OpenError {
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl From<engine::Error> for OpenError {
-    fn from(error: engine::Error) -> Self {
-        use engine::ErrorKind;
+impl From<engine_error::Error> for OpenError {
+    fn from(error: engine_error::Error) -> Self {
+        use engine_error::ErrorKind;
 
         let kind = match error.kind() {
             ErrorKind::Unavailable => OpenErrorKind::Unavailable,

@@ -1,4 +1,5 @@
-//! The span of a delivery.
+//! The spans `delivery` and `attempt`. `signature/future.rs`, a detached run and `inbox/worker/attempt.rs` own one each: they
+//! record the outcome, and the span closes with its last handle.
 
 use http::{HeaderMap, HeaderName};
 use tokio::time::Instant;

@@ -1,4 +1,4 @@
-//! Takes events from the queue when there is room, and starts their attempts.
+//! Polls the queue for events when there is room, starts their attempts, and purges.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

@@ -1,8 +1,8 @@
 //! The queue in memory: for tests, and for the sandbox.
 
 mod attempts;
-mod changes;
-mod lines;
+mod lanes;
+mod person;
 mod views;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -20,7 +20,7 @@ use crate::error::Chain;
 use crate::postgres::lease::Identity;
 use crate::postgres::pool::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::schema::FORMAT;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 use crate::store::{
     Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
 };

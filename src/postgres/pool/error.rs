@@ -5,7 +5,7 @@ use std::fmt;
 
 use super::name::Schema;
 use crate::error::BoxError;
-use crate::store::engine::{Error, ErrorKind};
+use crate::store::engine_error::{Error, ErrorKind};
 
 /// Classifies an error by the server's code, or by sqlx's own kind where there is none:
 /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>.

@@ -7,7 +7,7 @@ use super::error::error;
 use super::migrate::{Format, migrate};
 use super::name::Schema;
 use crate::config::ConfigError;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// The tables in a schema.
 pub(crate) struct Tables {

@@ -13,7 +13,7 @@ use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row, Type};
 
 use super::error::corrupt;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// A parameter of a statement.
 #[derive(Clone)]

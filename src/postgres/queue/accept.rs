@@ -17,7 +17,7 @@ use crate::inbox::event::{EventId, EventLease, Kinds, Lane, NewEvent, Take, Take
 use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
 use crate::postgres::pool::{List, Uuid, Value, column, corrupt, micros};
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 use crate::store::{EventKey, Fence, StoreError};
 
 /// Many events at once, in their order.

@@ -16,7 +16,7 @@ use crate::inbox::event::{EventLease, TakenEvent};
 use crate::postgres::lease::{Identity, TransactionalLease};
 use crate::postgres::pool::{List, Tables, Value, code, column, corrupt, is_locked};
 use crate::store::StoreError;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// The tables of the queue.
 pub(super) struct Database {

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::inbox::event::Kinds;
 use crate::postgres::pool::{List, Value, column};
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// What a claim knows from an earlier one: that there was nothing to take before these times. Zeros know nothing.
 #[derive(Clone, Default)]

@@ -19,7 +19,7 @@ use crate::inbox::records::{
 };
 use crate::postgres::pool::{List, Value, column, corrupt};
 use crate::store::StoreError;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
 

@@ -15,7 +15,7 @@ use crate::inbox::headers;
 use crate::inbox::records::EventSummary;
 use crate::postgres::pool::{Uuid, column, corrupt};
 use crate::store::Fence;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// A column of a state's name.
 fn state(row: &PgRow, at: usize) -> Result<EventState, Error> {

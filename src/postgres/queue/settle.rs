@@ -14,7 +14,7 @@ use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take};
 use crate::inbox::queue::Settled;
 use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 
 /// Many attempts at once, in their order. Not the function limits the time for locks, as the transactions of handlers
 /// call it, too.

@@ -1,4 +1,5 @@
-//! Which program and release a file belongs to, and how one of an earlier release is upgraded.
+//! Which program and release a file belongs to, and how one of an earlier release is upgraded, in a transaction that `file.rs`
+//! begins with the lock of the writer.
 //!
 //! All steps are done in one transaction with the new version's number: a crash leaves the file as it was,
 //! and of several processes that open it at once, one upgrades it. A process of an earlier release may have

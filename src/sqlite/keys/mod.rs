@@ -9,7 +9,7 @@ use std::time::Duration;
 use self::rows::{Purge, Settle};
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 use crate::sqlite::schema::FORMAT;
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Store, StoreError};
 
 /// Remembers keys in a SQLite file: the durable choice for one machine.

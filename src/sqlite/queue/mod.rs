@@ -31,7 +31,7 @@ use crate::inbox::records::{
 };
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
 use crate::sqlite::keys::{self, SqliteStore};
-use crate::store::engine::Error;
+use crate::store::engine_error::Error;
 use crate::store::{OpenError, StoreError};
 
 /// Keeps events in a SQLite file: the durable choice for one machine.
