@@ -160,7 +160,7 @@ const COUNT_UP_TO: usize = 10_000;
 const STEP: usize = 512;
 
 /// The number of events that are changed at a time. They share a transaction, for which deliveries wait.
-const AT_ONCE: usize = 64;
+const AT_ONCE: usize = 32;
 
 /// What a preview has seen: no event after the newest one, and none that died or was settled later.
 #[derive(Clone, Copy, Debug)]

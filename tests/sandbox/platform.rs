@@ -1228,7 +1228,7 @@ async fn report_of_a_failing_test_says_why() {
      2  message-created   c-1         lost        401 ×1009;
         invalid-signature: the signature is wrong for every secret
      3  chat-closed       c-1         lost        500 ×1009;
-        panicked
+        panicked: the handler panicked: silently
      4  chat-rated        c-1         delivered   200;
         discarded: too old
 5 events, 2 delivered, 0 waiting, 3 lost, 0 never sent"
