@@ -10,6 +10,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::runtime::Handle;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{sleep, timeout};
 
@@ -143,7 +144,11 @@ impl<C: Call> Batches<C> {
         let (caller, result) = oneshot::channel();
         self.lock().waiting.push_back(Job { call, caller });
         self.start();
-        result.await.unwrap_or_else(|_| {
+        let mut waits = Waits::<C> {
+            result,
+            release: Arc::clone(&self.release),
+        };
+        (&mut waits.result).await.unwrap_or_else(|_| {
             let ended =
                 "the statement took too long, or the runtime that executed it was shut down";
             Err(StoreError::new(StoreErrorKind::Unavailable, ended))
@@ -291,6 +296,24 @@ impl<C: Call> Batches<C> {
     }
 }
 
+/// A caller. One that gives up at the moment of the result gives up what was taken for it.
+struct Waits<C: Call> {
+    result: oneshot::Receiver<Result<C::Return, StoreError>>,
+    release: Release,
+}
+
+impl<C: Call> Drop for Waits<C> {
+    fn drop(&mut self) {
+        self.result.close();
+        if let Ok(Ok(returned)) = self.result.try_recv()
+            && let Some(lease) = C::lease(&returned)
+            && let Ok(runtime) = Handle::try_current()
+        {
+            runtime.spawn((self.release)(vec![lease]));
+        }
+    }
+}
+
 impl<C: Call> State<C> {
     /// Lets calls wait before all others.
     fn put_back(&mut self, jobs: Vec<Job<C>>) {
@@ -349,17 +372,20 @@ impl Error for Shared {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt;
     use tokio::sync::Notify;
 
     use super::*;
     use crate::event::EventKind;
+    use crate::inbox::event::EventId;
+    use crate::store::Fence;
 
     /// A call that may take an event of these kinds.
     #[derive(Clone)]
     struct Any(Kinds);
 
     impl Call for Any {
-        type Return = ();
+        type Return = Option<EventLease>;
 
         const TAKES: bool = false;
 
@@ -371,22 +397,50 @@ mod tests {
             None
         }
 
-        fn lease((): &()) -> Option<EventLease> {
-            None
+        fn lease(taken: &Self::Return) -> Option<EventLease> {
+            *taken
         }
     }
 
-    fn batches<F>(execute: impl Fn(Vec<Any>) -> F + Send + Sync + 'static) -> Arc<Batches<Any>>
+    type Released = Arc<Mutex<Vec<EventLease>>>;
+
+    /// Returns also what is released.
+    fn batches<F>(
+        execute: impl Fn(Vec<Any>) -> F + Send + Sync + 'static,
+    ) -> (Arc<Batches<Any>>, Released)
     where
-        F: Future<Output = Executed<()>> + Send + 'static,
+        F: Future<Output = Executed<Option<EventLease>>> + Send + 'static,
     {
         let nothing_is_locked = |_| -> Boxed<_> { Box::pin(async { Ok(BTreeSet::new()) }) };
-        let releases_nothing = |_| -> Boxed<_> { Box::pin(async {}) };
-        Batches::new(
-            execute,
-            Box::new(nothing_is_locked),
-            Arc::new(releases_nothing),
-        )
+        let released = Released::default();
+        let all = Arc::clone(&released);
+        let release = move |leases| -> Boxed<_> {
+            all.lock().unwrap().extend::<Vec<_>>(leases);
+            Box::pin(async {})
+        };
+        let batches = Batches::new(execute, Box::new(nothing_is_locked), Arc::new(release));
+        (batches, released)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_caller_never_read_is_released() {
+        let lease = EventLease {
+            id: EventId(1),
+            fence: Fence(7),
+            place: 0,
+        };
+        let execute = move |calls: Vec<Any>| async move {
+            Executed::Done(calls.iter().map(|_| Ok(Some(lease))).collect())
+        };
+        let (batches, released) = batches(execute);
+        assert_eq!(batches.call(Any(Kinds::all())).await.unwrap(), Some(lease));
+        assert!(released.lock().unwrap().is_empty());
+
+        let mut call = Box::pin(batches.call(Any(Kinds::all())));
+        assert!((&mut call).now_or_never().is_none());
+        sleep(Duration::from_secs(1)).await;
+        drop(call);
+        assert_eq!(*released.lock().unwrap(), [lease]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -397,10 +451,10 @@ mod tests {
             let ends = Arc::clone(&first_ends);
             async move {
                 ends.notified().await;
-                Executed::Done(calls.iter().map(|_| Ok(())).collect())
+                Executed::Done(calls.iter().map(|_| Ok(None)).collect())
             }
         };
-        let batches = batches(execute);
+        let (batches, _) = batches(execute);
         let call = |kinds| {
             let batches = Arc::clone(&batches);
             tokio::spawn(async move { batches.call(Any(kinds)).await })
