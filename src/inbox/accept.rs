@@ -20,7 +20,7 @@ use tower_service::Service;
 use tracing::Instrument;
 
 use super::backlog::Due;
-use super::event::{Lane, NewEvent};
+use super::event::{Lane, Namespace, NewEvent};
 use super::handle::{Inbox, Settings, Shared};
 use super::headers;
 use super::queue::{Accepted, Queue};
@@ -204,8 +204,8 @@ async fn accept<Q: Queue>(
         let _ = answer.send(Err(Refused::Inbox(refusal)));
         return;
     }
-    let room = shared.workers.room_for(delivery.kind());
     let event = new_event(delivery, settings);
+    let room = shared.workers.room_for(&event);
     let dead = event.dead.as_ref();
     let dead = dead.map(|failure| (event.delivery.kind().clone(), failure.reason.clone()));
     let asked = Instant::now();
@@ -261,8 +261,12 @@ fn new_event(delivery: RawDelivery, settings: &Settings) -> NewEvent {
     };
     let limits = &settings.limits;
     let Identity { key, guard } = Identity::of(&delivery, &limits.namespace, settings.replay_guard);
+    let namespace = Namespace::of(&limits.namespace);
     NewEvent {
-        lane: chat.as_deref().map(Lane::of_chat),
+        namespace,
+        lane: chat
+            .as_deref()
+            .map(|chat| Lane::of_chat(chat).within(namespace)),
         chat,
         key,
         guard,

@@ -39,13 +39,20 @@ impl FromStr for EventId {
 
 /// A lane: its events are handled one after another, in the order of acceptance.
 ///
-/// It is a digest of the chat's id. Two chats with the same digest, one pair in 2^64, would share a lane.
+/// It is a digest of the chat's id and of the namespace. Two chats with the same digest, one pair in 2^64, would share a
+/// lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lane(pub i64);
+
+/// The digest of an inbox's namespace: 0 for the empty one, which is the default.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Namespace(pub i64);
 
 /// An event to be accepted.
 #[derive(Clone, Debug)]
 pub struct NewEvent {
+    /// The namespace of its inbox, whose workers take it.
+    pub namespace: Namespace,
     /// Kind, key, body and the headers that are kept.
     pub delivery: RawDelivery,
     /// The digests of the key and the body. With `None`, every delivery of the event is accepted as a new event.
@@ -54,8 +61,8 @@ pub struct NewEvent {
     pub guard: Option<EventKey>,
     /// The id of the event's chat, if it is known.
     pub chat: Option<String>,
-    /// The lane of the event: that [of its chat](Lane::of_chat), by which a queue finds the events of a chat. With `None`,
-    /// the event has a lane of its own.
+    /// The lane of the event: that [of its chat](Lane::of_chat) in its [namespace](Lane::within), by which a queue finds the
+    /// events of a chat. With `None`, the event has a lane of its own.
     pub lane: Option<Lane>,
     /// The minimum time, from now, for which the key is remembered.
     pub retain: Duration,
@@ -72,7 +79,7 @@ pub struct Take {
     pub kinds: Kinds,
 }
 
-/// A set of kinds: all of them by default.
+/// A set of kinds in one namespace: all of them in the empty one by default.
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
@@ -84,6 +91,7 @@ pub struct Take {
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kinds {
+    pub(crate) namespace: Namespace,
     only: Option<BTreeSet<EventKind>>,
     except: BTreeSet<EventKind>,
 }
@@ -100,7 +108,7 @@ impl Kinds {
     pub fn only(kinds: impl IntoIterator<Item = EventKind>) -> Self {
         Self {
             only: Some(kinds.into_iter().collect()),
-            except: BTreeSet::new(),
+            ..Self::default()
         }
     }
 
@@ -109,6 +117,18 @@ impl Kinds {
     pub fn except(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
         self.except.extend(kinds);
         self
+    }
+
+    /// Returns the set of the same kinds in another namespace.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn within(self, namespace: Namespace) -> Self {
+        Self { namespace, ..self }
+    }
+
+    /// Whether the set has the events of a kind in a namespace.
+    pub(crate) fn takes(&self, namespace: Namespace, kind: &EventKind) -> bool {
+        self.namespace == namespace && self.contains(kind)
     }
 
     /// Returns the kinds that the set is limited to, without those that are [excluded](Self::excluded). `None` when it

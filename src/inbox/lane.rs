@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::event::Lane;
+use super::event::{Lane, Namespace};
 use crate::delivery::{DecodeError, RawDelivery};
 use crate::event::{EventKind, chat_id};
 
@@ -56,7 +56,7 @@ impl LaneOf {
 }
 
 impl Lane {
-    /// Returns the lane of a chat. It is the same in every process and release.
+    /// Returns the lane of a chat in the empty namespace. It is the same in every process and release.
     ///
     /// ```
     /// use tower_webhook::inbox::Lane;
@@ -67,6 +67,24 @@ impl Lane {
     #[must_use]
     pub fn of_chat(id: &str) -> Self {
         Self(XxHash3_64::oneshot(id.as_bytes()).cast_signed())
+    }
+
+    /// Returns the lane of the same chat in a namespace.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn within(self, Namespace(digest): Namespace) -> Self {
+        Self(self.0 ^ digest)
+    }
+}
+
+impl Namespace {
+    /// Returns the digest of a namespace. It is the same in every process and release.
+    #[must_use]
+    pub fn of(namespace: &str) -> Self {
+        match namespace {
+            "" => Self::default(),
+            _ => Self(XxHash3_64::oneshot(namespace.as_bytes()).cast_signed()),
+        }
     }
 }
 
@@ -113,6 +131,11 @@ mod tests {
     #[test]
     fn lanes_never_change() {
         assert_eq!(Lane::of_chat(""), Lane(3_244_421_341_483_603_138));
-        assert_eq!(Lane::of_chat("chat-1"), Lane(970_978_518_613_644_027));
+        let lane = Lane::of_chat("chat-1");
+        assert_eq!(lane, Lane(970_978_518_613_644_027));
+        assert_eq!(lane.within(Namespace::of("")), lane);
+        assert_eq!(Namespace::of("crm"), Namespace(-7_217_998_398_410_865_694));
+        let other = lane.within(Namespace::of("crm"));
+        assert_eq!(other, Lane(-7_589_375_289_270_890_215));
     }
 }

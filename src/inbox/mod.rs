@@ -67,7 +67,7 @@ mod workers;
 /// What queues and workers say to each other. No version promise covers it: the tests of this crate wrap queues.
 #[doc(hidden)]
 pub mod internal {
-    pub use super::event::{EventLease, NewEvent, Take, TakenEvent};
+    pub use super::event::{EventLease, Namespace, NewEvent, Take, TakenEvent};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
     pub use crate::outcome::Settlement;

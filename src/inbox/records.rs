@@ -254,6 +254,28 @@ pub struct KindStats {
     pub is_paused: bool,
 }
 
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+impl KindStats {
+    /// Adds up the kinds of all namespaces, in the order of their names.
+    pub(crate) fn by_name(mut kinds: Vec<Self>) -> Vec<Self> {
+        kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
+        kinds.dedup_by(|other, sum| {
+            let is_same = other.kind == sum.kind;
+            if is_same {
+                sum.waiting += other.waiting;
+                sum.in_progress += other.in_progress;
+                sum.retrying += other.retrying;
+                sum.dead += other.dead;
+                sum.blocking += other.blocking;
+                sum.oldest = sum.oldest.into_iter().chain(other.oldest).min();
+                sum.is_paused |= other.is_paused;
+            }
+            is_same
+        });
+        kinds
+    }
+}
+
 /// An event, without its body.
 #[derive(Clone, Debug)]
 pub struct EventSummary {

@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::time::Instant;
 
-use super::event::{EventId, Take, TakenEvent};
-use crate::event::EventKind;
+use super::event::{EventId, NewEvent, Take, TakenEvent};
 use crate::execution::lock;
 
 /// Ends an attempt of an event that was given up.
@@ -30,8 +29,8 @@ struct Registered {
 
 /// A worker, for every type of queue and service.
 pub(super) trait Local: Send + Sync {
-    /// Reserves room for an event of this kind.
-    fn reserve(&self, kind: &EventKind) -> Option<Room>;
+    /// Reserves room for an event, if it is one that the worker takes.
+    fn reserve(&self, event: &NewEvent) -> Option<Room>;
     fn wake(&self);
     /// Returns what ends the attempt of an event, if it is in progress.
     fn revocation(&self, id: EventId) -> Option<Revocation>;
@@ -50,11 +49,11 @@ impl Workers {
         }
     }
 
-    /// Reserves room in a worker for an event of this kind, if one has room.
-    pub(super) fn room_for(&self, kind: &EventKind) -> Option<Room> {
+    /// Reserves room for an event in a worker that takes it, if one has room.
+    pub(super) fn room_for(&self, event: &NewEvent) -> Option<Room> {
         lock(&self.all)
             .iter()
-            .find_map(|registered| registered.worker.reserve(kind))
+            .find_map(|registered| registered.worker.reserve(event))
     }
 
     /// Returns what ends the attempt of an event that is in progress in this process, and no later one.

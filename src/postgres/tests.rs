@@ -24,7 +24,7 @@ use super::schema::FORMAT;
 use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
-use crate::inbox::event::{Kinds, Lane, NewEvent, Settlement, Take};
+use crate::inbox::event::{Kinds, Lane, Namespace, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Settled, Work};
 use crate::inbox::records::Records;
 use crate::store::engine_error::{Error, ErrorKind};
@@ -148,6 +148,7 @@ impl Process {
         let key = |of: &str| EventKey::new(of, &number.to_be_bytes(), b"{}");
         let chat = format!("chat-{}", number % 3);
         let event = NewEvent {
+            namespace: Namespace::default(),
             delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
             key: Some(key("inbox")),
             guard: None,

@@ -17,7 +17,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
 use tower_webhook::inbox::Failure;
-use tower_webhook::inbox::internal::NewEvent;
+use tower_webhook::inbox::internal::{Namespace, NewEvent};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, RawDelivery, Secret};
 
@@ -344,6 +344,7 @@ fn at_terminal(url: &str, args: &str, answer: &str) -> Ended {
 fn add_dead(url: &str, count: usize) {
     let queue = SqliteQueue::open(url.trim_start_matches("sqlite:")).unwrap();
     let events = (0..count).map(|n| NewEvent {
+        namespace: Namespace::default(),
         delivery: RawDelivery::new(EventKind::CHAT_RATED, format!(r#"{{"n":{n}}}"#)),
         key: None,
         guard: None,

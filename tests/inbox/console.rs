@@ -18,7 +18,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Take};
+use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent, Take};
 use tower_webhook::inbox::{
     Accept, EventId, EventState, Failure, Filter, Inbox, Kinds, Lane, Page, Queue, Retry,
 };
@@ -553,6 +553,7 @@ async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
 pub(crate) async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     let accept = async |kind: EventKind, n: usize| {
         let event = NewEvent {
+            namespace: Namespace::default(),
             delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
             key: None,
             guard: None,

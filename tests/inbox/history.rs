@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
     Change, EventId, EventState, Filter, Inbox, Kinds, Lane, OnFailure, Page, Records, Retry,
@@ -689,6 +689,7 @@ fn new_event(kind: &EventKind, chat: usize, number: usize) -> NewEvent {
     let body = format!(r#"{{"id":"chat-{chat}","number":{number}}}"#);
     let chat = format!("chat-{chat}");
     NewEvent {
+        namespace: Namespace::default(),
         key: Some(EventKey::new(
             "",
             format!("event-{number}").as_bytes(),

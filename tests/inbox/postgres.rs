@@ -18,7 +18,7 @@ use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
+    Accepted, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Kinds, Lane, Page};
 use tower_webhook::postgres::PostgresQueue;
@@ -132,6 +132,7 @@ pub(crate) fn key(key: &str) -> EventKey {
 
 pub(crate) fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
     NewEvent {
+        namespace: Namespace::default(),
         delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
         key,
         guard: None,

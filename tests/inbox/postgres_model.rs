@@ -7,7 +7,7 @@ use tower_webhook::inbox::internal::Work;
 use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
+    Accepted, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{
     BlockedLane, EventId, EventState, EventSummary, Failure, Filter, Kinds, Lane, Page,
@@ -56,10 +56,12 @@ impl Random {
             true => Duration::from_micros(1),
             false => HOUR,
         };
-        Take {
-            lease,
-            kinds: self.kinds(),
-        }
+        let kinds = self.kinds().within(self.namespace());
+        Take { lease, kinds }
+    }
+
+    fn namespace(&mut self) -> Namespace {
+        Namespace::of(self.pick(&["", "", "", "crm"]))
     }
 
     fn next(&mut self) -> Option<Take> {
@@ -75,6 +77,7 @@ impl Random {
             _ => Some(format!("new {count}")),
         };
         let chat = (!self.one_in(5)).then(|| self.pick(&["a", "b", "c"]).to_owned());
+        let namespace = self.namespace();
         let lane = chat.as_deref().map(Lane::of_chat);
         let mut headers = HeaderMap::new();
         if count.is_multiple_of(3) {
@@ -86,6 +89,7 @@ impl Random {
             .as_deref()
             .map(|key| IdempotencyKey::new(HeaderValue::from_str(key).unwrap()).unwrap());
         NewEvent {
+            namespace,
             key: key
                 .as_ref()
                 .map(|key| EventKey::new("", key.as_bytes(), body.as_bytes())),
@@ -94,7 +98,7 @@ impl Random {
                 .with_key(raw)
                 .with_headers(headers),
             chat,
-            lane,
+            lane: lane.map(|lane| lane.within(namespace)),
             retain: match self.one_in(4) {
                 true => Duration::ZERO,
                 false => HOUR,

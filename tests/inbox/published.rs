@@ -703,7 +703,6 @@ async fn que_429() {
         drop(before);
 
         let now = Inbox::new(harness.open().await)
-            .namespace("after the upgrade")
             .keep_bodies(Duration::ZERO)
             .backlog_limit(1 << 20)
             .reject_changed_bodies()

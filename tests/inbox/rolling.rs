@@ -1,4 +1,4 @@
-//! Two versions of a program that know different kinds of events, on one queue.
+//! Two versions of a program that know different kinds of events, or two receivers of different webhooks, on one queue.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -166,4 +166,45 @@ async fn ignored_events_are_not_lost() {
     ignored(&Memory(MemoryQueue::new())).await;
     ignored(&Scratch::new()).await;
     ignored(&Database::create().await).await;
+}
+
+/// Each receiver handles the events that it accepted, also those of chats that both know.
+async fn receive<Q: Queue>([first, second]: [Inbox<Q>; 2]) {
+    let log = Log::default();
+    let receivers = [("", first), ("crm", second)];
+    let receivers = receivers.map(|(name, inbox)| (name, inbox.namespace(name)));
+    let workers = receivers.each_ref().map(|(name, inbox)| {
+        let worker = inbox.worker(log.router(name));
+        worker.poll_every(Duration::from_millis(10)).spawn()
+    });
+    for number in 0..10 {
+        for (name, inbox) in &receivers {
+            for chat in 0..CHATS {
+                accept(
+                    inbox,
+                    &KNOWN[0],
+                    chat,
+                    2 * number + u64::from(*name == "crm"),
+                )
+                .await;
+            }
+        }
+    }
+    let (_, inbox) = &receivers[0];
+    assert!(finished(inbox).await.is_all_handled());
+    for worker in workers {
+        worker.drain(SECOND).await.unwrap();
+    }
+    assert_eq!(log.len(), 20 * CHATS);
+    let is_own = |(name, _, _, number): &Handled| (*name == "crm") == (number % 2 == 1);
+    let foreign = lock(&log.0).iter().filter(|event| !is_own(event)).count();
+    assert_eq!(foreign, 0, "events of the other receiver");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn receivers_of_two_namespaces_are_apart() {
+    let inbox = Inbox::new(MemoryQueue::new());
+    receive([inbox.clone(), inbox]).await;
+    receive(processes(&Scratch::new()).await).await;
+    receive(processes(&Database::create().await).await).await;
 }

@@ -16,7 +16,9 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::internal::{
+    Accepted, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent,
+};
 use tower_webhook::inbox::{EventId, EventState, Filter, Kinds, Lane, Page};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
@@ -85,6 +87,7 @@ impl Harness for Several {
 
 fn event(key: &str, lane: i64) -> NewEvent {
     NewEvent {
+        namespace: Namespace::default(),
         delivery: RawDelivery::new(EventKind::CHAT_RATED, key.to_owned()),
         key: Some(EventKey::new("", key.as_bytes(), b"{}")),
         guard: None,

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{NewEvent, Take, Work};
+use tower_webhook::inbox::internal::{Namespace, NewEvent, Take, Work};
 use tower_webhook::inbox::{EventState, Inbox, Kinds, Lane};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{Delivery, EventRouter, RawDelivery};
@@ -28,6 +28,7 @@ async fn accept(queue: &MemoryQueue, from: usize, events: usize) {
     for n in from..from + events {
         let body = format!(r#"{{"id":"chat-{n}","rating":{n}}}"#);
         let event = NewEvent {
+            namespace: Namespace::default(),
             delivery: RawDelivery::new(EventKind::CHAT_RATED, body),
             key: None,
             guard: None,

@@ -14,7 +14,7 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatClosed, ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take};
+use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent, Settled, Settlement, Take};
 use tower_webhook::inbox::{
     Accept, Change, EventId, EventState, Filter, Inbox, Kinds, Lane, OnFailure, Page, Queue,
     WorkerHandle,
@@ -609,6 +609,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
     let inbox = inbox().clone();
     let accepted = async |n: i64| {
         let event = NewEvent {
+            namespace: Namespace::default(),
             delivery: RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"a"}"#),
             key: None,
             guard: None,
@@ -955,6 +956,7 @@ async fn crashed(inbox: &Inbox<MemoryQueue>, kind: EventKind, lane: i64, crashes
         kinds: Kinds::only([kind.clone()]),
     };
     let event = NewEvent {
+        namespace: Namespace::default(),
         delivery: RawDelivery::new(kind, format!(r#"{{"id":"{lane}","rating":1}}"#)),
         key: None,
         guard: None,

@@ -13,7 +13,7 @@ use tempfile::TempDir;
 use tokio::time::sleep;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::NewEvent;
+use tower_webhook::inbox::internal::{Namespace, NewEvent};
 use tower_webhook::inbox::{Inbox, Lane};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
@@ -31,6 +31,7 @@ fn event(number: usize, chats: usize) -> NewEvent {
     let body = format!(r#"{{"id":"chat-{chat}","transcript":"{number:0>560}"}}"#);
     let key = format!("event-{number}");
     NewEvent {
+        namespace: Namespace::default(),
         key: Some(EventKey::new("", key.as_bytes(), body.as_bytes())),
         delivery: RawDelivery::new(EventKind::CHAT_CLOSED, body),
         guard: None,

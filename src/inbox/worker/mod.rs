@@ -25,7 +25,7 @@ use tower_service::Service;
 
 use self::leases::HeldLeases;
 use self::pool::{Plan, Pool, Stop};
-use super::event::{Kinds, Take};
+use super::event::{Kinds, Namespace, Take};
 use super::handle::Inbox;
 use super::queue::Queue;
 use super::retry::Retry;
@@ -242,9 +242,11 @@ where
         let Self {
             inbox,
             service,
-            rules,
+            mut rules,
         } = self;
         let Inbox { shared, settings } = inbox;
+        let namespace = Namespace::of(&settings.limits.namespace);
+        rules.kinds = rules.kinds.within(namespace);
         let permits = Arc::new(Semaphore::new(rules.concurrency));
         let (stop, _) = watch::channel(Stop::No);
         let pool = Arc::new(Pool {

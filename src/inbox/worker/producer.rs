@@ -117,7 +117,7 @@ where
     if let Some(probe) = probe {
         let take = Take {
             lease: pool.settings.limits.lease(),
-            kinds: Kinds::only([probe.kind.clone()]),
+            kinds: Kinds::only([probe.kind.clone()]).within(pool.rules.kinds.namespace),
         };
         let probe = Tried::new(pool, Of::Probe(probe));
         let (mut attempts, _) = pool.claim(&take, 1).await?;

@@ -5,14 +5,13 @@ use std::sync::{Arc, Mutex, Weak};
 
 use tower_service::Service;
 
-use super::super::event::EventId;
+use super::super::event::{EventId, NewEvent};
 use super::super::queue::Queue;
 use super::super::workers::{Local, Place, Revocation, Room};
 use super::attempt::{Attempt, run};
 use super::pool::Pool;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
-use crate::event::EventKind;
 use crate::execution::lock;
 use crate::outcome::Outcome;
 
@@ -45,10 +44,10 @@ where
         + Send
         + 'static,
 {
-    fn reserve(&self, kind: &EventKind) -> Option<Room> {
+    fn reserve(&self, event: &NewEvent) -> Option<Room> {
         let pool = self.pool.upgrade()?;
         let take = pool.take();
-        if !take.kinds.contains(kind) {
+        if !take.kinds.takes(event.namespace, event.delivery.kind()) {
             return None;
         }
         pool.accepts.store(true, Ordering::Relaxed);

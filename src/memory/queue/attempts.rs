@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Due, Event, FOREVER, Key, OVERHEAD, Place, State, size};
+use super::{Due, Event, FOREVER, Key, Kind, OVERHEAD, Place, State, size};
 use crate::delivery::RawDelivery;
-use crate::event::EventKind;
 use crate::inbox::event::{
     EventId, EventLease, EventState, Failure, NewEvent, Settlement, Take, TakenEvent,
 };
@@ -78,8 +77,8 @@ impl State {
         })
     }
 
-    fn is_open(&self, take: &Take, kind: &EventKind) -> bool {
-        !self.is_paused && !self.paused.contains(kind) && take.kinds.contains(kind)
+    fn is_open(&self, take: &Take, (namespace, kind): &Kind) -> bool {
+        !self.is_paused && !self.paused.contains(kind) && take.kinds.takes(*namespace, kind)
     }
 
     /// Takes the first event of a line.
@@ -100,7 +99,7 @@ impl State {
         let event = self.event(id);
         let body = event.body.clone().unwrap_or_default();
         let attempt = event.failures.saturating_add(event.crashes);
-        let delivery = RawDelivery::new(event.kind.clone(), body)
+        let delivery = RawDelivery::new(event.kind.1.clone(), body)
             .with_key(event.key.clone())
             .with_headers(event.headers.clone())
             .with_attempt(NonZeroU32::MIN.saturating_add(attempt))
@@ -133,7 +132,7 @@ impl State {
             .map(|(due, _)| *due)
             .min();
         loop {
-            let open = |ready: &BTreeMap<EventKind, BTreeSet<Due>>| {
+            let open = |ready: &BTreeMap<Kind, BTreeSet<Due>>| {
                 ready
                     .iter()
                     .filter(|(kind, _)| self.is_open(take, kind))
@@ -236,7 +235,7 @@ impl State {
 impl Event {
     fn new(new: NewEvent, now: Instant) -> Self {
         Self {
-            kind: new.delivery.kind().clone(),
+            kind: (new.namespace, new.delivery.kind().clone()),
             key: new.delivery.key().cloned(),
             body: Some(new.delivery.body().clone()),
             headers: new.delivery.headers().clone(),

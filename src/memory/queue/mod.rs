@@ -17,7 +17,9 @@ use tokio::time::Instant;
 
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take,
+};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, PastFailure, Records, Stats,
@@ -128,6 +130,9 @@ impl fmt::Debug for MemoryQueue {
 /// The name of an event that is due, in the order in which events are taken.
 type Due = (Instant, i64);
 
+/// A kind in a namespace.
+type Kind = (Namespace, EventKind);
+
 struct State {
     /// When the current operation began.
     now: Instant,
@@ -149,9 +154,9 @@ struct State {
     /// that returned meanwhile stand before it.
     busy: HashMap<Lane, i64>,
     /// The events that can be taken when they are due, by kind.
-    ready: BTreeMap<EventKind, BTreeSet<Due>>,
+    ready: BTreeMap<Kind, BTreeSet<Due>>,
     /// Those of them that crashed before.
-    suspects: BTreeMap<EventKind, BTreeSet<Due>>,
+    suspects: BTreeMap<Kind, BTreeSet<Due>>,
     /// The events in progress, by the end of their leases.
     taken: BTreeSet<Due>,
     /// The events that return to their lanes when they are due.
@@ -194,7 +199,7 @@ struct Key {
 }
 
 struct Event {
-    kind: EventKind,
+    kind: Kind,
     key: Option<IdempotencyKey>,
     body: Option<Bytes>,
     headers: HeaderMap,

@@ -24,7 +24,7 @@ impl State {
         };
         EventSummary {
             id: EventId(id),
-            kind: event.kind.clone(),
+            kind: event.kind.1.clone(),
             key: event.key.clone(),
             chat: event.chat.clone(),
             state,
@@ -79,7 +79,10 @@ impl State {
         let of = chat.map(Lane::of_chat);
         let mut blocking: Vec<_> = self
             .blocking()
-            .filter(|(_, lane)| of.is_none_or(|of| of == *lane))
+            .filter(|(id, lane)| {
+                let namespace = self.events.get(id).map(|event| event.kind.0);
+                of.is_none_or(|of| namespace.is_some_and(|namespace| of.within(namespace) == *lane))
+            })
             .filter(|(id, _)| after.is_none_or(|after| EventId(*id) > after))
             .collect();
         blocking.sort_unstable();
@@ -119,7 +122,8 @@ impl State {
             kinds.insert(kind, of(kind));
         }
         for (id, event) in &self.events {
-            let stats = kinds.entry(&event.kind).or_insert_with(|| of(&event.kind));
+            let (_, kind) = &event.kind;
+            let stats = kinds.entry(kind).or_insert_with(|| of(kind));
             // Most events are settled: they are passed over quickly.
             if let Place::Ended { state, .. } = event.place
                 && state != EventState::Dead
@@ -140,7 +144,7 @@ impl State {
         }
         for (id, _) in self.blocking() {
             if let Some(event) = self.events.get(&id)
-                && let Some(stats) = kinds.get_mut(&event.kind)
+                && let Some(stats) = kinds.get_mut(&event.kind.1)
             {
                 stats.blocking += 1;
             }

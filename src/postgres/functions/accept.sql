@@ -35,6 +35,12 @@ BEGIN
     FROM {schema}.keys k WHERE k.key = p_key;
 END $tower_webhook$;
 
+-- Whether a kind is paused, or everything.
+CREATE FUNCTION {schema}.is_paused(p_name text) RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
+BEGIN
+    RETURN EXISTS (SELECT FROM {schema}.kinds WHERE name = ANY (ARRAY['', p_name]) AND namespace = 0 AND is_paused);
+END $tower_webhook$;
+
 -- Records keys as done: those of the events that have a number. Returns how many were free.
 CREATE FUNCTION {schema}.keep_keys(p_keys uuid[], p_bodies uuid[], p_retains bigint[], p_seqs bigint[], p_now bigint)
 RETURNS integer LANGUAGE plpgsql
@@ -64,12 +70,12 @@ BEGIN
 END $tower_webhook$;
 
 -- The arrays have an element for each event, in the order of lanes; those that few events need are empty if none
--- does. `p_kinds` are positions in `p_names`. Keys are locked first, in their own order, and then rows in that of
+-- does. `p_kinds` are positions in `p_names` and `p_namespaces`. Keys are locked first, in their own order, and then rows in that of
 -- lanes, so that two batches do not wait for each other; kinds before both. The rows of the result have positions in the arrays, and are
 -- in no order.
 CREATE FUNCTION {schema}.accept(
-    p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_kinds bigint[],
-    p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
+    p_keys uuid[], p_key_bodies uuid[], p_guards uuid[], p_guard_bodies uuid[], p_names text[], p_namespaces bigint[],
+    p_kinds bigint[], p_raws bytea[], p_chats bytea[], p_chat_lanes bigint[], p_lanes bigint[], p_bodies bytea[], p_headers bytea[],
     p_retains bigint[], p_leases bigint[], p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
 )
 RETURNS TABLE (
@@ -79,11 +85,10 @@ SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
 DECLARE
     v_now bigint := {schema}.micros();
     v_count integer := cardinality(p_kinds);
-    v_is_paused boolean;
     v_at bigint;
     v_kind text;
+    v_namespace bigint;
     v_id integer;
-    v_is_open boolean;
     v_ids integer[] := array_fill(NULL::integer, ARRAY[cardinality(p_names)]);
     v_open boolean[] := array_fill(NULL::boolean, ARRAY[cardinality(p_names)]);
     v_known uuid[];
@@ -99,7 +104,6 @@ DECLARE
     v_waiting bigint[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
-    SELECT k.is_paused INTO v_is_paused FROM {schema}.kinds k WHERE k.name = '';
 
     -- A round stores the events whose keys are free. Another round follows for those that lost a key to another event
     -- after it was looked up, also of the same batch.
@@ -134,22 +138,24 @@ BEGIN
         -- After the look at the keys, as a copy of a delivery may have any kind. In the order of names, so that two
         -- batches do not wait for each other.
         IF round = 1 THEN
-            FOR v_at, v_kind IN
-                SELECT n.at, n.name FROM unnest(p_names) WITH ORDINALITY AS n (name, at)
+            FOR v_at, v_kind, v_namespace IN
+                SELECT n.at, n.name, n.namespace
+                FROM unnest(p_names, p_namespaces) WITH ORDINALITY AS n (name, namespace, at)
                 WHERE n.at = ANY (ARRAY(SELECT e.kind FROM unnest(p_kinds, v_is_left) AS e (kind, is_left) WHERE is_left))
-                ORDER BY n.name COLLATE "C"
+                ORDER BY n.name COLLATE "C", n.namespace
             LOOP
-                SELECT k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open
-                FROM {schema}.kinds k WHERE k.name = v_kind AND k.is_seen;
+                SELECT k.id INTO v_id
+                FROM {schema}.kinds k WHERE k.name = v_kind AND k.namespace = v_namespace AND k.is_seen;
                 -- It is not deleted before the end of the transaction.
                 IF v_id > 8 THEN PERFORM FROM {schema}.kinds k WHERE k.id = v_id FOR KEY SHARE; END IF;
                 IF NOT FOUND THEN
-                    INSERT INTO {schema}.kinds AS k (name, is_seen, is_paused) VALUES (v_kind, true, false)
-                    ON CONFLICT (name) DO UPDATE SET is_seen = true
-                    RETURNING k.id, NOT (k.is_paused OR v_is_paused) INTO v_id, v_is_open;
+                    INSERT INTO {schema}.kinds AS k (name, namespace, is_seen, is_paused)
+                    VALUES (v_kind, v_namespace, true, false)
+                    ON CONFLICT (name, namespace) DO UPDATE SET is_seen = true
+                    RETURNING k.id INTO v_id;
                 END IF;
                 v_ids[v_at] := v_id;
-                v_open[v_at] := v_is_open;
+                v_open[v_at] := NOT {schema}.is_paused(v_kind);
             END LOOP;
         END IF;
         v_new := ARRAY(

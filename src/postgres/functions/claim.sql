@@ -56,15 +56,16 @@ BEGIN
 END $tower_webhook$;
 
 -- Whether events of the kind can be taken.
-CREATE FUNCTION {schema}.is_open(p_kind integer, p_only text[], p_except text[])
+CREATE FUNCTION {schema}.is_open(p_kind integer, p_namespace bigint, p_only text[], p_except text[])
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
-    RETURN (
-        SELECT NOT k.is_paused
+    RETURN EXISTS (
+        SELECT FROM {schema}.kinds k
+        WHERE k.id = p_kind
+            AND k.namespace = p_namespace
             AND (p_only IS NULL OR k.name = ANY (p_only))
             AND k.name <> ALL (p_except)
-            AND NOT (SELECT a.is_paused FROM {schema}.kinds a WHERE a.name = '')
-        FROM {schema}.kinds k WHERE k.id = p_kind
+            AND NOT {schema}.is_paused(k.name)
     );
 END $tower_webhook$;
 
@@ -147,7 +148,7 @@ END $tower_webhook$;
 -- The last row has no number. It contains the time until there may be more, the next floor, how long the claim took, and
 -- by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
-    p_lease bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
+    p_lease bigint, p_namespace bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
     p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint
 )
 RETURNS TABLE (
@@ -189,7 +190,8 @@ BEGIN
     END LOOP;
     IF (SELECT count(*) FROM (SELECT FROM {schema}.kinds LIMIT c_few + 1) AS k) <= c_few THEN
         v_kinds := ARRAY(
-            SELECT k.id FROM {schema}.kinds k WHERE k.is_seen AND {schema}.is_open(k.id, p_only, p_except) ORDER BY k.id
+            SELECT k.id FROM {schema}.kinds k
+            WHERE k.is_seen AND {schema}.is_open(k.id, p_namespace, p_only, p_except) ORDER BY k.id
         );
     ELSE
         -- Those that have work.
@@ -203,7 +205,7 @@ BEGIN
                 ) FROM busy b WHERE b.kind IS NOT NULL
             )
             SELECT b.kind FROM (SELECT kind FROM busy UNION SELECT kind FROM {schema}.aside) AS b
-            WHERE {schema}.is_open(b.kind, p_only, p_except) ORDER BY b.kind
+            WHERE {schema}.is_open(b.kind, p_namespace, p_only, p_except) ORDER BY b.kind
         );
     END IF;
     IF v_kinds <> p_kinds OR v_set_back > 0 OR greatest(p_ready, p_crashed) > v_now THEN

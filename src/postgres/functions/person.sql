@@ -127,7 +127,7 @@ BEGIN
     ELSIF v_at.o_table = 'head' THEN
         SELECT failures INTO v_failures FROM {schema}.head WHERE lane = v_at.o_lane AND own = v_at.o_own;
         DELETE FROM {schema}.dead WHERE seq = p_seq;
-        PERFORM {schema}.advance(v_at.o_lane, v_at.o_own, NULL, NULL, NULL);
+        PERFORM {schema}.advance(v_at.o_lane, v_at.o_own, NULL, NULL, NULL, NULL);
     ELSE
         DELETE FROM {schema}.dead WHERE seq = p_seq RETURNING failures INTO v_failures;
     END IF;
@@ -195,7 +195,8 @@ LANGUAGE sql IMMUTABLE AS $tower_webhook$
 $tower_webhook$;
 
 -- The lanes that wait for an event since it failed, and these events: of each lane the one that is leased or holds it,
--- or else the first one. One that was set aside until now stands in its line, wherever its row still is.
+-- or else the first one. One that was set aside until now stands in its line, wherever its row still is. `p_lane` is that of
+-- a chat in namespace 0, whose lanes in all namespaces are looked at alone.
 CREATE FUNCTION {schema}.blocked(p_now bigint, p_lane bigint)
 RETURNS TABLE (
     o_lane bigint, o_seq bigint, o_kind integer, o_state {schema}.event_state, o_due bigint, o_failures integer,
@@ -209,7 +210,7 @@ SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
         UNION
         SELECT a.lane FROM {schema}.aside a WHERE a.due <= p_now AND p_lane IS NULL
         UNION
-        SELECT p_lane WHERE p_lane IS NOT NULL
+        SELECT p_lane # k.namespace FROM {schema}.kinds k WHERE p_lane IS NOT NULL
     ), firsts AS (
         SELECT h.lane, h.seq, h.kind, h.due, h.failures, h.first_failed,
             {schema}.state_of(h.is_tried, h.crashes, h.fence, h.due, p_now) AS state

@@ -32,7 +32,9 @@ END $tower_webhook$;
 
 -- Removes an event from the head, whose row is locked, and makes the next one of the lane the head. With a lease, that
 -- one is taken if it can be: then its row is returned.
-CREATE FUNCTION {schema}.advance(p_lane bigint, p_own bigint, p_lease bigint, p_only text[], p_except text[])
+CREATE FUNCTION {schema}.advance(
+    p_lane bigint, p_own bigint, p_lease bigint, p_namespace bigint, p_only text[], p_except text[]
+)
 RETURNS {schema}.head LANGUAGE plpgsql AS $tower_webhook$
 DECLARE
     v_head {schema}.head%ROWTYPE;
@@ -49,7 +51,7 @@ BEGIN
     DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq;
     IF p_lease IS NOT NULL
         AND v_next.due <= {schema}.micros()
-        AND {schema}.is_open(v_next.kind, p_only, p_except)
+        AND {schema}.is_open(v_next.kind, p_namespace, p_only, p_except)
     THEN
         v_fence := {schema}.new_fence();
         v_next.due := {schema}.micros() + p_lease;
@@ -138,11 +140,11 @@ BEGIN
 END $tower_webhook$;
 
 -- The arrays have an element for each attempt, in the order of lanes, but for those that no failure needs. `p_ends`
--- are `released`, `retry`, or the state that follows. The attempts have the same kinds that can be taken. The rows of
+-- are `released`, `retry`, or the state that follows. The attempts have the same namespace and kinds that can be taken. The rows of
 -- the result have positions in the arrays, and the next event of the lane, if it was taken.
 CREATE FUNCTION {schema}.settle(
     p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_counts boolean[],
-    p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_only text[], p_except text[],
+    p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_namespace bigint, p_only text[], p_except text[],
     p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
 )
 RETURNS TABLE (
@@ -223,7 +225,7 @@ BEGIN
         END IF;
         -- As for an acceptance, nothing is taken late.
         IF {schema}.micros() - v_now > 1000000 THEN p_leases[o_at] := NULL; END IF;
-        v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_only, p_except);
+        v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_namespace, p_only, p_except);
         IF v_head.seq IS NOT NULL THEN
             SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
                 e.is_redriven, v_head.failures, v_head.crashes, v_now - v_head.first_failed, v_head.uncounted

@@ -12,7 +12,6 @@ use super::database::Database;
 use super::parameters::{failures, some, sort};
 use super::rows::{duration, time};
 use super::settle::Settle;
-use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, Kinds, Lane, NewEvent, Take, TakenEvent};
 use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
@@ -23,8 +22,8 @@ use crate::store::{EventKey, Fence, StoreError};
 /// Many events at once, in their order.
 const ACCEPT: &str = "
     SELECT o_answer, o_same, o_remaining, o_seq, o_accepted, o_fence
-    FROM (SELECT set_config('tower_webhook.call', $18, true)) AS c (call)
-    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+    FROM (SELECT set_config('tower_webhook.call', $19, true)) AS c (call)
+    CROSS JOIN LATERAL {schema}.accept(CASE WHEN c.call IS NOT NULL THEN $1::uuid[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
     ORDER BY o_at";
 
 /// The number of the event that was accepted with a key.
@@ -57,7 +56,7 @@ impl Accept {
         event: NewEvent,
         take: Option<&Take>,
     ) -> Result<Accepted, StoreError> {
-        let take = take.filter(|take| take.kinds.contains(event.delivery.kind()));
+        let take = take.filter(|take| take.kinds.takes(event.namespace, event.delivery.kind()));
         let lease = take.map(|take| micros(take.lease));
         let mut accepted = self.calls.call(Acceptance { event, lease }).await?;
         if let Accepted::New {
@@ -114,7 +113,7 @@ async fn execute(
     accepted.await.unsort(&order)
 }
 
-fn values(calls: &[Acceptance]) -> Vec<Value> {
+fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
     let events = || calls.iter().map(|call| &call.event);
     let ids =
         |id: fn(&NewEvent) -> Option<u128>| Value::List(List::Ids(events().map(id).collect()));
@@ -124,13 +123,15 @@ fn values(calls: &[Acceptance]) -> Vec<Value> {
     let numbers = |number: fn(&NewEvent) -> Option<i64>| {
         Value::List(List::Numbers(events().map(number).collect()))
     };
-    let mut kinds: Vec<&EventKind> = events().map(|event| event.delivery.kind()).collect();
+    let kind = |event: &'a NewEvent| (event.delivery.kind(), event.namespace);
+    let mut kinds: Vec<_> = events().map(kind).collect();
     kinds.sort();
     kinds.dedup();
-    let names = kinds.iter().map(ToString::to_string).collect();
+    let names = kinds.iter().map(|(name, _)| name.to_string()).collect();
+    let namespaces = kinds.iter().map(|(_, namespace)| Some(namespace.0));
     // Positions in an array of SQL begin with 1.
     let kind = events().map(|event| {
-        let at = kinds.partition_point(|kind| *kind <= event.delivery.kind());
+        let at = kinds.partition_point(|before| *before <= kind(event));
         i64::try_from(at).ok()
     });
     let headers = events().map(|event| headers::to_bytes(event.delivery.headers()).map(Into::into));
@@ -141,6 +142,7 @@ fn values(calls: &[Acceptance]) -> Vec<Value> {
         ids(|event| event.guard.as_ref().map(EventKey::key)),
         ids(|event| event.guard.as_ref().map(EventKey::body)),
         Value::List(List::Texts(Some(names))),
+        Value::List(List::Numbers(namespaces.collect())),
         Value::List(List::Numbers(kind.collect())),
         bytes(|event| {
             let key = event.delivery.key()?;

@@ -22,9 +22,9 @@ use crate::postgres::pool::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "
-    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $10, true)) AS c (call)
+    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $11, true)) AS c (call)
     CROSS JOIN LATERAL {schema}.claim(
-        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6::integer[], $7, $8, $9
+        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6, $7::integer[], $8, $9, $10
     ) AS o";
 
 /// The columns of the last row, which has no event.
@@ -94,9 +94,10 @@ impl Claim {
         let Shared {
             database, floors, ..
         } = &*self.0;
-        let [only, except] = parameters::kinds(Some(&take.kinds));
+        let [namespace, only, except] = parameters::kinds(Some(&take.kinds));
         let mut values = vec![
             Value::Number(micros(take.lease)),
+            namespace,
             only,
             except,
             parameters::number(limit),

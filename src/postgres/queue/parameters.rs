@@ -10,14 +10,16 @@ pub(super) fn number(count: usize) -> Value {
     Value::Number(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
-/// The parameters that select kinds.
-pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 2] {
+/// The parameters that select kinds: their namespace, and those that are included and excluded.
+pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 3] {
     let names = |kinds: &BTreeSet<EventKind>| kinds.iter().map(ToString::to_string).collect();
     let (only, except) = kinds.map_or((None, Vec::new()), |kinds| {
         let (only, except) = (kinds.included(), kinds.excluded());
         (only.map(names), names(except))
     });
-    [only, Some(except)].map(|names| Value::List(List::Texts(names)))
+    let [only, except] = [only, Some(except)].map(|names| Value::List(List::Texts(names)));
+    let namespace = kinds.map(|kinds| kinds.namespace.0);
+    [Value::Optional(namespace), only, except]
 }
 
 /// The parameters by which events in progress are found.

@@ -32,7 +32,7 @@ const FORGET: &str = "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $
 
 const PAUSE: &str = "
     INSERT INTO {schema}.kinds (name, is_seen, is_paused) VALUES ($1, false, $2::bigint > 0)
-    ON CONFLICT (name) DO UPDATE SET is_paused = excluded.is_paused";
+    ON CONFLICT (name, namespace) DO UPDATE SET is_paused = excluded.is_paused";
 
 pub(super) struct Person {
     database: Arc<Database>,
@@ -152,7 +152,7 @@ impl Person {
                 _ => stats.kinds.push(kind_stats(row)?),
             }
         }
-        stats.kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
+        stats.kinds = KindStats::by_name(stats.kinds);
         Ok(stats)
     }
 }

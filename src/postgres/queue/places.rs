@@ -79,12 +79,15 @@ impl Look {
     /// the lane, or stands in none.
     pub(super) fn of_chat(states: &[EventState], lane: &str, chat: &str) -> Self {
         let all = Self::through(states);
-        let in_lane = || format!("t.lane = {lane} AND {NUMBERS}");
+        // In any namespace.
+        let in_lane = format!(
+            "t.lane = ANY (ARRAY(SELECT DISTINCT {lane} # k.namespace FROM {{schema}}.kinds AS k))"
+        );
         Self {
             head: all.head.map(|_| {
                 format!(
                     "(
-                        t.lane = {lane} AND t.own = 0
+                        {in_lane} AND t.own = 0
                         OR t.lane = 0 AND t.own = ANY (ARRAY(
                             SELECT e.seq FROM {{schema}}.events AS e
                             WHERE e.chat_lane = {lane} AND e.chat = {chat} AND e.lane IS NULL
@@ -92,8 +95,8 @@ impl Look {
                     ) AND {NUMBERS} AND t.due IS NOT NULL"
                 )
             }),
-            wait: all.wait.map(|_| in_lane()),
-            aside: all.aside.map(|_| in_lane()),
+            wait: all.wait.map(|_| format!("{in_lane} AND {NUMBERS}")),
+            aside: all.aside.map(|_| format!("{in_lane} AND {NUMBERS}")),
             dead: None,
             ended: None,
         }

@@ -22,8 +22,8 @@ const SETTLE: &str = "
     SELECT
         o_is_held, o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
         o_failures, o_crashes, o_tried_for, o_uncounted
-    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $15, true)) AS c (time, call)
-    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+    FROM (SELECT set_config('lock_timeout', '400ms', true), set_config('tower_webhook.call', $16, true)) AS c (time, call)
+    CROSS JOIN LATERAL {schema}.settle(CASE WHEN c.time <> c.call THEN $1::bigint[] END, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
     ORDER BY o_at";
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
@@ -209,7 +209,7 @@ fn values(calls: &[End]) -> Vec<Value> {
         .iter()
         .map(|end| end.next.as_ref().map(|next| micros(next.lease)));
     // All that have them have the same ones.
-    let [only, except] = kinds(calls.iter().find_map(End::kinds));
+    let [namespace, only, except] = kinds(calls.iter().find_map(End::kinds));
     let [outcomes, reasons, took] = failures(settlements().map(|settlement| match settlement {
         Settlement::Discarded(failure) | Settlement::Dead { failure, .. } => Some(failure),
         Settlement::Retry { failure, .. } => failure.as_ref(),
@@ -225,6 +225,7 @@ fn values(calls: &[End]) -> Vec<Value> {
         flags(blocks),
         flags(holds),
         Value::List(List::Numbers(leases.collect())),
+        namespace,
         only,
         except,
         outcomes,

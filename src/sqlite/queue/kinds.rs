@@ -1,24 +1,40 @@
 //! The table of kinds, and which of them are paused.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::row;
 use crate::event::EventKind;
-use crate::inbox::event::Take;
+use crate::inbox::event::{Namespace, Take};
 use crate::sqlite::engine::Tx;
 
-// The row of number 0 is for everything.
-const BY_NAME: &str = "
-    SELECT id, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE name = ?1";
-const BY_ID: &str = "
-    SELECT name, paused OR (SELECT paused FROM kinds WHERE id = 0) FROM kinds WHERE id = ?1";
-const NUMBER: &str = "SELECT id FROM kinds WHERE name = ?1";
-const ALL: &str = "SELECT id, name, paused FROM kinds";
+/// Whether the kind of this name is paused, or everything.
+macro_rules! paused {
+    ($name:literal) => {
+        concat!(
+            "(SELECT max(paused) FROM kinds WHERE name IN ('', ",
+            $name,
+            ") AND namespace = 0)"
+        )
+    };
+}
+
+const BY_NAME: &str = concat!(
+    "SELECT id, ",
+    paused!("?1"),
+    " FROM kinds WHERE name = ?1 AND namespace = ?2"
+);
+const BY_ID: &str = concat!(
+    "SELECT name, namespace, ",
+    paused!("of.name"),
+    " FROM kinds of WHERE id = ?1"
+);
+const IS_KNOWN: &str = "SELECT 1 FROM kinds WHERE name = ?1";
+const ALL: &str = "SELECT id, name, paused, namespace FROM kinds";
 const INSERT: &str = "
-    INSERT INTO kinds (id, name, paused)
-    SELECT ifnull(?2, max(max(id), 7) + 1), ?1, 0 FROM kinds";
+    INSERT INTO kinds (id, name, paused, namespace)
+    SELECT ifnull(?3, max(max(id), 7) + 1), ?1, 0, ?2 FROM kinds";
 // The header that names a kind is not signed: anybody who captured a delivery may make new ones.
 const PURGE: &str = "
     DELETE FROM kinds WHERE id > 7 AND NOT paused
@@ -26,7 +42,7 @@ const PURGE: &str = "
 const PAUSE: &str = "UPDATE kinds SET paused = ?2 WHERE id = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [BY_NAME, BY_ID, NUMBER, ALL, INSERT, PURGE, PAUSE];
+pub(super) const STATEMENTS: [&str; 7] = [BY_NAME, BY_ID, IS_KNOWN, ALL, INSERT, PURGE, PAUSE];
 
 /// A kind, as the events of a transaction are accepted with it.
 #[derive(Clone, Copy)]
@@ -46,26 +62,34 @@ impl Known {
 }
 
 /// The kinds that a transaction has read, and would find unchanged.
-type Memo = Vec<(EventKind, Known)>;
+type Memo = Vec<(Namespace, EventKind, Known)>;
 
 /// Finds a kind, and gives it a number if it has none.
-pub(super) fn find(tx: &mut Tx<'_>, kind: &EventKind) -> rusqlite::Result<Known> {
+pub(super) fn find(
+    tx: &mut Tx<'_>,
+    namespace: Namespace,
+    kind: &EventKind,
+) -> rusqlite::Result<Known> {
     let memo = tx.memo::<Memo>();
-    if let Some((_, known)) = memo.iter().find(|(of, _)| of == kind) {
+    let is_it = |known: &&_| matches!(known, (within, of, _) if *within == namespace && of == kind);
+    if let Some((.., known)) = memo.iter().find(is_it) {
         return Ok(*known);
     }
+    let name = params![kind.as_str(), namespace.0];
     let mut by_name = tx.prepare(BY_NAME)?;
-    let known = by_name.query_row([kind.as_str()], Known::read);
+    let known = by_name.query_row(name, Known::read);
     let known = match known.optional()? {
         Some(known) => known,
         None => {
             let own = (1..).zip(EventKind::ALL).find(|(_, own)| own == kind);
+            let own = own.filter(|_| namespace == Namespace::default());
             let own = own.map(|(id, _): (i64, _)| id);
-            tx.prepare(INSERT)?.execute(params![kind.as_str(), own])?;
-            by_name.query_row([kind.as_str()], Known::read)?
+            tx.prepare(INSERT)?
+                .execute(params![kind.as_str(), namespace.0, own])?;
+            by_name.query_row(name, Known::read)?
         }
     };
-    tx.memo::<Memo>().push((kind.clone(), known));
+    tx.memo::<Memo>().push((namespace, kind.clone(), known));
     Ok(known)
 }
 
@@ -76,11 +100,9 @@ pub(super) fn purge(tx: &mut Tx<'_>) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// The number of a kind, if it has one.
-pub(super) fn number(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<Option<i64>> {
-    let mut number = tx.prepare(NUMBER)?;
-    let number = number.query_row([kind.as_str()], |row| row.get(0));
-    number.optional()
+/// Whether there may be events of a kind.
+pub(super) fn is_known(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<bool> {
+    tx.prepare(IS_KNOWN)?.exists([kind.as_str()])
 }
 
 pub(super) fn pause(
@@ -89,7 +111,7 @@ pub(super) fn pause(
     paused: bool,
 ) -> rusqlite::Result<()> {
     let id = match kind {
-        Some(kind) => find(tx, kind)?.id,
+        Some(kind) => find(tx, Namespace::default(), kind)?.id,
         None => 0,
     };
     tx.prepare(PAUSE)?.execute(params![id, paused])?;
@@ -111,32 +133,50 @@ pub(super) fn all(tx: &Tx<'_>) -> rusqlite::Result<Vec<(i64, Option<EventKind>, 
     kinds.collect()
 }
 
+/// The namespaces of all kinds.
+pub(super) fn namespaces(tx: &Tx<'_>) -> rusqlite::Result<BTreeSet<Namespace>> {
+    let mut all = tx.prepare(ALL)?;
+    let namespaces = all.query_map([], |row| row.get(3).map(Namespace))?;
+    namespaces.collect()
+}
+
 /// Kinds that a call has met, each looked up once.
 #[derive(Default)]
-pub(super) struct Names(HashMap<i64, (EventKind, bool)>);
+pub(super) struct Names(HashMap<i64, Named>);
+
+struct Named {
+    namespace: Namespace,
+    name: EventKind,
+    is_paused: bool,
+}
 
 impl Names {
-    fn find(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<&(EventKind, bool)> {
+    fn find(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<&Named> {
         use std::collections::hash_map::Entry;
 
         match self.0.entry(id) {
             Entry::Occupied(known) => Ok(known.into_mut()),
             Entry::Vacant(new) => {
                 let mut by_id = tx.prepare(BY_ID)?;
-                let known =
-                    by_id.query_row([id], |row| Ok((row::read_kind(row, 0)?, row.get(1)?)))?;
-                Ok(new.insert(known))
+                let known = by_id.query_row([id], |row| {
+                    Ok(Named {
+                        name: row::read_kind(row, 0)?,
+                        namespace: Namespace(row.get(1)?),
+                        is_paused: row.get(2)?,
+                    })
+                });
+                Ok(new.insert(known?))
             }
         }
     }
 
     pub(super) fn name(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<EventKind> {
-        Ok(self.find(tx, id)?.0.clone())
+        Ok(self.find(tx, id)?.name.clone())
     }
 
     /// Whether events of the kind may be taken: the worker takes them, and they are not paused.
     pub(super) fn is_open(&mut self, tx: &Tx<'_>, id: i64, take: &Take) -> rusqlite::Result<bool> {
-        let (kind, is_paused) = self.find(tx, id)?;
-        Ok(!*is_paused && take.kinds.contains(kind))
+        let kind = self.find(tx, id)?;
+        Ok(!kind.is_paused && take.kinds.takes(kind.namespace, &kind.name))
     }
 }

@@ -8,10 +8,10 @@ use http::HeaderMap;
 use rusqlite::{OptionalExtension, Row, params};
 
 use super::kinds::Names;
-use super::lanes;
 use super::row::{self, Work};
 use super::search::{self, FIRST};
-use crate::inbox::event::{EventId, EventState, Failure};
+use super::{kinds, lanes};
+use crate::inbox::event::{EventId, EventState, Failure, Lane};
 use crate::inbox::headers;
 use crate::inbox::records::{BlockedLane, EventRecord, EventSummary, Filter, Page, PastFailure};
 use crate::sqlite::engine::{Tx, clock};
@@ -228,20 +228,25 @@ pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventReco
     }))
 }
 
-/// The events for which their lanes wait since they failed: those of a step, or that of one lane.
+/// The events for which their lanes wait since they failed: those of a step, or those of one chat by its lane in the empty
+/// namespace.
 pub(super) fn blocked_lanes(
     tx: &Tx<'_>,
-    lane: Option<i64>,
+    lane: Option<Lane>,
     after: Option<EventId>,
     limit: usize,
 ) -> rusqlite::Result<Vec<BlockedLane>> {
     let after = after.map_or(i64::MIN, |EventId(seq)| seq);
     let found: Vec<Work> = match lane {
-        Some(lane) => lanes::first(tx, lane)?
-            .into_iter()
-            .filter(|work| work.is_blocking() && work.seq > after)
-            .take(limit)
-            .collect(),
+        Some(lane) => {
+            let namespaces = kinds::namespaces(tx)?.into_iter();
+            let first = |namespace| lanes::first(tx, lane.within(namespace).0).transpose();
+            let mut found: Vec<_> = namespaces.filter_map(first).collect::<Result<_, _>>()?;
+            found.retain(|work: &Work| work.is_blocking() && work.seq > after);
+            found.sort_unstable_by_key(|work| work.seq);
+            found.truncate(limit);
+            found
+        }
         None => {
             let mut blocking = tx.prepare(BLOCKING)?;
             let blocking = blocking.query_map([after], Work::read)?;

@@ -233,7 +233,7 @@ impl Records for SqliteQueue {
         after: Option<EventId>,
         limit: usize,
     ) -> Result<Vec<BlockedLane>, StoreError> {
-        let lane = chat.map(|chat| Lane::of_chat(chat).0);
+        let lane = chat.map(Lane::of_chat);
         let (mut lanes, mut after) = (Vec::new(), after);
         while lanes.len() < limit {
             let most = (limit - lanes.len()).min(LANES_AT_ONCE);

@@ -26,7 +26,7 @@ const LAST: &str = "SELECT max(seq) FROM events";
 // The columns of the filter are compared where they are read. `?5`: only events that are settled.
 const ALL: [&str; 2] = both!(
     "SELECT seq FROM events
-    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR kind = ?4)
+    WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR kind IN (SELECT id FROM kinds WHERE name = ?4))
         AND (?5 = 0 OR state <> $Unsettled)"
 );
 const FAILED: [&str; 2] = both!("SELECT DISTINCT seq FROM failures WHERE seq BETWEEN ?1 AND ?2");
@@ -178,10 +178,8 @@ fn within_window(
         }
     };
     let kind = match &filter.kinds[..] {
-        [kind] => match kinds::number(tx, kind)? {
-            None => return Ok((Vec::new(), None)),
-            number => number,
-        },
+        [kind] if !kinds::is_known(tx, kind)? => return Ok((Vec::new(), None)),
+        [kind] => Some(kind.as_str()),
         _ => None,
     };
     let is_settled =

@@ -128,7 +128,7 @@ impl Counts {
                 is_paused,
             });
         }
-        stats.kinds.sort_by(|a, b| a.kind.cmp(&b.kind));
+        stats.kinds = KindStats::by_name(stats.kinds);
         Ok(stats)
     }
 }

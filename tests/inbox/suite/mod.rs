@@ -22,6 +22,7 @@ mod endings;
 mod lanes;
 mod leases;
 mod make;
+mod namespaces;
 mod records;
 mod steps;
 mod views;
@@ -64,6 +65,7 @@ pub(crate) use self::lanes::{
     lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
 };
 pub(crate) use self::leases::{fences_protect, leases_are_extended, one_end_wins};
+pub(crate) use self::namespaces::{namespaces_are_apart, pauses_are_for_all_namespaces};
 pub(crate) use self::records::{
     blocked_lanes_are_listed, changes_compare_the_state, chats_are_listed_without_a_search,
     errors_are_found, failures_keep_their_durations, headers_are_kept, searches_end_in_time,
@@ -140,6 +142,8 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         skipped_events_return
         dead_letters_free_or_hold_lanes
         kinds_that_are_left_hold_lanes
+        namespaces_are_apart
+        pauses_are_for_all_namespaces
         attempts_end_once
         expired_attempts_may_end
         late_finishers_change_nothing

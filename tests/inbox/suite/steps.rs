@@ -10,7 +10,7 @@ use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
     Change, EventId, EventRecord, EventState, Failure, Filter, Kinds, Lane, Records,
@@ -72,6 +72,7 @@ impl<Q: Queue> Trial<Q> {
     /// An event without a key, a chat and a lane.
     pub(super) fn event(&self) -> NewEvent {
         NewEvent {
+            namespace: Namespace::default(),
             delivery: RawDelivery::new(self.kind.clone(), "{}"),
             key: None,
             guard: None,

@@ -21,7 +21,7 @@ use tempfile::TempDir;
 use super::*;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
-use crate::inbox::event::{Failure, Kinds, TakenEvent};
+use crate::inbox::event::{Failure, Kinds, Namespace, TakenEvent};
 use crate::inbox::records::EventSummary;
 use crate::sqlite::schema::sql;
 use crate::store::{EventKey, StoreErrorKind};
@@ -66,6 +66,7 @@ fn id(key: u64) -> EventKey {
 
 fn event(lane: i64) -> NewEvent {
     NewEvent {
+        namespace: Namespace::default(),
         delivery: RawDelivery::new(EventKind::CHAT_RATED, "{}"),
         key: None,
         guard: None,

@@ -37,6 +37,11 @@ fn accepted(accepted: &Accepted) -> String {
     }
 }
 
+/// One that gives no lane the number of another one.
+fn namespace(random: &mut fastrand::Rng) -> Namespace {
+    Namespace(i64::from(random.u8(0..4) == 0) << 8)
+}
+
 impl Pair {
     fn same(&mut self, step: String, memory: String, sqlite: String) {
         self.log.push(format!("{step} -> {memory}"));
@@ -56,11 +61,13 @@ impl Pair {
     fn take(&mut self) -> Take {
         // Both queues round differently, so leases end between two whole seconds.
         let lease = Duration::from_millis(500) + SECOND * self.random.u32(5..60);
+        let namespace = namespace(&mut self.random);
         let kinds = match self.random.u8(0..4) {
             0 => Kinds::only([EventKind::CHAT_RATED]),
             1 => Kinds::all().except([EventKind::CHAT_RATED]),
             _ => Kinds::all(),
         };
+        let kinds = kinds.within(namespace);
         Take { lease, kinds }
     }
 
@@ -101,7 +108,8 @@ impl Pair {
                 let key = random.u64(0..200);
                 let mut event = keyed(lane, key);
                 event.delivery = RawDelivery::new(kind, "{}");
-                event.lane = (lane > 0).then_some(Lane(lane));
+                event.namespace = namespace(random);
+                event.lane = (lane > 0).then_some(Lane(lane).within(event.namespace));
                 event.retain = Duration::from_millis(500) + SECOND * random.u32(0..100);
                 event.dead = (random.u8(0..10) == 0).then(failure);
                 if random.bool() {
