@@ -103,8 +103,8 @@ fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules
             let are_enough = event.uncounted >= MOST_UNCOUNTED - 1;
             let is_long = event.tried_for >= Some(LONGEST_UNCOUNTED);
             match ended.is_probe {
-                // The whole kind fails, so only an event that was probed often may be the cause.
-                true => are_enough && is_long,
+                // The whole kind fails, so only an event that was probed often, and for twice as long, may be the cause.
+                true => are_enough && event.tried_for >= Some(2 * LONGEST_UNCOUNTED),
                 false => are_enough || is_long,
             }
         }
@@ -378,7 +378,8 @@ mod tests {
             (98, Some(week - SECOND), false, false),
             (99, Some(SECOND), true, false),
             (1, Some(week), true, false),
-            (99, Some(week), true, true),
+            (99, Some(week), true, false),
+            (99, Some(2 * week), true, true),
         ] {
             let event = TakenEvent {
                 uncounted,
