@@ -1,9 +1,8 @@
 //! The links of README and pages resolve, on GitHub and in rustdoc.
 //!
 //! A page is read in two places: as a file on GitHub, and as a module in rustdoc. Its links to other pages,
-//! examples and items have labels. The file defines them for GitHub; `links.md`, and for the items of a
-//! feature `mod.rs`, defines them for rustdoc, which reads these first, so that they count there. Rustdoc
-//! checks the paths that these lead to, and this file all the rest.
+//! examples and items have labels. The file defines them for GitHub, and `mod.rs` for rustdoc, which
+//! reads these first, so that they count there. Rustdoc checks the paths that these lead to, and this file all the rest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -383,9 +382,8 @@ fn in_rustdoc(target: &str) -> Option<String> {
 }
 
 fn definitions_for_rustdoc() -> BTreeMap<String, String> {
-    let all = read(&root().join(PAGES).join("links.md"));
     let modules = read(&root().join(PAGES).join("mod.rs"));
-    let of_features = modules
+    let links = modules
         .lines()
         .filter_map(|line| line.split_once("doc = \"")?.1.split('"').next());
     let lists = modules.split("pictures = [").skip(1);
@@ -396,11 +394,7 @@ fn definitions_for_rustdoc() -> BTreeMap<String, String> {
         let text = read(&text.with_extension("b64"));
         (format!("picture-{name}"), data(&text))
     });
-    all.lines()
-        .chain(of_features)
-        .filter_map(definition)
-        .chain(pictures)
-        .collect()
+    links.filter_map(definition).chain(pictures).collect()
 }
 
 /// The picture of a page as part of it.
@@ -454,14 +448,12 @@ fn read(path: &Path) -> String {
 
 fn pages() -> Vec<Document> {
     let pages = files_in(&root().join(PAGES), "md").into_iter();
-    let pages = pages.filter(|path| !path.ends_with("links.md"));
     pages.map(|path| Document::read(&path)).collect()
 }
 
 /// All that a person reads in the repository.
 fn markdown() -> Vec<PathBuf> {
     let mut files = files_in(&root().join(PAGES), "md");
-    files.retain(|path| !path.ends_with("links.md"));
     let others = [
         "README.md",
         "CHANGELOG.md",
