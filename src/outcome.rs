@@ -220,15 +220,16 @@ impl Outcome {
         }
     }
 
-    /// What becomes of the event without an inbox, where the claim on its key is completed or released.
-    pub(crate) fn settlement_of_claim(&self) -> Option<Settlement> {
-        Some(match self {
-            Self::LeaseLost => return None,
-            Self::Discarded(_) | Self::DeadLetter(_) => Settlement::Discarded(self.failure(None)),
-            Self::Ignored => Settlement::Ignored,
-            other if other.completes() => Settlement::Handled,
-            _ => Settlement::Released,
-        })
+    /// What became of the event without an inbox, where the claim on its key was completed or released.
+    pub(crate) fn settlement_of_claim(&self, is_completed: bool) -> Settlement {
+        match (self, is_completed) {
+            (Self::Discarded(_) | Self::DeadLetter(_), true) => {
+                Settlement::Discarded(self.failure(None))
+            }
+            (_, true) => Settlement::Handled,
+            (Self::Ignored, false) => Settlement::Ignored,
+            (_, false) => Settlement::Released,
+        }
     }
 
     /// Describes the outcome in one line: by its error, if it has one.

@@ -82,7 +82,8 @@ where
     };
     let mut attempted = attempt(work, leases.limits.handler_timeout, claims.lost()).await;
     let watch = watch.stop();
-    let settled = match completes(&mut attempted) {
+    let mut completed = completes(&mut attempted);
+    let settled = match completed {
         Some(true) => claims.complete().await,
         Some(false) => {
             claims.release().await;
@@ -91,6 +92,9 @@ where
         // Dropping the claims releases the other one, if there are two.
         None => Ok(()),
     };
+    if settled.is_err() {
+        completed = None;
+    }
     let ended = settled.and(attempted);
     if watch.is_observed() {
         let outcome = match &ended {
@@ -98,7 +102,7 @@ where
             Ok(Err(_)) => Outcome::failed("the inner service returned an error"),
             Err(outcome) => outcome.clone(),
         };
-        let settlement = outcome.settlement_of_claim();
+        let settlement = completed.map(|completed| outcome.settlement_of_claim(completed));
         watch.ended(&outcome, settlement.as_ref());
     }
     match ended {

@@ -416,7 +416,7 @@ mod tests {
     fn delays_grow_with_the_failures_of_their_sort_but_those_of_probes() {
         let error = outcome(Err(HandlerError::retry("error")));
         let away = Outcome::unavailable("the database is away", SECOND);
-        let after = |outcome, is_probe, uncounted, jitter| {
+        let after = |outcome: &Outcome, is_probe, uncounted, jitter| {
             let event = TakenEvent {
                 uncounted,
                 ..event(1, Some(SECOND))
@@ -440,6 +440,11 @@ mod tests {
             after
         };
         assert_eq!(after(&error, false, 9, 0.0), 10 * SECOND);
+        // A handler may ask for a longer delay, and not for a shorter one.
+        for (asked, expected) in [(SECOND, 10 * SECOND), (HOUR, HOUR)] {
+            let asks = outcome(Err(HandlerError::retry_after(asked, "error")));
+            assert_eq!(after(&asks, false, 0, 0.0), expected);
+        }
         assert_eq!(after(&error, true, 9, 0.0), 10 * SECOND);
         assert_eq!(after(&away, false, 0, 0.0), 10 * SECOND);
         assert_eq!(after(&away, false, 3, 0.0), 40 * SECOND);

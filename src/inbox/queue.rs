@@ -28,6 +28,8 @@ use crate::store::StoreError;
 )]
 pub trait Queue: Work + Records {}
 
+// Otherwise the compiler asks for `Work`, which users do not implement.
+#[diagnostic::do_not_recommend]
 impl<Q: Work + Records> Queue for Q {}
 
 /// Stores accepted events, hands them to workers under leases, and records how their attempts end.

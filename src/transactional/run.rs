@@ -46,7 +46,11 @@ impl<E: Event, H: TransactionalHandler<E>> Handler<E> for Transactional<H> {
         let ended = self.attempt(delivery, &mut watch).await;
         let outcome = ended.map_or_else(|outcome| outcome, Outcome::from);
         if let Some(watch) = watch {
-            watch.ended(&outcome, outcome.settlement_of_claim().as_ref());
+            let settlement = match outcome {
+                Outcome::LeaseLost | Outcome::NotCommitted { .. } => None,
+                _ => Some(outcome.settlement_of_claim(outcome.completes())),
+            };
+            watch.ended(&outcome, settlement.as_ref());
         }
         match outcome {
             Outcome::Handled => Ok(()),

@@ -16,7 +16,7 @@ use std::thread;
 use serde_json::Value;
 
 /// The programs, with phrases from what the compiler says about them.
-const PROGRAMS: [(&str, &[&str]); 10] = [
+const PROGRAMS: [(&str, &[&str]); 11] = [
     ("correct", &[]),
     ("routes_unverified", &["`EventRouter`", "Request<Verified>"]),
     (
@@ -51,6 +51,10 @@ const PROGRAMS: [(&str, &[&str]); 10] = [
     (
         "stores_nowhere",
         &["`()` is not a store", "use one of `tower_webhook::store`"],
+    ),
+    (
+        "queues_nowhere",
+        &["`()` is not a queue", "use `MemoryQueue`, `SqliteQueue`"],
     ),
 ];
 

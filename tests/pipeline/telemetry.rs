@@ -9,15 +9,15 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use http::Request;
+use http::{Request, StatusCode};
 use http_body_util::Full;
 use http_body_util::channel::Channel;
 use tokio::time::{advance, sleep};
-use tower::{Layer, Service};
+use tower::{Layer, Service, ServiceExt};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Silence};
-use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, Webhooks};
+use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, Verified, Webhooks};
 use tracing::Level;
 
 use support::Ready;
@@ -105,6 +105,30 @@ async fn each_delivery_and_its_attempt_are_observed() {
         });
         assert_eq!(ends.collect::<Vec<_>>(), expected);
     }
+}
+
+/// What is reported is what became of the claim.
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_a_layer_acknowledges_is_reported_as_settled() {
+    let notes = Notes::default();
+    let acknowledged = ServiceExt::<Request<Verified>>::map_response(
+        router([Step::Fail]),
+        |mut response: http::Response<_>| {
+            *response.status_mut() = StatusCode::OK;
+            response
+        },
+    );
+    let webhooks = Webhooks::new(secret()).observer(notes.clone());
+    let service = webhooks.layer(acknowledged);
+    send(&service, delivery(BODY).key("a")).await;
+    let ends = notes.take_ends();
+    assert_eq!(
+        ends[0],
+        format!("attempt 1 failed inline 0 ms, settled: {HANDLER_ERROR}")
+    );
+    send(&service, delivery(BODY).key("a")).await;
+    let ends = notes.take_ends();
+    assert!(ends[0].starts_with("delivery replayed 200"), "{ends:?}");
 }
 
 #[tokio::test]

@@ -9,6 +9,18 @@ use crate::event::EventKind;
 use crate::inbox::event::{Namespace, Take};
 use crate::sqlite::engine::Tx;
 
+/// The platform's kinds with the numbers 1 to 7, which are a format on disk: a kind that the platform adds gets one as all
+/// others do.
+const PLATFORM: [&str; 7] = [
+    "chat-assigned",
+    "chat-opened",
+    "chat-closed",
+    "chat-reopened",
+    "chat-transferred",
+    "chat-rated",
+    "message-created",
+];
+
 /// Whether the kind of this name is paused, or everything.
 macro_rules! paused {
     ($name:literal) => {
@@ -81,7 +93,7 @@ pub(super) fn find(
     let known = match known.optional()? {
         Some(known) => known,
         None => {
-            let own = (1..).zip(EventKind::ALL).find(|(_, own)| own == kind);
+            let own = (1..).zip(PLATFORM).find(|(_, own)| kind.as_str() == *own);
             let own = own.filter(|_| namespace == Namespace::default());
             let own = own.map(|(id, _): (i64, _)| id);
             tx.prepare(INSERT)?

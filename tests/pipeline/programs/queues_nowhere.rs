@@ -1,0 +1,5 @@
+use tower_webhook::inbox::Inbox;
+
+fn main() {
+    let _ = Inbox::new(());
+}
