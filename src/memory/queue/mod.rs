@@ -1,9 +1,12 @@
 //! The queue in memory: for tests, and for the sandbox.
 
-mod attempts;
+mod accept;
+mod claim;
 mod lanes;
+mod list;
 mod person;
-mod views;
+mod purge;
+mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

@@ -1,9 +1,8 @@
-//! What a person changes, and what expires.
+//! What a person changes.
 
 use std::ops::RangeInclusive;
-use std::time::Duration;
 
-use super::{Event, OVERHEAD, Place, State, size};
+use super::{Event, Place, State, size};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::{Change, FORGET_STEP, Forgotten};
 
@@ -116,81 +115,10 @@ impl State {
         }
     }
 
-    fn delete_body(&mut self, id: i64) {
+    pub(super) fn delete_body(&mut self, id: i64) {
         if let Some(body) = self.event(id).body.take() {
             let headers = std::mem::take(&mut self.event(id).headers);
             self.bytes -= size(&body, &headers);
         }
     }
-
-    pub(super) fn purge(&mut self, keep_bodies: Duration) -> bool {
-        let keys = self.purge_keys();
-        let bodies = self.purge_bodies(keep_bodies);
-        let events = self.purge_events();
-        keys == STEP || bodies == STEP || events == STEP
-    }
-
-    fn purge_keys(&mut self) -> usize {
-        let mut keys = 0;
-        while let Some((until, key)) = self.forget.first().copied()
-            && until <= self.now
-            && keys < STEP
-        {
-            self.forget.pop_first();
-            keys += 1;
-            match self.keys.get(&key) {
-                Some(known) if self.events.get(&known.event).is_some_and(Event::is_kept) => {
-                    // Looked at again, when it may be settled.
-                    let again = self.now + Duration::from_secs(60);
-                    self.forget.insert((again, key));
-                }
-                Some(known) if known.until <= self.now => {
-                    self.keys.remove(&key);
-                }
-                _ => {}
-            }
-        }
-        keys
-    }
-
-    fn purge_bodies(&mut self, keep: Duration) -> usize {
-        let mut bodies = 0;
-        while let Some(&(settled, id)) = self.with_body.first()
-            && self.now.saturating_duration_since(settled) >= keep
-            && bodies < STEP
-        {
-            self.with_body.pop_first();
-            bodies += 1;
-            let is_settled = |event: &Event| {
-                matches!(event.place, Place::Ended { state, at }
-                    if at == settled && matches!(state, EventState::Handled | EventState::Ignored))
-            };
-            // One that was redriven since is settled at another time.
-            if self.events.get(&id).is_some_and(is_settled) {
-                self.delete_body(id);
-            }
-        }
-        bodies
-    }
-
-    fn purge_events(&mut self) -> usize {
-        let expired: Vec<_> = self
-            .retained
-            .range(..=(self.now, i64::MAX))
-            .filter(|(_, id)| self.events.get(id).is_none_or(Event::is_over))
-            .take(STEP)
-            .copied()
-            .collect();
-        let events = expired.len();
-        for (until, id) in expired {
-            self.retained.remove(&(until, id));
-            self.delete_body(id);
-            self.events.remove(&id);
-            self.bytes -= OVERHEAD;
-        }
-        events
-    }
 }
-
-/// How many keys, bodies and events one call purges at most.
-const STEP: usize = 1000;

@@ -1,0 +1,92 @@
+//! How events are accepted, and how duplicates are recognised.
+
+use tokio::time::Instant;
+
+use super::{Event, FOREVER, Key, OVERHEAD, Place, State, size};
+use crate::inbox::event::{EventId, EventState, NewEvent, Take};
+use crate::inbox::queue::Accepted;
+
+impl State {
+    pub(super) fn accept(&mut self, new: NewEvent, take: Option<&Take>) -> Accepted {
+        if let Some(known) = self.known(&new) {
+            return known;
+        }
+        self.last_id += 1;
+        let id = self.last_id;
+        let until = self.now + new.retain.min(FOREVER);
+        for digests in [new.key, new.guard].into_iter().flatten() {
+            let key = Key {
+                body: digests.body(),
+                event: id,
+                until,
+            };
+            self.keys.insert(digests.key(), key);
+            self.forget.insert((until, digests.key()));
+        }
+        let is_dead = new.dead.is_some();
+        self.bytes += OVERHEAD + size(new.delivery.body(), new.delivery.headers());
+        self.events.insert(id, Event::new(new, self.now));
+        self.retained.insert((until, id));
+        if is_dead {
+            return Accepted::New {
+                id: EventId(id),
+                taken: None,
+            };
+        }
+        let is_first = self.join_line(id);
+        let taken = take
+            .filter(|take| is_first && self.may_take(take, id))
+            .map(|take| Box::new(self.take(id, take)));
+        Accepted::New {
+            id: EventId(id),
+            taken,
+        }
+    }
+
+    /// The answer to an event that was accepted before.
+    fn known(&self, new: &NewEvent) -> Option<Accepted> {
+        for digests in [new.key, new.guard].into_iter().flatten() {
+            let Some(key) = self.keys.get(&digests.key()) else {
+                continue;
+            };
+            let is_unsettled = || self.events.get(&key.event).is_some_and(Event::is_kept);
+            if key.until <= self.now && !is_unsettled() {
+                continue;
+            }
+            let same_body = key.body == digests.body();
+            return Some(match new.key == Some(digests) || same_body {
+                true => Accepted::Duplicate { same_body },
+                false => Accepted::BodyReplayed,
+            });
+        }
+        None
+    }
+}
+
+impl Event {
+    fn new(new: NewEvent, now: Instant) -> Self {
+        Self {
+            kind: (new.namespace, new.delivery.kind().clone()),
+            key: new.delivery.key().cloned(),
+            body: Some(new.delivery.body().clone()),
+            headers: new.delivery.headers().clone(),
+            chat: new.chat,
+            lane: new.lane,
+            accepted: now,
+            place: match new.dead {
+                Some(_) => Place::Ended {
+                    state: EventState::Dead,
+                    at: now,
+                },
+                None => Place::Line { due: now },
+            },
+            failures: 0,
+            first_failed: None,
+            uncounted: 0,
+            crashes: 0,
+            expired: None,
+            is_redriven: false,
+            past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! How events are taken, and their leases extended.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Due, FOREVER, Kind, Place, State};
+use crate::delivery::RawDelivery;
+use crate::inbox::event::{EventId, EventLease, Take, TakenEvent};
+use crate::inbox::queue::Claims;
+use crate::store::Fence;
+
+impl State {
+    pub(super) fn may_take(&self, take: &Take, id: i64) -> bool {
+        self.events.get(&id).is_some_and(|event| {
+            let is_due = matches!(event.place, Place::Line { due } if due <= self.now);
+            is_due && self.is_open(take, &event.kind)
+        })
+    }
+
+    fn is_open(&self, take: &Take, (namespace, kind): &Kind) -> bool {
+        !self.is_paused && !self.paused.contains(kind) && take.kinds.takes(*namespace, kind)
+    }
+
+    /// Takes the first event of a line.
+    pub(super) fn take(&mut self, id: i64, take: &Take) -> TakenEvent {
+        self.unset_ready(id);
+        self.last_fence += 1;
+        let fence = self.last_fence;
+        let until = self.now + take.lease.min(FOREVER);
+        self.taken.insert((until, id));
+        let now = self.now;
+        let accepted = self.event(id).accepted;
+        let accepted_at = self.time_of_day(accepted);
+        let event = self.event(id);
+        event.place = Place::Taken { until, fence };
+        event.expired = None;
+        let lane = event.lane;
+        self.busy.extend(lane.map(|lane| (lane, id)));
+        let event = self.event(id);
+        let body = event.body.clone().unwrap_or_default();
+        let attempt = event.failures.saturating_add(event.crashes);
+        let delivery = RawDelivery::new(event.kind.1.clone(), body)
+            .with_key(event.key.clone())
+            .with_headers(event.headers.clone())
+            .with_attempt(NonZeroU32::MIN.saturating_add(attempt))
+            .with_acceptance(accepted_at, event.is_redriven);
+        TakenEvent {
+            lease: EventLease {
+                id: EventId(id),
+                fence: Fence(fence),
+                place: 0,
+            },
+            delivery,
+            lane: event.lane,
+            failures: event.failures,
+            crashes: event.crashes,
+            tried_for: event.first_failed.map(|first| now - first),
+            uncounted: event.uncounted,
+        }
+    }
+
+    pub(super) fn claim(&mut self, take: &Take, limit: usize, suspects: usize) -> Claims {
+        let mut claims = Claims::default();
+        let mut suspects = suspects;
+        let is_open = |id: i64| {
+            let event = self.events.get(&id);
+            event.is_some_and(|event| self.is_open(take, &event.kind))
+        };
+        let mut next = [&self.taken, &self.aside]
+            .into_iter()
+            .filter_map(|events| events.iter().find(|(_, id)| is_open(*id)))
+            .map(|(due, _)| *due)
+            .min();
+        loop {
+            let open = |ready: &BTreeMap<Kind, BTreeSet<Due>>| {
+                ready
+                    .iter()
+                    .filter(|(kind, _)| self.is_open(take, kind))
+                    .filter_map(|(_, events)| events.first().copied())
+                    .min()
+            };
+            let suspect = (suspects > 0).then(|| open(&self.suspects)).flatten();
+            // It was in progress before all that waits.
+            let first = suspect
+                .filter(|(due, _)| *due <= self.now)
+                .or_else(|| [open(&self.ready), suspect].into_iter().flatten().min());
+            let Some((due, id)) = first else { break };
+            if due > self.now || claims.events.len() == limit {
+                next = next.into_iter().chain([due]).min();
+                break;
+            }
+            let taken = self.take(id, take);
+            suspects -= usize::from(taken.crashes > 0);
+            claims.events.push(taken);
+        }
+        claims.next_due = next.map(|due| due.saturating_duration_since(self.now));
+        claims
+    }
+
+    pub(super) fn extend(&mut self, lease: &EventLease, by: Duration) -> bool {
+        let Some((id, until)) = self.held(lease) else {
+            return false;
+        };
+        self.taken.remove(&(until, id));
+        let until = self.now + by.min(FOREVER);
+        self.taken.insert((until, id));
+        self.event(id).place = Place::Taken {
+            until,
+            fence: lease.fence.0,
+        };
+        true
+    }
+
+    /// The event of a lease that is held, and the end of that lease. One that expired is held again, unless another
+    /// event of the lane comes first now.
+    pub(super) fn held(&mut self, lease: &EventLease) -> Option<(i64, Instant)> {
+        let (id, fence) = (lease.id.0, lease.fence.0);
+        let event = self.events.get(&id)?;
+        match event.place {
+            Place::Taken { until, fence: held } if held == fence => Some((id, until)),
+            Place::Line { .. } if event.expired == Some(fence) && self.is_first(id) => {
+                let until = self.now;
+                self.unset_ready(id);
+                let event = self.event(id);
+                event.expired = None;
+                event.crashes -= 1;
+                event.place = Place::Taken { until, fence };
+                let lane = event.lane;
+                self.busy.extend(lane.map(|lane| (lane, id)));
+                Some((id, until))
+            }
+            _ => None,
+        }
+    }
+}

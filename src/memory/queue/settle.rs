@@ -1,0 +1,109 @@
+//! How attempts end.
+
+use tokio::time::Instant;
+
+use super::{Event, FOREVER, Place, State};
+use crate::inbox::event::{EventLease, EventState, Failure, Settlement, Take};
+use crate::inbox::queue::Settled;
+
+impl State {
+    pub(super) fn settle(
+        &mut self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        take: Option<&Take>,
+    ) -> Settled {
+        let Some((id, until)) = self.held(lease) else {
+            return Settled::Lost;
+        };
+        self.taken.remove(&(until, id));
+        let holds = matches!(
+            settlement,
+            Settlement::Dead {
+                hold_lane: true,
+                ..
+            }
+        );
+        if !holds {
+            self.set_free(id);
+        }
+        let now = self.now;
+        let event = self.event(id);
+        let leaves = event.settle(settlement, now);
+        if let Place::Aside { due } = event.place {
+            self.aside.insert((due, id));
+        }
+        if matches!(settlement, Settlement::Handled | Settlement::Ignored) {
+            self.with_body.insert((now, id));
+        }
+        if !leaves {
+            self.set_first_ready(id);
+            return Settled::Ended(None);
+        }
+        let next = self.leave_line(id);
+        let next = next.zip(take).filter(|(id, take)| self.may_take(take, *id));
+        Settled::Ended(next.map(|(id, take)| Box::new(self.take(id, take))))
+    }
+}
+
+impl Event {
+    /// Moves to the place of a settlement, and returns whether it leaves its line.
+    fn settle(&mut self, settlement: &Settlement, now: Instant) -> bool {
+        if !matches!(settlement, Settlement::Released) {
+            self.crashes = 0;
+        }
+        let ended = |state| Place::Ended { state, at: now };
+        self.place = match settlement {
+            Settlement::Handled => ended(EventState::Handled),
+            Settlement::Ignored => ended(EventState::Ignored),
+            Settlement::Discarded(failure) => {
+                self.fail(failure, now);
+                ended(EventState::Discarded)
+            }
+            Settlement::Dead { failure, hold_lane } => {
+                self.fail(failure, now);
+                self.failures = self.failures.saturating_add(1);
+                match *hold_lane && self.lane.is_some() {
+                    true => Place::Holding { at: now },
+                    false => ended(EventState::Dead),
+                }
+            }
+            Settlement::Retry {
+                after,
+                failure,
+                counts,
+                blocks_lane,
+            } => {
+                if let Some(failure) = failure {
+                    self.fail(failure, now);
+                }
+                if *counts {
+                    self.first_failed = self.first_failed.filter(|_| self.failures > 0);
+                    self.failures = self.failures.saturating_add(1);
+                } else if failure.is_some() {
+                    self.uncounted = self.uncounted.saturating_add(1);
+                }
+                if *counts || failure.is_some() {
+                    self.first_failed.get_or_insert(now);
+                }
+                let due = now + (*after).min(FOREVER);
+                match !blocks_lane && self.lane.is_some() {
+                    true => Place::Aside { due },
+                    false => Place::Line { due },
+                }
+            }
+            Settlement::Released => Place::Line { due: now },
+        };
+        matches!(self.place, Place::Ended { .. } | Place::Aside { .. })
+    }
+
+    fn fail(&mut self, failure: &Failure, now: Instant) {
+        if self.past.len() == PAST {
+            self.past.remove(0);
+        }
+        self.past.push((now, failure.clone()));
+    }
+}
+
+/// How many failures of an event are kept.
+const PAST: usize = 100;
