@@ -7,6 +7,7 @@ mod model;
 mod person;
 mod shared_keys;
 mod statements;
+mod upgrade;
 
 use std::collections::{BTreeSet, HashSet};
 use std::path::PathBuf;
