@@ -21,8 +21,8 @@ use crate::store::StoreError;
 ///
 /// Concurrent calls for many events are much quicker than one after another: they share transactions.
 ///
-/// A future that is dropped before it is ready may or may not have taken effect. Traits of your own cannot extend a
-/// queue by implementing this one: it gains methods in minor releases.
+/// A future that is dropped before it is ready may or may not have taken effect. The trait gains methods in minor
+/// releases, so implementing it is not supported.
 pub trait Records: Send + Sync + 'static {
     /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
     /// one.
