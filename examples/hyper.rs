@@ -106,7 +106,7 @@ fn random_secret(url: &str) -> anyhow::Result<Secret> {
     let secret = hex::encode(bytes);
     eprintln!(
         "send a first event with\n\n  \
-         cargo run --example send -- --url {url} --secret {secret}\n"
+         cargo run --example receiver -- send --url {url} --secret {secret}\n"
     );
     Ok(Secret::new(secret)?)
 }

@@ -81,7 +81,7 @@
 //! event by hand.
 //!
 //! In the repository, `cargo run --example receiver` starts a receiver that needs no code, and
-//! `cargo run --example send` sends it signed events of every kind.
+//! `cargo run --example receiver -- send` sends it signed events of every kind.
 //!
 //! # How a delivery is processed
 //!

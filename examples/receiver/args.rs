@@ -1,6 +1,5 @@
-//! The options.
+//! The options of `run`.
 
-use std::fmt;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::num::{NonZeroU32, NonZeroUsize};
 use std::path::PathBuf;
@@ -9,35 +8,34 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, Uri};
 use clap::builder::NonEmptyStringValueParser;
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, ValueEnum, value_parser};
+use clap::{Args, ValueEnum, value_parser};
 use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
 
-use crate::event::Limits;
 use crate::log::Format;
-use crate::{connections, forward, telemetry};
+use crate::{connections, event, forward, telemetry};
 
-/// Receive the chat platform's webhooks, and print one line of JSON for each event.
-///
-/// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none, and with
-/// "redriven":true if a person redrove the event in an inbox.
-/// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
-/// an event is answered when it is stored, and the receiver handles it later and retries it.
-/// GET /healthz is answered with 200.
-///
-/// By default, an event is handled when its line is printed, and fails if standard output is closed or its
-/// disk is full; a reader that has stopped leaves one delivery unanswered, even beyond --handler-timeout. With
-/// --exec or --forward, it is handled when the command or the server has succeeded: its line is only a record of
-/// that. Then standard output may be closed, or blocked by a reader that has
-/// stopped: the event stays handled, and a warning in the log says that its line is lost.
-///
-/// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
-/// it at once. SIGHUP reloads the file of secrets. The exit code is 0 after a signal, even if events were
-/// still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
-#[derive(Parser)]
-#[command(name = "receiver", version)]
-pub(crate) struct Args {
+// Clap would show a comment of documentation on one of these as that of the command.
+#[derive(Args)]
+pub(crate) struct Options {
+    #[command(flatten, next_help_heading = "Listening")]
+    pub(crate) listening: Listening,
+    #[command(flatten, next_help_heading = "Secrets")]
+    pub(crate) secrets: Secrets,
+    #[command(flatten, next_help_heading = "Where events are kept")]
+    pub(crate) kept: Kept,
+    #[command(flatten, next_help_heading = "Handling")]
+    pub(crate) handling: Handling,
+    #[command(flatten, next_help_heading = "Limits")]
+    pub(crate) limits: Limits,
+    #[command(flatten, next_help_heading = "Console")]
+    pub(crate) console: Console,
+    #[command(flatten, next_help_heading = "Monitoring")]
+    pub(crate) monitoring: Monitoring,
+}
+
+#[derive(Args)]
+pub(crate) struct Listening {
     /// The address to listen on; port 0 picks a free port
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:3000", value_parser = address)]
     pub(crate) listen: SocketAddr,
@@ -46,6 +44,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH", default_value = "/webhooks", value_parser = path)]
     pub(crate) path: String,
 
+    /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
+    #[arg(long, value_name = "BRAND")]
+    pub(crate) header_prefix: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Secrets {
     /// The secret that is set in the partner portal; repeat it to accept several
     ///
     /// It must not be reused for anything else; 20 random bytes in hex are recommended.
@@ -71,7 +76,10 @@ pub(crate) struct Args {
     /// For webhooks without a secret in the partner portal, behind a proxy that authenticates the platform.
     #[arg(long, conflicts_with_all = ["secret", "secret_file", "demo"])]
     pub(crate) dangerously_unsigned: bool,
+}
 
+#[derive(Args)]
+pub(crate) struct Kept {
     /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
     /// `redis://HOST` or `postgres://HOST/DATABASE`
     ///
@@ -81,50 +89,25 @@ pub(crate) struct Args {
     /// in the list of processes: pass the URL in the environment variable WEBHOOK_STORE instead. Each
     /// store but `memory` needs the feature of its name, as in
     /// `cargo run --features sqlite --example receiver`.
-    #[arg(
-        long,
-        value_name = "STORE",
-        env = "WEBHOOK_STORE",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "STORE")]
     pub(crate) store: Option<String>,
 
     /// Answer each event when it is stored, and handle it later: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
-    /// events of a chat are handled one after another. The example `inbox` lists, redrives and discards events.
+    /// events of a chat are handled one after another. `receiver inbox` lists, redrives and discards events.
     /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. The receiver needs the
     /// feature of the queue, as in `cargo run --features sqlite --example receiver`. The environment variable
     /// WEBHOOK_STORE must not be set.
-    #[arg(
-        long,
-        value_name = "INBOX",
-        env = "WEBHOOK_INBOX",
-        hide_env_values = true
-    )]
+    #[arg(long, value_name = "INBOX")]
     pub(crate) inbox: Option<String>,
-
-    /// How long an event that fails is retried before it is a dead letter; only with --inbox
-    #[arg(long, requires = "inbox", value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
-    pub(crate) retry_for: u64,
-
-    /// Whether the later events of a chat wait when one fails; only with --inbox
-    #[arg(long, requires = "inbox", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
-    pub(crate) on_failure: OnFailure,
 
     /// Keep this header of a delivery with its event, beside `traceparent` and `tracestate`; only with --inbox
     ///
-    /// Repeat it for more headers. Values of more than 512 bytes are not kept.
-    #[arg(long, requires = "inbox", value_name = "NAME")]
+    /// Repeat it for more headers, or separate them by commas. Values of more than 512 bytes are not kept.
+    #[arg(long, requires = "inbox", value_name = "NAME", value_delimiter = ',')]
     #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
     pub(crate) keep_header: Vec<HeaderName>,
-
-    /// How long a key stays claimed after its receiver has crashed; at most 599
-    ///
-    /// The lease of a running event is renewed until the event is finished. It has no effect with
-    /// `memory`. With --inbox, an event is tried again when this time has passed after a crash.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..600))]
-    pub(crate) lease: u64,
 
     /// The name of this receiver's keys in a store that others share
     ///
@@ -134,6 +117,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) namespace: Option<String>,
 
+    /// How long a key stays claimed after its receiver has crashed; at most 599
+    ///
+    /// The lease of a running event is renewed until the event is finished. It has no effect with
+    /// `memory`. With --inbox, an event is tried again when this time has passed after a crash.
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..600))]
+    pub(crate) lease: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct Handling {
     /// A command that is run for each event, by `sh -c`
     ///
     /// It receives the line of JSON on standard input. Exit status 0: the event is handled. 65 (EX_DATAERR):
@@ -165,7 +158,7 @@ pub(crate) struct Args {
     ///
     /// While an event waits for its turn, its time limit runs. With --inbox, events wait in the inbox instead.
     #[arg(long, value_name = "N", value_parser = value_parser!(u16).range(1..))]
-    concurrency: Option<u16>,
+    pub(crate) concurrency: Option<u16>,
 
     /// Discard an event whose command or request fails at attempt N or later, with a warning in the log; with --inbox,
     /// it becomes a dead letter
@@ -182,6 +175,21 @@ pub(crate) struct Args {
     #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = value_parser!(u64).range(1..))]
     pub(crate) handler_timeout: u64,
 
+    /// How long an event that fails is retried before it is a dead letter; only with --inbox
+    #[arg(long, requires = "inbox", value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    pub(crate) retry_for: u64,
+
+    /// Whether the later events of a chat wait when one fails; only with --inbox
+    #[arg(long, requires = "inbox", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
+    pub(crate) on_failure: OnFailure,
+
+    /// How long the receiver waits for running events when it is stopped
+    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    pub(crate) grace: u64,
+}
+
+#[derive(Args)]
+pub(crate) struct Limits {
     /// The largest body to accept, in bytes
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = value_parser!(u32).range(1..))]
     pub(crate) max_body: u32,
@@ -208,18 +216,10 @@ pub(crate) struct Args {
     /// How long a connection is kept for its next request: longer than a proxy in front of it keeps it
     #[arg(long, value_name = "SECONDS", default_value_t = 75, value_parser = value_parser!(u32).range(1..))]
     idle_timeout: u32,
+}
 
-    /// The format of the log, on standard error
-    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
-    pub(crate) log_format: Format,
-
-    /// Serve metrics for Prometheus at this address, under /metrics
-    ///
-    /// Anybody who reaches it can read them, so choose an address of the operator's network. The receiver needs the
-    /// feature `metrics`, as in `cargo run --features metrics --example receiver`.
-    #[arg(long, value_name = "ADDRESS", value_parser = address)]
-    pub(crate) metrics: Option<SocketAddr>,
-
+#[derive(Args)]
+pub(crate) struct Console {
     /// Serve a console at this address: pages that show events to operators, with buttons to redrive, discard and pause
     ///
     /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It is
@@ -244,26 +244,32 @@ pub(crate) struct Args {
     #[arg(long, requires = "console", value_name = "HEADER")]
     #[cfg_attr(not(feature = "console"), allow(dead_code))]
     pub(crate) console_actor: Option<HeaderName>,
+}
+
+#[derive(Args)]
+pub(crate) struct Monitoring {
+    /// Serve metrics for Prometheus at this address, under /metrics
+    ///
+    /// Anybody who reaches it can read them, so choose an address of the operator's network. The receiver needs the
+    /// feature `metrics`, as in `cargo run --features metrics --example receiver`.
+    #[arg(long, value_name = "ADDRESS", value_parser = address)]
+    pub(crate) metrics: Option<SocketAddr>,
+
+    /// The format of the log, on standard error
+    #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
+    pub(crate) log_format: Format,
 
     /// Log an error when no event of a kind is delivered for so many hours, because its webhook may have been disabled
     ///
-    /// Repeat it for several kinds. Choose more hours than a night or a weekend without events, at most 8760. For other
+    /// Repeat it for several kinds, or separate them by commas. Choose more hours than a night or a weekend without events, at most 8760. For other
     /// kinds, the receiver learns the longest time between two events, and logs an error after twice that time, at least
     /// one hour. It learns for a week after each start.
-    #[arg(long, value_name = "KIND=HOURS", value_parser = telemetry::expected)]
+    #[arg(long, value_name = "KIND=HOURS", value_delimiter = ',', value_parser = telemetry::expected)]
     pub(crate) expect: Vec<(EventKind, Duration)>,
 
     /// Log an error when ten chats or more were closed or transferred, and none was rated for so many hours
     #[arg(long, value_name = "HOURS", value_parser = value_parser!(u32).range(1..=8_760))]
     pub(crate) rated_within: Option<u32>,
-
-    /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
-    #[arg(long, value_name = "BRAND")]
-    pub(crate) header_prefix: Option<String>,
-
-    /// How long the receiver waits for running events when it is stopped
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
-    pub(crate) grace: u64,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -274,8 +280,8 @@ pub(crate) enum OnFailure {
     Skip,
 }
 
-impl Args {
-    pub(crate) fn connection_limits(&self) -> connections::Limits {
+impl Limits {
+    pub(crate) fn of_connections(&self) -> connections::Limits {
         connections::Limits {
             max_connections: self.max_connections as usize,
             head: Duration::from_secs(self.header_timeout.into()),
@@ -284,22 +290,17 @@ impl Args {
             idle: Duration::from_secs(self.idle_timeout.into()),
         }
     }
+}
 
-    pub(crate) fn limits(&self) -> Limits {
+impl Handling {
+    pub(crate) fn of_events(&self) -> event::Limits {
         let cpus = thread::available_parallelism().map_or(1, NonZeroUsize::get);
-        Limits {
+        event::Limits {
             concurrency: self.concurrency.map_or(4 * cpus, usize::from),
             max_attempts: self.max_attempts.and_then(NonZeroU32::new),
             time: Duration::from_secs(self.handler_timeout),
         }
     }
-}
-
-/// Exits like clap does for an invalid argument.
-pub(crate) fn misused(error: impl fmt::Display) -> ! {
-    Args::command()
-        .error(ErrorKind::ValueValidation, error)
-        .exit()
 }
 
 fn address(text: &str) -> Result<SocketAddr, String> {

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use hyper::server::conn::http1;
 use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::AsyncReadExt;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -53,6 +54,31 @@ impl Limits {
         body: Duration::from_secs(10),
         idle: Duration::from_secs(75),
     };
+}
+
+/// The connections that wait in the system's queue while all are in use. It may have a lower limit.
+const BACKLOG: u32 = 4096;
+
+/// Listens on an address. `other` is a flag with another one, in case that it is in use.
+pub(crate) fn bind(address: SocketAddr, other: &str) -> anyhow::Result<TcpListener> {
+    let bound = || {
+        let socket = match address {
+            SocketAddr::V4(_) => TcpSocket::new_v4()?,
+            SocketAddr::V6(_) => TcpSocket::new_v6()?,
+        };
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    bound().map_err(|error| {
+        let hint = match error.kind() {
+            io::ErrorKind::AddrInUse => {
+                format!("; if another receiver is running, choose another port, such as {other}")
+            }
+            _ => String::new(),
+        };
+        anyhow::anyhow!("cannot listen on {address}: {error}{hint}")
+    })
 }
 
 /// The connections of one listener.

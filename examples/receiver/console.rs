@@ -4,22 +4,21 @@ use std::net::SocketAddr;
 
 use tower_webhook::console::Console;
 
-use crate::args::Args;
-use crate::bind;
-use crate::connections::{Connections, Limits};
+use crate::args::Options;
+use crate::connections::{Connections, Limits, bind};
 
 pub(crate) async fn serve(
     mut console: Console,
     address: SocketAddr,
-    args: &Args,
+    args: &Options,
 ) -> anyhow::Result<()> {
-    if args.console_read_only {
+    if args.console.console_read_only {
         console = console.read_only();
     }
-    if args.console_hide_payloads {
+    if args.console.console_hide_payloads {
         console = console.hide_payloads();
     }
-    if let Some(header) = &args.console_actor {
+    if let Some(header) = &args.console.console_actor {
         console = console.actor_header(header.clone());
     }
     let listener = bind(address, "--console 127.0.0.1:3002")?;

@@ -44,6 +44,16 @@ pub(crate) fn init(format: Format) {
     }
 }
 
+/// For a command that a person waits for.
+pub(crate) fn init_warnings() {
+    tracing_subscriber::fmt()
+        .with_max_level(LevelFilter::WARN)
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr)
+        .log_internal_errors(false)
+        .init();
+}
+
 /// The outcomes of requests that were not verified, which anybody can cause.
 const UNVERIFIED: [&str; 7] = [
     "body-timeout",

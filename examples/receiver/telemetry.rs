@@ -9,9 +9,7 @@ use tower_webhook::console::Console;
 use tower_webhook::event::EventKind;
 use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
 
-use super::args::Args;
-#[cfg(not(feature = "metrics"))]
-use super::args::misused;
+use crate::args::Options;
 use crate::kinds;
 
 /// Sees every delivery and attempt.
@@ -25,20 +23,21 @@ pub(crate) struct Telemetry {
 
 impl Telemetry {
     /// Starts to watch for silence, and to serve metrics if that is asked for.
-    pub(crate) async fn start(args: &Args) -> anyhow::Result<Self> {
+    pub(crate) async fn start(args: &Options) -> anyhow::Result<Self> {
         let mut silence = args
+            .monitoring
             .expect
             .iter()
             .cloned()
             .fold(Silence::new().learn(), |silence, (kind, within)| {
                 silence.expect(kind, within)
             });
-        for (kind, _) in &args.expect {
+        for (kind, _) in &args.monitoring.expect {
             if let Some(unknown) = kinds::unknown(kind, BTreeSet::new()) {
                 tracing::warn!("--expect: {unknown}");
             }
         }
-        if let Some(within) = args.rated_within {
+        if let Some(within) = args.monitoring.rated_within {
             silence = silence.rated_within(hours(within));
         }
         tokio::spawn(silence.clone().watch());
@@ -46,7 +45,7 @@ impl Telemetry {
         #[cfg(feature = "console")]
         let shown = (budget.clone(), silence.clone(), recent.clone());
         #[cfg(feature = "metrics")]
-        let server = match args.metrics {
+        let server = match args.monitoring.metrics {
             Some(address) => Some(metrics::Server::start(address, &budget, &silence).await?),
             None => None,
         };
@@ -110,17 +109,6 @@ pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
     })
 }
 
-/// Refuses a flag that this build does not know.
-#[cfg(not(feature = "metrics"))]
-pub(crate) fn refuse_metrics(args: &Args) {
-    if args.metrics.is_some() {
-        misused(
-            "this receiver was built without metrics: run it with \
-             `cargo run --features metrics --example receiver -- …`",
-        );
-    }
-}
-
 #[cfg(feature = "metrics")]
 mod metrics {
     use std::future::Future;
@@ -143,8 +131,7 @@ mod metrics {
     use tokio::time::{sleep, timeout};
     use tower_webhook::telemetry::{FailureBudget, Silence};
 
-    use crate::bind;
-    use crate::connections::{Connections, Limits};
+    use crate::connections::{Connections, Limits, bind};
 
     /// The server of `/metrics`.
     pub(crate) struct Server {

@@ -6,7 +6,7 @@
 //! It runs only on Unix, because it uses signals.
 
 mod actions;
-#[path = "../shared/demo.rs"]
+#[path = "../receiver/demo.rs"]
 mod demo;
 mod desk;
 mod page;

@@ -214,6 +214,20 @@ impl Secrets {
         self.replace(Self::read(path.as_ref())?)
     }
 
+    /// Returns how the log names each secret: by its [label](Secret::with_label), or else by its index.
+    #[must_use]
+    pub fn labels(&self) -> Vec<String> {
+        let secrets = self.current();
+        let names = secrets.iter().enumerate();
+        names
+            .map(|(index, secret)| {
+                secret
+                    .label()
+                    .map_or(index.to_string(), ToString::to_string)
+            })
+            .collect()
+    }
+
     fn read(path: &Path) -> Result<Vec<Secret>, ConfigError> {
         let failed = |source| ConfigError::SecretFile {
             path: path.to_owned(),
@@ -273,18 +287,14 @@ mod tests {
 
     #[test]
     fn label_of_a_secret_from_a_file_does_not_depend_on_its_line() {
-        let labels = |content: &[u8]| -> Vec<String> {
-            let secrets = Secrets::from_file(file(content).path()).unwrap();
-            let secrets = secrets.current();
-            let labels = secrets.iter().map(|secret| secret.label().unwrap());
-            labels.map(ToString::to_string).collect()
-        };
+        let labels = |content: &[u8]| Secrets::from_file(file(content).path()).unwrap().labels();
 
         let before = labels(b"old\nnew\n");
         assert_eq!(labels(b"new\n"), before[1..]);
         assert_ne!(before[0], before[1]);
         assert!(before.iter().all(|label| label.len() == 4), "{before:?}");
         assert_eq!(Secret::new("old").unwrap().label(), None);
+        assert_eq!(Secrets::from(Secret::new("old").unwrap()).labels(), ["0"]);
     }
 
     fn accepts(secrets: &Secrets, secret: &str) -> bool {

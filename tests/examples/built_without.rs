@@ -1,6 +1,7 @@
 //! The example receiver's error for a store whose feature is off, for any set of features.
 
-#[path = "../../examples/shared/store.rs"]
+#[allow(dead_code)]
+#[path = "../../examples/receiver/store.rs"]
 mod store;
 
 #[test]

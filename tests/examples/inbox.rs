@@ -1,4 +1,4 @@
-//! A receiver with an inbox, and the example `inbox`, as an operator sees them.
+//! A receiver with an inbox, and the command `inbox`, as an operator sees them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,7 +29,8 @@ fn url(dir: &TempDir) -> String {
 }
 
 fn inbox(url: &str, args: &[&str]) -> Ended {
-    run("inbox", &[&["--inbox", url], args].concat())
+    let inbox = ["--inbox", url];
+    run("receiver", &[&["inbox"], args, &inbox].concat())
 }
 
 fn lines(ended: &Ended) -> Vec<Value> {
@@ -323,10 +324,10 @@ fn headers_are_kept_on_request() {
 
 /// The command at a terminal, which gets what is typed.
 fn terminal(url: &str, args: &str, typed: impl Into<Stdio>) -> Command {
-    let inbox = example("inbox");
-    let program = inbox.get_program().to_str().unwrap();
+    let receiver = example("receiver");
+    let program = receiver.get_program().to_str().unwrap();
     // Without `exec`, Ctrl-C could end a shell that waits for the command, and its code be the shell's.
-    let command = format!("exec '{program}' --inbox '{url}' {args}");
+    let command = format!("exec '{program}' inbox --inbox '{url}' {args}");
     let mut script = Command::new("script");
     script.args(["-qec", &command, "/dev/null"]).stdin(typed);
     script
@@ -623,7 +624,7 @@ fn nothing_is_damaged_by_a_wrong_call() {
     assert_eq!(both.code, 2, "{both:?}");
     assert!(both.err.contains("WEBHOOK_STORE"), "{both:?}");
     for args in [&["list"][..], &[]] {
-        let nowhere = run("inbox", args);
+        let nowhere = run("receiver", &[&["inbox"], args].concat());
         assert_eq!(nowhere.code, 2, "{args:?}: {nowhere:?}");
         let names = nowhere.err.contains("WEBHOOK_INBOX");
         assert!(names, "{args:?}: {nowhere:?}");
@@ -705,8 +706,11 @@ fn a_person_is_forgotten_by_a_command() {
     assert!(refused.out.contains("2 events"), "{refused:?}");
     assert_eq!(states(&url), ["waiting"; 3]);
 
-    let mut agreed = example("inbox");
-    agreed.args(["--inbox", &url]).args(forget).arg("--yes");
+    let mut agreed = example("receiver");
+    agreed
+        .args(["inbox", "--inbox", &url])
+        .args(forget)
+        .arg("--yes");
     let agreed = Program::start(agreed.env("SUDO_USER", "grace")).finish();
     assert_eq!(agreed.code, 0, "{agreed:?}");
     assert_eq!(states(&url), ["discarded", "waiting", "discarded"]);

@@ -105,6 +105,28 @@ mod otlp;
 mod outages;
 #[cfg(all(
     feature = "axum",
+    feature = "console",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod pages;
+#[cfg(all(
+    feature = "axum",
+    feature = "console",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod program;
+#[cfg(all(
+    feature = "axum",
     feature = "metrics",
     feature = "moka",
     feature = "postgres",

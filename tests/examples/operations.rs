@@ -168,7 +168,10 @@ fn unit_is_valid_and_hardened() {
     check("systemd-analyze", "systemd", dir.path(), &security);
 
     // The receiver knows each flag.
-    let help = Command::new(program).arg("--help").output().unwrap();
+    let help = Command::new(program)
+        .args(["run", "--help"])
+        .output()
+        .unwrap();
     let help = String::from_utf8(help.stdout).unwrap();
     let flags = UNIT
         .split_whitespace()

@@ -132,7 +132,10 @@ fn prometheus_warns_of_what_happens_to_a_receiver() {
     prometheus.fires(&["WebhookDeadLetters", "WebhookUnverifiedRequests"]);
 
     let dead = ["discard", "--all", "--state", "dead", "--yes"];
-    let discarded = run("inbox", &[&["--inbox", &inbox], &dead[..]].concat());
+    let discarded = run(
+        "receiver",
+        &[&["inbox", "--inbox", &inbox], &dead[..]].concat(),
+    );
     assert_eq!(discarded.code, 0, "{discarded:?}");
     prometheus.fires(&["WebhookUnverifiedRequests"]);
 

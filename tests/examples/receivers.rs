@@ -1,4 +1,4 @@
-//! The receivers among the examples, and `send`, as an operator sees them.
+//! The receivers among the examples, and `receiver send`, as an operator sees them.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -46,13 +46,11 @@ fn printed_send_command_works_unchanged() {
 
     let printed = until("the command", || {
         let err = receiver.err();
-        let (_, command) = err.split_once("cargo run --example send -- ")?;
+        let (_, command) = err.split_once("send a first event with\n\n  ")?;
         command.split_once('\n').map(|(args, _)| args.to_owned())
     });
+    tool("sh", &["-c", &printed]);
     let args: Vec<&str> = printed.split(' ').collect();
-    let sent = run("send", &args);
-
-    assert_eq!(sent.code, 0, "{sent:?}");
     assert_eq!(receiver.out().lines().count(), 1);
     let secret = args[args.iter().position(|arg| *arg == "--secret").unwrap() + 1];
     assert_eq!(secret.len(), 40);
@@ -85,9 +83,10 @@ fn request_of_curl_is_printed_minified_and_otherwise_unchanged() {
 fn send_reads_a_body_from_a_file_or_stdin() {
     let receiver = Receiver::start(&["--secret", "s"]);
     let file = receiver.file("body", r#"{"from" : "file"}"#);
-    let mut piped = example("send");
+    let mut piped = example("receiver");
     piped
         .args([
+            "send",
             "--url",
             &receiver.url,
             "--secret",
@@ -145,7 +144,10 @@ fn send_fails_when_a_delivery_is_refused() {
     let tampered = receiver.send("s", &["--body", small, "--tamper"]);
     let too_large = receiver.send("s", &[]);
     let mixed = receiver.send("s", &["--body", small, "--count", "3", "--tamper"]);
-    let nobody = run("send", &["--secret", "s", "--url", "http://127.0.0.1:1/"]);
+    let nobody = run(
+        "receiver",
+        &["send", "--secret", "s", "--url", "http://127.0.0.1:1/"],
+    );
 
     assert_eq!(tampered.code, 1, "{tampered:?}");
     assert!(tampered.out.contains("401 Unauthorized"), "{tampered:?}");
@@ -186,8 +188,8 @@ fn unknown_kind_is_sent_with_a_warning() {
 #[test]
 fn secrets_are_read_from_the_environment() {
     let receiver = Receiver::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
-    let mut send = example("send");
-    send.args(["--url", &receiver.url])
+    let mut send = example("receiver");
+    send.args(["send", "--url", &receiver.url])
         .env("WEBHOOK_SECRET", "from env");
 
     assert_eq!(Program::start(&mut send).finish().code, 0);
@@ -207,6 +209,14 @@ fn sighup_rotates_the_secrets() {
     receiver.signal(Signal::SIGHUP);
     until("the new secret", || accepts("new").then_some(()));
     assert!(accepts("old"));
+
+    let reloaded = until("what was reloaded, in the log", || {
+        let err = receiver.err();
+        let line = err.lines().find(|line| line.contains("were reloaded"))?;
+        Some(line.to_owned())
+    });
+    assert!(reloaded.contains("secrets=2 labels=\""), "{reloaded}");
+    assert!(reloaded.contains(file.to_str().unwrap()), "{reloaded}");
 
     fs::write(&file, "new\n").unwrap();
     receiver.signal(Signal::SIGHUP);
@@ -578,17 +588,17 @@ fn invalid_flags_are_explained() {
         (&["sandbox", "--faults", "gremlins"], "is not a list of faults"),
         (&["sandbox", "--rate", "60001"], "'--rate <EVENTS>'"),
         (&["sandbox", "--speed", "0"], "'--speed <FACTOR>'"),
-        (&["send"], "--secret <SECRET>"),
-        (&["send"], "WEBHOOK_SECRET"),
-        (&["send", "--secret", ""], "the secret is empty"),
-        (&["send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
-        (&["send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
-        (&["send", "--secret", "s", "--event", "chat rated"], "HTTP token"),
-        (&["send", "--secret", "s", "--body", "/nowhere/body"], "`/nowhere/body` cannot be read: No such file"),
-        (&["send", "--secret", "s", "--key", "k", "--no-key"], "cannot be used with"),
-        (&["send", "--secret", "s", "--count", "0"], "'--count <N>'"),
-        (&["send", "--secret", "s", "--concurrency", "0"], "'--concurrency <C>'"),
-        (&["send", "--secret", "s", "--header-prefix", "a b"], "prefix of a header"),
+        (&["receiver", "send"], "--secret <SECRET>"),
+        (&["receiver", "send"], "WEBHOOK_SECRET"),
+        (&["receiver", "send", "--secret", ""], "the secret is empty"),
+        (&["receiver", "send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["receiver", "send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["receiver", "send", "--secret", "s", "--event", "chat rated"], "HTTP token"),
+        (&["receiver", "send", "--secret", "s", "--body", "/nowhere/body"], "`/nowhere/body` cannot be read: No such file"),
+        (&["receiver", "send", "--secret", "s", "--key", "k", "--no-key"], "cannot be used with"),
+        (&["receiver", "send", "--secret", "s", "--count", "0"], "'--count <N>'"),
+        (&["receiver", "send", "--secret", "s", "--concurrency", "0"], "'--concurrency <C>'"),
+        (&["receiver", "send", "--secret", "s", "--header-prefix", "a b"], "prefix of a header"),
     ];
     for (command, reason) in cases {
         let ended = run(command[0], &command[1..]);
@@ -790,22 +800,25 @@ fn store_errors_hide_passwords() {
 fn help_lists_every_flag_and_no_secret() {
     #[rustfmt::skip]
     let cases: &[(&str, &[&str])] = &[
-        ("receiver", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
+        ("receiver", &["run", "send", "senders", "check", "inbox", "--version"]),
+        ("receiver run", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
             "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
-            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--version", "--forward", "--dangerously-unsigned",
+            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
             "--console-actor", "--expect", "--rated-within"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
-        ("send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
+        ("receiver send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
         ("hyper", &["--listen", "--secret", "WEBHOOK_SECRET"]),
         ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
     ];
     for (name, flags) in cases {
+        let mut words = name.split(' ');
         let help = Program::start(
-            example(name)
+            example(words.next().unwrap())
+                .args(words)
                 .arg("--help")
                 .env("WEBHOOK_SECRET", "hush")
                 .env("WEBHOOK_STORE", "hush"),
@@ -845,8 +858,8 @@ fn extractor_example_accepts_signed_deliveries() {
     let send = |path, secret, event| {
         let url = format!("http://{}{path}", extractor.address());
         run(
-            "send",
-            &["--url", &url, "--secret", secret, "--event", event],
+            "receiver",
+            &["send", "--url", &url, "--secret", secret, "--event", event],
         )
         .code
     };
@@ -929,8 +942,8 @@ impl Receiver {
     }
 
     pub(crate) fn start_send(&self, secret: &str, args: &[&str]) -> Program {
-        let to = ["--url", &self.url, "--secret", secret];
-        Program::start(example("send").args(to).args(args))
+        let to = ["send", "--url", &self.url, "--secret", secret];
+        Program::start(example("receiver").args(to).args(args))
     }
 
     pub(crate) fn send(&self, secret: &str, args: &[&str]) -> Ended {

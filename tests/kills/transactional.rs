@@ -150,8 +150,9 @@ async fn send_inserts_a_row() {
     let server = PostgresServer::start();
     let receiver = Receiver::start(&server);
     let send = |secret: &str| {
-        let mut send = example("send");
+        let mut send = example("receiver");
         send.args([
+            "send",
             "--url",
             &receiver.url,
             "--secret",

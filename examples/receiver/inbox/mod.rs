@@ -1,70 +1,26 @@
-//! Run with: cargo run --features sqlite --example inbox -- --inbox sqlite:webhooks.db list
-//!
-//! Shows and changes the inbox of the example `receiver`: lists events, shows why they failed, redrives or discards
-//! them. Copies the inbox, too.
+//! Shows and changes an inbox: lists events, shows why they failed, redrives or discards them. Copies it, too.
 
-mod args;
+pub(crate) mod args;
 #[cfg(feature = "sqlite")]
 mod backup;
 mod change;
 mod forget;
-#[path = "../shared/json.rs"]
-mod json;
-#[path = "../shared/kinds.rs"]
-mod kinds;
-mod print;
-#[path = "../shared/store.rs"]
-mod store;
-#[path = "../shared/text.rs"]
-mod text;
+pub(crate) mod print;
 
-use std::io::{self, ErrorKind, IsTerminal};
 use std::process::ExitCode;
 
-use clap::Parser;
 use futures_util::future::join_all;
 use tower_webhook::EventKind;
 use tower_webhook::inbox::{EventSummary, Filter, Inbox, Page, Queue};
-use tracing_subscriber::filter::LevelFilter;
 
-use self::args::{Command, Options, misused};
+use self::args::{Command, Options};
 use self::change::{Action, change};
 use self::forget::forget;
-use self::store::Place;
+use crate::cli::misused;
+use crate::kinds;
+use crate::store::{self, Place};
 
-fn main() -> ExitCode {
-    let options = Options::parse();
-    tracing_subscriber::fmt()
-        .with_max_level(LevelFilter::WARN)
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr)
-        .log_internal_errors(false)
-        .init();
-    let runtime = match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("error: the runtime cannot be started: {error}");
-            return ExitCode::FAILURE;
-        }
-    };
-    match runtime.block_on(run(options)) {
-        Ok(code) => code,
-        // The reader of standard output has what it wanted, as in `inbox list | head`.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", text::chain(error.as_ref()));
-            ExitCode::FAILURE
-        }
-    }
-}
-
-fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    error
-        .downcast_ref::<io::Error>()
-        .is_some_and(|error| error.kind() == ErrorKind::BrokenPipe)
-}
-
-async fn run(options: Options) -> anyhow::Result<ExitCode> {
+pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
     let Options {
         inbox,
         namespace,

@@ -1,39 +1,34 @@
-//! The options.
+//! The options of `inbox`.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
-use clap::error::ErrorKind;
-use clap::{ArgGroup, Args, CommandFactory, Parser, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use http::HeaderValue;
 use tower_webhook::inbox::{EventId, EventState, Filter};
 use tower_webhook::{EventKind, IdempotencyKey};
 
-/// Show and change a receiver's inbox: list events, see why they failed, redrive or discard them.
-///
-/// It works on the file or the database of the inbox, whether or not the receiver is running. Ages are written as
-/// `90s`, `15m`, `2h` or `7d`. Times in JSON are milliseconds since 1970.
-///
-/// The exit code is 0 on success, 1 if something failed or was not found, and 2 if the arguments are invalid.
-#[derive(Parser)]
-#[command(name = "inbox", version)]
+#[derive(Args)]
 pub(crate) struct Options {
-    /// The inbox, as in `--inbox` of the receiver: `sqlite:PATH` or `postgres://HOST/DATABASE`
+    /// The inbox, as in `run --inbox`: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
     /// Pass a URL with a password in the environment variable WEBHOOK_INBOX.
     #[arg(
         long,
+        global = true,
         value_name = "INBOX",
         env = "WEBHOOK_INBOX",
         hide_env_values = true
     )]
     pub(crate) inbox: Option<String>,
 
-    /// The namespace of the receiver, as in its `--namespace`, in which a key is looked up
+    /// The namespace of the receiver, as in `run --namespace`, in which a key is looked up
     #[arg(
         long,
+        global = true,
         value_name = "NAME",
+        env = "WEBHOOK_NAMESPACE",
+        hide_env_values = true,
         default_value = "",
         hide_default_value = true
     )]
@@ -223,13 +218,6 @@ impl Command {
             _ => &[],
         }
     }
-}
-
-/// Exits like clap does for an invalid argument.
-pub(crate) fn misused(error: impl fmt::Display) -> ! {
-    Options::command()
-        .error(ErrorKind::ValueValidation, error)
-        .exit()
 }
 
 fn key(text: &str) -> Result<IdempotencyKey, &'static str> {

@@ -48,7 +48,10 @@ fn write_table(out: &mut impl Write, events: &[EventSummary]) -> io::Result<()> 
     write_rows(out, iter::once(head).chain(rows).collect())
 }
 
-fn write_rows<const N: usize>(out: &mut impl Write, rows: Vec<[String; N]>) -> io::Result<()> {
+pub(crate) fn write_rows<const N: usize>(
+    out: &mut impl Write,
+    rows: Vec<[String; N]>,
+) -> io::Result<()> {
     let mut widths = [0; N];
     for row in &rows {
         for (width, text) in widths.iter_mut().zip(row) {

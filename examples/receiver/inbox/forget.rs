@@ -8,8 +8,8 @@ use sha2::{Digest, Sha256};
 use tokio::signal::ctrl_c;
 use tower_webhook::inbox::{Filter, Inbox, Queue};
 
-use crate::Pages;
-use crate::change::is_confirmed;
+use super::Pages;
+use super::change::is_confirmed;
 
 pub(crate) async fn forget<Q: Queue>(
     inbox: &Inbox<Q>,

@@ -1,7 +1,5 @@
 //! The stores of `--store`, and the queues of `--inbox`.
 
-#![allow(dead_code, reason = "each program uses some of it")]
-
 use std::fmt;
 #[cfg(feature = "sqlite")]
 use std::path::PathBuf;
@@ -141,17 +139,10 @@ fn not_built_in(feature: &str) -> String {
 }
 
 /// Says how to run this program with other features.
-#[cfg(any(
-    feature = "redis",
-    feature = "postgres",
-    not(all(feature = "sqlite", feature = "redis", feature = "postgres"))
-))]
-fn rebuilt(without: &str, features: &str) -> String {
-    let program = option_env!("CARGO_BIN_NAME").unwrap_or("receiver");
-    let inbox = if program == "inbox" { "inbox," } else { "" };
+pub(crate) fn rebuilt(without: &str, features: &str) -> String {
     format!(
         "this program was built without {without}: run it with \
-         `cargo run --features {inbox}{features} --example {program} -- …`"
+         `cargo run --features {features} --example receiver -- …`"
     )
 }
 

@@ -1,5 +1,3 @@
-//! Run with: cargo run --example send -- --secret SECRET
-//!
 //! Signs deliveries like the platform and sends them to a receiver.
 
 use std::collections::BTreeMap;
@@ -12,8 +10,7 @@ use anyhow::Context;
 use axum::body::Bytes;
 use axum::http::header::{CONTENT_TYPE, HeaderValue};
 use axum::http::{Request, StatusCode, Uri};
-use clap::error::ErrorKind;
-use clap::{CommandFactory, Parser, value_parser};
+use clap::{Args, value_parser};
 use futures_util::{StreamExt, stream};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
@@ -24,16 +21,13 @@ use tokio::time::timeout;
 use tower_webhook::event::sample;
 use tower_webhook::{EventKind, HeaderNames, Secret};
 
+use crate::cli::misused;
+
 /// The payload of kinds that have no sample.
 const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
 
-/// Sign a sample event like the chat platform, and send it to a receiver.
-///
-/// Prints the status and latency of each delivery. The exit code is 0 if all were accepted, and 1 if any
-/// was refused or failed.
-#[derive(Parser)]
-#[command(name = "send")]
-struct Args {
+#[derive(Args)]
+pub(crate) struct Options {
     /// The receiver's URL
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
     url: Uri,
@@ -74,7 +68,7 @@ struct Args {
     tamper: bool,
 
     /// The brand in the header names: `acme` sends X-Acme-Event instead of X-Service-Event
-    #[arg(long, value_name = "BRAND", value_parser = HeaderNames::branded)]
+    #[arg(long, value_name = "BRAND", env = "WEBHOOK_HEADER_PREFIX", hide_env_values = true, value_parser = HeaderNames::branded)]
     header_prefix: Option<HeaderNames>,
 
     /// The time limit of a response
@@ -89,20 +83,8 @@ struct Args {
 /// How many deliveries are printed by default.
 const LINES: u64 = 20;
 
-#[tokio::main]
-async fn main() -> ExitCode {
-    match send(Args::parse()).await {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("error: {error:#}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Returns whether all deliveries were accepted.
-async fn send(args: Args) -> anyhow::Result<bool> {
+/// Succeeds if all deliveries were accepted.
+pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
     let (count, all_lines) = (args.count, args.verbose);
     let concurrency = args.concurrency.into();
     let sender = Sender::new(args)?;
@@ -130,7 +112,10 @@ async fn send(args: Args) -> anyhow::Result<bool> {
     if count > 1 {
         summary.print(&mut io::stdout().lock(), started.elapsed())?;
     }
-    Ok(summary.refused == 0)
+    Ok(match summary.refused {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
 }
 
 struct Sender {
@@ -150,13 +135,11 @@ enum Key {
 }
 
 impl Sender {
-    fn new(args: Args) -> anyhow::Result<Self> {
+    fn new(args: Options) -> anyhow::Result<Self> {
         let Some(secret) = &args.secret else {
             let message = "the following required argument was not provided:\n  --secret <SECRET>\n\n\
                            The environment variable WEBHOOK_SECRET may contain it instead.";
-            Args::command()
-                .error(ErrorKind::MissingRequiredArgument, message)
-                .exit()
+            misused(message)
         };
         if !EventKind::ALL.contains(&args.event) {
             let known = EventKind::ALL;
@@ -174,9 +157,7 @@ impl Sender {
                 .to_vec(),
             Some(file) => read(file).unwrap_or_else(|error| {
                 let message = format!("the body `{file}` cannot be read: {error}");
-                Args::command()
-                    .error(ErrorKind::ValueValidation, message)
-                    .exit()
+                misused(message)
             }),
         };
         let signature = secret.sign(&body);

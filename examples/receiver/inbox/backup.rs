@@ -9,8 +9,9 @@ use anyhow::{Context, ensure};
 use rusqlite::{Connection, OpenFlags};
 use tower_webhook::inbox::{Filter, Inbox, Page, Queue};
 
-use crate::change::{is_confirmed, must_be_terminal};
-use crate::{print, store};
+use super::change::{is_confirmed, must_be_terminal};
+use super::print;
+use crate::store;
 
 pub(crate) fn backup(inbox: PathBuf, copy: &Path) -> anyhow::Result<ExitCode> {
     ensure!(inbox.exists(), "there is no file `{}`", inbox.display());

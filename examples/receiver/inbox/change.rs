@@ -9,8 +9,9 @@ use indicatif::ProgressBar;
 use tokio::signal::ctrl_c;
 use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
 
-use crate::args::{Chosen, misused};
-use crate::{Pages, print};
+use super::args::Chosen;
+use super::{Pages, print};
+use crate::cli::misused;
 
 #[derive(Clone, Copy)]
 pub(crate) enum Action {

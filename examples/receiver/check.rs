@@ -1,0 +1,96 @@
+//! Opens what `run` would open, and handles nothing.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+use tower_webhook::EventRouter;
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+use tower_webhook::inbox::Queue;
+use tower_webhook::memory::MokaStore;
+
+use crate::app::{place, webhooks};
+use crate::args::Options;
+use crate::cli::misused;
+use crate::connections::bind;
+use crate::run::{connection_limits, refuse_missing};
+use crate::secrets::{labels, secrets};
+use crate::store::{self, Place};
+use crate::text::chain;
+
+pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
+    refuse_missing(args);
+    let (secrets, random) = secrets(args)?;
+    match &secrets {
+        None => say("secrets", "none: deliveries are not verified")?,
+        Some(_) if random.is_some() => say("secrets", "none is configured: `run` makes one up")?,
+        Some(secrets) => say("secrets", labels(secrets))?,
+    }
+    // The same settings with a store that starts nothing.
+    let settings = webhooks(args, secrets.as_ref())
+        .store(MokaStore::new())
+        .start(EventRouter::new());
+    if let Err(error) = settings {
+        misused(chain(&error));
+    }
+
+    let (place, is_inbox) = place(args);
+    let what = if is_inbox { "inbox" } else { "store" };
+    let name = place.to_string();
+    match open(place, is_inbox).await? {
+        Some(unsettled) => say(what, format!("{name}, with {unsettled} unsettled events"))?,
+        None => say(what, name)?,
+    }
+
+    let listeners = [
+        (
+            "webhooks",
+            Some(args.listening.listen),
+            "--listen 127.0.0.1:3001",
+        ),
+        ("console", args.console.console, "--console 127.0.0.1:3002"),
+        (
+            "metrics",
+            args.monitoring.metrics,
+            "--metrics 127.0.0.1:9465",
+        ),
+    ];
+    let mut bound = Vec::new();
+    for (what, address, other) in listeners {
+        if let Some(address) = address {
+            let listener = bind(address, other)?;
+            say(what, listener.local_addr()?)?;
+            bound.push(listener);
+        }
+    }
+    say("connections", connection_limits(args)?.max_connections)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Opens a store, or an inbox, and returns how many unsettled events that has.
+async fn open(place: Place, is_inbox: bool) -> anyhow::Result<Option<u64>> {
+    Ok(match place {
+        Place::Memory => None,
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) if is_inbox => Some(unsettled(&store::sqlite_queue(path)?).await?),
+        #[cfg(feature = "sqlite")]
+        Place::Sqlite(path) => store::sqlite(path).map(|_| None)?,
+        #[cfg(feature = "redis")]
+        Place::Redis(server) => store::redis(server).await.map(|_| None)?,
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) if is_inbox => {
+            Some(unsettled(&store::postgres_queue(server).await?).await?)
+        }
+        #[cfg(feature = "postgres")]
+        Place::Postgres(server) => store::postgres(server).await.map(|_| None)?,
+    })
+}
+
+#[cfg(any(feature = "sqlite", feature = "postgres"))]
+async fn unsettled(queue: &impl Queue) -> anyhow::Result<u64> {
+    Ok(queue.stats().await?.unsettled())
+}
+
+fn say(what: &str, text: impl fmt::Display) -> io::Result<()> {
+    writeln!(io::stdout(), "{what:11}  {text}")
+}

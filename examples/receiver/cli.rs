@@ -1,0 +1,156 @@
+//! The commands, and the variables of their options.
+
+use std::env;
+use std::ffi::OsString;
+use std::fmt;
+use std::process;
+
+use clap::builder::BoolishValueParser;
+use clap::error::ErrorKind;
+use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::{args, inbox, send};
+
+/// Receive the chat platform's webhooks without writing Rust, and see to what was received.
+#[derive(Parser)]
+#[command(
+    name = "receiver",
+    version,
+    after_help = "Without a command, it is `run`, whose options `receiver run --help` shows."
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Receive webhooks, and print one line of JSON for each event; the default
+    ///
+    /// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none, and with
+    /// "redriven":true if a person redrove the event in an inbox.
+    /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
+    /// an event is answered when it is stored, and the receiver handles it later and retries it.
+    /// GET /healthz is answered with 200.
+    ///
+    /// By default, an event is handled when its line is printed, and fails if standard output is closed or its
+    /// disk is full; a reader that has stopped leaves one delivery unanswered, even beyond --handler-timeout. With
+    /// --exec or --forward, it is handled when the command or the server has succeeded: its line is only a record of
+    /// that. Then standard output may be closed, or blocked by a reader that has stopped: the event stays handled, and a warning in the log says that its line is lost.
+    ///
+    /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
+    /// it at once. SIGHUP reloads the file of secrets. The exit code is 0 after a signal, even if events were
+    /// still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
+    ///
+    /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
+    /// WEBHOOK_SECRET_FILE, and so on. That of an option without a value is true or false.
+    Run(Box<args::Options>),
+    /// Sign a sample event like the chat platform, and send it to a receiver
+    ///
+    /// Prints the status and latency of each delivery. The exit code is 0 if all were accepted, and 1 if any
+    /// was refused or failed.
+    Send(send::Options),
+    /// List the senders whose deliveries a receiver can verify
+    Senders,
+    /// Open everything that `run` would open with the same options and variables, and exit
+    ///
+    /// Reads the secrets, opens the store or the inbox, listens at each address, and handles nothing. Like `run`, it
+    /// creates a SQLite file that does not exist, and updates the tables of an earlier release. Beside a running
+    /// receiver, its addresses are in use. The exit code is 0 if the receiver could start, 1 if not, and 2 if the
+    /// arguments are invalid.
+    Check(Box<args::Options>),
+    /// Show and change an inbox: list events, see why they failed, redrive or discard them
+    ///
+    /// It works on the file or the database of the inbox, whether or not the receiver is running. Ages are written as
+    /// `90s`, `15m`, `2h` or `7d`. Times in JSON are milliseconds since 1970.
+    ///
+    /// The exit code is 0 on success, 1 if something failed or was not found, and 2 if the arguments are invalid.
+    Inbox(inbox::args::Options),
+}
+
+/// Reads the command line, or exits.
+pub(crate) fn parse() -> Command {
+    let parsed = command().try_get_matches_from(arguments());
+    match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(cli) => cli.command,
+        Err(error) => {
+            let _ = error.print();
+            let variables = variables();
+            if error.use_stderr() && !variables.is_empty() {
+                eprintln!(
+                    "\nThese variables of the environment count as options: {}",
+                    variables.join(", ")
+                );
+            }
+            process::exit(error.exit_code())
+        }
+    }
+}
+
+/// Exits like clap does for an invalid argument of the command.
+pub(crate) fn misused(error: impl fmt::Display) -> ! {
+    let mut cli = command();
+    cli.build();
+    let error = match cli.find_subcommand_mut(&arguments()[1]) {
+        Some(command) => command.error(ErrorKind::ValueValidation, error),
+        None => cli.error(ErrorKind::ValueValidation, error),
+    };
+    error.exit()
+}
+
+/// The command line, which always names a command.
+fn arguments() -> Vec<OsString> {
+    let mut arguments: Vec<_> = env::args_os().collect();
+    arguments.resize(arguments.len().max(1), "receiver".into());
+    let is_of_all = ["-h", "--help", "-V", "--version"];
+    let names_command = arguments.get(1).is_some_and(|first| {
+        is_of_all.iter().any(|option| first == option)
+            || !first.as_encoded_bytes().starts_with(b"-")
+    });
+    if !names_command {
+        arguments.insert(1, "run".into());
+    }
+    arguments
+}
+
+fn command() -> clap::Command {
+    let with_variables = |command: clap::Command| command.mut_args(with_variable);
+    Cli::command()
+        .mut_subcommand("run", with_variables)
+        .mut_subcommand("check", with_variables)
+}
+
+/// A variable counts as given, so that one of a flag is left out if it is false.
+fn with_variable(option: Arg) -> Arg {
+    // The secret's is read only without a file, which clap would refuse beside it.
+    let long = option.get_long().filter(|long| *long != "secret");
+    let Some(long) = long else {
+        return option;
+    };
+    let name = format!("WEBHOOK_{}", long.replace('-', "_").to_uppercase());
+    let is_flag = matches!(option.get_action(), ArgAction::SetTrue);
+    let value = env::var(&name).map(|value| value.to_lowercase());
+    let is_false = |value| ["", "0", "f", "false", "n", "no", "off"].contains(&value);
+    match value {
+        Ok(value) if is_flag && is_false(value.as_str()) => option,
+        _ if is_flag => option
+            .env(&*name.leak())
+            .value_parser(BoolishValueParser::new()),
+        _ => option.env(&*name.leak()),
+    }
+    .hide_env_values(true)
+}
+
+/// The variables that are set, of the command's options.
+fn variables() -> Vec<String> {
+    let cli = command();
+    let command = cli.find_subcommand(&arguments()[1]);
+    let names = command
+        .into_iter()
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(Arg::get_env);
+    names
+        .filter(|name| env::var_os(name).is_some())
+        .map(|name| name.to_string_lossy().into_owned())
+        .collect()
+}

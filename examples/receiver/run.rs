@@ -1,0 +1,244 @@
+//! Runs the receiver until it is stopped.
+
+use std::env;
+use std::io;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::FutureExt;
+use nix::sys::resource::{Resource, getrlimit};
+use nix::sys::signal::Signal as OsSignal;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::time::sleep;
+
+use crate::app::{self, Built, Setup};
+use crate::args::Options;
+use crate::cli::misused;
+use crate::connections::{self, Connections, bind};
+#[cfg(feature = "console")]
+use crate::console;
+use crate::event::Events;
+use crate::handling::Handling;
+use crate::secrets::{reread_on_hangup, secrets};
+use crate::store::{self, Place};
+use crate::telemetry::Telemetry;
+
+/// Pipes, and the process itself.
+const FILES_OF_A_COMMAND: usize = 8;
+
+pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
+    // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
+    // the process.
+    drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
+    let (secrets, random) = secrets(args)?;
+    let events = Arc::new(app::events(args)?);
+    let (place, is_inbox) = app::place(args);
+    let place_name = place.to_string();
+    let is_memory = matches!(place, Place::Memory);
+    refuse_missing(args);
+    let setup = Setup {
+        args,
+        secrets: secrets.as_ref(),
+        events: &events,
+        telemetry: Telemetry::start(args).await?,
+    };
+    let Built {
+        app,
+        handling,
+        #[cfg(feature = "console")]
+        console,
+    } = match is_inbox {
+        true => app::inbox(&setup, place).await?,
+        false => app::inline(&setup, place).await?,
+    };
+    #[cfg(feature = "console")]
+    if let Some(address) = args.console.console {
+        console::serve(setup.telemetry.show_in(console), address, args).await?;
+    }
+
+    let stop = Stop::new()?;
+    reread_on_hangup(secrets, args.secrets.secret_file.clone())?;
+    let listener = bind(args.listening.listen, "--listen 127.0.0.1:3001")?;
+    let url = format!("http://{}{}", listener.local_addr()?, args.listening.path);
+    eprintln!("listening on {url}");
+    let limits = connection_limits(args)?;
+    announce(args, &place_name, limits.max_connections);
+    if args.secrets.dangerously_unsigned {
+        tracing::warn!(
+            "deliveries are not verified: anybody who reaches this address can make events up"
+        );
+    }
+    if args.handling.exec.is_some() && std::process::id() == 1 {
+        tracing::warn!(
+            "this process is the first one of its container, where each `--exec` leaves an ended process behind: start \
+             the container with an init process, such as `docker run --init`"
+        );
+    }
+    if is_memory && !args.secrets.demo {
+        tracing::warn!(
+            "keys are kept in memory: after a restart, an event that the platform retries is handled \
+             again; `--store` names a store that lasts"
+        );
+    }
+    if let Some(secret) = random {
+        let program = env::args().next().unwrap_or("receiver".to_owned());
+        let brand = args.listening.header_prefix.as_ref();
+        let brand = brand.map(|brand| format!(" --header-prefix {brand}"));
+        eprintln!(
+            "no secret was configured, so a random one was created; send a first event with\n\n  \
+             {program} send --url {url} --secret {secret}{}\n",
+            brand.unwrap_or_default()
+        );
+    }
+    serve(
+        listener,
+        Connections::new("webhooks", app, limits),
+        handling,
+        stop,
+        &events,
+        Duration::from_secs(args.handling.grace),
+    )
+    .await;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Exits if this build lacks what an option asks for.
+pub(crate) fn refuse_missing(args: &Options) {
+    let missing = [
+        (
+            args.console.console.is_some() && !cfg!(feature = "console"),
+            "the console",
+            "console,sqlite",
+        ),
+        (
+            args.monitoring.metrics.is_some() && !cfg!(feature = "metrics"),
+            "metrics",
+            "metrics",
+        ),
+    ];
+    for (is_missing, what, features) in missing {
+        if is_missing {
+            misused(store::rebuilt(what, features));
+        }
+    }
+}
+
+/// Logs the settings that decide what happens to an event.
+fn announce(args: &Options, place: &str, max_connections: usize) {
+    let limits = args.handling.of_events();
+    let action = match (&args.handling.exec, &args.handling.forward) {
+        (Some(_), _) => "exec",
+        (None, Some(_)) => "forward",
+        (None, None) => "print",
+    };
+    tracing::info!(
+        inbox = args.kept.inbox.as_ref().map(|_| display(place)),
+        store = args.kept.inbox.is_none().then(|| display(place)),
+        namespace = args.kept.namespace.as_deref().unwrap_or_default(),
+        action,
+        concurrency = limits.concurrency,
+        max_attempts = limits.max_attempts,
+        handler_timeout = ?limits.time,
+        lease = ?Duration::from_secs(args.kept.lease),
+        max_connections,
+        max_body = args.limits.max_body,
+        max_buffered = args.limits.max_buffered.max(args.limits.max_body),
+        "the receiver has started"
+    );
+}
+
+/// Serves until a signal arrives, then waits for the running events.
+async fn serve(
+    listener: TcpListener,
+    connections: Connections,
+    handling: Handling,
+    mut stop: Stop,
+    events: &Events,
+    grace: Duration,
+) {
+    tokio::select! {
+        never = connections.accept(&listener) => match never {},
+        () = stop.requested() => {}
+    }
+    drop(listener);
+
+    tracing::info!("stopping after the running events have finished");
+    let rest = handling.rest;
+    let cut = async {
+        tokio::select! {
+            () = sleep(grace) => "stopped at the deadline",
+            () = stop.requested() => "stopped at once",
+        }
+    };
+    let cut = cut.shared();
+    // A worker begins nothing any more, while connections still store events.
+    let (closing, draining) = tokio::join!(
+        unless(cut.clone(), connections.shutdown()),
+        handling.drain(cut.clone()),
+    );
+    // Runs may have been detached meanwhile.
+    let detached = handling.drain(cut.clone()).await;
+    let mut cut_short = closing.or(draining).or(detached);
+    if cut_short.is_none() {
+        cut_short = unless(cut, events.flush()).await;
+    }
+    match cut_short {
+        None => tracing::info!("stopped"),
+        Some(why) => tracing::warn!("{why}: {rest}"),
+    }
+}
+
+/// Waits until `end` is ready, or `cut`, whose output is returned then.
+async fn unless<T>(cut: impl Future<Output = T>, end: impl Future<Output = ()>) -> Option<T> {
+    tokio::select! {
+        () = end => None,
+        why = cut => Some(why),
+    }
+}
+
+/// The signals that stop the receiver: SIGTERM and Ctrl-C.
+struct Stop {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Stop {
+    fn new() -> io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+        })
+    }
+
+    async fn requested(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
+/// Returns the limits of connections, which must leave files for commands and the store.
+pub(crate) fn connection_limits(args: &Options) -> anyhow::Result<connections::Limits> {
+    let mut limits = args.limits.of_connections();
+    let (files, _) =
+        getrlimit(Resource::RLIMIT_NOFILE).context("the limit of open files is unknown")?;
+    let files = usize::try_from(files).unwrap_or(usize::MAX);
+    let listeners = usize::from(args.console.console.is_some())
+        + usize::from(args.monitoring.metrics.is_some());
+    let others = 64
+        + listeners * connections::Limits::FEW.max_connections
+        + FILES_OF_A_COMMAND.saturating_mul(args.handling.of_events().concurrency);
+    let most = files.saturating_sub(others).max(files / 2).max(1);
+    if limits.max_connections > most {
+        tracing::warn!(
+            max_connections = most,
+            "`--max-connections` was lowered, because only {files} files may be open: see `ulimit -n`"
+        );
+        limits.max_connections = most;
+    }
+    Ok(limits)
+}

@@ -1,0 +1,28 @@
+//! The senders that a receiver can verify.
+
+use std::process::ExitCode;
+use std::{io, iter};
+
+use tower_webhook::{HeaderNames, SenderPolicy};
+
+use crate::inbox::print::write_rows;
+
+pub(crate) fn print() -> anyhow::Result<ExitCode> {
+    let head = ["SENDER", "EVENT", "SIGNATURE", "KEY", "RETRIES"].map(str::to_owned);
+    let (names, policy) = (HeaderNames::default(), SenderPolicy::default());
+    let platform = [
+        "chat platform".to_owned(),
+        names.event.to_string(),
+        names.signature.to_string(),
+        names.key.to_string(),
+        format!(
+            "every {} min for {} days, disabled after {} failures within an hour",
+            policy.retry_every.as_secs() / 60,
+            policy.retry_for.as_secs() / (24 * 60 * 60),
+            policy.disable_after
+        ),
+    ];
+    let rows = iter::once(head).chain([platform]).collect();
+    write_rows(&mut io::stdout().lock(), rows)?;
+    Ok(ExitCode::SUCCESS)
+}

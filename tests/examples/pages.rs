@@ -1,0 +1,199 @@
+//! The commands of README and pages: each names an example and features that exist, its options are valid, and the
+//! requests by hand work as they stand.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::operations::check;
+use super::receivers::Receiver;
+use support::program::{example, installed};
+
+fn root() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// README and pages, with their names.
+fn pages() -> Vec<(String, String)> {
+    let mut files = vec![root().join("README.md"), root().join("examples/README.md")];
+    let pages = fs::read_dir(root().join("src/docs")).unwrap();
+    files.extend(pages.map(|entry| entry.unwrap().path()));
+    files.retain(|path| path.extension().is_some_and(|it| it == "md"));
+    let read = |path: PathBuf| {
+        let text = fs::read_to_string(&path).unwrap();
+        (path.display().to_string(), text)
+    };
+    files.into_iter().map(read).collect()
+}
+
+/// The commands that start with `cargo`, in fences and in backticks, with their lines joined.
+fn cargo_commands(text: &str) -> Vec<String> {
+    let text = text.replace("\\\n", " ");
+    let lines = text.lines().map(str::trim);
+    let quoted = text.split('`').skip(1).step_by(2);
+    let commands = lines.chain(quoted).filter_map(|line| {
+        let at = line.find("cargo ")?;
+        // Variables may stand before it.
+        let is_command = line[..at].split_whitespace().all(|word| word.contains('='));
+        let command = line[at..].split(" #").next()?;
+        is_command.then(|| command.split('|').next().unwrap_or(command).to_owned())
+    });
+    commands.collect()
+}
+
+/// The words that a shell makes of a command, with what stands in capitals replaced.
+fn words(command: &str) -> Vec<String> {
+    let script = format!("set -- {command}\nprintf '%s\\n' \"$@\"");
+    let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+    assert!(output.status.success(), "{command}");
+    let words = String::from_utf8(output.stdout).unwrap();
+    words.lines().map(str::to_owned).collect()
+}
+
+fn after<'a>(words: &'a [String], option: &str) -> Option<&'a str> {
+    let at = words.iter().position(|word| word == option)?;
+    words.get(at + 1).map(String::as_str)
+}
+
+#[test]
+fn every_command_names_what_exists_and_has_valid_options() {
+    let manifests = ["Cargo.toml", "tests/Cargo.toml"]
+        .map(|name| fs::read_to_string(root().join(name)).unwrap());
+    let mut checked = BTreeSet::new();
+    for (page, text) in pages() {
+        for command in cargo_commands(&text) {
+            let words = words(&command);
+            let Some(name) = after(&words, "--example") else {
+                continue;
+            };
+            let declared = format!("[[example]]\nname = \"{name}\"\n");
+            let manifest = manifests
+                .iter()
+                .find(|manifest| manifest.contains(&declared));
+            let manifest = manifest.unwrap_or_else(|| panic!("{page}: {command}: no such example"));
+            let features = after(&words, "--features").unwrap_or_default();
+            let own: Vec<&str> = features.split(',').filter(|it| !it.is_empty()).collect();
+            for feature in &own {
+                let declared = match feature.split_once('/') {
+                    Some((dependency, _)) => format!("\n{dependency} = {{"),
+                    None => format!("\n{feature} = ["),
+                };
+                let is_declared = manifest.contains(&declared);
+                assert!(is_declared, "{page}: {command}: no feature {feature}");
+            }
+            let (_, entry) = manifest.split_once(&declared).unwrap();
+            let entry = entry.split("\n[").next().unwrap();
+            let required = entry
+                .split("required-features = [")
+                .nth(1)
+                .unwrap_or_default();
+            for required in required.split('"').skip(1).step_by(2) {
+                assert!(
+                    required == "moka" || own.contains(&required),
+                    "{page}: {command}: needs the feature {required}"
+                );
+            }
+            if let Some(end) = words.iter().position(|word| word == "--") {
+                let args = words[end + 1..].iter().map(|word| match word.as_str() {
+                    "ID" => "1",
+                    "…" => "--help",
+                    word => word,
+                });
+                // The help is printed if all that stands before it is valid.
+                let output = example(name).args(args).arg("--help").output().unwrap();
+                let told = String::from_utf8_lossy(&output.stderr);
+                assert!(output.status.success(), "{page}: {command}: {told}");
+            }
+            checked.insert(command);
+        }
+    }
+    assert!(checked.len() > 20, "{checked:?}");
+}
+
+/// The options of `receiver` in lines without `cargo`.
+#[test]
+fn commands_of_the_receiver_have_valid_options() {
+    let mut checked = 0;
+    for (page, text) in pages() {
+        let text = text.replace("\\\n", " ");
+        let fenced = text.split("```sh\n").skip(1);
+        let fenced = fenced.flat_map(|block| block.split("```").next().unwrap_or_default().lines());
+        let quoted = text.split('`').skip(1).step_by(2);
+        for command in fenced.chain(quoted.filter(|it| it.starts_with("receiver inbox "))) {
+            let command = command
+                .trim()
+                .trim_start_matches("target/release/examples/");
+            let Some(args) = command.strip_prefix("receiver ") else {
+                continue;
+            };
+            let args = words(args.split(" #").next().unwrap());
+            let args = args.iter().map(|word| match word.as_str() {
+                "ID" => "1",
+                "…" => "--help",
+                word => word,
+            });
+            let output = example("receiver")
+                .args(args)
+                .arg("--help")
+                .output()
+                .unwrap();
+            let told = String::from_utf8_lossy(&output.stderr);
+            assert!(output.status.success(), "{page}: {command}: {told}");
+            checked += 1;
+        }
+    }
+    assert!(checked > 10, "{checked}");
+}
+
+/// Spec 6, rule 5, with the page's own lines.
+#[test]
+fn the_request_by_hand_works_as_it_stands() {
+    let page = fs::read_to_string(root().join("src/docs/testing.md")).unwrap();
+    let blocks = page.split("```sh\n").skip(1);
+    let mut blocks = blocks.map(|block| block.split("```").next().unwrap_or_default());
+    let request = blocks.find(|block| block.contains("curl -i")).unwrap();
+    let receiver = Receiver::start(&["--secret", "my-secret"]);
+    let page_url = "http://127.0.0.1:3000/webhooks";
+    assert!(request.contains(page_url));
+    let request = request.replace(page_url, &receiver.url);
+    let send = || {
+        let output = Command::new("sh").args(["-c", &request]).output();
+        String::from_utf8(installed(output, "sh", "dash").stdout)
+            .unwrap()
+            .to_lowercase()
+    };
+    let first = send();
+    assert!(
+        first.starts_with("http/1.1 200") && !first.contains("replayed"),
+        "{first}"
+    );
+    let second = send();
+    assert!(second.contains("idempotent-replayed: true"), "{second}");
+    assert_eq!(receiver.out().lines().count(), 1);
+}
+
+/// Queries of the page are valid.
+#[test]
+fn queries_of_the_page_are_valid() {
+    let page = include_str!("../../src/docs/troubleshooting.md");
+    let fenced = page.split("```text\n").skip(1);
+    let fenced = fenced.map(|block| block.split("```").next().unwrap_or_default());
+    let quoted = page.split('`').skip(1).step_by(2);
+    let quoted = quoted.filter(|text| !text.starts_with("text\n"));
+    let queries = fenced
+        .chain(quoted)
+        .filter(|it| it.contains("webhook_") && it.contains('('));
+    let dir = tempfile::tempdir().unwrap();
+    let mut rules = String::from("groups:\n  - name: page\n    rules:\n");
+    let mut count = 0;
+    for query in queries {
+        let query = query.split_whitespace().collect::<Vec<_>>().join(" ");
+        rules += &format!("      - record: page:query:{count}\n        expr: {query:?}\n");
+        count += 1;
+    }
+    assert!(count >= 3, "{rules}");
+    fs::write(dir.path().join("rules.yml"), rules).unwrap();
+    let args = ["check", "rules", "rules.yml"];
+    check("promtool", "prometheus", Path::new(dir.path()), &args);
+}
