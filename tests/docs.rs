@@ -96,7 +96,7 @@ fn every_page_is_a_module() {
     }
 }
 
-/// GitHub shows the file, and rustdoc its text. `tests/browser/story.rs` writes both.
+/// GitHub shows the file, and rustdoc its text. `tests/console/browser/story.rs` writes both.
 #[test]
 fn every_picture_is_small_and_the_same_in_rustdoc() {
     let directory = root().join(PAGES).join(PICTURES);

@@ -18,6 +18,17 @@ fn rooms_import_downwards_only() {
     assert!(circles.is_empty(), "{}", describe("rooms", &circles));
 }
 
+/// The largest number of lines of a file of tests. A longer one has several topics: each of them gets a file.
+const MOST_LINES: usize = 1_000;
+
+#[test]
+fn files_of_tests_are_short() {
+    let mut long = sources("tests", "rs");
+    long.retain(|(_, text)| text.lines().count() > MOST_LINES);
+    let long: Vec<_> = long.into_iter().map(|(file, _)| file).collect();
+    assert!(long.is_empty(), "more than {MOST_LINES} lines: {long:?}");
+}
+
 /// The largest share of files that import each other, in percent.
 const MOST_IN_CIRCLES: usize = 15;
 
@@ -39,7 +50,9 @@ fn few_files_are_in_circles() {
 
 #[test]
 fn tables_are_named_in_their_rooms_only() {
-    let sources = sources("rs").into_iter().chain(sources("sql"));
+    let sources = sources("src", "rs")
+        .into_iter()
+        .chain(sources("src", "sql"));
     let (tables, statements) = read_sql(&sources.collect::<Vec<_>>());
     let rooms: BTreeSet<_> = tables.values().flatten().map(String::as_str).collect();
     assert_eq!(rooms, ["postgres", "sqlite"].into());
@@ -332,11 +345,11 @@ fn rooms_imported_by(text: &str) -> Vec<String> {
     imported.filter(|room| room != "elsewhere").collect()
 }
 
-/// The names and texts of all files below `src` with this extension.
-fn sources(extension: &str) -> Vec<(String, String)> {
+/// The names and texts of all files below a folder with this extension.
+fn sources(folder: &str, extension: &str) -> Vec<(String, String)> {
     let root = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
     let mut sources = Vec::new();
-    let mut folders = vec![root.join("src")];
+    let mut folders = vec![root.join(folder)];
     while let Some(folder) = folders.pop() {
         for entry in fs::read_dir(&folder).unwrap() {
             let path = entry.unwrap().path();
@@ -373,7 +386,7 @@ struct Import {
 
 impl Crate {
     fn of_this_repository() -> Self {
-        let sources = sources("rs");
+        let sources = sources("src", "rs");
         let sources = sources.iter().map(|(name, text)| (&**name, &**text));
         Self::new(&sources.collect::<Vec<_>>())
     }

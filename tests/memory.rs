@@ -138,7 +138,7 @@ async fn two_thousand_halves(server: Server, before: usize) {
     for client in clients {
         client.await.unwrap();
     }
-    eventually("all connections are at an end", || live() == 0).await;
+    eventually("all connections are at an end", async || live() == 0).await;
     for nth in 0..100 {
         post(address, whole(&format!("after {nth}"), BODY))
             .await

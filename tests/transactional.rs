@@ -26,6 +26,7 @@ use tower_webhook::{
 };
 
 use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
+use support::eventually;
 use support::log::Log;
 use support::net::cutting_proxy;
 use support::observer::Notes;
@@ -55,12 +56,12 @@ enum Step {
 
 /// Writes one row for each run, then does the next step, or succeeds.
 #[derive(Clone, Default)]
-struct Crm {
+struct TransactionalCrm {
     steps: Arc<Mutex<VecDeque<Step>>>,
     runs: Arc<AtomicUsize>,
 }
 
-impl Crm {
+impl TransactionalCrm {
     fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         Self {
             steps: Arc::new(Mutex::new(steps.into_iter().collect())),
@@ -77,7 +78,7 @@ impl Crm {
     }
 }
 
-impl TransactionalHandler<ChatRated> for Crm {
+impl TransactionalHandler<ChatRated> for TransactionalCrm {
     async fn handle(&self, chat: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
         sqlx::query("INSERT INTO effects (chat) VALUES ($1)")
             .bind(&chat.payload.id)
@@ -127,12 +128,12 @@ impl TransactionalHandler<ChatRated> for Crm {
 }
 
 /// A server with the tables of both sides.
-struct Database {
+struct AppServer {
     server: PostgresServer,
     pool: PgPool,
 }
 
-impl Database {
+impl AppServer {
     async fn start() -> Self {
         let server = PostgresServer::start();
         let pool = pool(&server.url(), 4).await;
@@ -188,7 +189,7 @@ fn patient(pool: PgPool) -> Transactions {
     Transactions::new(PostgresStore::new(pool)).in_flight_wait(Duration::from_secs(60))
 }
 
-fn service(transactions: &Transactions, crm: &Crm) -> Signature<EventRouter> {
+fn service(transactions: &Transactions, crm: &TransactionalCrm) -> Signature<EventRouter> {
     let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
     SignatureLayer::new(secret()).layer(events)
 }
@@ -206,18 +207,10 @@ fn assert_retry_after(answered: &Answered, seconds: &str) {
     );
 }
 
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + Duration::from_secs(20);
-    while !holds().await {
-        assert!(Instant::now() < give_up, "never: {what}");
-        sleep(Duration::from_millis(5)).await;
-    }
-}
-
 #[tokio::test]
 async fn effect_and_key_are_committed_together() {
-    let database = Database::start().await;
-    let crm = Crm::default();
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
     let service = service(&database.transactions(), &crm);
 
     send(&service, event("a")).await.assert_ok();
@@ -235,9 +228,9 @@ async fn effect_and_key_are_committed_together() {
 
 #[tokio::test]
 async fn failed_run_leaves_nothing() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let never = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([
+    let crm = TransactionalCrm::new([
         Step::Fail,
         Step::Panic,
         Step::SucceedWhen(never.clone()),
@@ -279,10 +272,10 @@ async fn failed_run_leaves_nothing() {
 
 #[tokio::test]
 async fn altered_transaction_is_not_committed() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let one = pool(&database.server.url(), 1).await;
     let transactions = patient(one);
-    let crm = Crm::new([
+    let crm = TransactionalCrm::new([
         Step::ForgetSavepoint,
         Step::ForgetSavepointAndFail,
         Step::DropBegin,
@@ -304,10 +297,10 @@ async fn altered_transaction_is_not_committed() {
 
 #[tokio::test]
 async fn refused_commit_is_a_failure() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let unique = "ALTER TABLE effects ADD UNIQUE (chat) DEFERRABLE INITIALLY DEFERRED";
     database.pool.execute(unique).await.unwrap();
-    let crm = Crm::default();
+    let crm = TransactionalCrm::default();
     let service = service(&database.transactions(), &crm);
     send(&service, event("a")).await.assert_ok();
     let refused = send(&service, event("b")).await;
@@ -318,9 +311,9 @@ async fn refused_commit_is_a_failure() {
 
 #[tokio::test]
 async fn disconnect_cancels_the_run() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([
+    let crm = TransactionalCrm::new([
         Step::SucceedWhen(go.clone()),
         Step::Execute("SELECT pg_sleep(3600)"),
     ]);
@@ -351,8 +344,8 @@ async fn disconnect_cancels_the_run() {
 /// Wherever a run is dropped, its transaction is gone before its connection is used again.
 #[tokio::test]
 async fn run_can_be_dropped_at_any_point() {
-    let database = Database::start().await;
-    let crm = Crm::default();
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
     let one = pool(&database.server.url(), 1).await;
     let service = service(&patient(one.clone()), &crm);
     one.execute("CREATE TABLE others (id bigserial)")
@@ -405,8 +398,8 @@ async fn poll_only<F: Future>(polls: usize, then_wait: bool, future: F) -> Optio
 
 #[tokio::test]
 async fn discarded_event_is_completed_without_effect() {
-    let database = Database::start().await;
-    let crm = Crm::new([Step::Discard, Step::DiscardAfterFailure, Step::Discard]);
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::new([Step::Discard, Step::DiscardAfterFailure, Step::Discard]);
     let service = service(&database.transactions(), &crm);
 
     for key in ["a", "b"] {
@@ -421,8 +414,8 @@ async fn discarded_event_is_completed_without_effect() {
 
 #[tokio::test]
 async fn delivery_without_a_key_has_a_transaction() {
-    let database = Database::start().await;
-    let crm = Crm::new([Step::Succeed, Step::Fail, Step::Overlook]);
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::new([Step::Succeed, Step::Fail, Step::Overlook]);
     let service = service(&database.transactions(), &crm);
 
     send(&service, delivery(BODY)).await.assert_ok();
@@ -441,8 +434,8 @@ async fn delivery_without_a_key_has_a_transaction() {
 
 #[tokio::test]
 async fn one_of_64_concurrent_deliveries_has_an_effect() {
-    let database = Database::start().await;
-    let crm = Crm::default();
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
     let here = service(&database.transactions(), &crm);
     let there = service(&database.others().await, &crm);
 
@@ -461,7 +454,7 @@ async fn one_of_64_concurrent_deliveries_has_an_effect() {
 
 #[tokio::test]
 async fn duplicate_waits_for_the_outcome() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let wait = Duration::from_millis(500);
     // In one process, and in two.
     for (key, other) in [
@@ -469,7 +462,7 @@ async fn duplicate_waits_for_the_outcome() {
         ("b", database.others().await),
     ] {
         let go = Arc::new(Semaphore::new(0));
-        let crm = Crm::new([
+        let crm = TransactionalCrm::new([
             Step::FailWhen(go.clone()),
             Step::SucceedWhen(go.clone()),
             Step::Panic,
@@ -520,14 +513,14 @@ async fn duplicate_waits_for_the_outcome() {
 
 #[tokio::test]
 async fn longest_durations_are_accepted() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let transactions = database
         .transactions()
         .retention(Duration::MAX)
         .and_then(|it| it.store_timeout(Duration::MAX))
         .and_then(|it| it.handler_timeout(Duration::MAX))
         .unwrap();
-    let crm = Crm::default();
+    let crm = TransactionalCrm::default();
     let endless = service(&transactions.in_flight_wait(Duration::MAX), &crm);
     send(&endless, event("a")).await.assert_ok();
     send(&endless, event("a")).await.assert_replayed();
@@ -536,9 +529,9 @@ async fn longest_durations_are_accepted() {
 
 #[tokio::test]
 async fn zero_wait_does_not_wait() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
     let first = service(&database.transactions(), &crm);
     let other = database.others().await.in_flight_wait(Duration::ZERO);
     let second = service(&other, &crm);
@@ -557,9 +550,9 @@ async fn zero_wait_does_not_wait() {
 
 #[tokio::test]
 async fn waiting_duplicates_hold_no_connection() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
     let service = service(&patient(pool(&database.server.url(), 2).await), &crm);
 
     let duplicates = async {
@@ -583,8 +576,8 @@ async fn waiting_duplicates_hold_no_connection() {
 
 #[tokio::test]
 async fn works_behind_an_idempotency_layer() {
-    let database = Database::start().await;
-    let crm = Crm::new([Step::Fail, Step::Succeed, Step::Discard]);
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::new([Step::Fail, Step::Succeed, Step::Discard]);
     let store = PostgresStore::new(database.pool.clone());
     let notes = Notes::default();
     let transactions = Transactions::new(store.clone()).observer(notes.clone());
@@ -620,8 +613,8 @@ async fn works_behind_an_idempotency_layer() {
 
 #[tokio::test]
 async fn namespaces_separate_keys_and_kinds_do_not() {
-    let database = Database::start().await;
-    let crm = Crm::default();
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
     let (one, other) = (
         database.transactions(),
         database.transactions().namespace("other"),
@@ -640,8 +633,8 @@ async fn namespaces_separate_keys_and_kinds_do_not() {
 
 #[tokio::test]
 async fn changed_body_is_replayed_with_a_warning() {
-    let database = Database::start().await;
-    let service = service(&database.transactions(), &Crm::default());
+    let database = AppServer::start().await;
+    let service = service(&database.transactions(), &TransactionalCrm::default());
     let log = Log::capture(tracing::Level::WARN);
 
     send(&service, event("a")).await.assert_ok();
@@ -658,8 +651,8 @@ async fn changed_body_is_replayed_with_a_warning() {
 
 #[tokio::test]
 async fn works_without_http() {
-    let database = Database::start().await;
-    let crm = Crm::new([Step::Succeed, Step::Fail]);
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::new([Step::Succeed, Step::Fail]);
     let router = EventRouter::new().on::<ChatRated>(database.transactions().handler(crm));
     let stored = |key| {
         RawDelivery::new(EventKind::CHAT_RATED, BODY)
@@ -679,7 +672,7 @@ async fn works_without_http() {
 /// The limits of ours end with what they are for; shorter ones of the connection stay.
 #[tokio::test]
 async fn limits_of_the_connection_apply_to_the_handler() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     let shown = Arc::new(Mutex::new(Vec::new()));
     struct Show(Arc<Mutex<Vec<String>>>);
     impl TransactionalHandler<ChatRated> for Show {
@@ -743,7 +736,7 @@ async fn limits_of_the_connection_apply_to_the_handler() {
 
 #[tokio::test]
 async fn stricter_isolation_refuses_a_concurrent_duplicate() {
-    let database = Database::start().await;
+    let database = AppServer::start().await;
     for level in ["repeatable read", "serializable"] {
         let options: PgConnectOptions = database.server.url().parse().unwrap();
         let pool = PgPoolOptions::new()
@@ -751,7 +744,7 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
             .await
             .unwrap();
         let go = Arc::new(Semaphore::new(0));
-        let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+        let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
         let first = service(&patient(pool.clone()), &crm);
         let second = service(&patient(pool), &crm);
 
@@ -774,13 +767,13 @@ async fn stricter_isolation_refuses_a_concurrent_duplicate() {
 
 #[tokio::test]
 async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
-    let mut database = Database::start().await;
+    let mut database = AppServer::start().await;
     let notes = Notes::default();
     let transactions = database.transactions().observer(notes.clone());
     let transactions = transactions.store_timeout(Duration::from_secs(1)).unwrap();
     let service = service(
         &transactions,
-        &Crm::new([
+        &TransactionalCrm::new([
             Step::Succeed,
             Step::Fail,
             Step::Overlook,
@@ -847,8 +840,8 @@ async fn attempts_and_calls_of_the_database_are_observed_with_their_errors() {
 
 #[tokio::test]
 async fn stopped_database_returns_503_until_it_is_back() {
-    let mut database = Database::start().await;
-    let crm = Crm::default();
+    let mut database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
     let transactions = database.transactions();
     let short = transactions.clone();
     let short = short.store_timeout(Duration::from_secs(1)).unwrap();
@@ -878,7 +871,10 @@ async fn stopped_database_returns_503_until_it_is_back() {
 async fn missing_tables_are_reported() {
     let server = PostgresServer::start();
     let store = PostgresStore::new(pool(&server.url(), 1).await);
-    let service = service(&Transactions::new(store.clone()), &Crm::default());
+    let service = service(
+        &Transactions::new(store.clone()),
+        &TransactionalCrm::default(),
+    );
     let log = Log::capture(tracing::Level::WARN);
 
     let refused = send(&service, event("a")).await;
@@ -892,8 +888,8 @@ async fn missing_tables_are_reported() {
 
 #[tokio::test]
 async fn commit_with_a_lost_response_is_found_by_the_next_delivery() {
-    let database = Database::start().await;
-    let crm = Crm::default();
+    let database = AppServer::start().await;
+    let crm = TransactionalCrm::default();
     for (key, forwarded) in [("reached the server", true), ("did not", false)] {
         let proxy = cutting_proxy(database.server.port(), b"COMMIT", forwarded).await;
         let url = format!("postgres://postgres@127.0.0.1:{proxy}/postgres");
@@ -916,8 +912,8 @@ async fn commit_with_a_lost_response_is_found_by_the_next_delivery() {
 
 #[tokio::test]
 async fn keys_are_purged_after_their_retention() {
-    let database = Database::start().await;
-    let service = service(&database.transactions(), &Crm::default());
+    let database = AppServer::start().await;
+    let service = service(&database.transactions(), &TransactionalCrm::default());
     for key in 0..300 {
         send(&service, event(&key.to_string())).await.assert_ok();
     }

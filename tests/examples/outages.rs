@@ -52,7 +52,7 @@ fn webhook() -> Webhook {
 
 /// Handlers, and the system behind them.
 #[derive(Clone, Default)]
-struct Crm {
+struct SimulatedCrm {
     state: Arc<Mutex<CrmState>>,
 }
 
@@ -66,7 +66,7 @@ enum CrmState {
     NoCustomer,
 }
 
-impl Crm {
+impl SimulatedCrm {
     fn set(&self, state: CrmState) {
         *lock(&self.state) = state;
     }
@@ -237,7 +237,7 @@ impl Receiver {
     fn with_inbox<Q: Queue + Clone>(
         instance: &'static str,
         queue: &Q,
-        crm: &Crm,
+        crm: &SimulatedCrm,
         expected: u64,
     ) -> Self {
         let telemetry = Telemetry::new(instance, expected);
@@ -266,7 +266,7 @@ impl Receiver {
         instance: &'static str,
         store: S,
         record_store: fn(&S),
-        crm: &Crm,
+        crm: &SimulatedCrm,
     ) -> Self {
         let telemetry = Telemetry::new(instance, 14 * HOUR);
         let layer = Webhooks::new(secret("secret"))
@@ -521,7 +521,7 @@ async fn before(simulation: &mut Simulation) {
 /// Handlers fail, without an inbox.
 async fn failing_handlers() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("handlers fail", 15, Faults::none());
-    let (store, crm) = (MokaStore::new(), Crm::default());
+    let (store, crm) = (MokaStore::new(), SimulatedCrm::default());
     it.start(Receiver::inline("a", store.clone(), no_metrics, &crm));
     it.start(Receiver::inline("b", store, no_metrics, &crm));
     before(&mut it).await;
@@ -536,7 +536,7 @@ async fn failing_handlers() -> (Simulation, Vec<&'static str>) {
 /// Somebody changed the secret in the portal.
 async fn wrong_secret() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("the secret is wrong", 15, Faults::none());
-    let (store, crm) = (MokaStore::new(), Crm::default());
+    let (store, crm) = (MokaStore::new(), SimulatedCrm::default());
     it.start(Receiver::inline("a", store.clone(), no_metrics, &crm));
     it.start(Receiver::inline("b", store, no_metrics, &crm));
     before(&mut it).await;
@@ -552,7 +552,7 @@ async fn wrong_secret() -> (Simulation, Vec<&'static str>) {
 /// One of two receivers crashes.
 async fn receiver_down() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("a receiver is down", 15, Faults::none());
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     it.start(Receiver::with_inbox("b", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
@@ -567,7 +567,7 @@ async fn receiver_down() -> (Simulation, Vec<&'static str>) {
 /// The server of the store is away, and few events arrive.
 async fn store_away() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("the store is unavailable", 15, Faults::none());
-    let (store, crm) = (TestStore::<true>::default(), Crm::default());
+    let (store, crm) = (TestStore::<true>::default(), SimulatedCrm::default());
     it.start(Receiver::inline("a", store.clone(), no_metrics, &crm));
     before(&mut it).await;
     store.fail([Operation::Claim, Operation::Complete, Operation::Release]);
@@ -581,7 +581,10 @@ async fn store_away() -> (Simulation, Vec<&'static str>) {
 /// The server of the queue is away, and few events arrive.
 async fn queue_away() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("the queue is unavailable", 15, Faults::none());
-    let (queue, crm) = (FaultyQueue::new(MemoryQueue::new()), Crm::default());
+    let (queue, crm) = (
+        FaultyQueue::new(MemoryQueue::new()),
+        SimulatedCrm::default(),
+    );
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     queue.faults.is_down.store(true, Ordering::SeqCst);
@@ -596,7 +599,7 @@ async fn queue_away() -> (Simulation, Vec<&'static str>) {
 /// one after it.
 async fn silent_webhook() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("a webhook is silent", 15, Faults::none());
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
     it.start(Receiver::with_inbox("a", &queue, &crm, HOUR));
     it.start(Receiver::with_inbox("b", &queue, &crm, HOUR));
     before(&mut it).await;
@@ -627,7 +630,7 @@ async fn silent_webhook() -> (Simulation, Vec<&'static str>) {
 /// The system behind the handlers is down, and an inbox keeps the events.
 async fn failing_workers() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("handlers of an inbox fail", 15, Faults::none());
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     crm.set(CrmState::Down);
@@ -641,7 +644,7 @@ async fn failing_workers() -> (Simulation, Vec<&'static str>) {
 /// Somebody pauses the inbox, and forgets to resume it.
 async fn paused_inbox() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("the backlog of an inbox", 15, Faults::none());
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     let operator = Inbox::new(queue);
@@ -658,7 +661,7 @@ async fn paused_inbox() -> (Simulation, Vec<&'static str>) {
 /// A handler gives an event up.
 async fn dead_letter() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("a dead letter", 15, Faults::none());
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     crm.set(CrmState::NoCustomer);
@@ -679,7 +682,7 @@ async fn dead_letter() -> (Simulation, Vec<&'static str>) {
 /// A memory store that is too small for the events of a busy day.
 async fn full_store() -> (Simulation, Vec<&'static str>) {
     let mut it = Simulation::new("the memory store is full", 15, Faults::none());
-    let crm = Crm::default();
+    let crm = SimulatedCrm::default();
     let small = MokaStore::with_capacity(100);
     it.start(Receiver::inline(
         "a",
@@ -735,7 +738,7 @@ async fn no_alert_fires_in_seven_quiet_days() {
         .with(Fault::TruncateBody, 0.002)
         .with(Fault::Disconnect, 0.002);
     let mut it = Simulation::new("seven quiet days", 60, faults);
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
     for instance in ["a", "b"] {
         it.start(Receiver::with_inbox(instance, &queue, &crm, 14 * HOUR));
     }

@@ -1,12 +1,7 @@
-//! The example `sandbox` without a browser: `tests/browser` tests its page.
-
-#[cfg(feature = "admin")]
-use std::time::{Duration, Instant};
+//! The example `sandbox` without a browser: `tests/console/browser` tests its page.
 
 #[cfg(feature = "admin")]
 use tempfile::TempDir;
-#[cfg(feature = "admin")]
-use tokio::time::sleep;
 
 use support::program::{Server, curl, example};
 
@@ -103,7 +98,7 @@ async fn target_may_use_tls() {
         let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
         let test = format!("{}webhooks/chat-rated/test", sandbox.url);
         curl(&["-X", "POST", "-H", &own, &test]);
-        until(outcome, async || {
+        support::eventually(outcome, async || {
             curl(&[&sandbox.url]).contains(outcome).then_some(())
         })
         .await;
@@ -358,17 +353,4 @@ fn port_in_use_is_reported() {
         err.contains(&format!("cannot listen on {address}")),
         "{err}"
     );
-}
-
-/// Asks again and again, but not for ever.
-#[cfg(feature = "admin")]
-async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(30);
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "{what} did not come");
-        sleep(Duration::from_millis(20)).await;
-    }
 }

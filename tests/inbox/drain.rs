@@ -12,9 +12,10 @@ use tower_webhook::inbox::{EventState, Inbox, Records};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::StoreError;
 
-use crate::worker::{Crm, SECOND, event, inbox, states, until, webhooks};
+use support::SECOND;
 use support::delivery::send;
 use support::forward;
+use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
 use support::lock;
 
 /// A queue whose calls take their time, and which counts the events that it hands out.
@@ -89,7 +90,7 @@ async fn four_chats(inbox: &Inbox<SlowQueue>) {
 
 /// Drains a worker after a time, and returns the attempts before and after that.
 async fn attempts_around_a_drain(queue: SlowQueue, after: Duration, takes: Duration) -> [usize; 2] {
-    let (inbox, crm) = (Inbox::new(queue), Crm::default());
+    let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
     four_chats(&inbox).await;
     *lock(&crm.takes) = takes;
     let worker = inbox.worker(crm.router()).spawn();
@@ -133,7 +134,7 @@ async fn what_is_taken_while_a_drain_is_asked_for_is_released() {
         accept: slow / 5,
         ..SlowQueue::default()
     };
-    let (inbox, crm) = (Inbox::new(queue), Crm::default());
+    let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
     let worker = inbox.worker(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     let delivered = tokio::spawn(async move { send(&webhooks, event("a", 1)).await });
@@ -146,7 +147,7 @@ async fn what_is_taken_while_a_drain_is_asked_for_is_released() {
 
 #[tokio::test(start_paused = true)]
 async fn a_drain_goes_before_room_for_another_claim() {
-    let (inbox, crm) = (inbox(), Crm::default());
+    let (inbox, crm) = (inbox(), NotingCrm::default());
     *lock(&crm.takes) = SECOND;
     for chat in 0..64 {
         let event = event(&format!("chat-{chat}"), 1);
@@ -154,7 +155,7 @@ async fn a_drain_goes_before_room_for_another_claim() {
     }
     for handled in 1..=32 {
         let worker = inbox.worker(crm.router()).concurrency(1).spawn();
-        until(|| crm.attempts() == handled).await;
+        within_a_month(|| crm.attempts() == handled).await;
         worker.drain(60 * SECOND).await.unwrap();
         assert_eq!(crm.handled(), handled);
     }

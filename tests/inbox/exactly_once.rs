@@ -13,7 +13,7 @@ use http_body_util::Full;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
 use sqlx::{AssertSqlSafe, Executor, PgConnection};
 use tokio::sync::Semaphore;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
@@ -29,13 +29,10 @@ use tower_webhook::{
     SignatureLayer,
 };
 
-use crate::postgres::Database;
+use support::database::Database;
 use support::delivery::{RequestExt, delivery, secret, send};
-use support::lock;
 use support::net::cutting_proxy;
-
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
+use support::{MINUTE, SECOND, eventually, lock};
 
 /// What a run does after it has written its effect.
 enum Step {
@@ -52,12 +49,12 @@ const IDLE_LIMIT: Duration = Duration::from_millis(50);
 
 /// Writes one row for each run, then does the next step, or succeeds.
 #[derive(Clone, Default)]
-struct Crm {
+struct SettlingCrm {
     steps: Arc<Mutex<VecDeque<Step>>>,
     runs: Arc<AtomicUsize>,
 }
 
-impl Crm {
+impl SettlingCrm {
     fn new(steps: impl IntoIterator<Item = Step>) -> Self {
         let steps = steps.into_iter().collect();
         Self {
@@ -80,7 +77,7 @@ impl Crm {
     }
 }
 
-impl TransactionalHandler<ChatRated> for Crm {
+impl TransactionalHandler<ChatRated> for SettlingCrm {
     async fn handle(&self, chat: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
         sqlx::query("INSERT INTO effects (chat, n) VALUES ($1, $2)")
             .bind(&chat.payload.id)
@@ -108,14 +105,6 @@ impl TransactionalHandler<ChatRated> for Crm {
             }
         }
         Ok(())
-    }
-}
-
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
-    let give_up = Instant::now() + MINUTE;
-    while !holds().await {
-        assert!(Instant::now() < give_up, "never: {what}");
-        sleep(Duration::from_millis(5)).await;
     }
 }
 
@@ -154,7 +143,7 @@ impl App {
     }
 
     /// A worker that asks the queue only when it knows of something.
-    fn worker(&self, crm: &Crm) -> Worker<PostgresQueue, EventRouter> {
+    fn worker(&self, crm: &SettlingCrm) -> Worker<PostgresQueue, EventRouter> {
         let worker = self.inbox.worker(crm.router(&self.pool));
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(1));
         worker.poll_every(60 * MINUTE).retry(retry)
@@ -216,7 +205,7 @@ async fn take(queue: &PostgresQueue, lease: Duration) -> Option<TakenEvent> {
 async fn effect_and_settlement_are_one_commit() {
     let app = App::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let crm = SettlingCrm::new([Step::SucceedWhen(go.clone())]);
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
 
@@ -243,7 +232,7 @@ async fn next_event_of_the_lane_follows_at_once() {
     const EVENTS: i64 = 100;
 
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let worker = app.worker(&crm).spawn();
     for n in 0..EVENTS {
         let body = format!(r#"{{"id":"chat","rating":{n}}}"#);
@@ -267,7 +256,7 @@ async fn next_event_of_the_lane_follows_at_once() {
 async fn lost_lease_rolls_the_effect_back() {
     let app = App::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let crm = SettlingCrm::new([Step::SucceedWhen(go.clone())]);
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
     crm.running(1).await;
@@ -290,7 +279,7 @@ async fn lost_lease_rolls_the_effect_back() {
 async fn late_finisher_has_no_effect_and_its_successor_has() {
     let app = App::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = Crm::new([Step::SucceedWhen(go.clone())]);
+    let crm = SettlingCrm::new([Step::SucceedWhen(go.clone())]);
     app.accept("a").await;
     let queues = [app.database.queue().await, app.database.queue().await];
     let stale = take(&queues[0], Duration::from_millis(1)).await.unwrap();
@@ -328,7 +317,7 @@ async fn late_finisher_has_no_effect_and_its_successor_has() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_handler_is_retried_then_dead_then_redriven() {
     let app = App::start().await;
-    let crm = Crm::new([Step::Fail, Step::Fail, Step::Fail]);
+    let crm = SettlingCrm::new([Step::Fail, Step::Fail, Step::Fail]);
     let retry = Retry::default()
         .delays(Duration::from_millis(1), Duration::from_millis(1))
         .max_attempts(3);
@@ -353,7 +342,7 @@ async fn failing_handler_is_retried_then_dead_then_redriven() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redriven_event_runs_again_and_settles_itself_again() {
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
     for runs in 1..=3 {
@@ -379,7 +368,7 @@ async fn redriven_event_runs_again_and_settles_itself_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn given_up_event_has_no_effect_and_can_be_redriven() {
     let app = App::start().await;
-    let crm = Crm::new([Step::Discard, Step::DeadLetter]);
+    let crm = SettlingCrm::new([Step::Discard, Step::DeadLetter]);
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
     app.becomes(1, EventState::Discarded).await;
@@ -403,7 +392,7 @@ async fn given_up_event_has_no_effect_and_can_be_redriven() {
 #[tokio::test(flavor = "multi_thread")]
 async fn event_that_was_handled_inline_before_is_not_handled_again() {
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let inline = SignatureLayer::new(secret()).layer(crm.router(&app.pool));
     send(&inline, event("a")).await.assert_ok();
 
@@ -421,7 +410,7 @@ async fn event_that_was_handled_inline_before_is_not_handled_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn delivery_without_a_key_settles_its_event_too() {
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let worker = app.worker(&crm).spawn();
     let body = r#"{"id":"chat","rating":1}"#;
     for _ in 0..3 {
@@ -435,7 +424,7 @@ async fn delivery_without_a_key_settles_its_event_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn altered_transaction_settles_nothing() {
     let app = App::start().await;
-    let crm = Crm::new([
+    let crm = SettlingCrm::new([
         Step::Execute("ROLLBACK"),
         Step::Execute("ROLLBACK; BEGIN"),
         Step::Execute("SELECT 1 / 0"),
@@ -458,7 +447,7 @@ async fn altered_transaction_settles_nothing() {
 async fn handlers_of_another_database_or_schema_settle_apart() {
     for same_database in [false, true] {
         let app = App::start().await;
-        let crm = Crm::default();
+        let crm = SettlingCrm::default();
         let other = App::start().await;
         let (pool, schema) = match same_database {
             true => (app.pool.clone(), "elsewhere"),
@@ -488,7 +477,7 @@ async fn handlers_of_another_database_or_schema_settle_apart() {
 async fn handlers_with_another_isolation_level_settle_apart() {
     for level in ["repeatable read", "serializable"] {
         let app = App::start().await;
-        let crm = Crm::default();
+        let crm = SettlingCrm::default();
         let options: PgConnectOptions = app.database.url().parse().unwrap();
         let options = options.options([("default_transaction_isolation", level)]);
         let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
@@ -506,7 +495,7 @@ async fn handlers_with_another_isolation_level_settle_apart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_without_rights_on_the_queue_settle_apart() {
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let role = format!("store_{}", app.database.url().rsplit('_').next().unwrap());
     let grants = format!(
         "CREATE ROLE {role} LOGIN;
@@ -534,7 +523,7 @@ async fn one_connection_is_slow_but_no_deadlock() {
     const EVENTS: i64 = 40;
 
     let app = App::start_with(1).await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     for n in 0..EVENTS {
         app.accept(&n.to_string()).await;
     }
@@ -550,7 +539,7 @@ async fn one_connection_is_slow_but_no_deadlock() {
 async fn event_is_settled_exactly_when_a_cut_commit_was_made() {
     for reaches_the_server in [true, false] {
         let app = App::start().await;
-        let crm = Crm::default();
+        let crm = SettlingCrm::default();
         let options: PgConnectOptions = app.database.url().parse().unwrap();
         let proxy = cutting_proxy(options.get_port(), b"COMMIT", reaches_the_server).await;
         let cut = PgPoolOptions::new()
@@ -591,7 +580,7 @@ async fn refused_commit_is_a_failure_that_counts() {
         )
         .await
         .unwrap();
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let retry = Retry::default()
         .delays(Duration::from_millis(1), Duration::from_millis(1))
         .max_attempts(2);
@@ -608,7 +597,7 @@ async fn refused_commit_is_a_failure_that_counts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_that_outlives_the_idle_limit_becomes_a_dead_letter() {
     let app = App::start().await;
-    let crm = Crm::new((0..10).map(|_| Step::Idle));
+    let crm = SettlingCrm::new((0..10).map(|_| Step::Idle));
     let retry = Retry::default()
         .delays(Duration::from_millis(1), Duration::from_millis(1))
         .max_attempts(3);
@@ -642,7 +631,7 @@ async fn commit_that_is_answered_with_an_error_counts() {
         )
         .await
         .unwrap();
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let worker = app.worker(&crm).retry(Retry::default().max_attempts(1));
     let worker = worker.spawn();
     app.accept("a").await;
@@ -661,7 +650,7 @@ async fn effects_and_settlements_agree_despite_cut_connections() {
     const EVENTS: i64 = 300;
 
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     let mut workers = Vec::new();
     for _ in 0..2 {
         let pool = app.database.pool(12).await;
@@ -720,7 +709,7 @@ async fn effects_and_settlements_agree_despite_cut_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stored_copy_of_a_delivery_settles_nothing() {
     let app = App::start().await;
-    let crm = Crm::default();
+    let crm = SettlingCrm::default();
     app.accept("a").await;
     let taken = take(&app.database.queue().await, MINUTE).await.unwrap();
     let copy = RawDelivery::new(EventKind::CHAT_RATED, taken.delivery.body().clone())

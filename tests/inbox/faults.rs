@@ -4,23 +4,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use http::StatusCode;
 use tokio::time::sleep;
-use tower::Layer;
 use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Work};
-use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Kinds, Queue, Records, Retry};
+use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Kinds, Records, Retry};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::store::{Store, StoreError, StoreErrorKind};
-use tower_webhook::{IdempotencyLayer, SignatureLayer};
+use tower_webhook::store::{StoreError, StoreErrorKind};
 use tracing::Level;
 
-use crate::worker::{Crm, DAY, MINUTE, SECOND, event, states, until, webhooks};
-use support::delivery::{secret, send};
+use support::delivery::send;
 use support::forward;
+use support::inbox::{NotingCrm, event, states, webhooks, within_a_month};
 use support::lock;
 use support::log::Log;
 use support::observer::Notes;
 use support::queue::FaultyQueue;
+use support::{DAY, MINUTE, SECOND};
 
 /// A queue that panics in the next calls of these names, or lets another worker take an event at a bad moment.
 #[derive(Clone, Default)]
@@ -118,7 +116,7 @@ async fn limits_without_an_end_end_no_task() {
         .and_then(|inbox| inbox.retention(Duration::MAX))
         .unwrap()
         .keep_bodies(Duration::MAX);
-    let crm = Crm::default();
+    let crm = NotingCrm::default();
     let retry = Retry::default()
         .delays(SECOND, Duration::MAX)
         .give_up_after(Duration::MAX);
@@ -134,11 +132,11 @@ async fn limits_without_an_end_end_no_task() {
     for n in [1, 2] {
         send(&webhooks(&inbox), event("a", n)).await.assert_ok();
     }
-    until(|| crm.handled() == 2).await;
+    within_a_month(|| crm.handled() == 2).await;
     assert_eq!(crm.attempts(), 2);
     sleep(DAY).await;
     send(&webhooks(&inbox), event("b", 1)).await.assert_ok();
-    until(|| crm.handled() == 3).await;
+    within_a_month(|| crm.handled() == 3).await;
     worker.drain(Duration::MAX).await.unwrap();
     assert!(log.events().is_empty(), "{}", log.text());
 }
@@ -152,12 +150,12 @@ async fn background_tasks_that_panic_are_started_again_and_a_drain_reports_it() 
         ..OddQueue::default()
     };
     let inbox = Inbox::new(queue).keep_bodies(Duration::ZERO);
-    let crm = Crm::default();
+    let crm = NotingCrm::default();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
     let worker = inbox.worker(crm.router()).handler_timeout(DAY).unwrap();
     let worker = worker.spawn();
     *lock(&crm.takes) = 10 * MINUTE;
-    until(|| crm.handled() == 1).await;
+    within_a_month(|| crm.handled() == 1).await;
     assert_eq!(crm.attempts(), 1, "its lease was kept");
     sleep(10 * MINUTE).await;
     let record = inbox.get(EventId(1)).await.unwrap().unwrap();
@@ -177,7 +175,7 @@ async fn a_discard_ends_no_later_attempt_of_a_redriven_event() {
         redrives: true,
         ..OddQueue::default()
     };
-    let (inbox, crm) = (Inbox::new(queue), Crm::default());
+    let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
     *lock(&crm.takes) = MINUTE;
     let worker = inbox.worker(crm.router());
     let worker = worker.handler_timeout(DAY).unwrap().spawn();
@@ -195,27 +193,11 @@ async fn an_attempt_is_not_settled_if_another_worker_has_its_event() {
     let (queue, notes) = (OddQueue::default(), Notes::default());
     queue.steals.store(true, Ordering::SeqCst);
     let inbox = Inbox::new(queue).observer(notes.clone());
-    let crm = Crm::default();
+    let crm = NotingCrm::default();
     let worker = inbox.worker(crm.router()).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
-    until(|| crm.handled() == 1).await;
+    within_a_month(|| crm.handled() == 1).await;
     sleep(SECOND).await;
     assert_eq!(notes.take_ends(), ["attempt 1 handled inbox 0 ms, lost: -"]);
     worker.drain(SECOND).await.unwrap();
-}
-
-/// A full inbox answers 200 to a delivery of an event that was handled inline, in the same file or schema.
-pub(crate) async fn full_inboxes_know_what_was_handled_inline(
-    store: impl Store + Clone,
-    queue: impl Queue,
-) {
-    let (inbox, crm) = (Inbox::new(queue).backlog_limit(0), Crm::default());
-    let inline = IdempotencyLayer::new(store).layer(crm.router());
-    let inline = SignatureLayer::new(secret()).layer(inline);
-    send(&inline, event("a", 1)).await.assert_ok();
-    let webhooks = webhooks(&inbox);
-    let refused = send(&webhooks, event("a", 2)).await;
-    assert_eq!(refused.status, StatusCode::SERVICE_UNAVAILABLE);
-    send(&webhooks, event("a", 1)).await.assert_replayed();
-    assert_eq!(crm.attempts(), 1);
 }

@@ -1,15 +1,5 @@
 //! The inbox: accepting, handling, and every queue.
 
-#[cfg(all(feature = "console", feature = "moka"))]
-mod console;
-#[cfg(all(
-    feature = "conformance",
-    feature = "console",
-    feature = "moka",
-    feature = "postgres",
-    feature = "sqlite"
-))]
-mod console_queues;
 mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
@@ -21,14 +11,6 @@ mod memory;
 mod metrics;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres;
-#[cfg(all(feature = "conformance", feature = "postgres"))]
-mod postgres_clock;
-#[cfg(all(feature = "conformance", feature = "postgres"))]
-mod postgres_model;
-#[cfg(all(feature = "conformance", feature = "postgres"))]
-mod postgres_pinned;
-#[cfg(all(feature = "conformance", feature = "postgres"))]
-mod postgres_records;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod published;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]

@@ -15,10 +15,11 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, Webhooks};
 
-use super::worker::{DAY, MINUTE, SECOND, event};
 use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use support::inbox::event;
 use support::store::{Operation, TestStore};
+use support::{DAY, MINUTE, SECOND};
 
 /// A metric's type and the names of its labels.
 type Shape = (String, BTreeSet<String>);

@@ -25,14 +25,14 @@ use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Delivery, EventRouter, HandlerResult, RawDelivery};
 
-use crate::memory::Memory;
-use crate::postgres::Database;
-use crate::sqlite::Scratch;
-use crate::worker::{Crm, DAY, MINUTE, SECOND, event, inbox, until, webhooks};
+use support::database::Database;
 use support::delivery::{RequestExt, delivery, send};
+use support::inbox::{NotingCrm, event, inbox, webhooks, within_a_month};
 use support::postgres::{PostgresServer, Stop};
 use support::program::{PATIENCE, Peer, say};
 use support::queue::FaultyQueue;
+use support::scratch::Scratch;
+use support::{DAY, MINUTE, SECOND};
 use support::{eventually, lock};
 
 /// A lease that expires while a test waits for it.
@@ -42,7 +42,7 @@ const HELD: Duration = Duration::from_secs(60);
 /// Calls a function with each of the three queues.
 macro_rules! on_every_queue {
     ($rule:ident) => {
-        $rule(&Memory(MemoryQueue::new())).await;
+        $rule(&MemoryQueue::new()).await;
         $rule(&Scratch::new()).await;
         $rule(&Database::create().await).await;
     };
@@ -173,7 +173,7 @@ async fn solid_queue_761() {
 /// The same with workers: while one cannot extend its lease, another one takes over, and no two attempts run.
 #[tokio::test(start_paused = true)]
 async fn solid_queue_761_with_workers() {
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), NotingCrm::default());
     *lock(&crm.takes) = 5 * MINUTE;
     let queues = [
         FaultyQueue::new(queue.clone()),
@@ -284,7 +284,7 @@ async fn river_1105() {
         let taken = claimed(inbox.queue(), &take(BRIEF)).await;
 
         // It rescues its own kind, and would make a dead letter of the first crash.
-        let crm = Crm::default();
+        let crm = NotingCrm::default();
         let older = inbox
             .worker(crm.router())
             .only([EventKind::CHAT_RATED])
@@ -293,7 +293,7 @@ async fn river_1105() {
             .spawn();
         sleep(2 * BRIEF).await;
         send(&webhooks, event("old", 1)).await.assert_ok();
-        eventually("the older worker works", || crm.handled() == 1).await;
+        eventually("the older worker works", async || crm.handled() == 1).await;
         sleep(BRIEF).await;
         let left = inbox.get(taken.lease.id).await.unwrap().unwrap();
         assert!(left.summary.state.is_unsettled(), "{left:?}");
@@ -343,7 +343,7 @@ async fn river_1258() {
             .await
             .assert_ok();
     }
-    until(|| handled.load(Ordering::SeqCst) == 8).await;
+    within_a_month(|| handled.load(Ordering::SeqCst) == 8).await;
     sleep(DAY).await;
     let running = |state| matches!(state, EventState::InProgress);
     let events = events(&inbox).await;
@@ -382,7 +382,7 @@ async fn procrastinate_1518() {
         });
         let worker = inbox.worker(handlers).lease(BRIEF).unwrap().spawn();
         send(&webhooks(&inbox), event("long", 1)).await.assert_ok();
-        eventually("the old events", || lock(&handled).len() == 2).await;
+        eventually("the old events", async || lock(&handled).len() == 2).await;
         let mut old = lock(&handled).clone();
         old.sort();
         assert_eq!(old, [("a".to_owned(), 2), ("b".to_owned(), 2)]);
@@ -589,7 +589,7 @@ async fn hatchet_1540() {
     }
     let began = Instant::now();
     let worker = inbox.worker(handlers).spawn();
-    until(|| handled.load(Ordering::SeqCst) == EVENTS).await;
+    within_a_month(|| handled.load(Ordering::SeqCst) == EVENTS).await;
     let (attempts, took) = (attempts.load(Ordering::SeqCst), began.elapsed());
     // Some 4 each, within 3 hours.
     assert!(attempts < 8 * EVENTS, "{attempts} attempts");
@@ -614,7 +614,7 @@ async fn river_78() {
     for chat in ["a", "b", "c"] {
         send(&webhooks(&inbox), event(chat, 1)).await.assert_ok();
     }
-    until(|| running.load(Ordering::SeqCst) == 3).await;
+    within_a_month(|| running.load(Ordering::SeqCst) == 3).await;
     let began = Instant::now();
     let interrupted = worker.drain(10 * SECOND).await.unwrap_err();
     assert_eq!(interrupted.count(), 3);
@@ -622,9 +622,9 @@ async fn river_78() {
     for event in events(&inbox).await {
         assert_eq!((event.state, event.failures), (EventState::Waiting, 0));
     }
-    let crm = Crm::default();
+    let crm = NotingCrm::default();
     let worker = inbox.worker(crm.router()).spawn();
-    until(|| crm.handled() == 3).await;
+    within_a_month(|| crm.handled() == 3).await;
     worker.drain(SECOND).await.unwrap();
 }
 
@@ -647,7 +647,7 @@ async fn river_78_with_a_blocked_thread() {
     });
     let worker = inbox.worker(blocks).spawn();
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
-    eventually("the handler", || running.load(Ordering::SeqCst)).await;
+    eventually("the handler", async || running.load(Ordering::SeqCst)).await;
     let drained = timeout(PATIENCE, worker.drain(SECOND / 10)).await;
     unblocked.store(true, Ordering::SeqCst);
     let interrupted = drained.expect("the drain waits for the handler");
@@ -707,7 +707,7 @@ async fn que_429() {
             .backlog_limit(1 << 20)
             .reject_changed_bodies()
             .replay_guard();
-        let crm = Crm::default();
+        let crm = NotingCrm::default();
         let worker = now
             .worker(crm.router())
             .concurrency(2)
@@ -715,7 +715,10 @@ async fn que_429() {
             .unwrap()
             .retry(Retry::default().max_attempts(50))
             .spawn();
-        eventually("all but the dead letter's chat", || crm.handled() == 12).await;
+        eventually("all but the dead letter's chat", async || {
+            crm.handled() == 12
+        })
+        .await;
         assert_eq!(now.redrive(dead, None).await.unwrap(), Change::Made);
         assert!(finished(&now).await.is_all_handled());
         for (chat, order) in crm.order() {
@@ -740,7 +743,7 @@ async fn breeze_4095() {
         let faults = &inbox.queue().faults;
         let webhooks = webhooks(&inbox);
         let chat = |n: usize| format!("chat-{}", n % 7);
-        let crm = Crm::default();
+        let crm = NotingCrm::default();
         // Some have no worker beside them, and the others are taken when they are accepted.
         let mut worker = None;
         for n in 0..EVENTS {
@@ -783,7 +786,7 @@ async fn svix_webhooks_1844() {
         .await
         .unwrap();
     let inbox = Inbox::new(postgres_queue(&server.url()).await);
-    let crm = Crm::default();
+    let crm = NotingCrm::default();
     let worker = inbox.worker(crm.router()).lease(BRIEF).unwrap().spawn();
     let webhooks = webhooks(&inbox);
     for round in 0..3 {
@@ -817,7 +820,7 @@ async fn svix_webhooks_1844() {
 #[tokio::test(start_paused = true)]
 async fn svix_webhooks_1844_for_a_day() {
     let queue = FaultyQueue::new(MemoryQueue::new());
-    let (inbox, crm) = (Inbox::new(queue.clone()), Crm::default());
+    let (inbox, crm) = (Inbox::new(queue.clone()), NotingCrm::default());
     let worker = inbox.worker(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     for n in 0..2 {

@@ -11,12 +11,12 @@ use tower_webhook::inbox::{Change, EventState, Filter, Inbox, Page, Queue, Stats
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{EventRouter, RawDelivery};
 
-use crate::memory::Memory;
-use crate::postgres::Database;
-use crate::sqlite::Scratch;
-use crate::worker::{SECOND, webhooks};
+use support::SECOND;
+use support::database::Database;
 use support::delivery::{RequestExt, delivery, send};
+use support::inbox::webhooks;
 use support::program::PATIENCE;
+use support::scratch::Scratch;
 use support::{eventually, lock};
 
 const KNOWN: [EventKind; 2] = [EventKind::CHAT_RATED, EventKind::CHAT_ASSIGNED];
@@ -75,7 +75,7 @@ async fn deploy<Q: Queue>([older, newer]: [Inbox<Q>; 2]) {
     let old_worker = old_worker.poll_every(soon).spawn();
     let mut number = 0;
     accept_all(&older, &kinds, &mut number).await;
-    eventually("the older version works", || log.len() >= CHATS).await;
+    eventually("the older version works", async || log.len() >= CHATS).await;
     sleep(10 * soon).await;
     // The other kind waits, and so does what is behind it.
     assert_eq!(log.len(), CHATS);
@@ -163,7 +163,7 @@ async fn ignored<H: Harness>(harness: &H) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn ignored_events_are_not_lost() {
-    ignored(&Memory(MemoryQueue::new())).await;
+    ignored(&MemoryQueue::new()).await;
     ignored(&Scratch::new()).await;
     ignored(&Database::create().await).await;
 }

@@ -4,15 +4,14 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tower_webhook::inbox::Records;
 use tower_webhook::inbox::internal::Work;
 
-use crate::suite::{self, Harness};
+use crate::suite::{self, Harness, full_inboxes_know_what_was_handled_inline};
 use rusqlite::Connection;
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
@@ -24,39 +23,10 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
-use crate::faults::full_inboxes_know_what_was_handled_inline;
 use support::program::{Peer, say};
+use support::scratch::{Scratch, directory, log_to};
 
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
-
-/// A file in a directory of its own.
-pub(crate) struct Scratch {
-    directory: TempDir,
-}
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        Self {
-            directory: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().join("webhooks.db")
-    }
-
-    fn queue(&self) -> SqliteQueue {
-        SqliteQueue::open(self.path()).unwrap()
-    }
-}
-
-impl Harness for Scratch {
-    type Queue = SqliteQueue;
-
-    async fn open(&self) -> SqliteQueue {
-        self.queue()
-    }
-}
 
 /// One thread for all handles.
 struct Shared(SqliteQueue);
@@ -175,11 +145,6 @@ async fn files_of_drafts_are_refused_and_stay_as_they_are() {
             }
         }
     }
-}
-
-/// Where the files are, if this process is the peer of a test.
-fn directory() -> Option<PathBuf> {
-    Peer::argument().map(PathBuf::from)
 }
 
 /// Settles an event, and those of its lane behind it, and says the number of each.
@@ -343,11 +308,7 @@ async fn a_log_that_a_reader_holds_back_counts_and_is_warned_of() {
     const MIB: u64 = 1 << 20;
     const EVENTS: i64 = 200;
     if let Some(directory) = directory() {
-        let log = fs::File::create(directory.join("log")).unwrap();
-        tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(std::sync::Mutex::new(log))
-            .init();
+        log_to(&directory);
         let queue = SqliteQueue::open(directory.join("webhooks.db")).unwrap();
         say("ready");
         std::io::stdin().read_line(&mut String::new()).unwrap();

@@ -12,9 +12,10 @@ use tower_webhook::inbox::{EventState, Inbox, Kinds, Lane};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{Delivery, EventRouter, RawDelivery};
 
-use crate::worker::{Crm, DAY, MINUTE, SECOND, states, until};
+use support::inbox::{NotingCrm, states, within_a_month};
 use support::lock;
 use support::queue::FaultyQueue;
+use support::{DAY, MINUTE, SECOND};
 
 fn take() -> Take {
     Take {
@@ -49,14 +50,14 @@ async fn crash(queue: &MemoryQueue, suspects: usize) {
 
 #[tokio::test(start_paused = true)]
 async fn suspects_of_different_chats_run_side_by_side() {
-    let (queue, crm) = (MemoryQueue::new(), Crm::default());
+    let (queue, crm) = (MemoryQueue::new(), NotingCrm::default());
     accept(&queue, 0, 160).await;
     crash(&queue, 0).await;
     *lock(&crm.takes) = SECOND;
     let inbox = Inbox::new(queue);
     let worker = inbox.worker(crm.router()).concurrency(32).spawn();
     let began = Instant::now();
-    until(|| crm.handled() == 160).await;
+    within_a_month(|| crm.handled() == 160).await;
     assert_eq!(crm.most_at_once.load(Ordering::SeqCst), 8);
     assert!(began.elapsed() <= 21 * SECOND, "{:?}", began.elapsed());
     worker.drain(SECOND).await.unwrap();
@@ -88,7 +89,7 @@ async fn suspects_whose_next_crash_would_be_the_last_run_alone() {
     });
     let inbox = Inbox::new(queue);
     let worker = inbox.worker(router).spawn();
-    until(|| lock(&alone).len() == 25).await;
+    within_a_month(|| lock(&alone).len() == 25).await;
     let seen = lock(&alone).clone();
     let last: Vec<_> = seen.iter().filter(|(is_last, _)| *is_last).collect();
     assert_eq!(last, [&(true, 0); 5]);

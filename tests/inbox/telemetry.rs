@@ -10,9 +10,10 @@ use tower_webhook::memory::MemoryQueue;
 use tower_webhook::telemetry::Recent;
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer};
 
-use super::worker::{Crm, MINUTE, SECOND, event, until};
 use support::delivery::{delivery, secret, send};
+use support::inbox::{NotingCrm, event, within_a_month};
 use support::observer::Notes;
+use support::{MINUTE, SECOND};
 
 #[tokio::test(start_paused = true)]
 async fn each_attempt_is_observed_with_what_becomes_of_the_event() {
@@ -102,7 +103,7 @@ async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
     let notes = Notes::default();
     let (inbox, crm) = (
         Inbox::new(MemoryQueue::new()).observer(notes.clone()),
-        Crm::default(),
+        NotingCrm::default(),
     );
     let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
     crm.down.store(true, std::sync::atomic::Ordering::SeqCst);
@@ -124,7 +125,7 @@ async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
     }
 
     crm.down.store(false, std::sync::atomic::Ordering::SeqCst);
-    until(|| crm.handled() == 3).await;
+    within_a_month(|| crm.handled() == 3).await;
     let seen = notes.take();
     assert!(
         seen.contains(&"tripped chat-rated false".to_owned()),
@@ -133,7 +134,7 @@ async fn tripped_kinds_and_calls_of_the_queue_are_observed() {
 
     *support::lock(&crm.takes) = Duration::from_secs(20);
     send(&webhooks, event("d", 1)).await.assert_ok();
-    until(|| crm.handled() == 4).await;
+    within_a_month(|| crm.handled() == 4).await;
     let seen = notes.take();
     assert!(
         seen.contains(&"call queue extend: ok".to_owned()),

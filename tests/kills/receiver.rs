@@ -419,7 +419,7 @@ impl Life {
             address: SocketAddr::from(([127, 0, 0, 1], 0)),
             dir,
         };
-        life.address = until("the receiver's address", || {
+        life.address = promptly("the receiver's address", || {
             let log = life.log();
             let (_, address) = log.split_once("listening on http://")?;
             address.split_once('/')?.0.parse().ok()
@@ -428,7 +428,7 @@ impl Life {
     }
 
     fn wait_for_load(&self) {
-        until("the first events", || {
+        promptly("the first events", || {
             (self.printed().len() > CONNECTIONS).then_some(())
         });
         std::thread::sleep(Duration::from_millis(u64::from(
@@ -445,12 +445,12 @@ impl Life {
                     marks.iter().filter(|mark| mark.step == Step::End).count()
                 };
                 let before = ended();
-                until("the end of a handler", || (ended() > before).then_some(()));
+                promptly("the end of a handler", || (ended() > before).then_some(()));
             }
             Aim::Printed => {
                 let length = || fs::metadata(self.dir.join("out")).unwrap().len();
                 let before = length();
-                until("an event", || (length() > before).then_some(()));
+                promptly("an event", || (length() > before).then_some(()));
             }
             Aim::Answered => {
                 let marks = self.marks();
@@ -482,7 +482,7 @@ impl Life {
     /// Ends it as an operator does.
     fn end(&self) {
         self.signal(Signal::SIGTERM);
-        until("the end of the receiver", || {
+        promptly("the end of the receiver", || {
             self.child.lock().unwrap().try_wait().unwrap()
         });
     }
@@ -668,7 +668,7 @@ impl Sender {
     /// Lets whoever gets the next 200 kill the receiver at once.
     fn kill_at_next_answer(&self, receiver: Pid) {
         *self.victim.lock().unwrap() = Some(receiver);
-        until("a 200", || {
+        promptly("a 200", || {
             self.victim.lock().unwrap().is_none().then_some(())
         });
     }
@@ -929,6 +929,6 @@ impl fmt::Display for Report {
 }
 
 /// As soon as possible, so that a kill hits what it is aimed at.
-fn until<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
+fn promptly<T>(what: &str, ask: impl FnMut() -> Option<T>) -> T {
     until_every(Duration::from_micros(200), what, ask)
 }

@@ -114,7 +114,7 @@ async fn thousand_deliveries(server: Server) {
             })
         })
         .collect();
-    eventually("all that do not wait are answered", || {
+    eventually("all that do not wait are answered", async || {
         refused.load(Ordering::SeqCst) >= EACH - 1
     })
     .await;
@@ -154,10 +154,10 @@ async fn run_continues_when_its_client_disconnects() {
 
         let mut client = Client::connect(address).await;
         client.send(whole("k", BODY)).await.unwrap();
-        eventually("the handler runs", || gated.runs() == 1).await;
+        eventually("the handler runs", async || gated.runs() == 1).await;
         assert_eq!(runs.detached(), 0);
         drop(client);
-        eventually("the run goes on without its client", || {
+        eventually("the run goes on without its client", async || {
             runs.detached() == 1
         })
         .await;
@@ -208,9 +208,9 @@ async fn disconnect_within_the_body_runs_nothing() {
                 .send([head.as_bytes(), sent.as_bytes()].concat())
                 .await
                 .unwrap();
-            eventually("the body is being received", || live() == 1).await;
+            eventually("the body is being received", async || live() == 1).await;
             drop(client);
-            eventually("the client's leaving is noticed", || live() == 0).await;
+            eventually("the client's leaving is noticed", async || live() == 0).await;
 
             assert_eq!(gated.runs(), 0);
             assert!(store.calls(Operation::Claim).is_empty());
@@ -439,7 +439,7 @@ impl Rotation {
     async fn under_load(&self) {
         let done = |count: &AtomicUsize| count.load(Ordering::SeqCst);
         let (accepted, refused) = (done(&self.accepted), done(&self.refused));
-        eventually("deliveries are answered", || {
+        eventually("deliveries are answered", async || {
             done(&self.accepted) >= accepted + 40
                 && (done(&self.oldest) == 0 || done(&self.refused) >= refused + 20)
         })
@@ -554,7 +554,7 @@ async fn body_is_verified_with_the_secrets_at_its_end() {
             client.send(before).await.unwrap();
             clients.push((client, after.to_vec()));
         }
-        eventually("the bodies are being received", || live() == 2).await;
+        eventually("the bodies are being received", async || live() == 2).await;
         secrets.replace([numbered(1)]).unwrap();
 
         let mut statuses = Vec::new();

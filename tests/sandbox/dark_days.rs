@@ -22,7 +22,7 @@ const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Handlers of a system that is down at first.
 #[derive(Clone, Default)]
-struct Crm {
+struct CrmDownAtFirst {
     is_up: Arc<AtomicBool>,
     attempts: Arc<AtomicUsize>,
     /// The events that were handled.
@@ -36,7 +36,7 @@ fn digest(text: impl ToString) -> Digest {
     BuildHasherDefault::<DefaultHasher>::default().hash_one(text.to_string())
 }
 
-impl Crm {
+impl CrmDownAtFirst {
     fn router(&self) -> EventRouter {
         let crm = self.clone();
         EventRouter::new().fallback(move |delivery: RawDelivery| {
@@ -79,7 +79,7 @@ async fn accepted(inbox: &Inbox<MemoryQueue>) -> HashMap<Digest, Vec<Digest>> {
 
 #[tokio::test(start_paused = true)]
 async fn seven_dark_days_cost_the_sender_nothing() {
-    let crm = Crm::default();
+    let crm = CrmDownAtFirst::default();
     // As long as the test, so that it can look at all events afterwards.
     let inbox = Inbox::new(MemoryQueue::new()).retention(60 * DAY).unwrap();
     let worker = inbox.worker(crm.router()).spawn();
@@ -168,7 +168,7 @@ async fn seven_dark_days_cost_the_sender_nothing() {
 
 #[tokio::test(start_paused = true)]
 async fn without_an_inbox_the_webhook_is_disabled_when_arithmetic_says() {
-    let crm = Crm::default();
+    let crm = CrmDownAtFirst::default();
     let sandbox = Sandbox::in_process(WebhookLayer::new(secret()).layer(crm.router()));
     sandbox.configure(
         EventKind::MESSAGE_CREATED,

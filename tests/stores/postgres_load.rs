@@ -131,14 +131,14 @@ impl Load {
             "{more} more events acknowledged, {:?}",
             self.ledger.answers()
         );
-        eventually(&what, || self.ledger.acknowledged() >= from + more).await;
+        eventually(&what, async || self.ledger.acknowledged() >= from + more).await;
         began.elapsed()
     }
 
     /// Waits until every sender got so many more 503.
     async fn refuses_everybody(&self, more: u64) {
         let before = self.ledger.refused();
-        eventually("503 for every sender", || {
+        eventually("503 for every sender", async || {
             let refused = self.ledger.refused();
             refused
                 .iter()

@@ -122,7 +122,7 @@ async fn acknowledged_events_are_recorded_despite_restarts() {
 
     let more = async |count: &dyn Fn() -> usize, what| {
         let before = count();
-        eventually(what, || count() >= before + 100).await;
+        eventually(what, async || count() >= before + 100).await;
     };
     let acknowledged = || book.acknowledged();
     let unavailable = || book.unavailable.load(Ordering::SeqCst);

@@ -7,7 +7,7 @@ use std::fs::{self, Permissions};
 use std::future::{Future, poll_fn};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
@@ -15,78 +15,21 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 use rusqlite::Connection;
-use tempfile::TempDir;
 use tokio::task::JoinSet;
 use tower_webhook::sqlite::SqliteStore;
-use tower_webhook::store::conformance::{self, Harness};
+use tower_webhook::store::conformance::{self};
 use tower_webhook::store::{
     Claim, EventKey, KeyState, Lease, OpenErrorKind, SettleError, Store, StoreError, StoreErrorKind,
 };
 use tracing::Level;
 
+use support::chain;
 use support::log::Log;
 use support::program::{Peer, say};
+use support::scratch::{Scratch, directory, log_to};
 
 const LEASE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
-
-/// A file in a directory of its own.
-struct Scratch {
-    directory: TempDir,
-}
-
-impl Scratch {
-    fn new() -> Self {
-        Self {
-            directory: tempfile::tempdir().unwrap(),
-        }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("webhooks.db")
-    }
-
-    /// The file, or one beside it.
-    fn beside(&self, end: &str) -> PathBuf {
-        self.directory.path().join(format!("webhooks.db{end}"))
-    }
-
-    fn truncate(&self, end: &str, size: u64) {
-        let file = fs::File::options().write(true).open(self.beside(end));
-        file.unwrap().set_len(size).unwrap();
-    }
-
-    fn store(&self) -> SqliteStore {
-        SqliteStore::open(self.path()).unwrap()
-    }
-
-    /// Looks at the file, or changes it, without the store.
-    fn sql(&self) -> Connection {
-        Connection::open(self.path()).unwrap()
-    }
-
-    /// Why opening is refused, which must be of this kind.
-    fn refusal(&self, kind: OpenErrorKind) -> String {
-        let error = SqliteStore::open(self.path()).unwrap_err();
-        assert_eq!(error.kind(), kind, "{error}");
-        chain(&error)
-    }
-}
-
-impl Harness for Scratch {
-    type Store = SqliteStore;
-
-    async fn open(&self) -> SqliteStore {
-        self.store()
-    }
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    match error.source() {
-        Some(source) => format!("{error}: {}", chain(source)),
-        None => error.to_string(),
-    }
-}
 
 fn id(key: impl ToString) -> EventKey {
     EventKey::new("", key.to_string().as_bytes(), b"{}")
@@ -333,11 +276,7 @@ async fn nothing_is_acknowledged_once_a_file_was_deleted_or_truncated() {
     const TEST: &str = "nothing_is_acknowledged_once_a_file_was_deleted_or_truncated";
     const KEYS: u64 = 100;
     if let Some(directory) = directory() {
-        let log = fs::File::create(directory.join("log")).unwrap();
-        tracing_subscriber::fmt()
-            .with_ansi(false)
-            .with_writer(std::sync::Mutex::new(log))
-            .init();
+        log_to(&directory);
         let store = SqliteStore::open(directory.join("webhooks.db")).unwrap();
         let held = acquire(&store, "held").await.unwrap();
         for key in 0..KEYS {
@@ -700,11 +639,6 @@ fn read_only_file_is_explained() {
 }
 
 const NOBODY: u32 = 65534;
-
-/// Where the files are, if this process is the peer of a test.
-fn directory() -> Option<PathBuf> {
-    Peer::argument().map(PathBuf::from)
-}
 
 fn is_root() -> bool {
     fs::metadata("/proc/self").unwrap().uid() == 0

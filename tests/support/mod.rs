@@ -1,5 +1,5 @@
-//! What all tests share: deliveries and their answers, a handler and a store with faults, the log,
-//! sockets, processes and servers.
+//! What all tests share: deliveries and their answers, handlers, stores and queues with faults, the log,
+//! sockets, processes, servers and databases.
 
 #![allow(missing_docs, missing_debug_implementations)] // Only the tests of this package use it.
 #![allow(
@@ -9,7 +9,10 @@
 )]
 #![allow(clippy::return_self_not_must_use)]
 
+#[cfg(feature = "postgres")]
+pub mod database;
 pub mod delivery;
+pub mod inbox;
 pub mod log;
 pub mod net;
 pub mod observer;
@@ -17,9 +20,13 @@ pub mod postgres;
 pub mod program;
 pub mod queue;
 pub mod redis;
+#[cfg(feature = "sqlite")]
+pub mod scratch;
 #[cfg(feature = "moka")]
 pub mod store;
 
+use std::error::Error;
+use std::iter::successors;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -30,21 +37,74 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::Store;
 use tower_webhook::{IdempotencyLayer, WebhookLayer, Webhooks};
 
+use self::program::PATIENCE;
+
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits until a condition holds, and fails after 20 seconds.
+pub const SECOND: Duration = Duration::from_secs(1);
+pub const MINUTE: Duration = Duration::from_secs(60);
+pub const HOUR: Duration = Duration::from_secs(60 * 60);
+pub const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Asks until the answer is `true` or `Some`, and fails after [`PATIENCE`].
 #[track_caller]
-pub fn eventually(what: &str, holds: impl Fn() -> bool) -> impl Future<Output = ()> {
+pub fn eventually<A: Answer>(
+    what: &str,
+    ask: impl AsyncFnMut() -> A,
+) -> impl Future<Output = A::Value> {
+    eventually_every(Duration::from_millis(5), what, ask)
+}
+
+/// The same with another pause between the questions.
+#[track_caller]
+pub fn eventually_every<A: Answer>(
+    pause: Duration,
+    what: &str,
+    mut ask: impl AsyncFnMut() -> A,
+) -> impl Future<Output = A::Value> {
     let caller = std::panic::Location::caller();
     async move {
-        let give_up = Instant::now() + Duration::from_secs(20);
-        while !holds() {
+        let give_up = Instant::now() + PATIENCE;
+        loop {
+            if let Some(value) = ask().await.value() {
+                return value;
+            }
             assert!(Instant::now() < give_up, "never: {what} ({caller})");
-            sleep(Duration::from_millis(5)).await;
+            sleep(pause).await;
         }
     }
+}
+
+/// What [`eventually`] asks for.
+pub trait Answer {
+    type Value;
+
+    fn value(self) -> Option<Self::Value>;
+}
+
+impl Answer for bool {
+    type Value = ();
+
+    fn value(self) -> Option<()> {
+        self.then_some(())
+    }
+}
+
+impl<T> Answer for Option<T> {
+    type Value = T;
+
+    fn value(self) -> Self {
+        self
+    }
+}
+
+/// An error and its causes.
+pub fn chain(error: &(dyn Error + 'static)) -> String {
+    let errors = successors(Some(error), |error| (*error).source());
+    let errors: Vec<_> = errors.map(ToString::to_string).collect();
+    errors.join(": ")
 }
 
 /// A builder with valid settings is used like the layer that it builds.

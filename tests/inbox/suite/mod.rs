@@ -19,6 +19,8 @@ mod attempts;
 mod changes;
 mod crashes;
 mod endings;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+mod inline;
 mod lanes;
 mod leases;
 mod make;
@@ -60,6 +62,8 @@ pub(crate) use self::endings::{
     abandoned_settlements_lose_nothing, attempts_end_once, changes_by_hand_end_attempts,
     expired_attempts_may_end, late_finishers_change_nothing,
 };
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
     lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
@@ -76,6 +80,16 @@ pub(crate) use self::views::{
 };
 pub(crate) use self::workers::{lanes_run_one_at_a_time, no_lane_starves_another};
 use tower_webhook::inbox::Queue;
+use tower_webhook::memory::MemoryQueue;
+#[cfg(feature = "postgres")]
+use tower_webhook::postgres::PostgresQueue;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteQueue;
+
+#[cfg(feature = "postgres")]
+use support::database::Database;
+#[cfg(feature = "sqlite")]
+use support::scratch::Scratch;
 
 /// A lease, a delay, or a retention, whose end is waited for.
 const SHORT: Duration = Duration::from_millis(400);
@@ -106,6 +120,32 @@ pub(crate) trait Harness: Sync {
     /// Opens a handle on the same data as all other handles of this harness. It is as independent of them as the queue
     /// allows: another connection, if the queue has connections.
     fn open(&self) -> impl Future<Output = Self::Queue> + Send;
+}
+
+impl Harness for MemoryQueue {
+    type Queue = Self;
+
+    async fn open(&self) -> Self {
+        self.clone()
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl Harness for Database {
+    type Queue = PostgresQueue;
+
+    async fn open(&self) -> PostgresQueue {
+        self.queue().await
+    }
+}
+
+#[cfg(feature = "sqlite")]
+impl Harness for Scratch {
+    type Queue = SqliteQueue;
+
+    async fn open(&self) -> SqliteQueue {
+        self.queue()
+    }
 }
 
 /// Runs rules one after another.

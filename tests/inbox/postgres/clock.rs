@@ -11,7 +11,8 @@ use tower_webhook::inbox::{EventId, EventState, Records};
 use tower_webhook::postgres::PostgresQueue;
 use tracing::Level;
 
-use crate::postgres::{Database, count, event, execute, key, take};
+use super::{event, key, take};
+use support::database::{Database, count, execute};
 use support::log::Log;
 
 const SECOND: Duration = Duration::from_secs(1);

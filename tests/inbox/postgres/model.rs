@@ -17,7 +17,7 @@ use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
-use crate::postgres::Database;
+use support::database::Database;
 
 const HOUR: Duration = Duration::from_secs(60 * 60);
 

@@ -12,7 +12,9 @@ use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
 use tower_webhook::inbox::{Change, EventId, EventState};
 use tower_webhook::postgres::PostgresQueue;
 
-use crate::postgres::{Database, accept, count, end, event, execute, failure, take, two_processes};
+use super::concurrency::two_processes;
+use super::{accept, end, event, failure, take};
+use support::database::{Database, count, execute};
 
 /// Beside these, a claim that reads all of them takes some tens of milliseconds.
 const DELETED: i64 = 120_000;

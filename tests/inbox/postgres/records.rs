@@ -18,9 +18,8 @@ use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, Store};
 
-use crate::postgres::{
-    Database, LEASE, RETENTION, accept, count, end, event, execute, failure, key, take,
-};
+use super::{LEASE, RETENTION, accept, end, event, failure, key, take};
+use support::database::{Database, count, execute};
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])

@@ -19,6 +19,7 @@ use tokio::time::sleep;
 use url::{ParseError, Url};
 
 use support::program::{PATIENCE, Program, installed};
+use support::{Answer, eventually_every};
 
 /// Between two questions.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -445,14 +446,11 @@ impl WebDriverCompatibleCommand for Chrome {
     }
 }
 
-/// Asks again and again, but not for ever.
-pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(answer) = ask().await {
-            return answer;
-        }
-        assert!(Instant::now() < deadline, "{what} did not come");
-        sleep(PAUSE).await;
-    }
+/// As [`eventually_every`], with the pause that a browser needs.
+#[track_caller]
+pub(crate) fn until<A: Answer>(
+    what: &str,
+    ask: impl AsyncFnMut() -> A,
+) -> impl Future<Output = A::Value> {
+    eventually_every(PAUSE, what, ask)
 }

@@ -1,0 +1,181 @@
+//! What operators change: one event, or all that match.
+
+use std::time::Duration;
+
+use http::header::HeaderName;
+use tokio::time::sleep;
+use tower_webhook::console::Console;
+use tower_webhook::inbox::EventState;
+use tower_webhook::{EventRouter, HandlerError, RawDelivery};
+use tracing::Level;
+
+use support::SECOND;
+use support::delivery::{RequestExt, delivery, send};
+use support::inbox::{NotingCrm, event, inbox, states, webhooks};
+use support::log::Log;
+
+use super::{asked, fields, form, four_events, get, post, request};
+
+#[tokio::test(start_paused = true)]
+async fn changes_are_made_and_logged_with_the_operator() {
+    let inbox = four_events().await;
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .actor_header(HeaderName::from_static("x-user"))
+        .router();
+    let log = Log::capture(Level::INFO);
+    let redrive = form("/events/2/redrive", "").with("x-user", "ada");
+    let redriven = request(&app, redrive).await;
+    assert_eq!((redriven.is(303).location.as_deref()), Some("/events/2"));
+    let line = log.events().pop().unwrap();
+    assert_eq!(
+        (&*line["actor"], &*line["action"], &*line["event"]),
+        ("ada", "redrive", "2")
+    );
+    get(&app, "/events/2").await.shows("redriven");
+
+    // The last line of the log has these fields.
+    let logged = |fields: &[(&str, &str)]| {
+        let line = log.events().pop().unwrap();
+        for (field, value) in fields {
+            assert_eq!(
+                line.get(field).map(String::as_str),
+                Some(*value),
+                "{line:?}"
+            );
+        }
+    };
+    let by_grace = |path: &str, fields: &str| form(path, fields).with("x-user", "grace");
+    let forged = by_grace("/events/3/discard", "").and("x-user", "ada");
+    request(&app, forged).await.is(400).shows("occurs twice");
+    let discard = by_grace("/events/3/discard", "");
+    request(&app, discard).await.is(303);
+    logged(&[
+        ("actor", "grace"),
+        ("action", "discard"),
+        ("event", "3"),
+        ("change", "Made"),
+    ]);
+    let again = post(&app, "/events/3/discard", "").await;
+    again.is(409).shows("another operator may have changed it");
+    logged(&[
+        ("action", "discard"),
+        ("event", "3"),
+        ("change", "WrongState"),
+    ]);
+    let selected = post(
+        &app,
+        "/selected",
+        "id=1&id=4&action=redrive&query=state%3Dunsettled",
+    )
+    .await;
+    assert_eq!(
+        selected.is(303).location.as_deref(),
+        Some("/events?state=unsettled")
+    );
+    logged(&[("action", "redrive"), ("event", "4"), ("change", "Made")]);
+    let stale = post(&app, "/selected", "id=4:dead&action=discard").await;
+    stale.is(409).shows("0 events were discarded").shows("4.");
+    post(&app, "/selected", "id=4:no&action=discard")
+        .await
+        .is(400);
+    let partly = post(&app, "/selected", "id=4&id=3&action=discard").await;
+    partly.is(409).shows("1 events were discarded").shows("3.");
+
+    post(&app, "/pause", "kind=chat-rated").await.is(303);
+    assert!(inbox.stats().await.unwrap().kinds[0].is_paused);
+    get(&app, "/").await.shows("paused").shows("Resume");
+    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    post(&app, "/pause", "").await.is(303);
+    assert!(inbox.stats().await.unwrap().is_paused);
+    post(&app, "/resume", "").await.is(303);
+    assert!(!inbox.stats().await.unwrap().is_paused);
+    assert_eq!(log.count(Level::INFO, "the console pauses or resumes"), 4);
+    logged(&[("is_paused", "false")]);
+
+    let confirmed = fields(&asked(&app, "action=discard&state=dead").await);
+    let all = by_grace("/all", &confirmed);
+    request(&app, all).await.is(303);
+    let started = log.events().into_iter().rev();
+    let mut started = started.filter(|line| line.contains_key("filter"));
+    let started = started.next().unwrap();
+    assert_eq!(
+        (
+            &*started["actor"],
+            &*started["action"],
+            &*started["filter"],
+            &*started["job"]
+        ),
+        ("grace", "discard", "state=dead", "1")
+    );
+    sleep(SECOND).await;
+    logged(&[
+        ("actor", "grace"),
+        ("job", "1"),
+        ("changed", "0"),
+        ("ended", "Done"),
+    ]);
+    request(&app, by_grace("/jobs/1/cancel", "")).await.is(303);
+    logged(&[("actor", "grace"), ("job", "1")]);
+    assert_eq!(log.count(Level::INFO, "the console cancels a job"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn all_that_match_are_changed_after_a_preview() {
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    let webhooks = webhooks(&inbox);
+    for n in 0..1_200 {
+        let dead = delivery(format!("[{n}]")).key(&n.to_string());
+        send(&webhooks, dead).await.assert_ok();
+    }
+    send(&webhooks, event("fine", 1)).await.assert_ok();
+    let app = Console::new().inbox(inbox.clone()).router();
+    let preview = get(&app, "/all?action=discard&state=dead").await;
+    preview
+        .is(200)
+        .shows("Are you sure that you want to discard 1200 events?");
+    let none = get(&app, "/all?action=discard&state=handled").await;
+    none.shows("0 events").shows("disabled");
+
+    let confirmed = fields(&asked(&app, "action=discard&state=dead").await);
+    // What dies after the preview was not shown in it: neither a new event is touched, nor one that waited.
+    sleep(SECOND).await;
+    send(&webhooks, delivery("[]")).await.assert_ok();
+    let dies = async |_: RawDelivery| Err(HandlerError::dead_letter("late"));
+    let worker = inbox.worker(EventRouter::new().fallback(dies)).spawn();
+    inbox.finish().await.unwrap();
+    worker.drain(SECOND).await.unwrap();
+    let started = post(&app, "/all", &confirmed).await;
+    assert_eq!(started.is(303).location.as_deref(), Some("/jobs/1"));
+    let mut job = get(&app, "/jobs/1").await;
+    for _ in 0..1_000 {
+        if job.text.contains("Done.") {
+            break;
+        }
+        sleep(Duration::from_millis(1)).await;
+        job = get(&app, "/jobs/1").await;
+    }
+    job.shows("Done.").shows("1200 discarded").hides("Cancel");
+    let stats = inbox.stats().await.unwrap();
+    assert_eq!((stats.dead(), stats.unsettled()), (2, 0));
+    let unseen = post(&app, "/all", "action=discard&state=dead").await;
+    unseen.is(400).shows("the page that asks");
+    drop(crm);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stale_page_changes_no_event() {
+    let inbox = four_events().await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    get(&app, "/events/2")
+        .await
+        .shows(r#"<input type="hidden" name="state" value="dead">"#);
+    post(&app, "/events/2/redrive", "state=dead").await.is(303);
+    // Another operator, who still sees the dead letter.
+    post(&app, "/events/2/redrive", "state=dead").await.is(409);
+    let worker = inbox.worker(NotingCrm::default().router()).spawn();
+    inbox.finish().await.unwrap();
+    post(&app, "/events/2/redrive", "state=dead").await.is(409);
+    assert_eq!(states(&inbox).await[1], EventState::Handled);
+    drop(worker);
+}

@@ -1,0 +1,332 @@
+//! Each queue under the console, and operators who act at the same time.
+//!
+//! `REDRIVES=100000` redrives that many events in a file and in PostgreSQL; the default is 11,000, as the console counts
+//! up to 10,000.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use axum::body::Body;
+use futures_util::StreamExt;
+use futures_util::stream;
+use http::{Method, Request, StatusCode};
+use tokio::task::yield_now;
+use tokio::time::sleep;
+use tower_webhook::console::Console;
+use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent};
+use tower_webhook::inbox::{EventState, Failure, Filter, Inbox, Lane, Page, Queue};
+use tower_webhook::{EventKind, EventRouter, RawDelivery};
+
+use support::DAY;
+use support::inbox::{inbox, states};
+
+use super::{Seen, all, four_events_of, get, post, request};
+
+#[tokio::test(start_paused = true)]
+async fn wrong_requests_get_a_page_that_says_what_is_wrong() {
+    explains_wrong_requests(inbox()).await;
+}
+
+async fn explains_wrong_requests<Q: Queue>(inbox: Inbox<Q>) {
+    let inbox = four_events_of(inbox).await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    for (path, status, reason) in [
+        ("/events/999", 404, "There is no event 999."),
+        ("/events/x", 400, "`x` is not the number of an event."),
+        ("/events/-1", 404, "There is no event -1."),
+        ("/events/99999999999999999999999", 400, "is not the number"),
+        (
+            "/events?state=lost",
+            400,
+            "there is no such state: choose one of waiting,",
+        ),
+        ("/events?kind=no+kind", 400, "is not a kind of event"),
+        ("/events?hours=soon", 400, "is not a number of hours"),
+        ("/events?from=soon", 400, "`soon` is not a time such as"),
+        ("/events?until=2026-02-30T10:00", 400, "is not a time"),
+        ("/events?until=9999-99", 400, "is not a time"),
+        ("/events?after=x", 400, "is not the number of an event"),
+        (
+            "/events?after=9223372036854775808",
+            400,
+            "is not the number",
+        ),
+        ("/lanes?after=1.5", 400, "is not the number of an event"),
+        ("/events?key=%00", 400, "characters that no header can have"),
+        ("/chat?id=%00", 404, "There is no event of the chat"),
+        ("/chat?id=%FF%FE", 404, "There is no event of the chat"),
+        ("/events?state=dead&state=dead", 400, "duplicate field"),
+        ("/chat?id=none", 404, "There is no event of the chat"),
+        ("/nowhere", 404, "There is no such page."),
+        ("/all?action=delete", 400, "is not an action"),
+        ("/jobs/7", 404, "There is no such job"),
+        ("/jobs/x", 400, ""),
+        ("/selected", 405, "cannot be requested with this method"),
+    ] {
+        get(&app, path)
+            .await
+            .is(status)
+            .shows(reason)
+            .shows("Back to the overview");
+    }
+    for (path, fields, status) in [
+        ("/events/999/redrive", "", 404),
+        ("/events/1/explode", "", 400),
+        ("/events/1/discard", "", 409),
+        ("/selected", "action=redrive", 400),
+        ("/selected", "id=1", 400),
+        ("/selected", "id=x&action=redrive", 400),
+        ("/pause", "kind=no+kind", 400),
+        ("/all", "action=redrive&state=lost", 400),
+        ("/events", "", 405),
+        ("/all", "action=redrive&action=discard", 422),
+    ] {
+        post(&app, path, fields)
+            .await
+            .is(status)
+            .shows("Back to the overview");
+    }
+    // Cursors that no page has.
+    for after in [i64::MIN, -1, 0, i64::MAX] {
+        for order in ["newest", "oldest"] {
+            for page in ["events?", "lanes?", "chat?id=stuck&"] {
+                let path = format!("/{page}after={after}&order={order}");
+                get(&app, &path).await.is(200);
+            }
+        }
+    }
+    let long = "%F0%9F%92%A5".repeat(1_000);
+    for path in [
+        "/events?error=%00",
+        "/events?chat=%00&state=unsettled",
+        "/events?kind=x&error=%25_%5C%27%22",
+        "/events?from=9999-12-31T23:59",
+        "/events?until=0001-01-01T00:00",
+        "/events?from=1970-01-01T00:00&until=9999-12-31T23:59",
+        "/events?hours=18446744073709551615",
+        &format!("/events?error={long}"),
+        &format!("/events?chat={long}"),
+        &format!("/chat?id={long}&after=3"),
+    ] {
+        let status = get(&app, path).await.status;
+        assert!(
+            matches!(status, StatusCode::OK | StatusCode::BAD_REQUEST),
+            "{path}: {status}"
+        );
+    }
+    let large = format!("action=redrive&{}", "id=1&".repeat(500_000));
+    for path in ["/selected", "/all", "/pause", "/events/1/redrive"] {
+        let refused = post(&app, path, &large).await;
+        refused.is(413).shows("Back to the overview");
+    }
+    let put = Request::builder()
+        .method(Method::PUT)
+        .uri("/")
+        .header("sec-fetch-site", "same-origin");
+    request(&app, put.body(Body::empty()).unwrap())
+        .await
+        .is(405);
+    let unchanged = [
+        EventState::Handled,
+        EventState::Dead,
+        EventState::Retrying,
+        EventState::Waiting,
+    ];
+    assert_eq!(states(&inbox).await, unchanged);
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
+    cancelled_redrive(inbox(), 100_000).await;
+}
+
+/// Redrives so many dead letters, more than the console counts, and cancels half-way. A worker handles them meanwhile.
+async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
+    let accept = async |kind: EventKind, n: usize| {
+        let event = NewEvent {
+            namespace: Namespace::default(),
+            delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
+            key: None,
+            guard: None,
+            chat: None,
+            lane: Some(Lane((n % 1_000) as i64)),
+            retain: DAY,
+            dead: Some(Failure {
+                outcome: "dead-letter".to_owned(),
+                reason: "the CRM is down".to_owned(),
+                took: None,
+            }),
+        };
+        match inbox.queue().accept(event, None).await.unwrap() {
+            Accepted::New { id, .. } => (id, n),
+            other => panic!("{other:?}"),
+        }
+    };
+    let accepted = stream::iter(0..count).map(|n| accept(EventKind::CHAT_RATED, n));
+    let mut numbers: HashMap<_, _> = accepted.buffer_unordered(256).collect().await;
+    numbers.extend([accept(EventKind::CHAT_CLOSED, count).await]);
+
+    let runs: Arc<Vec<_>> = Arc::new((0..=count).map(|_| AtomicU32::new(0)).collect());
+    let counted = Arc::clone(&runs);
+    let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
+        let body = std::str::from_utf8(delivery.body()).unwrap();
+        let n = body.trim_start_matches(r#"{"n":"#).trim_end_matches('}');
+        let n: usize = n.parse().unwrap();
+        counted[n].fetch_add(1, Ordering::SeqCst);
+        async { Ok(()) }
+    });
+    let worker = inbox.worker(events).spawn();
+
+    let app = Console::new().inbox(inbox.clone()).router();
+    let redrive = "action=redrive&state=dead&kind=chat-rated";
+    let redriven = |job: &Seen| -> usize {
+        let (before, _) = job.text.split_once(" redriven<").unwrap();
+        before.rsplit('>').next().unwrap().parse().unwrap()
+    };
+    all(&app, redrive).await.is(303);
+    // Paused time stands still until the job has ended.
+    while redriven(&get(&app, "/jobs/1").await) < count / 2 {
+        for _ in 0..50 {
+            yield_now().await;
+        }
+    }
+    post(&app, "/jobs/1/cancel", "").await.is(303);
+    let mut job = get(&app, "/jobs/1").await;
+    while !job.text.contains("Cancelled.") {
+        job.hides("Done.").hides("Stopped");
+        sleep(Duration::from_millis(1)).await;
+        job = get(&app, "/jobs/1").await;
+    }
+    inbox.finish().await.unwrap();
+    job.shows("at least ").shows("up to event ");
+    let (percent, _) = job.text.split_once(r#"" max="100""#).unwrap();
+    let percent: usize = percent.rsplit('"').next().unwrap().parse().unwrap();
+    assert!((40..100).contains(&percent), "{percent} %");
+    let redriven = redriven(&job);
+    assert!((count / 2..count).contains(&redriven), "{redriven}");
+    let handled: u32 = runs.iter().map(|runs| runs.load(Ordering::SeqCst)).sum();
+    assert_eq!(handled as usize, redriven);
+    let stats = inbox.stats().await.unwrap();
+    assert_eq!(stats.dead() as usize, count - redriven + 1);
+    // Those that are left were not handled, and all others once.
+    let mut page = Page::oldest(1_000);
+    let dead = Filter {
+        states: vec![EventState::Dead],
+        ..Filter::default()
+    };
+    loop {
+        let left = inbox.list(&dead, page).await.unwrap().events;
+        for event in &left {
+            assert_eq!(runs[numbers[&event.id]].load(Ordering::SeqCst), 0);
+        }
+        page.after = left.last().map(|event| event.id);
+        if left.len() < page.limit {
+            break;
+        }
+    }
+    assert!(runs.iter().all(|runs| runs.load(Ordering::SeqCst) <= 1));
+
+    // The rest, by a second job.
+    all(&app, redrive).await.is(303);
+    while !get(&app, "/jobs/2").await.text.contains("Done.") {
+        sleep(Duration::from_millis(1)).await;
+    }
+    inbox.finish().await.unwrap();
+    let (other, all) = runs.split_last().unwrap();
+    assert!(all.iter().all(|runs| runs.load(Ordering::SeqCst) == 1));
+    assert_eq!(other.load(Ordering::SeqCst), 0);
+    assert_eq!(inbox.stats().await.unwrap().dead(), 1);
+    drop(worker);
+}
+
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod durable {
+    use axum::Router;
+    use futures_util::future::join;
+    use http::StatusCode;
+    use tower_webhook::console::Console;
+    use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue};
+    use tower_webhook::memory::MemoryQueue;
+
+    use super::{cancelled_redrive, explains_wrong_requests, get, post};
+    use support::database::Database;
+    use support::delivery::{RequestExt, delivery, send};
+    use support::inbox::webhooks;
+    use support::scratch::Scratch;
+
+    fn console<Q: Queue>(inbox: &Inbox<Q>) -> Router {
+        Console::new().inbox(inbox.clone()).router()
+    }
+
+    /// Two processes have a console each. Two operators see the same dead letters, and decide at the same moment.
+    async fn decided_once<Q: Queue>(queue: Q, of_other: Q) {
+        let inbox = Inbox::new(queue);
+        let other = Inbox::new(of_other);
+        let (one, two) = (console(&inbox), console(&other));
+        for n in 0..40 {
+            let dead = delivery(format!("[{n}]")).key(&n.to_string());
+            send(&webhooks(&inbox), dead).await.assert_ok();
+        }
+        let listed = inbox.list(&Filter::default(), Page::oldest(100)).await;
+        let listed = listed.unwrap().events;
+        assert_eq!(listed.len(), 40);
+        for (n, event) in listed.iter().enumerate() {
+            let path = |action| format!("/events/{}/{action}", event.id);
+            let second = if n % 2 == 0 { "redrive" } else { "discard" };
+            let (redrive, second_path) = (path("redrive"), path(second));
+            let (first, second) = join(
+                post(&one, &redrive, "state=dead"),
+                post(&two, &second_path, "state=dead"),
+            )
+            .await;
+            let expected = match (first.status, second.status) {
+                (StatusCode::SEE_OTHER, StatusCode::CONFLICT) => EventState::Retrying,
+                (StatusCode::CONFLICT, StatusCode::SEE_OTHER) if n % 2 == 0 => EventState::Retrying,
+                (StatusCode::CONFLICT, StatusCode::SEE_OTHER) => EventState::Discarded,
+                other => panic!("{other:?}"),
+            };
+            let state = inbox.get(event.id).await.unwrap().unwrap().summary.state;
+            assert_eq!(state, expected);
+            get(&two, &format!("/events/{}", event.id))
+                .await
+                .is(200)
+                .shows(expected.name());
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn one_of_two_operators_decides() {
+        let memory = MemoryQueue::new();
+        decided_once(memory.clone(), memory).await;
+        let file = Scratch::new();
+        decided_once(file.queue(), file.queue()).await;
+        let database = Database::create().await;
+        decided_once(database.queue().await, database.queue().await).await;
+    }
+
+    #[tokio::test]
+    async fn wrong_requests_are_explained_by_a_console_of_a_file_or_a_database() {
+        let file = Scratch::new();
+        explains_wrong_requests(Inbox::new(file.queue())).await;
+        let database = Database::create().await;
+        explains_wrong_requests(Inbox::new(database.queue().await)).await;
+    }
+
+    fn redrives() -> usize {
+        std::env::var("REDRIVES").map_or(11_000, |count| count.parse().unwrap())
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn cancelled_redrive_in_a_file_loses_and_duplicates_nothing() {
+        let file = Scratch::new();
+        cancelled_redrive(Inbox::new(file.queue()), redrives()).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread")]
+    async fn cancelled_redrive_in_postgres_loses_and_duplicates_nothing() {
+        let database = Database::create().await;
+        cancelled_redrive(Inbox::new(database.queue().await), redrives()).await;
+    }
+}

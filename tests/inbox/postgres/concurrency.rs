@@ -1,0 +1,414 @@
+//! Processes, calls and operators at the same time.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
+
+use futures_util::future::join_all;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tower_webhook::RawDelivery;
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take, TakenEvent, forget_all};
+use tower_webhook::inbox::{Change, EventId, EventState, Filter, Kinds, Page};
+use tower_webhook::postgres::PostgresQueue;
+
+use support::database::{Database, count, execute};
+use support::lock;
+
+use super::{LEASE, event, failure, key, take};
+
+/// A lane in a process that hands over its events, and the order in which they came.
+#[derive(Default)]
+struct Order {
+    clock: AtomicU64,
+    /// By event: its lane, when its acceptance began and ended.
+    accepted: Mutex<HashMap<EventId, (i64, u64, u64)>>,
+    /// By event, when its first attempt started.
+    started: Mutex<HashMap<EventId, u64>>,
+    handled: Mutex<HashMap<EventId, u32>>,
+    running: Mutex<HashSet<i64>>,
+}
+
+impl Order {
+    fn tick(&self) -> u64 {
+        self.clock.fetch_add(1, Ordering::SeqCst)
+    }
+
+    /// Handles an event and those that are handed over after it.
+    async fn handle(&self, queue: &PostgresQueue, taken: Box<TakenEvent>) {
+        let mut next = Some(taken);
+        while let Some(taken) = next {
+            let id = taken.lease.id;
+            let lane = taken.lane.unwrap().0;
+            assert!(
+                lock(&self.running).insert(lane),
+                "two attempts in lane {lane}"
+            );
+            let now = self.tick();
+            lock(&self.started).entry(id).or_insert(now);
+            tokio::task::yield_now().await;
+            let end = match (id.0 + now as i64) % 7 {
+                0 => Settlement::Retry {
+                    after: Duration::from_millis(id.0.unsigned_abs() % 20),
+                    failure: Some(failure()),
+                    counts: true,
+                    blocks_lane: id.0 % 2 == 0,
+                },
+                1 => Settlement::Released,
+                _ => Settlement::Handled,
+            };
+            assert!(lock(&self.running).remove(&lane));
+            match queue
+                .settle(&taken.lease, &end, Some(&take()))
+                .await
+                .unwrap()
+            {
+                Settled::Ended(taken) => next = taken,
+                Settled::Lost => panic!("{id} was lost"),
+            }
+            if matches!(end, Settlement::Handled) {
+                *lock(&self.handled).entry(id).or_default() += 1;
+            }
+        }
+    }
+
+    async fn accept(&self, queue: &PostgresQueue, lane: i64) {
+        let began = self.tick();
+        let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+        let Accepted::New { id, taken } = accepted.unwrap() else {
+            panic!("it has no key");
+        };
+        lock(&self.accepted).insert(id, (lane, began, self.tick()));
+        if let Some(taken) = taken {
+            self.handle(queue, taken).await;
+        }
+    }
+
+    async fn work(&self, queue: &PostgresQueue, events: usize) {
+        while lock(&self.handled).len() < events {
+            let claims = queue.claim(&take(), 8, 8).await.unwrap();
+            join_all(
+                claims
+                    .events
+                    .into_iter()
+                    .map(|taken| self.handle(queue, Box::new(taken))),
+            )
+            .await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_processes_handle_each_event_once_and_in_the_order_of_its_lane() {
+    two_processes(&Database::create().await).await;
+}
+
+pub(crate) async fn two_processes(database: &Database) {
+    const EVENTS: usize = 2000;
+    const LANES: i64 = 10;
+
+    let queues = [database.queue().await, database.queue().await];
+    let order = Arc::new(Order::default());
+    let mut tasks = JoinSet::new();
+    for (at, queue) in queues.iter().enumerate() {
+        for caller in 0..20 {
+            let (order, queue) = (Arc::clone(&order), queue.clone());
+            tasks.spawn(async move {
+                for round in 0..EVENTS / 40 {
+                    let lane = (at + caller * 3 + round * 7) as i64 % LANES;
+                    order.accept(&queue, lane).await;
+                }
+            });
+        }
+        let (order, queue) = (Arc::clone(&order), queue.clone());
+        tasks.spawn(async move { order.work(&queue, EVENTS).await });
+    }
+    let ended = timeout(2 * LEASE, async {
+        while let Some(task) = tasks.join_next().await {
+            task.unwrap();
+        }
+    });
+    if ended.await.is_err() {
+        panic!("stuck: {:?}", queues[0].stats().await.unwrap());
+    }
+
+    assert_eq!(queues[0].stats().await.unwrap().unsettled(), 0);
+    let pool = database.pool(1).await;
+    for table in ["head", "wait", "aside", "dead"] {
+        let rows = format!("SELECT count(*) FROM tower_webhook.{table}");
+        assert_eq!(count(&pool, &rows).await, 0, "{table}");
+    }
+    let handled = lock(&order.handled);
+    assert_eq!(handled.len(), EVENTS);
+    assert!(handled.values().all(|times| *times == 1));
+    let (accepted, started) = (lock(&order.accepted), lock(&order.started));
+    for (a, (lane_a, _, end_a)) in &*accepted {
+        for (b, (lane_b, begin_b, _)) in &*accepted {
+            if lane_a == lane_b && end_a < begin_b {
+                assert!(started[a] < started[b], "{b} before {a}");
+            }
+        }
+    }
+}
+
+/// Everything at once, in few lanes: no event is in two places or nowhere.
+#[tokio::test(flavor = "multi_thread")]
+async fn console_and_workers_do_not_lose_events_to_each_other() {
+    const EVENTS: u64 = 150;
+
+    let database = Database::create().await;
+    let queues = [database.queue().await, database.queue().await];
+    let mut tasks = JoinSet::new();
+    let ended = Arc::new(AtomicU32::new(0));
+    for (at, queue) in queues.iter().enumerate() {
+        for caller in 0..4 {
+            let (queue, ended) = (queue.clone(), Arc::clone(&ended));
+            tasks.spawn(async move {
+                for round in 0..EVENTS {
+                    let n = round * 8 + (at as u64 * 4) + caller;
+                    let lane = (!n.is_multiple_of(5)).then_some((n % 3) as i64);
+                    let next = n.is_multiple_of(2).then(take);
+                    let accepted = queue
+                        .accept(event(None, lane), Some(&take()))
+                        .await
+                        .unwrap();
+                    let Accepted::New { id, mut taken } = accepted else {
+                        panic!("it has no key");
+                    };
+                    let mut steps = 0;
+                    while let Some(now) = taken {
+                        steps += 1;
+                        let end = match (n + steps) % 9 {
+                            0 => Settlement::Released,
+                            1 | 2 => Settlement::Retry {
+                                after: Duration::from_millis(n % 3),
+                                failure: None,
+                                counts: true,
+                                blocks_lane: n.is_multiple_of(4),
+                            },
+                            3 | 4 => Settlement::Dead {
+                                failure: failure(),
+                                hold_lane: n % 4 < 2,
+                            },
+                            5 => Settlement::Ignored,
+                            _ => Settlement::Handled,
+                        };
+                        match queue.settle(&now.lease, &end, next.as_ref()).await.unwrap() {
+                            Settled::Ended(next) => taken = next,
+                            Settled::Lost => break,
+                        }
+                    }
+                    match n % 11 {
+                        0 | 1 => drop(
+                            queue
+                                .redrive(EventId(id.0 - n as i64 % 30), None)
+                                .await
+                                .unwrap(),
+                        ),
+                        2 => drop(
+                            queue
+                                .discard(EventId(id.0 - n as i64 % 30), None)
+                                .await
+                                .unwrap(),
+                        ),
+                        3 if n.is_multiple_of(5) => {
+                            forget_all(&queue, &(n % 3).to_string()).await.unwrap();
+                        }
+                        4 => drop(queue.purge(Duration::ZERO).await.unwrap()),
+                        _ => {}
+                    }
+                }
+                ended.fetch_add(1, Ordering::Relaxed);
+            });
+        }
+        let (queue, ended) = (queue.clone(), Arc::clone(&ended));
+        tasks.spawn(async move {
+            while ended.load(Ordering::Relaxed) < 8 {
+                for taken in queue.claim(&take(), 3, 3).await.unwrap().events {
+                    queue
+                        .settle(&taken.lease, &Settlement::Handled, None)
+                        .await
+                        .unwrap();
+                }
+            }
+        });
+    }
+    while let Some(task) = tasks.join_next().await {
+        task.unwrap();
+    }
+
+    let pool = database.pool(1).await;
+    // Where each event is. A dead letter that holds its lane is in `head` without a due time.
+    let misplaced = count(
+        &pool,
+        "SELECT count(*) FROM tower_webhook.events AS e WHERE 1 <> (
+            SELECT count(*) FROM (
+                SELECT seq FROM tower_webhook.head WHERE due IS NOT NULL
+                UNION ALL SELECT seq FROM tower_webhook.wait
+                UNION ALL SELECT seq FROM tower_webhook.aside
+                UNION ALL SELECT seq FROM tower_webhook.dead
+                UNION ALL SELECT seq FROM tower_webhook.ended
+            ) AS places WHERE places.seq = e.seq)",
+    );
+    assert_eq!(misplaced.await, 0);
+    let lost = count(
+        &pool,
+        "SELECT count(*) FROM tower_webhook.head AS h
+        WHERE h.due IS NULL
+            AND NOT EXISTS (SELECT FROM tower_webhook.dead AS d WHERE d.seq = h.seq)",
+    );
+    assert_eq!(lost.await, 0);
+    let headless = count(
+        &pool,
+        "SELECT count(*) FROM tower_webhook.wait AS w
+        WHERE NOT EXISTS (SELECT FROM tower_webhook.head AS h WHERE h.lane = w.lane AND h.own = 0)",
+    );
+    assert_eq!(headless.await, 0);
+
+    // And all that is left can be handled.
+    let queue = &queues[0];
+    let page = Page::oldest(100_000);
+    let dead = Filter {
+        states: vec![EventState::Dead],
+        ..Filter::default()
+    };
+    for dead in queue.list(&dead, page).await.unwrap().events {
+        assert_eq!(queue.redrive(dead.id, None).await.unwrap(), Change::Made);
+    }
+    while queue.stats().await.unwrap().unsettled() > 0 {
+        for taken in queue.claim(&take(), 1000, 1000).await.unwrap().events {
+            let mut next = Some(Box::new(taken));
+            while let Some(taken) = next {
+                let again = take();
+                let ended = queue.settle(&taken.lease, &Settlement::Handled, Some(&again));
+                let Settled::Ended(then) = ended.await.unwrap() else {
+                    panic!("nobody else works");
+                };
+                next = then;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn futures_that_are_dropped_leave_the_pool_and_the_events_sound() {
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let queue = PostgresQueue::new(pool.clone());
+    queue.migrate().await.unwrap();
+    for round in 0..200u64 {
+        let limit = Duration::from_micros(round * 37 % 5_000);
+        let brief = Take {
+            lease: Duration::from_millis(1),
+            kinds: Kinds::all(),
+        };
+        let lane = Some((round % 3) as i64);
+        let key = key(&round.to_string());
+        let accepted = queue.accept(event(Some(key), lane), Some(&brief));
+        if let Ok(Ok(Accepted::New {
+            taken: Some(taken), ..
+        })) = timeout(limit, accepted).await
+        {
+            let settled = queue.settle(&taken.lease, &Settlement::Handled, Some(&brief));
+            let _ = timeout(limit, settled).await;
+        }
+        let _ = timeout(limit, queue.claim(&brief, 1, 1)).await;
+        let _ = timeout(limit, queue.stats()).await;
+    }
+    // A server may still be at work on what was given up.
+    let works = timeout(LEASE, async {
+        while queue.stats().await.unwrap().unsettled() > 0 {
+            for taken in queue.claim(&take(), 100, 100).await.unwrap().events {
+                queue
+                    .settle(&taken.lease, &Settlement::Handled, None)
+                    .await
+                    .unwrap();
+            }
+        }
+    });
+    works.await.expect("an event is stuck");
+    let running = "SELECT count(*) FROM pg_stat_activity
+        WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
+    assert_eq!(count(&pool, running).await, 0);
+}
+
+/// Calls at one time share a statement.
+#[tokio::test(flavor = "multi_thread")]
+async fn event_that_the_server_refuses_fails_alone() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let refuse = "ALTER TABLE tower_webhook.events ADD CHECK (body <> 'refused')";
+    execute(&pool, refuse).await;
+    let accepts = (0..50).map(|at| {
+        let mut event = event(Some(key(&at.to_string())), Some(at % 3));
+        if at == 25 {
+            event.delivery = RawDelivery::new(EventKind::CHAT_RATED, "refused");
+        }
+        queue.accept(event, None)
+    });
+    let accepted = join_all(accepts).await;
+    let failed: Vec<_> = (0..50).filter(|at| accepted[*at].is_err()).collect();
+    assert_eq!(failed, [25]);
+    assert_eq!(queue.stats().await.unwrap().unsettled(), 49);
+}
+
+/// Calls of a person at one time share a statement, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_at_one_time_share_a_transaction() {
+    const EVENTS: i64 = 400;
+
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let mut ids = Vec::new();
+    for at in 0..EVENTS {
+        let mut event = event(Some(key(&at.to_string())), Some(at % 7));
+        event.dead = (at % 2 == 0).then(failure);
+        let Ok(Accepted::New { id, .. }) = queue.accept(event, None).await else {
+            panic!("event {at} was not accepted");
+        };
+        ids.push(id);
+    }
+    let begun = count(&pool, "SELECT txid_current()::bigint").await;
+    let (waiting, dead) = (Some(EventState::Waiting), Some(EventState::Dead));
+    let changes = join_all(ids.iter().enumerate().map(|(at, id)| {
+        let queue = &queue;
+        async move {
+            match at % 4 {
+                0 => queue.redrive(*id, dead).await.unwrap(),
+                1 => queue.discard(*id, waiting).await.unwrap(),
+                2 => queue.discard(*id, waiting).await.unwrap(),
+                _ => queue.redrive(EventId(id.0 + EVENTS), None).await.unwrap(),
+            }
+        }
+    }));
+    for (at, change) in changes.await.into_iter().enumerate() {
+        let expected = match at % 4 {
+            0 | 1 => Change::Made,
+            2 => Change::WrongState,
+            _ => Change::NotFound,
+        };
+        assert_eq!(change, expected, "event {at}");
+    }
+    let ended = count(&pool, "SELECT txid_current()::bigint").await;
+    assert!(ended - begun < 40, "{} transactions", ended - begun);
+
+    let records = join_all(ids.iter().map(|id| queue.get(*id))).await;
+    for (at, (record, id)) in records.into_iter().zip(&ids).enumerate() {
+        let record = record.unwrap().unwrap();
+        assert_eq!(record.summary.id, *id);
+        let state = match at % 4 {
+            0 => EventState::Retrying,
+            1 => EventState::Discarded,
+            2 => EventState::Dead,
+            _ => EventState::Waiting,
+        };
+        assert_eq!(record.summary.state, state, "event {at}");
+        assert_eq!(record.failures.len(), usize::from(at % 2 == 0));
+    }
+}

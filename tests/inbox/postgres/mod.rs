@@ -1,0 +1,70 @@
+//! The queue in PostgreSQL, against real servers.
+
+mod clock;
+mod concurrency;
+mod contract;
+mod model;
+mod pinned;
+mod records;
+mod stalls;
+mod unreadable;
+
+use std::time::Duration;
+use tower_webhook::inbox::internal::Work;
+
+use tower_webhook::RawDelivery;
+use tower_webhook::event::EventKind;
+use tower_webhook::inbox::internal::{
+    Accepted, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent,
+};
+use tower_webhook::inbox::{EventId, Failure, Kinds, Lane};
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::store::EventKey;
+
+const LEASE: Duration = Duration::from_secs(60);
+const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+
+fn take() -> Take {
+    Take {
+        lease: LEASE,
+        kinds: Kinds::all(),
+    }
+}
+
+fn key(key: &str) -> EventKey {
+    EventKey::new("", key.as_bytes(), b"{}")
+}
+
+fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
+    NewEvent {
+        namespace: Namespace::default(),
+        delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
+        key,
+        guard: None,
+        chat: lane.map(|lane| lane.to_string()),
+        lane: lane.map(Lane),
+        retain: RETENTION,
+        dead: None,
+    }
+}
+
+fn failure() -> Failure {
+    Failure {
+        outcome: "error".to_owned(),
+        reason: "no luck".to_owned(),
+        took: None,
+    }
+}
+
+/// Accepts a new event.
+async fn accept(queue: &PostgresQueue, event: NewEvent) -> (EventId, Option<Box<TakenEvent>>) {
+    match queue.accept(event, Some(&take())).await.unwrap() {
+        Accepted::New { id, taken } => (id, taken),
+        other => panic!("{other:?}"),
+    }
+}
+
+async fn end(queue: &PostgresQueue, taken: &TakenEvent, settlement: Settlement) {
+    let settled = queue.settle(&taken.lease, &settlement, None).await.unwrap();
+    assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
+}

@@ -1,0 +1,383 @@
+//! Callers that give up, statements that hang, chats that are locked, and processes that stand still.
+
+use std::time::Duration;
+use tower_webhook::inbox::Records;
+use tower_webhook::inbox::internal::Work;
+
+use futures_util::future::join_all;
+use nix::sys::signal::Signal;
+use sqlx::postgres::PgConnection;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
+use tower_webhook::inbox::{EventState, Kinds};
+use tower_webhook::postgres::PostgresQueue;
+
+use support::database::{Database, connect, count, execute};
+use support::program::{Peer, say};
+
+use super::{LEASE, accept, end, event, failure, take};
+
+async fn lock_table(transaction: &mut PgConnection) {
+    sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
+        .execute(transaction)
+        .await
+        .unwrap();
+}
+
+/// How many statements wait for a lock.
+const WAITING: &str = "SELECT count(*) FROM pg_stat_activity
+    WHERE datname = current_database() AND wait_event_type = 'Lock'";
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_whose_caller_gave_up_is_released() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let other = database.pool(1).await;
+    let take = take();
+    // The acceptance waits for a lock, and its caller does not wait for it. The server may end it before the lock is free.
+    while queue.stats().await.unwrap().unsettled() == 0 {
+        let mut busy = pool.begin().await.unwrap();
+        lock_table(&mut busy).await;
+        let accept = tokio::spawn({
+            let (queue, take) = (queue.clone(), take.clone());
+            async move { queue.accept(event(None, Some(1)), Some(&take)).await }
+        });
+        while count(&other, WAITING).await == 0 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        accept.abort();
+        busy.rollback().await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+
+    let claimed = timeout(LEASE, async {
+        loop {
+            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            if let Some(taken) = claims.events.into_iter().next() {
+                return taken;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    let taken = claimed.await.expect("it is due before its lease ends");
+    assert_eq!(taken.crashes, 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_of_a_claim_whose_caller_gave_up_are_released() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    for lane in 0..3 {
+        queue.accept(event(None, Some(lane)), None).await.unwrap();
+    }
+    let mut busy = pool.begin().await.unwrap();
+    lock_table(&mut busy).await;
+    let take = take();
+    let claim = queue.claim(&take, 3, 0);
+    timeout(Duration::from_millis(200), claim)
+        .await
+        .unwrap_err();
+    busy.rollback().await.unwrap();
+
+    let mut taken = Vec::new();
+    let claimed = timeout(LEASE / 2, async {
+        while taken.len() < 3 {
+            taken.extend(queue.claim(&take, 3, 0).await.unwrap().events);
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    });
+    claimed.await.expect("they are due before their leases end");
+    assert!(taken.iter().all(|taken| taken.crashes == 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_statement_that_hangs_does_not_stop_the_others() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    accept(&queue, event(None, Some(1))).await;
+    let other = database.pool(1).await;
+    let mut transaction = other.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+
+    let hanging = tokio::spawn({
+        let queue = queue.clone();
+        async move { accept(&queue, event(None, Some(1))).await }
+    });
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let next = accept(&queue, event(None, Some(2)));
+    let limit = Duration::from_secs(4); // Without a second statement, it would wait until the other one ends.
+    timeout(limit, next).await.expect("it waits for the other");
+    assert!(!hanging.is_finished());
+
+    transaction.rollback().await.unwrap();
+    let (id, _) = hanging.await.unwrap();
+    assert!(queue.get(id).await.unwrap().is_some());
+}
+
+/// A table is locked while deliveries arrive, attempts are in progress, and callers give up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect() {
+    const STALL: Duration = Duration::from_secs(8);
+    const LIMIT: Duration = Duration::from_secs(2);
+
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let url = format!("{}?application_name=worker", database.url);
+    let queue = PostgresQueue::new(connect(&url, 40).await);
+    queue.migrate().await.unwrap();
+    let held = accept(&queue, event(None, Some(0))).await.1.unwrap();
+    let brief = Take {
+        lease: 2 * LIMIT,
+        kinds: Kinds::all(),
+    };
+    let mut busy = pool.begin().await.unwrap();
+    lock_table(&mut busy).await;
+    let began = std::time::Instant::now();
+    let (mut calls, mut most, mut lane) = (JoinSet::new(), 0, 1);
+    while began.elapsed() < STALL {
+        lane += 1;
+        let (queue, brief, lease) = (queue.clone(), brief.clone(), held.lease);
+        calls.spawn(async move {
+            let accepted = queue.accept(event(None, Some(lane)), Some(&brief));
+            let accepted = timeout(LIMIT, accepted).await;
+            if lane % 20 == 0 {
+                let _ = timeout(LIMIT, queue.claim(&brief, 8, 1)).await;
+                let _ = timeout(LIMIT, queue.extend(&[lease], LEASE)).await;
+                let _ = timeout(LIMIT, queue.size()).await;
+                let _ = timeout(LIMIT, queue.purge(LEASE)).await;
+            }
+            if let Ok(Ok(Accepted::New {
+                taken: Some(taken), ..
+            })) = accepted
+            {
+                end(&queue, &taken, Settlement::Handled).await;
+            }
+        });
+        let active = "SELECT count(*) FROM pg_stat_activity
+            WHERE application_name = 'worker' AND state <> 'idle'";
+        most = most.max(count(&pool, active).await);
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    busy.rollback().await.unwrap();
+    calls.join_all().await;
+    assert!((1..=5).contains(&most), "{most} connections");
+
+    // Whatever has a lease that nobody holds would be a suspect then.
+    tokio::time::sleep(brief.lease + LIMIT).await;
+    let claims = queue.claim(&take(), 1000, 1000).await.unwrap();
+    let suspects = claims.events.iter().filter(|taken| taken.crashes > 0);
+    assert_eq!(suspects.count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn event_that_was_long_in_its_statement_waits_for_a_claim() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_sleep(1.1); RETURN NEW; END';
+        CREATE TRIGGER pause BEFORE INSERT ON tower_webhook.events EXECUTE FUNCTION pause()";
+    execute(&pool, slow).await;
+    let (id, taken) = accept(&queue, event(None, Some(1))).await;
+    assert!(taken.is_none());
+    let state = queue.get(id).await.unwrap().unwrap().summary.state;
+    assert_eq!(state, EventState::Waiting);
+    let claims = queue.claim(&take(), 1, 0).await.unwrap();
+    assert_eq!(claims.events[0].lease.id, id);
+}
+
+/// The server hangs while it commits, until the connection is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_lease_that_nobody_learned_of_is_given_up_without_a_crash() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
+            'BEGIN PERFORM pg_sleep(8); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER pause AFTER INSERT ON tower_webhook.events
+            DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION pause()";
+    execute(&pool, slow).await;
+    let take = take();
+    let accepted = queue.accept(event(None, Some(1)), Some(&take)).await;
+    assert!(accepted.is_err());
+    let claimed = timeout(LEASE / 2, async {
+        loop {
+            let claims = queue.claim(&take, 1, 0).await.unwrap();
+            if let Some(taken) = claims.events.into_iter().next() {
+                return taken;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    });
+    let taken = claimed.await.expect("it is due before its lease ends");
+    assert_eq!(taken.crashes, 0);
+    // This one is held.
+    assert!(queue.claim(&take, 1, 1).await.unwrap().events.is_empty());
+    end(&queue, &taken, Settlement::Handled).await;
+}
+
+/// Another transaction has locked the first event of a chat, which three deliveries, an acceptance and an end wait for.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_locked_chat_stalls_no_other_one_and_loses_no_lease_of_others() {
+    const LOCKED: i64 = 1;
+
+    let database = Database::create().await;
+    let pool = database.pool(2).await;
+    let queue = PostgresQueue::new(database.pool(8).await);
+    queue.migrate().await.unwrap();
+    let mut held = Vec::new();
+    for lane in 1..=9 {
+        held.push(accept(&queue, event(None, Some(lane))).await.1.unwrap());
+    }
+    let leases: Vec<_> = held.iter().map(|taken| taken.lease).collect();
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head WHERE lane = 1 FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+
+    let mut hanging = JoinSet::new();
+    let mut others = JoinSet::new();
+    for round in 0..60i64 {
+        if round % 20 == 0 {
+            let queue = queue.clone();
+            hanging.spawn(async move { drop(accept(&queue, event(None, Some(LOCKED))).await) });
+        }
+        let queue = queue.clone();
+        others.spawn(async move {
+            let began = std::time::Instant::now();
+            accept(&queue, event(None, Some(100 + round))).await;
+            began.elapsed()
+        });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    let slowest = others.join_all().await.into_iter().max().unwrap();
+    assert!(
+        slowest < Duration::from_secs(2),
+        "one waited for {slowest:?}"
+    );
+    assert_eq!(hanging.len(), 3);
+    assert!(hanging.try_join_next().is_none());
+    // They wait without a connection.
+    assert_eq!(count(&pool, WAITING).await, 0);
+
+    let end = queue.settle(&leases[0], &Settlement::Handled, None);
+    timeout(Duration::from_secs(2), end).await.unwrap_err();
+    let other = queue.settle(&leases[1], &Settlement::Handled, None);
+    let settled = timeout(Duration::from_secs(2), other).await.unwrap();
+    assert!(matches!(settled, Ok(Settled::Ended(_))));
+    let extended = timeout(Duration::from_secs(2), queue.extend(&leases, LEASE)).await;
+    let mut expected = vec![Some(true); 9];
+    expected[0] = None;
+    expected[1] = Some(false);
+    assert_eq!(extended.unwrap().unwrap(), expected);
+
+    transaction.rollback().await.unwrap();
+    timeout(Duration::from_secs(2), hanging.join_all())
+        .await
+        .expect("they wait although the row is free");
+    let extended = queue.extend(&leases[..1], LEASE).await.unwrap();
+    assert_eq!(extended, [Some(true)]);
+}
+
+/// An event returns to a chat whose first event another transaction has locked.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let (aside, taken) = accept(&queue, event(None, Some(1))).await;
+    accept(&queue, event(None, Some(1))).await;
+    let retry = Settlement::Retry {
+        after: Duration::ZERO,
+        failure: Some(failure()),
+        counts: true,
+        blocks_lane: false,
+    };
+    end(&queue, &taken.unwrap(), retry).await;
+    let other = queue.accept(event(None, Some(2)), None).await.unwrap();
+    let Accepted::New { id: other, .. } = other else {
+        panic!("{other:?}");
+    };
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head WHERE lane = 1 FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let claims = queue.claim(&take(), 8, 1).await.unwrap();
+    let claimed: Vec<_> = claims.events.iter().map(|taken| taken.lease.id).collect();
+    assert_eq!(claimed, [other]);
+    transaction.rollback().await.unwrap();
+    let claims = queue.claim(&take(), 8, 1).await.unwrap();
+    assert_eq!(claims.events[0].lease.id, aside);
+}
+
+/// Where each operation begins a transaction itself, a process may stand still between its statement and the commit.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly() {
+    const TEST: &str = "a_process_that_stands_still_in_a_transaction_delays_its_chats_only_briefly";
+
+    if let Some(url) = Peer::argument() {
+        return accept_and_settle(&url).await;
+    }
+    let database = Database::create().await;
+    let name = database.url.rsplit('/').next().unwrap();
+    let setting =
+        format!("ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'");
+    execute(&database.pool(1).await, &setting).await;
+    let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let url = format!("{}?application_name=peer", database.url);
+    let mut frozen = Peer::start(Peer::command(module_path!(), TEST, &url));
+    assert_eq!(frozen.hear(), "works");
+
+    let idle = "SELECT count(*) FROM pg_stat_activity
+        WHERE application_name = 'peer' AND state = 'idle in transaction' AND backend_xid IS NOT NULL";
+    let mut tries = 0;
+    loop {
+        frozen.signal(Signal::SIGSTOP);
+        // The server ends the statements that it has begun.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if count(&pool, idle).await > 0 {
+            break;
+        }
+        frozen.signal(Signal::SIGCONT);
+        tries += 1;
+        assert!(tries < 1000, "it was never in a transaction");
+        tokio::time::sleep(Duration::from_millis(3)).await;
+    }
+    let began = std::time::Instant::now();
+    let accepts = (0..PEERS_LANES).map(|lane| accept(&queue, event(None, Some(lane))));
+    join_all(accepts).await;
+    let took = began.elapsed();
+    assert!(
+        took < Duration::from_secs(6),
+        "deliveries waited for {took:?}"
+    );
+    assert_eq!(count(&pool, idle).await, 0);
+}
+
+const PEERS_LANES: i64 = 4;
+
+/// One of several processes, until it is killed.
+async fn accept_and_settle(url: &str) {
+    let queue = PostgresQueue::new(connect(url, 4).await);
+    let works = (0..PEERS_LANES).map(|lane| {
+        let queue = queue.clone();
+        async move {
+            loop {
+                let accepted = queue.accept(event(None, Some(lane)), Some(&take())).await;
+                if let Ok(Accepted::New {
+                    taken: Some(taken), ..
+                }) = accepted
+                {
+                    let _ = queue.settle(&taken.lease, &Settlement::Handled, None).await;
+                }
+                say("works");
+            }
+        }
+    });
+    join_all(works).await;
+}

@@ -1,0 +1,194 @@
+//! One event of a chat after the other, and chats beside each other.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower_webhook::event::{ChatClosed, ChatRated, EventKind};
+use tower_webhook::inbox::{EventId, EventState, Filter, Page};
+use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery};
+
+use super::listed;
+use support::delivery::{RequestExt, delivery, send};
+use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
+use support::{DAY, SECOND, lock};
+
+#[tokio::test(start_paused = true)]
+async fn one_attempt_at_a_time_per_chat_and_no_more_than_the_limit() {
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    *lock(&crm.takes) = SECOND;
+    let worker = inbox.worker(crm.router()).concurrency(8).spawn();
+    let webhooks = webhooks(&inbox);
+    for n in 1..=50 {
+        for chat in ["a", "b", "c"] {
+            send(&webhooks, event(chat, n)).await.assert_ok();
+        }
+    }
+    within_a_month(|| crm.handled() == 150).await;
+    assert_eq!(crm.most_at_once.load(Ordering::SeqCst), 3);
+    let all: Vec<_> = (1..=50).collect();
+    assert!(crm.order().values().all(|order| *order == all));
+
+    for n in 0..100 {
+        send(&webhooks, event(&format!("chat-{n}"), 1))
+            .await
+            .assert_ok();
+    }
+    within_a_month(|| crm.handled() == 250).await;
+    assert_eq!(crm.most_at_once.load(Ordering::SeqCst), 8);
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn dead_letters_hold_their_lane_on_request() {
+    let inbox = inbox();
+    let handled = Arc::new(AtomicUsize::new(0));
+    let count = Arc::clone(&handled);
+    let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
+        let is_first = delivery.body().ends_with(br#""rating":1}"#);
+        count.fetch_add(usize::from(!is_first), Ordering::SeqCst);
+        async move {
+            match is_first {
+                true => Err(HandlerError::dead_letter("no such customer")),
+                false => Ok(()),
+            }
+        }
+    });
+    let worker = inbox.worker(events).hold_lane_on_dead().spawn();
+    for n in [1, 2] {
+        send(&webhooks(&inbox), event("a", n)).await.assert_ok();
+    }
+    sleep(DAY).await;
+    assert_eq!(
+        states(&inbox).await,
+        [EventState::Dead, EventState::Waiting]
+    );
+    inbox.discard(EventId(1), None).await.unwrap();
+    within_a_month(|| handled.load(Ordering::SeqCst) == 1).await;
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn chats_of_other_kinds_are_found_by_a_function() {
+    #[derive(serde::Deserialize)]
+    struct Ticket {
+        ticket: u32,
+    }
+
+    let inbox = inbox().chat_by(|delivery| {
+        let ticket: Ticket = delivery.decode().ok()?;
+        Some(format!("ticket-{}", ticket.ticket))
+    });
+    for (key, body) in [("1", r#"{"ticket":7}"#), ("2", r#"{"other":7}"#)] {
+        let event = delivery(body).kind("ticket-created").key(key);
+        send(&webhooks(&inbox), event).await.assert_ok();
+    }
+    let of_ticket = Filter {
+        chat: Some("ticket-7".to_owned()),
+        ..Filter::default()
+    };
+    assert_eq!(listed(&inbox, &of_ticket, Page::oldest(10)).await, [1]);
+    let other = inbox.get(EventId(2)).await.unwrap().unwrap();
+    assert_eq!(other.summary.chat, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_busy_chat_does_not_starve_the_others() {
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    let webhooks = webhooks(&inbox);
+    for n in 0..500 {
+        send(&webhooks, event("busy", n)).await.assert_ok();
+    }
+    send(&webhooks, event("quiet", 1)).await.assert_ok();
+    *lock(&crm.takes) = SECOND;
+    let worker = inbox.worker(crm.router()).concurrency(1).spawn();
+    within_a_month(|| crm.order().contains_key("quiet")).await;
+    // By the time of acceptance, the busy chat comes first; but not with all that it has at once, if others are due.
+    assert!(crm.handled() <= 501);
+    within_a_month(|| crm.handled() == 501).await;
+    worker.drain(SECOND).await.unwrap();
+}
+
+/// Latencies from acceptance to the end of the handler, sorted, of 10,000 chats at three quarters of the capacity.
+async fn latencies(with_poison: bool) -> Vec<Duration> {
+    const CHATS: usize = 10_000;
+
+    let inbox = inbox();
+    let accepted = Arc::new(Mutex::new(HashMap::new()));
+    let latencies = Arc::new(Mutex::new(Vec::new()));
+    let (known, measured) = (Arc::clone(&accepted), Arc::clone(&latencies));
+    let router = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
+        let (known, measured) = (Arc::clone(&known), Arc::clone(&measured));
+        async move {
+            let chat = delivery.payload.id.clone().unwrap();
+            let takes = delivery.payload.rating.unwrap_or_default();
+            sleep(Duration::from_secs_f64(takes / 1000.0)).await;
+            if chat == "poison" {
+                return Err("always".into());
+            }
+            let accepted: Instant = lock(&known)[&chat];
+            lock(&measured).push(accepted.elapsed());
+            Ok(())
+        }
+    });
+    let worker = inbox.worker(router).concurrency(32).spawn();
+    let webhooks = webhooks(&inbox);
+    let mut random = fastrand::Rng::with_seed(4);
+    for n in 0..CHATS {
+        if with_poison && n % 100 == 0 {
+            let body = r#"{"id":"poison","rating":200}"#;
+            let event = delivery(body).key(&format!("poison-{n}"));
+            send(&webhooks, event).await.assert_ok();
+        }
+        let chat = format!("chat-{n}");
+        lock(&accepted).insert(chat.clone(), Instant::now());
+        send(&webhooks, event(&chat, random.usize(50..500)))
+            .await
+            .assert_ok();
+        sleep(Duration::from_millis(random.u64(0..23))).await;
+    }
+    within_a_month(|| lock(&latencies).len() == CHATS).await;
+    drop(worker);
+    let mut latencies = lock(&latencies).clone();
+    latencies.sort_unstable();
+    latencies
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_poisoned_chat_among_10_000_delays_no_other() {
+    let (without, with) = (latencies(false).await, latencies(true).await);
+    let p99 = |sorted: &[Duration]| sorted[sorted.len() * 99 / 100];
+    let (without, with) = (p99(&without), p99(&with));
+    assert!(with < without.mul_f64(1.05), "{without:?}, {with:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_function_that_finds_no_chat_but_panics_costs_no_event() {
+    let inbox = inbox().chat_by(|_| panic!("no chat"));
+    let webhooks = webhooks(&inbox);
+    let ticket = delivery(r#"{"ticket":1}"#).kind("ticket-created").key("1");
+    send(&webhooks, ticket).await.assert_ok();
+    let record = inbox.get(EventId(1)).await.unwrap().unwrap();
+    assert_eq!(record.summary.chat, None);
+    assert_eq!(record.summary.state, EventState::Waiting);
+}
+
+#[tokio::test(start_paused = true)]
+async fn workers_of_other_kinds_are_woken_within_a_chat() {
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    let webhooks = webhooks(&inbox);
+    let closed = EventRouter::new().on::<ChatClosed>(async |_: Delivery<ChatClosed>| Ok(()));
+    let one = inbox.worker(closed).only([EventKind::CHAT_CLOSED]).spawn();
+    let other = inbox
+        .worker(crm.router())
+        .only([EventKind::CHAT_RATED])
+        .spawn();
+    let first = delivery(r#"{"id":"a"}"#).kind("chat-closed").key("closed");
+    for request in [first, event("a", 1)] {
+        send(&webhooks, request).await.assert_ok();
+    }
+    within_a_month(|| crm.handled() == 1).await;
+    drop((one, other));
+}

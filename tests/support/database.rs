@@ -1,0 +1,90 @@
+//! Databases on one PostgreSQL server for all tests of a process.
+
+use std::sync::LazyLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use sqlx::AssertSqlSafe;
+use sqlx::postgres::{PgPool, PgPoolOptions};
+use tower_webhook::postgres::{PostgresQueue, PostgresStore};
+#[cfg(feature = "conformance")]
+use tower_webhook::store::conformance::Harness;
+
+use super::postgres::PostgresServer;
+
+/// An empty database of a test's own, on a server that the tests of this process share.
+pub struct Database {
+    pub url: String,
+}
+
+static SERVER: LazyLock<PostgresServer> = LazyLock::new(PostgresServer::start);
+
+impl Database {
+    pub async fn create() -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
+        let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
+        let admin = connect(&server.url(), 1).await;
+        execute(&admin, &format!("CREATE DATABASE {name}")).await;
+        let url = server.url_of(&name);
+        Self { url }
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// Changes what every session begins with.
+    pub async fn set(&self, setting: &str) {
+        let name = self.url.rsplit('/').next().unwrap();
+        let pool = self.pool(1).await;
+        execute(&pool, "SET default_transaction_read_only = off").await;
+        execute(&pool, &format!("ALTER DATABASE {name} SET {setting}")).await;
+    }
+
+    pub async fn pool(&self, connections: u32) -> PgPool {
+        connect(&self.url, connections).await
+    }
+
+    /// A store on a pool of its own.
+    pub async fn store(&self) -> PostgresStore {
+        let store = PostgresStore::new(self.pool(4).await);
+        store.migrate().await.unwrap();
+        store
+    }
+
+    /// A queue on a pool of its own.
+    pub async fn queue(&self) -> PostgresQueue {
+        let queue = PostgresQueue::new(self.pool(4).await);
+        queue.migrate().await.unwrap();
+        queue
+    }
+}
+
+#[cfg(feature = "conformance")]
+impl Harness for Database {
+    type Store = PostgresStore;
+
+    async fn open(&self) -> PostgresStore {
+        self.store().await
+    }
+}
+
+pub async fn connect(url: &str, connections: u32) -> PgPool {
+    PgPoolOptions::new()
+        .max_connections(connections)
+        .connect(url)
+        .await
+        .unwrap()
+}
+
+pub async fn execute(pool: &PgPool, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql))
+        .execute(pool)
+        .await
+        .unwrap();
+}
+
+pub async fn count(pool: &PgPool, sql: &str) -> i64 {
+    let count = sqlx::query_scalar(AssertSqlSafe(sql));
+    count.fetch_one(pool).await.unwrap()
+}
