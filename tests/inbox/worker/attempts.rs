@@ -226,7 +226,7 @@ async fn each_error_of_a_handler_has_its_state() {
     let record = async |id| inbox.get(EventId(id)).await.unwrap().unwrap();
     let panicked = record(3).await.failures.remove(0).failure;
     assert_eq!(panicked.outcome, "panicked");
-    for text in ["the handler panicked: ", "worker.rs:"] {
+    for text in ["the handler panicked: ", "attempts.rs:"] {
         assert!(panicked.reason.contains(text), "{panicked:?}");
     }
     assert!(log.count(Level::WARN, "the event is tried again") >= 3);
