@@ -198,10 +198,19 @@ pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
         Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
         None => HeaderNames::default(),
     };
-    let webhooks = match secrets {
+    let mut webhooks = match secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
     };
+    if args.secrets.replay_guard {
+        webhooks = webhooks.replay_guard();
+    }
+    if args.secrets.reject_changed_bodies {
+        webhooks = webhooks.reject_changed_bodies();
+    }
+    if args.secrets.require_key {
+        webhooks = webhooks.require_key();
+    }
     webhooks
         .header_names(names)
         .max_body(args.limits.max_body as usize)

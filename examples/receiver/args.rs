@@ -76,6 +76,21 @@ pub(crate) struct Secrets {
     /// For webhooks without a secret in the partner portal, behind a proxy that authenticates the platform.
     #[arg(long, conflicts_with_all = ["secret", "secret_file", "demo"])]
     pub(crate) dangerously_unsigned: bool,
+
+    /// Refuse a body that was handled under another key in the last 8 days, with 422
+    ///
+    /// A signature does not cover the key, so that whoever captured a body with its signature could have it handled again
+    /// under other keys. Two genuine events with the same body are one then.
+    #[arg(long)]
+    pub(crate) replay_guard: bool,
+
+    /// Refuse a key that was used with another body, with 422, instead of treating it as the same event
+    #[arg(long)]
+    pub(crate) reject_changed_bodies: bool,
+
+    /// Refuse a delivery without a key, with 400: it would be handled each time that it is sent
+    #[arg(long)]
+    pub(crate) require_key: bool,
 }
 
 #[derive(Args)]
