@@ -122,7 +122,7 @@ impl Connections {
                     self.start(stream, peer, permit);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    self.refusals.log("not-accepted", None, &error);
                     let _ = self.open.close_one(Duration::ZERO); // Frees an open file.
                     sleep(Duration::from_millis(100)).await;
                 }

@@ -14,7 +14,7 @@ use tower_webhook::Secret;
 
 use crate::attackers::{SORTS, Sent, Sort, Target, attack, send, settle};
 use crate::receivers::Receiver;
-use support::program::{PATIENCE, Program, example, until};
+use support::program::{PATIENCE, Program, example, tool, until};
 
 /// An unsigned delivery.
 fn request(body: &str) -> String {
@@ -465,6 +465,26 @@ fn bodies_that_are_given_up_do_not_flood_the_log() {
             .count();
         assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {log}");
     }
+}
+
+#[test]
+fn connections_that_cannot_be_accepted_do_not_flood_the_log() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let pid = receiver.program.child.id().to_string();
+    let limit = |files| tool("prlimit", &["--pid", &pid, &format!("--nofile={files}:")]);
+    limit("3");
+    let waiting = connect(&receiver);
+    // Ten attempts in a second.
+    thread::sleep(Duration::from_secs(3));
+    let log = receiver.err();
+    let lines = log.lines().filter(|line| line.contains("not-accepted"));
+    let lines: Vec<_> = lines.collect();
+    assert!((2..8).contains(&lines.len()), "{log}");
+    assert!(lines[0].contains("Too many open files"), "{log}");
+    assert!(!lines[0].contains("peer"), "{log}");
+    drop(waiting);
+    limit("512");
+    assert_eq!(receiver.send("s", &[]).code, 0);
 }
 
 #[test]
