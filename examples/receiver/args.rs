@@ -148,8 +148,10 @@ pub(crate) struct Handling {
     /// the event is discarded, because it never will be. 75 (EX_TEMPFAIL): the event is retried later, even
     /// after --max-attempts. Any other: the event has failed, and is retried.
     ///
-    /// It does not inherit the secret, but runs as the same user, who can read this process's environment and files:
-    /// for commands that are not trusted, start them as another user.
+    /// It does not inherit the credentials in WEBHOOK_SECRET, WEBHOOK_STORE and WEBHOOK_INBOX, nor can it read them in
+    /// the environment of the receiver, which starts itself again without them. It runs as the same user, who can read
+    /// the file of secrets, arguments, and the environment of the program that started the receiver: for commands that
+    /// are not trusted, start them as another user.
     ///
     /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
     /// one is the reason in the log if it fails. Its standard output goes to standard error.

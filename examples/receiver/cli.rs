@@ -9,7 +9,7 @@ use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{args, inbox, send};
+use crate::{args, credentials, inbox, send};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -111,6 +111,7 @@ fn arguments() -> Vec<OsString> {
     if !names_command {
         arguments.insert(1, "run".into());
     }
+    credentials::add_to(&mut arguments);
     arguments
 }
 
