@@ -13,7 +13,7 @@ use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
 
 use crate::log::Format;
-use crate::{connections, event, forward, telemetry};
+use crate::{activity, event, forward, telemetry};
 
 // Clap would show a comment of documentation on one of these as that of the command.
 #[derive(Args)]
@@ -272,6 +272,14 @@ pub(crate) struct Monitoring {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 
+    /// A host name under which the metrics may be read, beside IP addresses and `localhost`
+    ///
+    /// Requests for other names are refused with 421, because another site could read the metrics under a name of its
+    /// own. Repeat it for more names, or separate them by commas.
+    #[arg(long, requires = "metrics", value_name = "NAME", value_delimiter = ',')]
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    pub(crate) metrics_host: Vec<String>,
+
     /// The format of the log, on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     pub(crate) log_format: Format,
@@ -298,8 +306,8 @@ pub(crate) enum OnFailure {
 }
 
 impl Limits {
-    pub(crate) fn of_connections(&self) -> connections::Limits {
-        connections::Limits {
+    pub(crate) fn of_connections(&self) -> activity::Limits {
+        activity::Limits {
             max_connections: self.max_connections as usize,
             head: Duration::from_secs(self.header_timeout.into()),
             // Longer than that of the layers, which answer.

@@ -835,7 +835,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
-            "--console-actor", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
+            "--console-actor", "--metrics-host", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("receiver send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
