@@ -9,11 +9,31 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use crate::connections::Limits;
-
 /// The time that a genuine sender has for a request. Without it, whoever connects fast enough would have the
 /// connections of all others closed.
 pub(crate) const LEAST_AGE: Duration = Duration::from_millis(500);
+
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) max_connections: usize,
+    /// How long the head of a request may take, from its first byte.
+    pub(crate) head: Duration,
+    /// How long the body may take, where nothing else limits it.
+    pub(crate) body: Duration,
+    /// How long a connection may wait for its next request, and how long it may take to read a response.
+    pub(crate) idle: Duration,
+}
+
+impl Limits {
+    /// Those of a listener for operators and their programs.
+    #[cfg_attr(not(any(feature = "console", feature = "metrics")), allow(dead_code))]
+    pub(crate) const FEW: Self = Self {
+        max_connections: 64,
+        head: Duration::from_secs(10),
+        body: Duration::from_secs(10),
+        idle: Duration::from_secs(75),
+    };
+}
 
 /// The open connections, by numbers.
 #[derive(Default)]

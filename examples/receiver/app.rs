@@ -1,6 +1,5 @@
 //! Makes the application of a receiver, with a store or with an inbox.
 
-use std::future::ready;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,14 +20,14 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
 use tower_webhook::{EventRouter, HeaderNames, Running, Secrets, Webhooks};
 
-use crate::args::{self, Options};
+use crate::args::Options;
 use crate::cli::misused;
 use crate::event::{Action, Events};
 use crate::exec::Exec;
 use crate::forward::Forward;
 use crate::handling::Handling;
 use crate::output::Output;
-use crate::store::{self, Place};
+use crate::store::Place;
 use crate::telemetry::Telemetry;
 use crate::text::chain;
 
@@ -82,21 +81,21 @@ pub(crate) async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<Bu
                 let store = store.clone();
                 setup.telemetry.before_scrapes(move || {
                     store.record_metrics();
-                    ready(())
+                    std::future::ready(())
                 });
             }
             with_store(setup, store)
         }
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => {
-            let store = store::sqlite(path)?;
+            let store = crate::store::sqlite(path)?;
             warn_of_inbox(&SqliteQueue::with_store(&store)).await?;
             with_store(setup, store)
         }
         #[cfg(feature = "redis")]
-        Place::Redis(server) => with_store(setup, store::redis(server).await?),
+        Place::Redis(server) => with_store(setup, crate::store::redis(server).await?),
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => with_store(setup, store::postgres(server).await?),
+        Place::Postgres(server) => with_store(setup, crate::store::postgres(server).await?),
     }
 }
 
@@ -139,9 +138,9 @@ where
 pub(crate) async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
     match place {
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => with_queue(setup, store::sqlite_queue(path)?),
+        Place::Sqlite(path) => with_queue(setup, crate::store::sqlite_queue(path)?),
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => with_queue(setup, store::postgres_queue(server).await?),
+        Place::Postgres(server) => with_queue(setup, crate::store::postgres_queue(server).await?),
         // `Place::parse_inbox` makes no others.
         other => {
             let _ = setup;
@@ -170,8 +169,8 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     #[cfg(feature = "console")]
     let console = Console::new().inbox(inbox.clone());
     let on_failure = match args.handling.on_failure {
-        args::OnFailure::Block => OnFailure::Block,
-        args::OnFailure::Skip => OnFailure::Skip,
+        crate::args::OnFailure::Block => OnFailure::Block,
+        crate::args::OnFailure::Skip => OnFailure::Skip,
     };
     let (service, running) = webhooks(setup.args, setup.secrets)
         .inbox(inbox)
@@ -199,10 +198,19 @@ pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
         Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
         None => HeaderNames::default(),
     };
-    let webhooks = match secrets {
+    let mut webhooks = match secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
     };
+    if args.secrets.replay_guard {
+        webhooks = webhooks.replay_guard();
+    }
+    if args.secrets.reject_changed_bodies {
+        webhooks = webhooks.reject_changed_bodies();
+    }
+    if args.secrets.require_key {
+        webhooks = webhooks.require_key();
+    }
     webhooks
         .header_names(names)
         .max_body(args.limits.max_body as usize)

@@ -13,7 +13,7 @@ use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
 
 use crate::log::Format;
-use crate::{connections, event, forward, telemetry};
+use crate::{activity, event, forward, telemetry};
 
 // Clap would show a comment of documentation on one of these as that of the command.
 #[derive(Args)]
@@ -76,6 +76,21 @@ pub(crate) struct Secrets {
     /// For webhooks without a secret in the partner portal, behind a proxy that authenticates the platform.
     #[arg(long, conflicts_with_all = ["secret", "secret_file", "demo"])]
     pub(crate) dangerously_unsigned: bool,
+
+    /// Refuse a body that was handled under another key in the last 8 days, with 422
+    ///
+    /// A signature does not cover the key, so that whoever captured a body with its signature could have it handled again
+    /// under other keys. Two genuine events with the same body are one then.
+    #[arg(long)]
+    pub(crate) replay_guard: bool,
+
+    /// Refuse a key that was used with another body, with 422, instead of treating it as the same event
+    #[arg(long)]
+    pub(crate) reject_changed_bodies: bool,
+
+    /// Refuse a delivery without a key, with 400: it would be handled each time that it is sent
+    #[arg(long)]
+    pub(crate) require_key: bool,
 }
 
 #[derive(Args)]
@@ -133,8 +148,10 @@ pub(crate) struct Handling {
     /// the event is discarded, because it never will be. 75 (EX_TEMPFAIL): the event is retried later, even
     /// after --max-attempts. Any other: the event has failed, and is retried.
     ///
-    /// It does not inherit the secret, but runs as the same user, who can read this process's environment and files:
-    /// for commands that are not trusted, start them as another user.
+    /// It does not inherit the credentials in WEBHOOK_SECRET, WEBHOOK_STORE and WEBHOOK_INBOX, nor can it read them in
+    /// the environment of the receiver, which starts itself again without them. It runs as the same user, who can read
+    /// the file of secrets, arguments, and the environment of the program that started the receiver: for commands that
+    /// are not trusted, start them as another user.
     ///
     /// Each line of its standard error is logged with the event's key, as `command` at level INFO; the last
     /// one is the reason in the log if it fails. Its standard output goes to standard error.
@@ -255,6 +272,14 @@ pub(crate) struct Monitoring {
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) metrics: Option<SocketAddr>,
 
+    /// A host name under which the metrics may be read, beside IP addresses and `localhost`
+    ///
+    /// Requests for other names are refused with 421, because another site could read the metrics under a name of its
+    /// own. Repeat it for more names, or separate them by commas.
+    #[arg(long, requires = "metrics", value_name = "NAME", value_delimiter = ',')]
+    #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
+    pub(crate) metrics_host: Vec<String>,
+
     /// The format of the log, on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     pub(crate) log_format: Format,
@@ -281,8 +306,8 @@ pub(crate) enum OnFailure {
 }
 
 impl Limits {
-    pub(crate) fn of_connections(&self) -> connections::Limits {
-        connections::Limits {
+    pub(crate) fn of_connections(&self) -> activity::Limits {
+        activity::Limits {
             max_connections: self.max_connections as usize,
             head: Duration::from_secs(self.header_timeout.into()),
             // Longer than that of the layers, which answer.

@@ -15,7 +15,7 @@ use crate::cli::misused;
 use crate::connections::bind;
 use crate::run::{connection_limits, refuse_missing};
 use crate::secrets::{labels, secrets};
-use crate::store::{self, Place};
+use crate::store::Place;
 use crate::text::chain;
 
 pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
@@ -70,19 +70,24 @@ pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
 /// Opens a store, or an inbox, and returns how many unsettled events that has.
 async fn open(place: Place, is_inbox: bool) -> anyhow::Result<Option<u64>> {
     Ok(match place {
-        Place::Memory => None,
+        Place::Memory => {
+            let _ = is_inbox;
+            None
+        }
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) if is_inbox => Some(unsettled(&store::sqlite_queue(path)?).await?),
+        Place::Sqlite(path) if is_inbox => {
+            Some(unsettled(&crate::store::sqlite_queue(path)?).await?)
+        }
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => store::sqlite(path).map(|_| None)?,
+        Place::Sqlite(path) => crate::store::sqlite(path).map(|_| None)?,
         #[cfg(feature = "redis")]
-        Place::Redis(server) => store::redis(server).await.map(|_| None)?,
+        Place::Redis(server) => crate::store::redis(server).await.map(|_| None)?,
         #[cfg(feature = "postgres")]
         Place::Postgres(server) if is_inbox => {
-            Some(unsettled(&store::postgres_queue(server).await?).await?)
+            Some(unsettled(&crate::store::postgres_queue(server).await?).await?)
         }
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => store::postgres(server).await.map(|_| None)?,
+        Place::Postgres(server) => crate::store::postgres(server).await.map(|_| None)?,
     })
 }
 

@@ -9,7 +9,7 @@ use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{args, inbox, send};
+use crate::{args, credentials, inbox, send};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -24,6 +24,7 @@ struct Cli {
 }
 
 #[derive(Subcommand)]
+#[allow(clippy::large_enum_variant, reason = "there is one")]
 pub(crate) enum Command {
     /// Receive webhooks, and print one line of JSON for each event; the default
     ///
@@ -44,7 +45,7 @@ pub(crate) enum Command {
     ///
     /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
     /// WEBHOOK_SECRET_FILE, and so on. That of an option without a value is true or false.
-    Run(Box<args::Options>),
+    Run(args::Options),
     /// Sign a sample event like the chat platform, and send it to a receiver
     ///
     /// Prints the status and latency of each delivery. The exit code is 0 if all were accepted, and 1 if any
@@ -58,7 +59,7 @@ pub(crate) enum Command {
     /// creates a SQLite file that does not exist, and updates the tables of an earlier release. Beside a running
     /// receiver, its addresses are in use. The exit code is 0 if the receiver could start, 1 if not, and 2 if the
     /// arguments are invalid.
-    Check(Box<args::Options>),
+    Check(args::Options),
     /// Show and change an inbox: list events, see why they failed, redrive or discard them
     ///
     /// It works on the file or the database of the inbox, whether or not the receiver is running. Ages are written as
@@ -110,6 +111,7 @@ fn arguments() -> Vec<OsString> {
     if !names_command {
         arguments.insert(1, "run".into());
     }
+    credentials::add_to(&mut arguments);
     arguments
 }
 

@@ -18,7 +18,7 @@ use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-use crate::activity::{Activity, LEAST_AGE, Open, Phase};
+use crate::activity::{Activity, LEAST_AGE, Limits, Open, Phase};
 use crate::refusals::Refusals;
 use crate::text::chain;
 use crate::watched::{Stream, Watched};
@@ -33,28 +33,6 @@ const REST_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The part of the connections that is kept free: one in so many.
 const SPARE: usize = 8;
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Limits {
-    pub(crate) max_connections: usize,
-    /// How long the head of a request may take, from its first byte.
-    pub(crate) head: Duration,
-    /// How long the body may take, where nothing else limits it.
-    pub(crate) body: Duration,
-    /// How long a connection may wait for its next request, and how long it may take to read a response.
-    pub(crate) idle: Duration,
-}
-
-impl Limits {
-    /// Those of a listener for operators and their programs.
-    #[cfg_attr(not(any(feature = "console", feature = "metrics")), allow(dead_code))]
-    pub(crate) const FEW: Self = Self {
-        max_connections: 64,
-        head: Duration::from_secs(10),
-        body: Duration::from_secs(10),
-        idle: Duration::from_secs(75),
-    };
-}
 
 /// The connections that wait in the system's queue while all are in use. It may have a lower limit.
 const BACKLOG: u32 = 4096;
@@ -122,7 +100,7 @@ impl Connections {
                     self.start(stream, peer, permit);
                 }
                 Err(error) => {
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    self.refusals.log("not-accepted", None, &error);
                     let _ = self.open.close_one(Duration::ZERO); // Frees an open file.
                     sleep(Duration::from_millis(100)).await;
                 }

@@ -4,8 +4,9 @@ use std::net::SocketAddr;
 
 use tower_webhook::console::Console;
 
+use crate::activity::Limits;
 use crate::args::Options;
-use crate::connections::{Connections, Limits, bind};
+use crate::connections::{Connections, bind};
 
 pub(crate) async fn serve(
     mut console: Console,

@@ -15,6 +15,7 @@ use tokio::process::{ChildStderr, Command};
 use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 
+use crate::credentials;
 use crate::event::Failure;
 use crate::text::printable;
 
@@ -80,15 +81,15 @@ impl Exec {
             .stdin(Stdio::piped())
             .stdout(io::stderr()) // Standard output is reserved for lines of JSON.
             .stderr(Stdio::piped())
-            .env_remove("WEBHOOK_INBOX")
-            .env_remove("WEBHOOK_SECRET")
-            .env_remove("WEBHOOK_STORE")
             .process_group(0)
             .fd_mappings(vec![FdMapping {
                 parent_fd: OwnedFd::from(watched),
                 child_fd: 3,
             }])
             .map_err(io::Error::other)?;
+        for name in credentials::HIDDEN {
+            command.env_remove(name);
+        }
         let mut child = command.spawn()?;
         drop(command);
         let group = Group {

@@ -7,12 +7,16 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum;
+use tracing::field::{Field, Visit};
+use tracing::span::{Id, Record};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
+use tracing_subscriber::fmt::FmtContext;
 use tracing_subscriber::fmt::format::{FmtSpan, FormatEvent, FormatFields, Writer};
-use tracing_subscriber::fmt::{FmtContext, FormattedFields};
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt;
 
 #[derive(Clone, Copy, ValueEnum)]
 pub(crate) enum Format {
@@ -36,10 +40,16 @@ pub(crate) fn init(format: Format) {
         // These would be written to standard error, with a panic if it is closed.
         .log_internal_errors(false);
     match format {
-        Format::Text => log.map_event_format(Throttled::new).init(),
+        Format::Text => {
+            let log = log.map_event_format(Throttled::new);
+            log.finish().with(Ends).init();
+        }
         Format::Json => {
             let log = log.json().with_span_list(false);
-            log.map_event_format(Throttled::new).init();
+            log.map_event_format(Throttled::new)
+                .finish()
+                .with(Ends)
+                .init();
         }
     }
 }
@@ -65,6 +75,44 @@ const UNVERIFIED: [&str; 7] = [
     "overloaded",
 ];
 
+/// Notes of each delivery how it has ended.
+struct Ends;
+
+#[derive(Default)]
+struct End {
+    outcome: Option<String>,
+    /// Of a verified delivery, or of a refused one, which has an outcome.
+    has_kind: bool,
+}
+
+impl Visit for End {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        match field.name() {
+            "outcome" => self.outcome = Some(value.to_owned()),
+            "kind" => self.has_kind = true,
+            _ => {}
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn fmt::Debug) {}
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Ends {
+    fn on_record(&self, span: &Id, values: &Record<'_>, ctx: Context<'_, S>) {
+        if let Some(span) = ctx.span(span)
+            && span.name() == DELIVERY
+        {
+            let mut extensions = span.extensions_mut();
+            let mut end = extensions.remove::<End>().unwrap_or_default();
+            values.record(&mut end);
+            extensions.insert(end);
+        }
+    }
+}
+
+/// The name of the span of a delivery.
+const DELIVERY: &str = "delivery";
+
 /// Leaves out the ends of spans beyond one in a second for each outcome of [`UNVERIFIED`]. The warnings say how many
 /// there were.
 struct Throttled<F> {
@@ -80,18 +128,17 @@ impl<F> Throttled<F> {
         }
     }
 
-    /// `fields` are those of a span, as text or JSON.
-    fn admits(&self, fields: &str) -> bool {
-        let value = |name: &str| {
-            let at = fields.find(&format!("{name}=\"")).map(|at| at + 2);
-            let at = at.or_else(|| fields.find(&format!("\"{name}\":\"")).map(|at| at + 4))?;
-            fields[at + name.len()..].split('"').next()
+    /// `end` is none if nothing of the delivery is known.
+    fn admits(&self, end: Option<&End>) -> bool {
+        let outcome = match end {
+            Some(End {
+                outcome: Some(outcome),
+                ..
+            }) => outcome.as_str(),
+            Some(End { has_kind: true, .. }) => return true,
+            _ => "disconnected", // before it was verified
         };
-        let outcome = match value("outcome") {
-            None if !fields.contains("kind") => Some("disconnected"), // before it was verified
-            outcome => outcome,
-        };
-        let Some(outcome) = UNVERIFIED.into_iter().find(|name| Some(*name) == outcome) else {
+        let Some(outcome) = UNVERIFIED.into_iter().find(|name| *name == outcome) else {
             return true;
         };
         let now = Instant::now();
@@ -120,13 +167,9 @@ where
         // The end of a span is the only event with the span's own metadata.
         let is_admitted = ctx
             .parent_span()
-            .filter(|span| span.name() == "delivery")
+            .filter(|span| span.name() == DELIVERY)
             .filter(|span| span.metadata().callsite() == event.metadata().callsite())
-            .is_none_or(|span| {
-                let extensions = span.extensions();
-                let fields = extensions.get::<FormattedFields<N>>();
-                fields.is_none_or(|fields| self.admits(fields))
-            });
+            .is_none_or(|span| self.admits(span.extensions().get::<End>()));
         match is_admitted {
             true => self.format.format_event(ctx, writer, event),
             false => Ok(()),

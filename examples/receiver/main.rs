@@ -16,11 +16,14 @@ mod cli;
 mod connections;
 #[cfg(feature = "console")]
 mod console;
+mod credentials;
 mod demo;
 mod event;
 mod exec;
 mod forward;
 mod handling;
+#[cfg(feature = "metrics")]
+mod host;
 // Without a queue, it can only say that there is none.
 #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
 mod inbox;
@@ -48,8 +51,24 @@ use tokio::runtime::Runtime;
 use self::cli::Command;
 
 fn main() -> ExitCode {
-    let result = match cli::parse() {
+    let command = credentials::receive().map(|()| cli::parse());
+    match command.and_then(execute) {
+        Ok(code) => code,
+        // The reader of standard output has what it wanted, as in `receiver inbox list | head`.
+        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {}", text::chain(error.as_ref()));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn execute(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
         Command::Run(options) => {
+            if options.handling.exec.is_some() {
+                credentials::hide()?;
+            }
             log::init(options.monitoring.log_format);
             block_on(run::run(&options))
         }
@@ -62,15 +81,6 @@ fn main() -> ExitCode {
         Command::Inbox(options) => {
             log::init_warnings();
             block_on(inbox::run(options))
-        }
-    };
-    match result {
-        Ok(code) => code,
-        // The reader of standard output has what it wanted, as in `receiver inbox list | head`.
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", text::chain(error.as_ref()));
-            ExitCode::FAILURE
         }
     }
 }

@@ -31,7 +31,7 @@ impl Refusals {
     pub(crate) fn log(
         self: &Arc<Self>,
         outcome: &'static str,
-        peer: SocketAddr,
+        peer: impl Into<Option<SocketAddr>>,
         reason: &dyn fmt::Display,
     ) {
         let listener = self.listener;
@@ -42,7 +42,14 @@ impl Refusals {
             Entry::Occupied(mut more) => *more.get_mut() += 1,
             Entry::Vacant(first) => {
                 first.insert(0);
-                tracing::warn!(outcome, listener, %peer, reason = reason.to_string(), "a request was refused");
+                let peer = peer.into().map(tracing::field::display);
+                tracing::warn!(
+                    outcome,
+                    listener,
+                    peer,
+                    reason = reason.to_string(),
+                    "a request was refused"
+                );
                 tokio::spawn(Arc::clone(self).count(outcome));
             }
         }

@@ -14,10 +14,11 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
+use crate::activity;
 use crate::app::{self, Built, Setup};
 use crate::args::Options;
 use crate::cli::misused;
-use crate::connections::{self, Connections, bind};
+use crate::connections::{Connections, bind};
 #[cfg(feature = "console")]
 use crate::console;
 use crate::event::Events;
@@ -222,7 +223,7 @@ impl Stop {
 }
 
 /// Returns the limits of connections, which must leave files for commands and the store.
-pub(crate) fn connection_limits(args: &Options) -> anyhow::Result<connections::Limits> {
+pub(crate) fn connection_limits(args: &Options) -> anyhow::Result<activity::Limits> {
     let mut limits = args.limits.of_connections();
     let (files, _) =
         getrlimit(Resource::RLIMIT_NOFILE).context("the limit of open files is unknown")?;
@@ -230,7 +231,7 @@ pub(crate) fn connection_limits(args: &Options) -> anyhow::Result<connections::L
     let listeners = usize::from(args.console.console.is_some())
         + usize::from(args.monitoring.metrics.is_some());
     let others = 64
-        + listeners * connections::Limits::FEW.max_connections
+        + listeners * activity::Limits::FEW.max_connections
         + FILES_OF_A_COMMAND.saturating_mul(args.handling.of_events().concurrency);
     let most = files.saturating_sub(others).max(files / 2).max(1);
     if limits.max_connections > most {

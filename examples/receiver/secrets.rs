@@ -10,6 +10,7 @@ use tower_webhook::{ConfigError, Secret, Secrets};
 
 use crate::args::Options;
 use crate::cli::misused;
+use crate::credentials;
 use crate::demo;
 use crate::text::chain;
 
@@ -17,7 +18,7 @@ use crate::text::chain;
 /// not to be verified.
 pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option<String>)> {
     if args.secrets.dangerously_unsigned {
-        if env::var_os("WEBHOOK_SECRET").is_some() {
+        if env::var_os("WEBHOOK_SECRET").is_some() || credentials::secret().is_some() {
             misused(
                 "`--dangerously-unsigned` cannot be used with the environment variable WEBHOOK_SECRET",
             );
@@ -31,7 +32,9 @@ pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option
         None if !args.secrets.secret.is_empty() => {
             Secrets::new(args.secrets.secret.iter().cloned())
         }
-        None => match Secret::from_env("WEBHOOK_SECRET") {
+        None => match credentials::secret()
+            .map_or_else(|| Secret::from_env("WEBHOOK_SECRET"), Secret::new)
+        {
             Err(ConfigError::Environment {
                 source: VarError::NotPresent,
                 ..

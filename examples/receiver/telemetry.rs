@@ -46,7 +46,10 @@ impl Telemetry {
         let shown = (budget.clone(), silence.clone(), recent.clone());
         #[cfg(feature = "metrics")]
         let server = match args.monitoring.metrics {
-            Some(address) => Some(metrics::Server::start(address, &budget, &silence).await?),
+            Some(address) => Some(
+                metrics::Server::start(address, &args.monitoring.metrics_host, &budget, &silence)
+                    .await?,
+            ),
             None => None,
         };
         #[cfg(feature = "metrics")]
@@ -112,7 +115,7 @@ pub(crate) fn expected(text: &str) -> Result<(EventKind, Duration), String> {
 #[cfg(feature = "metrics")]
 mod metrics {
     use std::future::Future;
-    use std::net::{IpAddr, SocketAddr};
+    use std::net::SocketAddr;
     use std::pin::Pin;
     use std::sync::{Arc, Mutex, PoisonError};
     use std::time::Duration;
@@ -120,10 +123,9 @@ mod metrics {
     use ::metrics::describe_counter;
     use anyhow::Context;
     use axum::Router;
-    use axum::extract::Request;
+    use axum::extract::{Request, State};
     use axum::http::StatusCode;
     use axum::http::header::{CONTENT_TYPE, HOST};
-    use axum::http::uri::Authority;
     use axum::middleware::{self, Next};
     use axum::response::{IntoResponse, Response};
     use axum::routing::get;
@@ -131,7 +133,9 @@ mod metrics {
     use tokio::time::{sleep, timeout};
     use tower_webhook::telemetry::{FailureBudget, Silence};
 
-    use crate::connections::{Connections, Limits, bind};
+    use crate::activity::Limits;
+    use crate::connections::{Connections, bind};
+    use crate::host;
 
     /// The server of `/metrics`.
     pub(crate) struct Server {
@@ -156,6 +160,7 @@ mod metrics {
     impl Server {
         pub(crate) async fn start(
             address: SocketAddr,
+            names: &[String],
             budget: &FailureBudget,
             silence: &Silence,
         ) -> anyhow::Result<Self> {
@@ -184,11 +189,10 @@ mod metrics {
             );
             let sources = Arc::clone(&this.sources);
             let scrape = move || scrape(Arc::clone(&sources), prometheus.clone());
-            let mut app = Router::new().route("/metrics", get(scrape));
-            if address.ip().is_loopback() {
-                // Otherwise another site could read them, under a name of its own that resolves to this address.
-                app = app.layer(middleware::from_fn(known_host));
-            }
+            let names = Arc::from(names);
+            let app = Router::new()
+                .route("/metrics", get(scrape))
+                .layer(middleware::from_fn_with_state(names, known_host));
             let connections = Connections::new("metrics", app, Limits::FEW);
             tokio::spawn(async move { connections.accept(&listener).await });
             Ok(this)
@@ -202,17 +206,20 @@ mod metrics {
         }
     }
 
-    async fn known_host(request: Request, next: Next) -> Response {
+    async fn known_host(
+        State(names): State<Arc<[String]>>,
+        request: Request,
+        next: Next,
+    ) -> Response {
         let host = request.headers().get(HOST);
-        let host = host.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
-        let is_known = host.is_some_and(|host| {
-            let name = host.host();
-            let address = name.trim_start_matches('[').trim_end_matches(']');
-            name.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
-        });
-        match is_known {
+        let host = host.and_then(|host| host.to_str().ok()).unwrap_or_default();
+        match host::is_known(host, &names) {
             true => next.run(request).await,
-            false => StatusCode::MISDIRECTED_REQUEST.into_response(),
+            false => {
+                let reason =
+                    "these metrics are not read under this host name: see `--metrics-host`\n";
+                (StatusCode::MISDIRECTED_REQUEST, reason).into_response()
+            }
         }
     }
 

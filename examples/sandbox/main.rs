@@ -9,6 +9,8 @@ mod actions;
 #[path = "../receiver/demo.rs"]
 mod demo;
 mod desk;
+#[path = "../receiver/host.rs"]
+mod host;
 mod page;
 mod routes;
 

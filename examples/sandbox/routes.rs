@@ -6,7 +6,6 @@ use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderMap, HeaderName, ORIGIN,
     REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
-use axum::http::uri::Authority;
 use axum::http::{Method, StatusCode};
 use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse, Response};
@@ -17,6 +16,7 @@ use tower_webhook::sandbox::{AttemptId, EventFilter, EventReport};
 
 use crate::actions;
 use crate::desk::{Desk, Notice};
+use crate::host;
 use crate::page::{self, EventView, List, STATES, slug};
 
 pub(crate) fn app(desk: Desk) -> Router {
@@ -79,10 +79,7 @@ async fn guard(request: Request, next: Next) -> Response {
 fn is_own(method: &Method, headers: &HeaderMap) -> Result<(), &'static str> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok());
     let host = text(HOST).ok_or("The request has no host.")?;
-    let name = host.parse::<Authority>();
-    let name = name.as_ref().map_or("", |authority| authority.host());
-    let address = name.trim_start_matches('[').trim_end_matches(']');
-    if name != "localhost" && address.parse::<std::net::IpAddr>().is_err() {
+    if !host::is_known(host, &[]) {
         return Err("Open this page by its IP address or as localhost.");
     }
     // Images, scripts and frames of other sites, which have nothing to see here. Links are allowed.

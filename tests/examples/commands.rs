@@ -311,6 +311,41 @@ fn start_names_store_and_limits() {
     assert!(!err.contains("keys are kept in memory"), "{err}");
 }
 
+/// Also as root, whom `/proc` hides nothing from.
+#[test]
+fn command_cannot_read_credentials_in_the_environment_of_the_receiver() {
+    let secret = ("WEBHOOK_SECRET", "hush, a secret");
+    let store = ("WEBHOOK_STORE", "sqlite:/nowhere/hush.db");
+    for number in 0..4 {
+        let dir = TempDir::new().unwrap();
+        let inbox = format!("sqlite:{}", dir.path().join("hush.db").display());
+        let variable = ("WEBHOOK_INBOX", inbox.as_str());
+        let (variables, args) = match number {
+            0 => (vec![secret, variable], vec![]),
+            1 => (vec![secret, store], vec!["--store", "memory"]),
+            2 => (vec![secret], vec!["--retry-for", "5", "--inbox", &inbox]),
+            _ => (vec![variable, secret], vec!["--retry-for", "5"]),
+        };
+        let got = dir.path().join("got");
+        // Of the receiver, of its threads, and what the command inherits.
+        let command = format!(
+            "cat /proc/$PPID/environ /proc/$PPID/task/*/environ >'{0}'; env >>'{0}'; echo >'{0}-all'",
+            got.display()
+        );
+        let mut receiver = example("receiver");
+        receiver.env("PLAIN", "seen").envs(variables);
+        receiver.args(["--exec", &command]).args(args);
+        let receiver = Receiver::start_by(&mut receiver);
+        assert_eq!(receiver.send(secret.1, &[]).code, 0, "{}", receiver.err());
+        until("the command", || {
+            dir.path().join("got-all").exists().then_some(())
+        });
+        let environment = fs::read_to_string(&got).unwrap();
+        assert!(environment.matches("PLAIN=seen").count() > 2);
+        assert!(!environment.contains("hush"), "{environment}");
+    }
+}
+
 #[test]
 fn version_is_printed() {
     let ended = run("receiver", &["--version"]);

@@ -9,11 +9,12 @@ use std::sync::atomic::AtomicU64;
 use std::thread;
 use std::time::Duration;
 
+use nix::sys::signal::Signal;
 use tower_webhook::Secret;
 
 use crate::attackers::{SORTS, Sent, Sort, Target, attack, send, settle};
 use crate::receivers::Receiver;
-use support::program::{PATIENCE, example, until};
+use support::program::{PATIENCE, Program, example, tool, until};
 
 /// An unsigned delivery.
 fn request(body: &str) -> String {
@@ -385,32 +386,105 @@ fn large_bodies_that_are_held_back_do_not_shut_out_large_deliveries() {
     }
 }
 
+/// A receiver whose log is at a terminal, with colours.
+fn at_terminal() -> Receiver {
+    let receiver = example("receiver");
+    let program = receiver.get_program().to_str().unwrap();
+    // It ends with `script`, although it survives the end of its terminal.
+    let command =
+        format!("exec setpriv --pdeathsig KILL '{program}' --secret s --listen 127.0.0.1:0");
+    let mut script = Command::new("sh");
+    let output = r#"exec script -qec "$0" /dev/null >&2"#;
+    script.args(["-c", output, &command]);
+    let mut receiver = Receiver::listening(Program::start(&mut script));
+    receiver.url = receiver.url.trim_end().to_owned();
+    receiver
+}
+
 #[test]
 fn forgeries_do_not_flood_the_log() {
     const REQUESTS: usize = 200;
-    let receiver = Receiver::start(&["--secret", "s"]);
     let signature = format!("\r\nX-Service-Hmac-Sha256: {}\r\n\r\n", "0".repeat(64));
     let forged = request("{}").replace("\r\n\r\n", &signature);
-    let mut stream = connect(&receiver);
-    for _ in 0..REQUESTS {
-        stream.write_all(forged.as_bytes()).unwrap();
-        let answer = answer(&stream);
-        assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
-        read_body(&stream, &answer);
-    }
+    let json = Receiver::start(&["--secret", "s", "--log-format", "json"]);
+    for receiver in [Receiver::start(&["--secret", "s"]), json, at_terminal()] {
+        let mut stream = connect(&receiver);
+        for _ in 0..REQUESTS {
+            stream.write_all(forged.as_bytes()).unwrap();
+            let answer = answer(&stream);
+            assert!(answer.starts_with("HTTP/1.1 401"), "{answer}");
+            read_body(&stream, &answer);
+        }
 
-    let sent = receiver.send("s", &["--key", "genuine"]);
-    assert_eq!(sent.code, 0, "{sent:?}");
-    let err = until("the end of the genuine one", || {
-        let err = receiver.err();
-        err.contains("key=genuine secret=0 attempt=1 outcome=")
-            .then_some(err)
-    });
-    let ends = err
-        .matches(r#"outcome="invalid-signature" duration_ms="#)
-        .count();
-    // One in a second, on a machine of any speed.
-    assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {err}");
+        let sent = receiver.send("s", &["--key", "genuine"]);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        let log = until("the end of the genuine one", || {
+            let log = receiver.err();
+            let end = log.lines().find(|line| is_end(line, "handled"))?;
+            assert!(end.contains("genuine"), "{end}");
+            Some(log)
+        });
+        let ends = log.lines().filter(|line| is_end(line, "invalid-signature"));
+        let ends = ends.count();
+        // One in a second, on a machine of any speed.
+        assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {log}");
+    }
+}
+
+/// Whether a line of the log, in any format, is that of the end of a delivery with an outcome.
+fn is_end(line: &str, outcome: &str) -> bool {
+    line.contains("duration_ms") && line.contains(outcome)
+}
+
+/// With a request id like the name of a field.
+#[test]
+fn bodies_that_are_given_up_do_not_flood_the_log() {
+    const REQUESTS: usize = 200;
+    let head = format!(
+        "\r\nX-Request-Id: kind\r\nX-Service-Hmac-Sha256: {}\r\n\r\n",
+        "0".repeat(64)
+    );
+    let whole = request("{}").replace("\r\n\r\n", &head);
+    let part = &whole[..whole.len() - 1];
+    for format in ["text", "json"] {
+        let args = ["--secret", "s", "--log-format", format, "--grace", "0"];
+        let receiver = Receiver::start(&args);
+        let mut waiting = Vec::new();
+        for _ in 0..REQUESTS {
+            let mut stream = connect(&receiver);
+            stream.write_all(part.as_bytes()).unwrap();
+            waiting.push(stream);
+        }
+        // All that came before it are being received.
+        assert_eq!(receiver.send("s", &[]).code, 0);
+        receiver.signal(Signal::SIGTERM);
+        let log = receiver.program.finish().err;
+        let ends = log
+            .lines()
+            .filter(|line| line.contains("request_id") && line.contains("time.busy"))
+            .count();
+        assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {log}");
+    }
+}
+
+#[test]
+fn connections_that_cannot_be_accepted_do_not_flood_the_log() {
+    let receiver = Receiver::start(&["--secret", "s"]);
+    let pid = receiver.program.child.id().to_string();
+    let limit = |files| tool("prlimit", &["--pid", &pid, &format!("--nofile={files}:")]);
+    limit("3");
+    let waiting = connect(&receiver);
+    // Ten attempts in a second.
+    thread::sleep(Duration::from_secs(3));
+    let log = receiver.err();
+    let lines = log.lines().filter(|line| line.contains("not-accepted"));
+    let lines: Vec<_> = lines.collect();
+    assert!((2..8).contains(&lines.len()), "{log}");
+    assert!(lines[0].contains("Too many open files"), "{log}");
+    assert!(!lines[0].contains("peer"), "{log}");
+    drop(waiting);
+    limit("512");
+    assert_eq!(receiver.send("s", &[]).code, 0);
 }
 
 #[test]

@@ -15,6 +15,7 @@ mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;
 mod built_without;
+mod closing;
 #[cfg(all(
     feature = "axum",
     feature = "moka",

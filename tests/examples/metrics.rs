@@ -76,18 +76,30 @@ fn metrics_are_served_for_prometheus() {
 
 #[test]
 fn metrics_are_refused_under_the_name_of_another_site() {
-    let receiver = Receiver::start(&["--secret", "s", "--metrics", "127.0.0.1:0"]);
-    let url = url_of("metrics", &receiver);
-    for (host, status) in [
-        ("evil.example", "421"),
-        ("127.0.0.1.evil.example:9464", "421"),
-        ("localhost:9464", "200"),
-        ("127.0.0.1:9464", "200"),
-        ("[::1]", "200"),
+    let names = ["--metrics-host", "receiver.internal,north"];
+    for (address, names, of_name) in [
+        ("127.0.0.1:0", &[][..], "421"),
+        // A name of another site may also resolve to an address in the operator's network.
+        ("0.0.0.0:0", &[], "421"),
+        ("0.0.0.0:0", &names, "200"),
     ] {
-        let host = format!("Host: {host}");
-        let code = curl(&["-o", "/dev/null", "-w", "%{http_code}", "-H", &host, &url]);
-        assert_eq!(code, status, "{host}");
+        let args = ["--secret", "s", "--metrics", address];
+        let receiver = Receiver::start(&[&args[..], names].concat());
+        let url = url_of("metrics", &receiver);
+        for (host, status) in [
+            ("evil.example", "421"),
+            ("127.0.0.1.evil.example:9464", "421"),
+            ("localhost:9464", "200"),
+            ("127.0.0.1:9464", "200"),
+            ("10.1.2.3:9464", "200"),
+            ("[::1]", "200"),
+            ("receiver.internal:9464", of_name),
+            ("NORTH", of_name),
+        ] {
+            let host = format!("Host: {host}");
+            let code = curl(&["-o", "/dev/null", "-w", "%{http_code}", "-H", &host, &url]);
+            assert_eq!(code, status, "{address}: {host}");
+        }
     }
 }
 

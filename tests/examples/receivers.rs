@@ -643,6 +643,34 @@ fn unsigned_deliveries_are_accepted_only_on_demand() {
 }
 
 #[test]
+fn captured_body_is_refused_under_another_key_on_demand() {
+    let dir = TempDir::new().unwrap();
+    for (number, place) in ["--store", "--inbox"].into_iter().enumerate() {
+        for (is_guarded, answer) in [(false, "200 OK"), (true, "422 Unprocessable Entity")] {
+            let file = dir.path().join(format!("{number}-{is_guarded}.db"));
+            let file = format!("sqlite:{}", file.display());
+            let args = ["--secret", "s", place, &file, "--replay-guard"];
+            let receiver = Receiver::start(&args[..4 + usize::from(is_guarded)]);
+            let first = receiver.send("s", &["--key", "a"]);
+            assert!(first.out.contains("200 OK"), "{place}: {first:?}");
+            let again = receiver.send("s", &["--key", "b"]);
+            assert!(again.out.contains(answer), "{place}: {again:?}");
+        }
+    }
+}
+
+#[test]
+fn keys_without_a_body_of_their_own_are_refused_on_demand() {
+    let receiver = Receiver::start(&["--secret", "s", "--reject-changed-bodies", "--require-key"]);
+    let other = receiver.file("body", r#"{"id":"other"}"#);
+    assert_eq!(receiver.send("s", &["--key", "a"]).code, 0);
+    let changed = receiver.send("s", &["--key", "a", "--body", &other]);
+    assert!(changed.out.contains("422 Unpro"), "{changed:?}");
+    let keyless = receiver.send("s", &["--no-key"]);
+    assert!(keyless.out.contains("400 Bad Request"), "{keyless:?}");
+}
+
+#[test]
 fn memory_store_is_empty_after_a_restart() {
     let args = ["--secret", "s", "--store", "memory"];
     for _ in 0..2 {
@@ -807,7 +835,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
-            "--console-actor", "--expect", "--rated-within"]),
+            "--console-actor", "--metrics-host", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("receiver send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),

@@ -18,7 +18,7 @@ use self::change::{Action, change};
 use self::forget::forget;
 use crate::cli::misused;
 use crate::kinds;
-use crate::store::{self, Place};
+use crate::store::Place;
 
 pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
     let Options {
@@ -44,16 +44,19 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
         (Place::Sqlite(path), command) => {
             // It would be created, and look like an empty inbox.
             anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
-            let inbox = Inbox::new(store::sqlite_queue(path)?).namespace(namespace);
+            let inbox = Inbox::new(crate::store::sqlite_queue(path)?).namespace(namespace);
             execute(&inbox, command).await
         }
         #[cfg(feature = "postgres")]
         (Place::Postgres(server), command) => {
-            let queue = store::postgres_queue(server).await?;
+            let queue = crate::store::postgres_queue(server).await?;
             execute(&Inbox::new(queue).namespace(namespace), command).await
         }
         // `Place::parse_inbox` makes no others.
-        (other, _) => anyhow::bail!("{other} cannot be an inbox"),
+        (other, _) => {
+            let _ = namespace;
+            anyhow::bail!("{other} cannot be an inbox")
+        }
     }
 }
 

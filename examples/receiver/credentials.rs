@@ -1,0 +1,111 @@
+//! Credentials in the environment. A command of `--exec` could read them in `/proc` as long as this process has them
+//! there, so that it starts itself again without them.
+
+use std::env;
+use std::ffi::OsString;
+use std::fs;
+use std::io::{self, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use anyhow::{Context, ensure};
+use command_fds::{CommandFdExt, FdMapping};
+
+const SECRET: &str = "WEBHOOK_SECRET";
+
+/// The options whose variables may contain a password.
+const URLS: [(&str, &str); 2] = [("--store", "WEBHOOK_STORE"), ("--inbox", "WEBHOOK_INBOX")];
+
+/// In the environment, it says that the credentials are in the descriptor.
+const PASSED: &str = "WEBHOOK_PASSED";
+const DESCRIPTOR: i32 = 3;
+
+/// What a pipe holds before anybody reads.
+const MOST: usize = 4 * 1024;
+
+/// The variables that were passed, with their values.
+static RECEIVED: OnceLock<Vec<(String, String)>> = OnceLock::new();
+
+/// The variables that no command inherits.
+pub(crate) const HIDDEN: [&str; 4] = [SECRET, URLS[0].1, URLS[1].1, PASSED];
+
+fn received(name: &str) -> Option<&'static str> {
+    let mut variables = RECEIVED.get().into_iter().flatten();
+    let variable = variables.find(|variable| variable.0 == name)?;
+    Some(variable.1.as_str())
+}
+
+/// Returns the secret, if it was passed.
+pub(crate) fn secret() -> Option<&'static str> {
+    received(SECRET)
+}
+
+/// Adds the options that were passed to those that were given, which take their place.
+pub(crate) fn add_to(arguments: &mut Vec<OsString>) {
+    for (option, name) in URLS {
+        let with_value = format!("{option}=");
+        let is_given = arguments.iter().any(|argument| {
+            let argument = argument.as_encoded_bytes();
+            argument == option.as_bytes() || argument.starts_with(with_value.as_bytes())
+        });
+        if let Some(value) = received(name)
+            && !is_given
+        {
+            arguments.push(format!("{option}={value}").into());
+        }
+    }
+}
+
+/// Reads what [`hide`] has passed, if it has started this process.
+pub(crate) fn receive() -> anyhow::Result<()> {
+    if env::var_os(PASSED).is_none() {
+        return Ok(());
+    }
+    let passed = fs::read_to_string(format!("/dev/fd/{DESCRIPTOR}"))
+        .context("the credentials cannot be read")?;
+    nix::unistd::close(DESCRIPTOR)?;
+    let variables = passed.split_terminator('\0');
+    let variables = variables.filter_map(|variable| variable.split_once('='));
+    let owned = variables.map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let _ = RECEIVED.set(owned.collect());
+    Ok(())
+}
+
+/// Starts this program again, in this process, if there are credentials in its environment.
+pub(crate) fn hide() -> anyhow::Result<()> {
+    let mut passed = String::new();
+    for name in [SECRET, URLS[0].1, URLS[1].1] {
+        match env::var(name) {
+            Ok(value) => passed += &format!("{name}={value}\0"),
+            Err(env::VarError::NotPresent) => {}
+            // Whoever needs it refuses it.
+            Err(env::VarError::NotUnicode(_)) => return Ok(()),
+        }
+    }
+    if passed.is_empty() {
+        return Ok(());
+    }
+    ensure!(
+        passed.len() <= MOST,
+        "the credentials in the environment have more than {MOST} bytes: pass the secret with `--secret-file`"
+    );
+    let (reader, mut writer) = io::pipe()?;
+    writer.write_all(passed.as_bytes())?;
+    let mut arguments = env::args_os();
+    let mut command = Command::new(env::current_exe()?);
+    command
+        .arg0(arguments.next().unwrap_or("receiver".into()))
+        .args(arguments)
+        .env(PASSED, "1");
+    for name in [SECRET, URLS[0].1, URLS[1].1] {
+        command.env_remove(name);
+    }
+    command.fd_mappings(vec![FdMapping {
+        parent_fd: OwnedFd::from(reader),
+        child_fd: DESCRIPTOR,
+    }])?;
+    let error = command.exec();
+    Err(error).context("the program cannot be started again without its credentials")
+}
