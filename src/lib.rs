@@ -152,12 +152,13 @@
 //!
 //! # Logs
 //!
-//! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with
-//! its kind, chat, key, attempt, secret (by label or position), outcome and duration, and one line for each
-//! refusal or failure with its reason, at `WARN` or `ERROR`. A panic's reason is its message and its place in the code,
-//! which a hook notes that calls the hook before it. A kind without a handler is one line in a minute, at `INFO`. With an inbox, each attempt has a separate span `attempt`.
-//! Refusals that anybody can cause, before verification, have at most one line per second and reason; the next line's
-//! field `left_out` counts those in between. Of text that the sender chose, at most 256 characters are logged.
+//! Logs are written through [tracing](https://docs.rs/tracing): one span `delivery` for each delivery with its kind,
+//! chat, key, attempt, secret (by label or position), outcome and duration, and one line for each refusal or failure
+//! with its reason, at `WARN` or `ERROR`. A panic's reason is its message and its place in the code, which a hook notes
+//! that calls the hook before it. A kind without a handler is one line in a minute, at `INFO`. With an inbox, each
+//! attempt has a separate span `attempt`. Refusals that anybody can cause, before verification, have at most one line
+//! per second and reason; the next line's field `left_out` counts those in between. Of text that the sender chose, at
+//! most 256 characters are logged.
 //!
 //! The span is at `INFO`, and shows to which delivery a line belongs: a filter should let it pass, as
 //! `RUST_LOG=warn,tower_webhook=info` does. A success is recorded only by the span, and by lines at
@@ -169,11 +170,11 @@
 //! tracing_subscriber::fmt().with_span_events(FmtSpan::CLOSE).init();
 //! ```
 //!
-//! If a subscriber enables `TRACE` for the target `tower_webhook::opentelemetry`, the spans also have the attributes that
-//! OpenTelemetry defines for messages: `messaging.system` (`webhook`),
-//! `messaging.operation.name` (`receive` or `process`), `messaging.message.id` (the key),
-//! `messaging.message.conversation_id` (the chat), and `error.type` (the outcome, if it is a failure).
-//! The example `otlp` exports them over OTLP, and links each attempt of an inbox to its delivery.
+//! If a subscriber enables `TRACE` for the target `tower_webhook::opentelemetry`, the spans also have the attributes
+//! that OpenTelemetry defines for messages: `messaging.system` (`webhook`), `messaging.operation.name` (`receive` or
+//! `process`), `messaging.message.id` (the key), `messaging.message.conversation_id` (the chat), and `error.type` (the
+//! outcome, if it is a failure). The example `otlp` exports them over OTLP, and links each attempt of an inbox to its
+//! delivery.
 //!
 //! No secret and no payload is logged. A layer of your own around these layers can read the outcome, or the
 //! refusal, in the response's extensions: see [`Decision`].

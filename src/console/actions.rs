@@ -204,7 +204,7 @@ pub(super) async fn change_all(
     let started = async {
         let Form(search) = form?;
         let action = action(&search.action)?;
-        let chosen = (search.filter(&console)?, search.seen()?);
+        let chosen = (search.filter_for_change(&console)?, search.seen()?);
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, &headers);
         let job = console

@@ -82,6 +82,15 @@ pub(super) struct Search {
 }
 
 impl Search {
+    /// The filter of a change of all that match. Without a state, what was handled would be handled again.
+    pub(super) fn filter_for_change(&self, console: &Console) -> Result<Filter, Problem> {
+        let filter = self.filter(console)?;
+        match filter.states.is_empty() {
+            true => Err(Problem::bad("To change all that match, choose a state.")),
+            false => Ok(filter),
+        }
+    }
+
     pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
         let mut filter = Filter::default();
         // A search would tell which texts they have.

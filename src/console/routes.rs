@@ -269,7 +269,7 @@ async fn confirm(
         let Query(search) = search?;
         let action = action(&search.action)?;
         let inbox = &**inbox(&console)?;
-        let filter = search.filter(&console)?;
+        let filter = search.filter_for_change(&console)?;
         // Before it counts, so that it has seen what is changed.
         let seen = Seen::now(inbox).await?;
         let matched = console.jobs.preview(inbox, &filter, seen).await?;
@@ -389,7 +389,7 @@ mod tests {
     }
 
     fn post(path: &str) -> Request<Body> {
-        post_form(path, "action=redrive&newest=1&at=0")
+        post_form(path, "action=redrive&state=dead&newest=1&at=0")
     }
 
     fn post_form(path: &str, form: &'static str) -> Request<Body> {
@@ -430,7 +430,7 @@ mod tests {
     async fn four_jobs_run_and_others_wait() {
         let app = console(&Arc::new(Semaphore::new(0)));
         for number in 1..=5 {
-            let post = post_form("/all", "action=discard&newest=1&at=0"); // which never ends
+            let post = post_form("/all", "action=discard&state=dead&newest=1&at=0"); // which never ends
             let started = app.clone().oneshot(post).await.unwrap();
             assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
         }

@@ -76,9 +76,9 @@ impl Console {
         self
     }
 
-    /// Accepts only requests for these host names, without ports, and for IP addresses. Requests for others are answered with 421. This prevents
-    /// DNS rebinding: another site cannot read the pages under a name that resolves to the console's address. Set it if the
-    /// console has no authentication. By default, all host names are accepted.
+    /// Accepts only requests for these host names, without ports, and for IP addresses. Requests for others are answered
+    /// with 421. This prevents DNS rebinding: another site cannot read the pages under a name that resolves to the
+    /// console's address. Set it if the console has no authentication. By default, all host names are accepted.
     ///
     /// ```
     /// # use tower_webhook::console::Console;

@@ -179,3 +179,38 @@ async fn a_stale_page_changes_no_event() {
     assert_eq!(states(&inbox).await[1], EventState::Handled);
     drop(worker);
 }
+
+/// Otherwise one click handled again all that was handled.
+#[tokio::test(start_paused = true)]
+async fn all_events_of_no_state_are_not_changed() {
+    let inbox = four_events().await;
+    let before = states(&inbox).await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    let links = ["Redrive all…", "Discard all…"];
+    for (query, has_links) in [
+        ("", false),
+        ("?kind=chat-rated", false),
+        ("?state=dead", true),
+        ("?state=unsettled", true),
+    ] {
+        let list = get(&app, &format!("/events{query}")).await;
+        for link in links {
+            assert_eq!(
+                list.text.contains(link),
+                has_links,
+                "{query}: {}",
+                list.text
+            );
+        }
+    }
+    get(&app, "/events").await.shows("choose a state");
+    for action in ["redrive", "discard"] {
+        let asked = get(&app, &format!("/all?action={action}")).await;
+        asked.is(400).shows("choose a state");
+        let fields = format!("action={action}&newest=9&at=0&state=");
+        let confirmed = post(&app, "/all", &fields).await;
+        confirmed.is(400).shows("choose a state");
+    }
+    sleep(SECOND).await;
+    assert_eq!(states(&inbox).await, before);
+}

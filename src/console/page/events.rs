@@ -40,11 +40,15 @@ pub(in super::super) fn events(
                         div #rows data-live { (table(view, rows, Columns::All)) }
                     }
                     @if view.can_change() {
-                        p {
-                            "All that match: "
-                            a href=(view.url(format_args!("/all?{query}&action=redrive"))) { "Redrive all…" }
-                            " "
-                            a href=(view.url(format_args!("/all?{query}&action=discard"))) { "Discard all…" }
+                        @if search.state.is_empty() {
+                            p { "To change all that match, choose a state." }
+                        } @else {
+                            p {
+                                "All that match: "
+                                a href=(view.url(format_args!("/all?{query}&action=redrive"))) { "Redrive all…" }
+                                " "
+                                a href=(view.url(format_args!("/all?{query}&action=discard"))) { "Discard all…" }
+                            }
                         }
                     }
                 }

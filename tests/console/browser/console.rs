@@ -293,7 +293,8 @@ async fn accessible(width: u32) {
         desk.inbox.pause(None).await.unwrap();
         // A job that does not end.
         desk.redrives.forget_permits(usize::MAX);
-        page.goto(&format!("{url}/all?action=redrive")).await;
+        page.goto(&format!("{url}/all?action=redrive&state=unsettled"))
+            .await;
         page.follow("main form button").await;
         page.goto(&url).await;
         page.until_contains("#alerts", "fail in many chats").await;
