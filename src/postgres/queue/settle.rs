@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::batches::{Batches, Call, Executed, Release, Row};
 use super::database::Database;
@@ -28,8 +28,9 @@ const SETTLE: &str = "
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
 
-/// How long it may take to release an event that nobody waits for.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to release an event that nobody waits for, and the pause after a try that failed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
+const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct Settle {
     database: Arc<Database>,
@@ -72,7 +73,13 @@ impl Settle {
             let released: Vec<_> = released.collect();
             Box::pin(async move {
                 let release = async {
-                    while let Executed::Blocked = settle.execute(released.clone()).await {}
+                    loop {
+                        match settle.execute(released.clone()).await {
+                            Executed::Done(ends) if ends.iter().all(Result::is_ok) => return,
+                            // One that was released is lost then.
+                            Executed::Done(_) | Executed::Blocked => sleep(RELEASE_PAUSE).await,
+                        }
+                    }
                 };
                 // One that cannot be released is taken again when its lease expires.
                 let _ = timeout(RELEASE_TIMEOUT, release).await;
