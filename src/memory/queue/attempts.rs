@@ -9,7 +9,8 @@ use tokio::time::Instant;
 use super::{Due, Event, FOREVER, Key, Kind, OVERHEAD, Place, State, size};
 use crate::delivery::RawDelivery;
 use crate::inbox::event::{
-    EventId, EventLease, EventState, Failure, NewEvent, Settlement, Take, TakenEvent,
+    EventId, EventLease, EventState, Failure, NewEvent, Settlement, Take, TakenEvent, UNCOUNTED,
+    uncounted,
 };
 use crate::inbox::queue::{Accepted, Claims, Settled};
 use crate::store::Fence;
@@ -115,7 +116,7 @@ impl State {
             failures: event.failures,
             crashes: event.crashes,
             tried_for: event.first_failed.map(|first| now - first),
-            uncounted: event.uncounted,
+            uncounted: event.uncounted / UNCOUNTED,
         }
     }
 
@@ -249,7 +250,7 @@ impl Event {
                 },
                 None => Place::Line { due: now },
             },
-            failures: 0,
+            failures: new.dead.is_some().into(),
             first_failed: None,
             uncounted: 0,
             crashes: 0,
@@ -284,6 +285,7 @@ impl Event {
                 after,
                 failure,
                 counts,
+                is_probe,
                 blocks_lane,
             } => {
                 if let Some(failure) = failure {
@@ -293,9 +295,9 @@ impl Event {
                     self.first_failed = self.first_failed.filter(|_| self.failures > 0);
                     self.failures = self.failures.saturating_add(1);
                 } else if failure.is_some() {
-                    self.uncounted = self.uncounted.saturating_add(1);
+                    self.uncounted = self.uncounted.saturating_add(uncounted(*is_probe));
                 }
-                if *counts || failure.is_some() {
+                if *counts || failure.is_some() && !is_probe {
                     self.first_failed.get_or_insert(now);
                 }
                 let due = now + (*after).min(FOREVER);

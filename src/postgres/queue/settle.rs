@@ -10,7 +10,7 @@ use super::batches::{Batches, Call, Executed, Release, Row};
 use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
-use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take};
+use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
 use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
@@ -203,7 +203,14 @@ fn values(calls: &[End]) -> Vec<Value> {
         Settlement::Retry { after, .. } => Some(micros(*after)),
         _ => None,
     });
-    let counts = |end: &Settlement| matches!(end, Settlement::Retry { counts: true, .. });
+    let uncounted = settlements().map(|settlement| match settlement {
+        Settlement::Retry {
+            counts: false,
+            is_probe,
+            ..
+        } => Some(uncounted(*is_probe).into()),
+        _ => Some(0),
+    });
     let blocks = |end: &Settlement| match end {
         Settlement::Retry { blocks_lane, .. } => *blocks_lane,
         _ => false,
@@ -228,7 +235,7 @@ fn values(calls: &[End]) -> Vec<Value> {
         places,
         Value::List(List::Texts(Some(names.collect()))),
         Value::List(List::Numbers(afters.collect())),
-        flags(counts),
+        Value::List(List::Numbers(uncounted.collect())),
         flags(blocks),
         flags(holds),
         Value::List(List::Numbers(leases.collect())),
