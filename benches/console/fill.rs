@@ -144,6 +144,7 @@ async fn wait_and_fail<Q: Queue + Clone>(queue: &Q, count: u64) -> Result<Unsett
                     after: Duration::from_secs(24 * 60 * 60),
                     failure: Some(failure()),
                     counts: true,
+                    is_probe: false,
                     blocks_lane: true,
                 },
                 _ => Settlement::Dead {

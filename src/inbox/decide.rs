@@ -68,6 +68,7 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
                 after: *delay,
                 failure: None,
                 counts: false,
+                is_probe: false,
                 blocks_lane: rules.blocks_lane(event.delivery.kind()),
             },
             Line::Snoozed { delay: *delay },
@@ -100,17 +101,18 @@ fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules
     let is_last = match counts {
         true => rules.retry.is_last(event.failures, event.tried_for),
         false => {
-            let are_enough = event.uncounted >= MOST_UNCOUNTED - 1;
-            let is_long = event.tried_for >= Some(LONGEST_UNCOUNTED);
-            match ended.is_probe {
-                // The whole kind fails, so only an event that was probed often, and for twice as long, may be the cause.
-                true => are_enough && event.tried_for >= Some(2 * LONGEST_UNCOUNTED),
-                false => are_enough || is_long,
-            }
+            // The whole kind fails, so only an event that was probed for weeks may be the cause.
+            let most = if ended.is_probe {
+                2 * MOST_UNCOUNTED
+            } else {
+                MOST_UNCOUNTED
+            };
+            let is_long = !ended.is_probe && event.tried_for >= Some(LONGEST_UNCOUNTED);
+            event.uncounted >= most - 1 || is_long
         }
     };
     if is_last {
-        let failures = event.failures.saturating_add(counts.into());
+        let failures = event.failures.saturating_add(1);
         return Decision {
             settlement: Some(dead(outcome, took, rules)),
             line: Line::LastFailure { failures },
@@ -128,6 +130,7 @@ fn failed(ended: Ended<'_>, counts: bool, asked: Option<Duration>, rules: &Rules
             after,
             failure: Some(outcome.failure(took)),
             counts,
+            is_probe: ended.is_probe,
             blocks_lane: rules.blocks_lane(event.delivery.kind()),
         }),
         line: Line::Retried { after },
@@ -379,7 +382,10 @@ mod tests {
             (99, Some(SECOND), true, false),
             (1, Some(week), true, false),
             (99, Some(week), true, false),
-            (99, Some(2 * week), true, true),
+            (99, Some(2 * week), true, false),
+            // Probes add little.
+            (198, Some(2 * week), true, false),
+            (199, None, true, true),
         ] {
             let event = TakenEvent {
                 uncounted,
@@ -398,7 +404,7 @@ mod tests {
                     Some(Settlement::Dead { failure, .. }) => {
                         assert!(is_last);
                         assert_eq!(failure.outcome, "store-unavailable");
-                        assert_eq!(decision.line, Line::LastFailure { failures: 0 });
+                        assert_eq!(decision.line, Line::LastFailure { failures: 1 });
                     }
                     Some(Settlement::Retry { counts: false, .. }) => assert!(!is_last),
                     other => panic!("{other:?}"),

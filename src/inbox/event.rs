@@ -177,10 +177,18 @@ pub struct TakenEvent {
     pub failures: u32,
     /// The number of attempts in a row that did not end, because their process died or stood still.
     pub crashes: u32,
-    /// The time since the first of these failures, or of those that did not count while none did. `None` if there is none.
+    /// The time since the first of these failures, or of those that did not count and were no probes while none did. `None` if there is none.
     pub tried_for: Option<Duration>,
-    /// The number of attempts that failed without being counted.
+    /// The number of attempts that failed without being counted. 200 probes of a tripped kind are as one.
     pub uncounted: u32,
+}
+
+/// What a queue adds for each failure that does not count, so that the probe of a tripped kind can be a small part of one.
+pub(crate) const UNCOUNTED: u32 = 200;
+
+/// What it adds for one.
+pub(crate) fn uncounted(is_probe: bool) -> u32 {
+    if is_probe { 1 } else { UNCOUNTED }
 }
 
 /// The state of an event.

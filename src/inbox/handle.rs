@@ -114,8 +114,9 @@ impl<Q: Queue> Inbox<Q> {
     /// Sets the namespace of the keys, an empty string by default.
     ///
     /// A queue shares its keys with the store in the same file or schema, if both use the same namespace: an event that
-    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. A namespace separates keys, and
-    /// not events: receivers of different platforms or accounts need a queue each.
+    /// an [`IdempotencyLayer`](crate::IdempotencyLayer) handled is then a duplicate. Receivers of different
+    /// platforms or accounts have a namespace each, or a queue each: a worker takes only the events of its own namespace.
+    /// So those that wait when the namespace of an inbox is changed wait until it is changed back.
     ///
     /// ```
     /// # use tower_webhook::inbox::Inbox;

@@ -88,8 +88,9 @@ GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;
 
 -- `lane` and `own` are the lane's digest and 0 in a line, and 0 and the event's number in none. A row with a fence is
 -- leased until it is due. `due` is NULL for a dead letter that holds its lane. `is_suspect`: it crashed before, or is
--- leased and will have crashed when it is due. `uncounted`: the attempts that failed and did not count. `first_failed`:
--- the first failure that counts, or the first one of all while none does. Vacuumed after a number of changes: the table is small, and often empty.
+-- leased and will have crashed when it is due. `uncounted`: the attempts that failed and did not count, 200
+-- for each, and 1 for the probe of a tripped kind. `first_failed`: the first failure that counts, or the first one of all
+-- but probes while none does. Vacuumed after a number of changes: the table is small, and often empty.
 CREATE TABLE {schema}.head (
     lane bigint NOT NULL,
     own bigint NOT NULL,
@@ -109,8 +110,8 @@ CREATE INDEX head_due ON {schema}.head (kind, is_suspect, due, seq);
 -- The lanes whose first event has failed, or is a dead letter: few, however many lanes there are.
 CREATE INDEX head_tried ON {schema}.head (lane) WHERE is_tried AND own = 0;
 
--- One row: when a claim looked at the server's clock, within some seconds, and since when it has not jumped ahead by an
--- hour, nor has there been an hour without a claim.
+-- One row: when somebody looked at the server's clock, within some seconds, and since when it has not jumped ahead by an
+-- hour, nor has there been an hour in which nobody did.
 CREATE TABLE {schema}.clock (seen bigint NOT NULL, steady_since bigint NOT NULL);
 INSERT INTO {schema}.clock VALUES ({schema}.micros(), 0);
 

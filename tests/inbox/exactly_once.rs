@@ -592,7 +592,6 @@ async fn refused_commit_is_a_failure_that_counts() {
     assert_eq!(app.effects().await, 1);
 }
 
-/// Workers of two processes, whose connections are cut again and again in the middle of transactions.
 /// The server ended the transaction before a commit was sent.
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_that_outlives_the_idle_limit_becomes_a_dead_letter() {
@@ -645,6 +644,7 @@ async fn commit_that_is_answered_with_an_error_counts() {
     end(worker).await;
 }
 
+/// Workers of two processes, whose connections are cut again and again in the middle of transactions.
 #[tokio::test(flavor = "multi_thread")]
 async fn effects_and_settlements_agree_despite_cut_connections() {
     const EVENTS: i64 = 300;

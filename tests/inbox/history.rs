@@ -464,6 +464,7 @@ impl Work for Spy {
                 Settlement::Retry {
                     after,
                     counts,
+                    is_probe: false,
                     blocks_lane,
                     ..
                 } => How::Retry {
@@ -639,6 +640,7 @@ impl Mistaken {
                     after: Duration::ZERO,
                     failure: None,
                     counts: true,
+                    is_probe: false,
                     blocks_lane: true,
                 };
             }

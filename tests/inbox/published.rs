@@ -68,6 +68,7 @@ fn retry(after: Duration) -> Settlement {
         after,
         failure: Some(failure()),
         counts: true,
+        is_probe: false,
         blocks_lane: true,
     }
 }
@@ -680,12 +681,14 @@ async fn que_429() {
             after: BRIEF,
             failure: None,
             counts: false,
+            is_probe: false,
             blocks_lane: true,
         };
         let skip = Settlement::Retry {
             after: BRIEF,
             failure: Some(failure()),
             counts: true,
+            is_probe: false,
             blocks_lane: false,
         };
         for (chat, settlement) in [

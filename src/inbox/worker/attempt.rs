@@ -309,7 +309,7 @@ impl<Q: Queue> Pool<Q> {
                 None
             }
             // An earlier try may have ended the attempt, without an answer.
-            Ok((Settled::Lost, ..)) => self.has_ended(held).await.then_some(None),
+            Ok((Settled::Lost, ..)) => self.has_ended(held, settlement).await.then_some(None),
             Err(error) => {
                 tracing::error!(
                     reason = Chain(&error).to_string(),
@@ -320,14 +320,14 @@ impl<Q: Queue> Pool<Q> {
         }
     }
 
-    /// Whether an attempt whose lease is gone was ended, and not lost to another worker.
-    async fn has_ended(&self, held: &HeldLease<'_>) -> bool {
+    /// Whether an attempt whose lease is gone was ended by its settlement, and not lost to another worker.
+    async fn has_ended(&self, held: &HeldLease<'_>, settlement: &Settlement) -> bool {
         let limit = self.settings.limits.store_timeout;
         let get = self.shared.queue.get(held.lease().id);
         let event = self.settings.call_within(limit, "get", get).await;
         let has_ended = matches!(
             event,
-            Ok(Some(event)) if event.summary.state != EventState::InProgress
+            Ok(Some(event)) if follows(event.summary.state, settlement)
         );
         if !has_ended {
             tracing::warn!(
@@ -351,6 +351,19 @@ impl<Q: Queue> Pool<Q> {
     }
 }
 
+/// Whether an event is in a state that a settlement leads to.
+fn follows(state: EventState, settlement: &Settlement) -> bool {
+    match settlement {
+        Settlement::Handled => state == EventState::Handled,
+        Settlement::Ignored => state == EventState::Ignored,
+        Settlement::Discarded(_) => state == EventState::Discarded,
+        Settlement::Dead { .. } => state == EventState::Dead,
+        Settlement::Retry { .. } | Settlement::Released => {
+            matches!(state, EventState::Waiting | EventState::Retrying)
+        }
+    }
+}
+
 async fn call<S>(mut service: S, delivery: RawDelivery) -> Outcome
 where
     S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>>,
@@ -361,5 +374,42 @@ where
     match service.call(delivery).await {
         Ok(outcome) => outcome,
         Err(error) => Outcome::failed(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_state_that_another_worker_left_is_no_confirmation() {
+        let states = [
+            EventState::Waiting,
+            EventState::InProgress,
+            EventState::Retrying,
+            EventState::Handled,
+            EventState::Ignored,
+            EventState::Discarded,
+            EventState::Dead,
+        ];
+        let failure = || Outcome::LeaseLost.failure(None);
+        let dead = Settlement::Dead {
+            failure: failure(),
+            hold_lane: false,
+        };
+        for (settlement, expected) in [
+            (Settlement::Handled, &[EventState::Handled][..]),
+            (Settlement::Ignored, &[EventState::Ignored]),
+            (Settlement::Discarded(failure()), &[EventState::Discarded]),
+            (dead, &[EventState::Dead]),
+            (
+                Settlement::Released,
+                &[EventState::Waiting, EventState::Retrying],
+            ),
+        ] {
+            let confirmed = states.map(|state| follows(state, &settlement).then_some(state));
+            let confirmed: Vec<_> = confirmed.into_iter().flatten().collect();
+            assert_eq!(confirmed, expected, "{settlement:?}");
+        }
     }
 }

@@ -158,6 +158,8 @@ impl<Q: Queue, S> Worker<Q, S> {
 
     /// Lets the later events of a chat wait for a dead letter, until a person discards it, or redrives it and it is
     /// settled. By default, they are handled.
+    ///
+    /// An event that cannot be read from PostgreSQL holds no chat: nobody could handle it before the later ones.
     pub fn hold_lane_on_dead(mut self) -> Self {
         self.rules.hold_lane_on_dead = true;
         self
@@ -426,5 +428,21 @@ impl Drop for WorkerHandle {
 impl fmt::Debug for WorkerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("WorkerHandle").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::EventRouter;
+    use crate::inbox::Inbox;
+    use crate::memory::MemoryQueue;
+
+    #[test]
+    fn the_number_of_lanes_that_trip_a_kind_is_limited() {
+        let inbox = Inbox::new(MemoryQueue::new());
+        for (given, limit) in [(0, 1), (7, 7), (usize::MAX, 10_000)] {
+            let worker = inbox.worker(EventRouter::new()).trip_after(given);
+            assert_eq!(worker.rules.trip_after, limit);
+        }
     }
 }

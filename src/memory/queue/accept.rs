@@ -80,7 +80,7 @@ impl Event {
                 },
                 None => Place::Line { due: now },
             },
-            failures: 0,
+            failures: new.dead.is_some().into(),
             first_failed: None,
             uncounted: 0,
             crashes: 0,

@@ -8,7 +8,7 @@ use tokio::time::Instant;
 
 use super::{Due, FOREVER, Kind, Place, State};
 use crate::delivery::RawDelivery;
-use crate::inbox::event::{EventId, EventLease, Take, TakenEvent};
+use crate::inbox::event::{EventId, EventLease, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::queue::Claims;
 use crate::store::Fence;
 
@@ -58,7 +58,7 @@ impl State {
             failures: event.failures,
             crashes: event.crashes,
             tried_for: event.first_failed.map(|first| now - first),
-            uncounted: event.uncounted,
+            uncounted: event.uncounted / UNCOUNTED,
         }
     }
 

@@ -3,7 +3,7 @@
 use tokio::time::Instant;
 
 use super::{Event, FOREVER, Place, State};
-use crate::inbox::event::{EventLease, EventState, Failure, Settlement, Take};
+use crate::inbox::event::{EventLease, EventState, Failure, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
 
 impl State {
@@ -72,6 +72,7 @@ impl Event {
                 after,
                 failure,
                 counts,
+                is_probe,
                 blocks_lane,
             } => {
                 if let Some(failure) = failure {
@@ -81,9 +82,9 @@ impl Event {
                     self.first_failed = self.first_failed.filter(|_| self.failures > 0);
                     self.failures = self.failures.saturating_add(1);
                 } else if failure.is_some() {
-                    self.uncounted = self.uncounted.saturating_add(1);
+                    self.uncounted = self.uncounted.saturating_add(uncounted(*is_probe));
                 }
-                if *counts || failure.is_some() {
+                if *counts || failure.is_some() && !is_probe {
                     self.first_failed.get_or_insert(now);
                 }
                 let due = now + (*after).min(FOREVER);

@@ -104,6 +104,8 @@ DECLARE
     v_waiting bigint[];
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    -- Nobody may claim here, who would note it.
+    IF array_remove(p_leases, NULL) = '{}' THEN PERFORM {schema}.note_time(v_now); END IF;
 
     -- A round stores the events whose keys are free. Another round follows for those that lost a key to another event
     -- after it was looked up, also of the same batch.
@@ -211,7 +213,7 @@ BEGIN
             WHERE e.seq IS NOT NULL AND e.outcome IS NOT NULL
         )
         INSERT INTO {schema}.dead (seq, at, kind, failures)
-        SELECT e.seq, v_now, v_ids[e.kind], 0 FROM unnest(v_seqs, p_kinds, p_outcomes) AS e (seq, kind, outcome)
+        SELECT e.seq, v_now, v_ids[e.kind], 1 FROM unnest(v_seqs, p_kinds, p_outcomes) AS e (seq, kind, outcome)
         WHERE e.seq IS NOT NULL AND e.outcome IS NOT NULL;
     END IF;
     -- An event that returns to its lane is before a new one, which is not taken.

@@ -1,22 +1,38 @@
 -- Events are taken under leases, and return to their lanes when they are due again.
 
--- Notes the time of the server's clock. If the clock was set back, due times of before are set back as well, and so are
--- leases that end later than one of `p_lease` that begins now. Returns by how much.
-CREATE FUNCTION {schema}.tick(p_now bigint, p_lease bigint) RETURNS bigint LANGUAGE plpgsql
-SET enable_seqscan = off AS $tower_webhook$
+-- Notes the time of the server's clock, unless it was set back. Returns by how much it was, or zero.
+CREATE FUNCTION {schema}.note_time(p_now bigint) RETURNS bigint LANGUAGE plpgsql SET enable_seqscan = off
+AS $tower_webhook$
 DECLARE
     c_second CONSTANT bigint := 1000000;
     v_back bigint;
 BEGIN
     SELECT c.seen - p_now INTO v_back FROM {schema}.clock c;
-    IF v_back BETWEEN -5 * c_second AND c_second THEN RETURN 0; END IF;
+    IF v_back > c_second THEN RETURN v_back; END IF;
+    IF v_back < -5 * c_second THEN
+        SELECT c.seen - p_now INTO v_back FROM {schema}.clock c FOR UPDATE SKIP LOCKED;
+        IF v_back < -5 * c_second THEN
+            UPDATE {schema}.clock SET
+                seen = p_now,
+                steady_since = CASE WHEN v_back < -3600 * c_second THEN p_now ELSE steady_since END;
+        END IF;
+    END IF;
+    RETURN 0;
+END $tower_webhook$;
+
+-- Notes the time of the server's clock. If the clock was set back, due times of before are set back as well, and so are
+-- leases that end later than one of `p_lease` that begins now. Returns by how much. Rows that others have locked at that
+-- moment keep their times: whoever tried again could not tell them from those that were set back.
+CREATE FUNCTION {schema}.tick(p_now bigint, p_lease bigint) RETURNS bigint LANGUAGE plpgsql
+SET enable_seqscan = off AS $tower_webhook$
+DECLARE
+    v_back bigint;
+BEGIN
+    IF {schema}.note_time(p_now) = 0 THEN RETURN 0; END IF;
     SELECT c.seen - p_now INTO v_back FROM {schema}.clock c FOR UPDATE SKIP LOCKED;
     -- Another claim was first.
-    IF NOT FOUND OR v_back BETWEEN -5 * c_second AND c_second THEN RETURN 0; END IF;
-    UPDATE {schema}.clock SET
-        seen = p_now,
-        steady_since = CASE WHEN v_back < -3600 * c_second THEN p_now ELSE least(steady_since, p_now) END;
-    IF v_back < 0 THEN RETURN 0; END IF;
+    IF NOT FOUND OR v_back <= 1000000 THEN RETURN 0; END IF;
+    UPDATE {schema}.clock SET seen = p_now, steady_since = least(steady_since, p_now);
 
     -- In the order of lanes, as all who change them, and without those that others have locked: a claim must not wait.
     WITH free AS (SELECT ctid FROM {schema}.head WHERE due > p_now ORDER BY lane, own FOR UPDATE SKIP LOCKED)
@@ -41,13 +57,14 @@ END $tower_webhook$;
 
 -- Gives up the leases of calls whose caller got no answer. Nobody acknowledged them, so they do not count as crashes.
 CREATE FUNCTION {schema}.give_up(p_calls text[]) RETURNS void
-LANGUAGE plpgsql SET lock_timeout = '400ms' AS $tower_webhook$
+LANGUAGE plpgsql SET enable_seqscan = off SET enable_bitmapscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_head {schema}.head%ROWTYPE;
 BEGIN
     FOR v_head IN
         SELECT h.* FROM {schema}.head h
-        WHERE h.is_suspect AND left(h.fence::text, 18) = ANY (p_calls) ORDER BY h.lane, h.own FOR UPDATE SKIP LOCKED
+        WHERE h.kind = ANY (ARRAY(SELECT k.id FROM {schema}.kinds k WHERE k.is_seen))
+            AND h.is_suspect AND left(h.fence::text, 18) = ANY (p_calls) ORDER BY h.lane, h.own FOR UPDATE SKIP LOCKED
     LOOP
         UPDATE {schema}.head SET due = {schema}.micros(), is_suspect = crashes > 0, fence = NULL
         WHERE lane = v_head.lane AND own = v_head.own;

@@ -11,6 +11,8 @@ DECLARE
     v_row tid;
 BEGIN
     IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    -- A worker without room claims nothing.
+    PERFORM {schema}.note_time({schema}.micros());
     FOR v_seq, v_fence, v_place IN SELECT * FROM unnest(p_seqs, p_fences, p_places) LOOP
         v_row := NULL;
         SELECT ctid INTO v_row FROM {schema}.head
@@ -48,7 +50,8 @@ BEGIN
         DELETE FROM {schema}.head WHERE lane = p_lane AND own = p_own;
         RETURN NULL;
     END IF;
-    DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq;
+    -- A claim may have set its time back meanwhile.
+    DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq RETURNING due INTO v_next.due;
     IF p_lease IS NOT NULL
         AND v_next.due <= {schema}.micros()
         AND {schema}.is_open(v_next.kind, p_namespace, p_only, p_except)
@@ -83,7 +86,7 @@ END $tower_webhook$;
 -- line.
 CREATE FUNCTION {schema}.fail(
     v_head {schema}.head, p_end text, p_after bigint, p_outcome bytea, p_reason bytea, p_took bigint,
-    p_counts boolean, p_blocks boolean, p_holds boolean
+    p_uncounted bigint, p_blocks boolean, p_holds boolean
 )
 RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
 DECLARE
@@ -102,12 +105,13 @@ BEGIN
     IF p_end = 'released' THEN
         v_head.due := v_now;
     ELSIF p_end = 'retry' THEN
-        IF p_counts THEN
+        IF p_uncounted = 0 THEN
             IF v_head.failures = 0 THEN v_head.first_failed := v_now; END IF;
             v_head.failures := least(v_head.failures, 2147483646) + 1;
         ELSIF p_outcome IS NOT NULL THEN
-            v_head.first_failed := coalesce(v_head.first_failed, v_now);
-            v_head.uncounted := least(v_head.uncounted, 2147483646) + 1;
+            -- The failure of a probe does not begin the time of its event.
+            IF p_uncounted > 1 THEN v_head.first_failed := coalesce(v_head.first_failed, v_now); END IF;
+            v_head.uncounted := least(v_head.uncounted + p_uncounted, 2000000000);
         END IF;
         v_head.due := v_now + p_after;
     ELSIF p_end = 'dead' THEN
@@ -140,10 +144,10 @@ BEGIN
 END $tower_webhook$;
 
 -- The arrays have an element for each attempt, in the order of lanes, but for those that no failure needs. `p_ends`
--- are `released`, `retry`, or the state that follows. The attempts have the same namespace and kinds that can be taken. The rows of
+-- are `released`, `retry`, or the state that follows. `p_uncounted` is 0 for a failure that counts. The attempts have the same namespace and kinds that can be taken. The rows of
 -- the result have positions in the arrays, and the next event of the lane, if it was taken.
 CREATE FUNCTION {schema}.settle(
-    p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_counts boolean[],
+    p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_uncounted bigint[],
     p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_namespace bigint, p_only text[], p_except text[],
     p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
 )
@@ -215,7 +219,7 @@ BEGIN
             -- The same attempt may have an end before this one in the arrays.
             o_is_held := FOUND;
             IF NOT FOUND OR NOT {schema}.fail(
-                v_head, p_ends[o_at], p_afters[o_at], p_outcomes[o_at], p_reasons[o_at], p_took[o_at], p_counts[o_at],
+                v_head, p_ends[o_at], p_afters[o_at], p_outcomes[o_at], p_reasons[o_at], p_took[o_at], p_uncounted[o_at],
                 p_blocks[o_at], p_holds[o_at]
             ) THEN
                 RETURN NEXT;

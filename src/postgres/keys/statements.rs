@@ -165,14 +165,15 @@ const END_ATTEMPT: &str = "
         THEN (
             SELECT s.o_is_held
             FROM {schema}.settle(
-                ARRAY[$2], ARRAY[$3], ARRAY[$4], '{handled}', '{0}', '{false}', '{false}', '{false}',
+                ARRAY[$2], ARRAY[$3], ARRAY[$4], '{handled}', '{0}', '{0}', '{false}', '{false}',
                 '{NULL}', NULL, NULL, '{}', '{}', '{}', '{}'
             ) AS s
         ) END,
         {limits}";
 
 /// The rows are found by where they lie, which takes no index. Those that another transaction has
-/// locked are left alone. The page after the last one is the first.
+/// locked are left alone. The page after the last one is the first. None is deleted for an hour after a worker of the
+/// queue has noticed that the clock jumped ahead. Where there is none, nobody does.
 const PURGE: &str = "
     WITH size AS MATERIALIZED (
         SELECT pg_relation_size($1::text::regclass)
@@ -191,6 +192,9 @@ const PURGE: &str = "
                 AND ctid < format('(%s,0)', (SELECT page + $3 FROM step))::tid
                 AND greatest(done_until, lease_until, known_until) <= clock_timestamp()
                 AND event IS NULL
+                AND NOT EXISTS (
+                    SELECT FROM {schema}.clock WHERE steady_since > {schema}.micros() - 3600000000
+                )
             FOR UPDATE SKIP LOCKED
         ))
         RETURNING true

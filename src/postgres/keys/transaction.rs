@@ -10,7 +10,7 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_
 use super::PostgresStore;
 use crate::error::BoxError;
 use crate::postgres::lease::TransactionalLease;
-use crate::postgres::pool::{Busy, Uuid, code, column, micros};
+use crate::postgres::pool::{Busy, Uuid, code, column, is_without_answer, micros};
 use crate::store::{EventKey, StoreError};
 
 /// A key in a transaction.
@@ -207,12 +207,6 @@ impl CommitError {
             false => Self::Unknown(error),
         }
     }
-}
-
-/// Whether a code says that a commit may have taken effect: that of a lost connection, as a pooler reports it, of an
-/// unknown completion, and of a server that crashes.
-fn is_without_answer(code: &str) -> bool {
-    code.starts_with("08") || code == "40003" || code == "57P02"
 }
 
 impl fmt::Display for CommitError {

@@ -124,7 +124,7 @@ impl Pool {
         values: &[Value],
     ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
         let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off; \
-                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
+                     SET LOCAL lock_timeout = '400ms'; SET LOCAL idle_in_transaction_session_timeout = '2s'";
         self.fetch_in_transaction(begin, sql, values).await
     }
 

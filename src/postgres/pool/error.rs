@@ -87,6 +87,12 @@ pub(crate) fn is_locked(error: &sqlx::Error) -> bool {
     code(error).as_deref() == Some("55P03")
 }
 
+/// Whether a code says that a commit may have taken effect: that of a lost connection, as a pooler reports it, of an
+/// unknown completion, and of a server that crashes.
+pub(crate) fn is_without_answer(code: &str) -> bool {
+    code.starts_with("08") || code == "40003" || code == "57P02"
+}
+
 /// Whether the server ended a transaction whose client did nothing for too long.
 pub(super) fn was_idle(error: &sqlx::Error) -> bool {
     code(error).as_deref() == Some("25P03")

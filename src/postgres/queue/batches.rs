@@ -380,9 +380,9 @@ mod tests {
     use crate::inbox::event::EventId;
     use crate::store::Fence;
 
-    /// A call that may take an event of these kinds.
+    /// A call that may take an event of these kinds, and whether another transaction blocks it.
     #[derive(Clone)]
-    struct Any(Kinds);
+    struct Any(Kinds, bool);
 
     impl Call for Any {
         type Return = Option<EventLease>;
@@ -433,10 +433,13 @@ mod tests {
             Executed::Done(calls.iter().map(|_| Ok(Some(lease))).collect())
         };
         let (batches, released) = batches(execute);
-        assert_eq!(batches.call(Any(Kinds::all())).await.unwrap(), Some(lease));
+        assert_eq!(
+            batches.call(Any(Kinds::all(), false)).await.unwrap(),
+            Some(lease)
+        );
         assert!(released.lock().unwrap().is_empty());
 
-        let mut call = Box::pin(batches.call(Any(Kinds::all())));
+        let mut call = Box::pin(batches.call(Any(Kinds::all(), false)));
         assert!((&mut call).now_or_never().is_none());
         sleep(Duration::from_secs(1)).await;
         drop(call);
@@ -457,7 +460,7 @@ mod tests {
         let (batches, _) = batches(execute);
         let call = |kinds| {
             let batches = Arc::clone(&batches);
-            tokio::spawn(async move { batches.call(Any(kinds)).await })
+            tokio::spawn(async move { batches.call(Any(kinds, false)).await })
         };
         let first = call(Kinds::all());
         tokio::task::yield_now().await;
@@ -473,5 +476,43 @@ mod tests {
         ends.notify_one();
         let last = timeout(Duration::from_secs(15), last).await;
         last.expect("it is stranded").unwrap().unwrap();
+    }
+
+    /// Nobody sees the row that the statement waits for, as another transaction is about to insert it.
+    #[tokio::test(start_paused = true)]
+    async fn the_call_that_blocks_its_statement_is_found_by_halves() {
+        let blocking = Kinds::only([EventKind::CHAT_RATED]);
+        let free = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let is_free = Arc::clone(&free);
+        let execute = move |calls: Vec<Any>| {
+            let is_blocked = calls.iter().any(|call| call.1)
+                && !is_free.load(std::sync::atomic::Ordering::Relaxed);
+            async move {
+                match is_blocked {
+                    true => {
+                        sleep(Duration::from_millis(400)).await;
+                        Executed::Blocked
+                    }
+                    false => Executed::Done(calls.iter().map(|_| Ok(None)).collect()),
+                }
+            }
+        };
+        let (batches, _) = batches(execute);
+        let call = |blocks| {
+            let (batches, kinds) = (Arc::clone(&batches), blocking.clone());
+            tokio::spawn(async move { batches.call(Any(kinds, blocks)).await })
+        };
+        let blocked = call(true);
+        let others: Vec<_> = (0..LARGEST).map(|_| call(false)).collect();
+        let all = async {
+            for other in others {
+                other.await.unwrap().unwrap();
+            }
+        };
+        let found = timeout(Duration::from_secs(8), all).await;
+        found.expect("the others wait for it");
+        assert!(!blocked.is_finished());
+        free.store(true, std::sync::atomic::Ordering::Relaxed);
+        blocked.await.unwrap().unwrap();
     }
 }

@@ -1,6 +1,7 @@
 //! How the statements of the queue are executed.
 
 use std::collections::{BTreeSet, VecDeque};
+use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,7 +15,9 @@ use tokio::time::{Instant, sleep_until};
 use super::batches::{Call, Executed, GRACE, Locked, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
 use crate::postgres::lease::{Identity, TransactionalLease};
-use crate::postgres::pool::{List, Tables, Value, code, column, corrupt, is_locked};
+use crate::postgres::pool::{
+    List, Tables, Value, code, column, corrupt, is_locked, is_without_answer,
+};
 use crate::store::StoreError;
 use crate::store::engine_error::Error;
 
@@ -27,6 +30,8 @@ pub(super) struct Database {
     begins: Arc<AtomicBool>,
     /// How many more calls may have a connection.
     connections: Arc<Semaphore>,
+    /// How many of them may read for people.
+    reads: Arc<Semaphore>,
     unanswered: Arc<Unanswered>,
 }
 
@@ -34,9 +39,10 @@ pub(super) struct Database {
 #[derive(Default)]
 struct Unanswered(Mutex<VecDeque<(Instant, String)>>);
 
-/// For how long such a call may take effect, and how many are remembered.
+/// For how long such a call may take effect, and how many are remembered: more than there are in that time, while each
+/// of the connections hangs until it is given up.
 const LATEST: Duration = Duration::from_secs(10 * 60);
-const MOST_UNANSWERED: usize = 64;
+const MOST_UNANSWERED: usize = 1024;
 
 impl Unanswered {
     fn add(&self, call: String) {
@@ -54,6 +60,52 @@ impl Unanswered {
     }
 }
 
+/// A call that may take events. It travels with its answer, and is unanswered if it is dropped before somebody has read
+/// that.
+struct Asked {
+    number: Option<String>,
+    unanswered: Arc<Unanswered>,
+}
+
+impl Asked {
+    fn answered(&mut self, rows: &sqlx::Result<Vec<PgRow>>) {
+        let is_known = match rows {
+            Ok(_) => true,
+            // The server's errors say that nothing was taken, but for those that a pooler reports of a lost one.
+            Err(error) => match code(error) {
+                Some(code) => !is_without_answer(&code),
+                None => never_reached(error),
+            },
+        };
+        if is_known {
+            self.number = None;
+        }
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        if let Some(number) = self.number.take() {
+            self.unanswered.add(number);
+        }
+    }
+}
+
+/// Whether a statement had no connection on which it could reach the server.
+fn never_reached(error: &sqlx::Error) -> bool {
+    match error {
+        sqlx::Error::PoolTimedOut | sqlx::Error::PoolClosed => true,
+        sqlx::Error::Io(error) => matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::NotFound
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+        ),
+        _ => false,
+    }
+}
+
 /// A number for a call that may take events: the first half of their fences.
 fn number() -> String {
     let number = format!("{:016x}", fastrand::u64(..));
@@ -62,6 +114,7 @@ fn number() -> String {
 
 /// How many calls have a connection at the same time, those included whose callers have given up.
 const MOST_CONNECTIONS: usize = 5;
+const MOST_READS: usize = 2;
 
 const LOCKED: &str = "
     SELECT r.lane, r.own FROM unnest($1::bigint[], $2::bigint[]) AS r (lane, own) WHERE {schema}.is_locked(r.lane, r.own)";
@@ -75,6 +128,7 @@ impl Database {
             tables,
             begins: Arc::new(AtomicBool::new(false)),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
+            reads: Arc::new(Semaphore::new(MOST_READS)),
             unanswered: Arc::default(),
         }
     }
@@ -124,44 +178,54 @@ impl Database {
         one(self.call(sql, values).await?)
     }
 
-    /// Waits for one of the connections. A statement whose caller gives up keeps it for a while: the server executes it
-    /// all the same, and another connection would be one more.
+    /// Executes a statement that may change something, and may take events if it has a number.
     async fn try_call(
         &self,
         sql: &Arc<str>,
         values: Vec<Value>,
-        call: Option<String>,
+        number: Option<String>,
     ) -> sqlx::Result<Vec<PgRow>> {
+        let (tables, begins) = (Arc::clone(&self.tables), Arc::clone(&self.begins));
+        let sql = Arc::clone(sql);
+        let mut asked = Asked {
+            number: None,
+            unanswered: Arc::clone(&self.unanswered),
+        };
+        let fetched = self.within(async move {
+            asked.number = number;
+            (fetch(&tables, &begins, &sql, &values).await, asked)
+        });
+        let Some((rows, mut asked)) = fetched.await else {
+            return Err(sqlx::Error::WorkerCrashed);
+        };
+        asked.answered(&rows);
+        rows
+    }
+
+    /// Waits for one of the connections. A statement whose caller gives up keeps it for a while: the server executes it
+    /// all the same, and another connection would be one more. Returns nothing if the runtime was shut down.
+    async fn within<T: Send + 'static>(
+        &self,
+        fetch: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
         let connection = Arc::clone(&self.connections).acquire_owned().await;
         let (mut caller, result) = oneshot::channel();
-        let (tables, begins) = (Arc::clone(&self.tables), Arc::clone(&self.begins));
-        let (sql, began) = (Arc::clone(sql), Instant::now());
-        let unanswered = Arc::clone(&self.unanswered);
+        let began = Instant::now();
         tokio::spawn(async move {
-            let rows = {
-                let fetched = pin!(fetch(&tables, &begins, &sql, &values));
-                let given_up = pin!(async {
-                    caller.closed().await;
-                    sleep_until(began + GRACE).await;
-                });
-                match select(fetched, given_up).await {
-                    Either::Left((rows, _)) => Some(rows),
-                    Either::Right(_) => None,
-                }
+            let given_up = async {
+                caller.closed().await;
+                sleep_until(began + GRACE).await;
+            };
+            let fetched = match select(pin!(fetch), pin!(given_up)).await {
+                Either::Left((fetched, _)) => Some(fetched),
+                Either::Right(_) => None,
             };
             drop(connection);
-            // The server's errors say that nothing was taken.
-            let is_known = rows.as_ref().is_some_and(|rows| match rows {
-                Ok(_) => true,
-                Err(error) => error.as_database_error().is_some(),
-            });
-            let is_answered = rows.is_some_and(|rows| caller.send(rows).is_ok());
-            if let Some(call) = call.filter(|_| !is_known || !is_answered) {
-                unanswered.add(call);
+            if let Some(fetched) = fetched {
+                let _ = caller.send(fetched);
             }
         });
-        // Its runtime was shut down.
-        result.await.unwrap_or(Err(sqlx::Error::WorkerCrashed))
+        result.await.ok()
     }
 
     /// Finds locked rows.
@@ -229,8 +293,7 @@ impl Database {
         sql: &Arc<str>,
         values: &[Value],
     ) -> Result<Vec<PgRow>, StoreError> {
-        let rows = self.tables.pool.fetch_all(sql, values).await;
-        rows.map_err(|error| self.error(error))
+        Ok(self.search(sql, values).await?.0)
     }
 
     pub(super) async fn read_one(
@@ -241,13 +304,21 @@ impl Database {
         one(self.read(sql, values).await?)
     }
 
-    /// Executes a statement that reads many rows, and returns the time that it took, too.
+    /// Executes a statement that reads many rows, and returns the time that it took, too. Those of people leave
+    /// connections to others.
     pub(super) async fn search(
         &self,
         sql: &Arc<str>,
         values: &[Value],
     ) -> Result<(Vec<PgRow>, Duration), StoreError> {
-        let found = self.tables.pool.fetch_without_jit(sql, values).await;
+        let reads = Arc::clone(&self.reads).acquire_owned().await;
+        let (tables, sql, values) = (Arc::clone(&self.tables), Arc::clone(sql), values.to_vec());
+        let found = self.within(async move {
+            let found = tables.pool.fetch_without_jit(&sql, &values).await;
+            drop(reads);
+            found
+        });
+        let found = found.await.unwrap_or(Err(sqlx::Error::WorkerCrashed));
         found.map_err(|error| self.error(error))
     }
 

@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, EventState, Lane, TakenEvent};
+use crate::inbox::event::{EventId, EventLease, EventState, Lane, TakenEvent, UNCOUNTED};
 use crate::inbox::headers;
 use crate::inbox::records::EventSummary;
 use crate::postgres::pool::{Uuid, column, corrupt};
@@ -129,7 +129,7 @@ fn taken(row: &PgRow, at: usize) -> Result<Option<TakenEvent>, Error> {
         failures,
         crashes,
         tried_for: duration(row, at + 12)?,
-        uncounted: count(row, at + 13)?,
+        uncounted: count(row, at + 13)? / UNCOUNTED,
     }))
 }
 

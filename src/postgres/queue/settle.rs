@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::batches::{Batches, Call, Executed, Release, Row};
 use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
-use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take};
+use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
 use crate::postgres::pool::{List, Value, column, micros};
 use crate::store::StoreError;
@@ -28,8 +28,9 @@ const SETTLE: &str = "
 
 const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
 
-/// How long it may take to release an event that nobody waits for.
-const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long it may take to release an event that nobody waits for, and the pause after a try that failed.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
+const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 
 pub(super) struct Settle {
     database: Arc<Database>,
@@ -72,7 +73,13 @@ impl Settle {
             let released: Vec<_> = released.collect();
             Box::pin(async move {
                 let release = async {
-                    while let Executed::Blocked = settle.execute(released.clone()).await {}
+                    loop {
+                        match settle.execute(released.clone()).await {
+                            Executed::Done(ends) if ends.iter().all(Result::is_ok) => return,
+                            // One that was released is lost then.
+                            Executed::Done(_) | Executed::Blocked => sleep(RELEASE_PAUSE).await,
+                        }
+                    }
                 };
                 // One that cannot be released is taken again when its lease expires.
                 let _ = timeout(RELEASE_TIMEOUT, release).await;
@@ -196,7 +203,14 @@ fn values(calls: &[End]) -> Vec<Value> {
         Settlement::Retry { after, .. } => Some(micros(*after)),
         _ => None,
     });
-    let counts = |end: &Settlement| matches!(end, Settlement::Retry { counts: true, .. });
+    let uncounted = settlements().map(|settlement| match settlement {
+        Settlement::Retry {
+            counts: false,
+            is_probe,
+            ..
+        } => Some(uncounted(*is_probe).into()),
+        _ => Some(0),
+    });
     let blocks = |end: &Settlement| match end {
         Settlement::Retry { blocks_lane, .. } => *blocks_lane,
         _ => false,
@@ -221,7 +235,7 @@ fn values(calls: &[End]) -> Vec<Value> {
         places,
         Value::List(List::Texts(Some(names.collect()))),
         Value::List(List::Numbers(afters.collect())),
-        flags(counts),
+        Value::List(List::Numbers(uncounted.collect())),
         flags(blocks),
         flags(holds),
         Value::List(List::Numbers(leases.collect())),

@@ -16,7 +16,7 @@ use crate::store::EventKey;
 const INSERT: &str = "
     INSERT INTO events
         (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
-    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, 0, 0)";
+    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?6, ?8, 0)";
 const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body) VALUES (?1, ?2, ?3)";
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 
@@ -125,6 +125,7 @@ fn insert(
         event.chat,
         tx.now,
         keep_until,
+        event.dead.is_some(),
     ])?;
     tx.prepare(INSERT_BODY)?.execute(params![
         seq,

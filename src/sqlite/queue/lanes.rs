@@ -10,7 +10,7 @@ use super::row::{self, Work};
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent};
+use crate::inbox::event::{EventId, EventLease, Lane, Take, TakenEvent, UNCOUNTED};
 use crate::inbox::headers;
 use crate::sqlite::engine::{Tx, is_damage};
 use crate::sqlite::schema::{Place, sql};
@@ -265,6 +265,6 @@ pub(super) fn taken(tx: &Tx<'_>, work: &Work, fence: u128, delivery: RawDelivery
         failures: work.failures,
         crashes: work.crashes,
         tried_for: work.first_failed.map(|first| row::until(tx.now, first)),
-        uncounted: work.uncounted,
+        uncounted: work.uncounted / UNCOUNTED,
     }
 }

@@ -4,7 +4,7 @@ use rusqlite::{OptionalExtension, params};
 
 use super::lanes;
 use super::row::{self, Work};
-use crate::inbox::event::{EventLease, Settlement, Take};
+use crate::inbox::event::{EventLease, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
 use crate::sqlite::engine::Tx;
 use crate::sqlite::schema::{Place, State, sql};
@@ -102,6 +102,7 @@ fn put_back(
             after,
             failure,
             counts,
+            is_probe,
             blocks_lane,
         } => {
             work.crashes = 0;
@@ -113,9 +114,9 @@ fn put_back(
                 work.first_failed = work.first_failed.filter(|_| work.failures > 0);
                 work.failures = work.failures.saturating_add(1);
             } else if failure.is_some() {
-                work.uncounted = work.uncounted.saturating_add(1);
+                work.uncounted = work.uncounted.saturating_add(uncounted(*is_probe));
             }
-            if *counts || failure.is_some() {
+            if *counts || failure.is_some() && !is_probe {
                 work.first_failed.get_or_insert(tx.now);
             }
             work.due = row::after(tx.now, *after);

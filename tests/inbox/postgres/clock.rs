@@ -8,7 +8,7 @@ use tower_webhook::inbox::internal::{
     Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{EventId, EventState, Records};
-use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::postgres::{PostgresQueue, PostgresStore};
 use tracing::Level;
 
 use super::{event, key, take};
@@ -78,6 +78,7 @@ fn snooze(after: Duration, blocks_lane: bool) -> Settlement {
         after,
         failure: None,
         counts: false,
+        is_probe: false,
         blocks_lane,
     }
 }
@@ -121,6 +122,45 @@ async fn a_clock_that_is_set_back_delays_nothing() {
         assert_eq!(extended.unwrap(), [Some(true)]);
         assert_eq!(server.ids().await, []);
     }
+}
+
+/// Only acceptances, or extensions, saw the clock that was ahead.
+#[tokio::test]
+async fn a_clock_that_nobody_claimed_by_delays_nothing() {
+    let server = Server::start().await;
+    let running = server.accept(1).await;
+    let held = server.claim(HOUR / 60).await;
+    assert_eq!(held[0].lease.id, running);
+    server.jump(DAY).await;
+    let waits = server.accept(2).await;
+    server.jump(Duration::ZERO).await;
+    assert_eq!(server.ids().await, [waits]);
+
+    server.jump(DAY).await;
+    let extended = server.queue.extend(&[held[0].lease], SECOND).await;
+    assert_eq!(extended.unwrap(), [Some(true)]);
+    server.jump(Duration::ZERO).await;
+    let give_up = Instant::now() + 30 * SECOND;
+    while server.claim(SECOND).await.is_empty() {
+        assert!(Instant::now() < give_up);
+        sleep(SECOND / 5).await;
+    }
+}
+
+#[tokio::test]
+async fn a_clock_that_is_ahead_deletes_no_keys_of_the_store() {
+    let server = Server::start().await;
+    let store = PostgresStore::new(server.pool.clone());
+    let expired = "INSERT INTO tower_webhook.keys (key, body, done_until)
+        VALUES (gen_random_uuid(), gen_random_uuid(), clock_timestamp() - interval '1 s')";
+    execute(&server.pool, expired).await;
+    for minutes in [30 * 24 * 60, 30 * 24 * 60 + 50] {
+        server.jump(minutes * HOUR / 60).await;
+        assert_eq!(server.ids().await, []);
+        assert_eq!(store.purge().await.unwrap(), 0);
+    }
+    server.jump((30 * 24 * 60 + 70) * HOUR / 60).await;
+    assert_eq!(store.purge().await.unwrap(), 1);
 }
 
 /// The clock is ahead by days for a moment.

@@ -56,6 +56,7 @@ impl Order {
                     after: Duration::from_millis(id.0.unsigned_abs() % 20),
                     failure: Some(failure()),
                     counts: true,
+                    is_probe: false,
                     blocks_lane: id.0 % 2 == 0,
                 },
                 1 => Settlement::Released,
@@ -189,6 +190,7 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                                 after: Duration::from_millis(n % 3),
                                 failure: None,
                                 counts: true,
+                                is_probe: false,
                                 blocks_lane: n.is_multiple_of(4),
                             },
                             3 | 4 => Settlement::Dead {

@@ -118,6 +118,7 @@ async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
         after: LEASE,
         failure: Some(failure()),
         counts: true,
+        is_probe: false,
         blocks_lane: false,
     };
     end(&queue, &aside.unwrap(), later).await;
@@ -161,6 +162,7 @@ async fn calls_at_one_time_have_the_results_of_calls_in_turn() {
         after: Duration::ZERO,
         failure: None,
         counts: true,
+        is_probe: false,
         blocks_lane: false,
     };
     end(&queue, &skipped.unwrap(), retry).await;

@@ -122,6 +122,7 @@ impl Random {
                 },
                 failure: (!self.one_in(3)).then(|| failure("failed")),
                 counts: !self.one_in(3),
+                is_probe: self.one_in(2),
                 blocks_lane: self.one_in(2),
             },
             8 => Settlement::Released,

@@ -37,6 +37,7 @@ fn after(failure: Failure) -> Settlement {
         after: Duration::ZERO,
         failure: Some(failure),
         counts: true,
+        is_probe: false,
         blocks_lane: true,
     }
 }

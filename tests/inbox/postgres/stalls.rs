@@ -147,8 +147,15 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
             let accepted = queue.accept(event(None, Some(lane)), Some(&brief));
             let accepted = timeout(LIMIT, accepted).await;
             if lane % 20 == 0 {
-                let _ = timeout(LIMIT, queue.claim(&brief, 8, 1)).await;
+                // What it takes has to be held, too.
+                if let Ok(Ok(claims)) = timeout(LIMIT, queue.claim(&brief, 8, 1)).await {
+                    for taken in claims.events {
+                        end(&queue, &taken, Settlement::Released).await;
+                    }
+                }
                 let _ = timeout(LIMIT, queue.extend(&[lease], LEASE)).await;
+                let _ = timeout(LIMIT / 4, queue.stats()).await;
+                let _ = timeout(LIMIT / 4, queue.get(lease.id)).await;
                 let _ = timeout(LIMIT, queue.size()).await;
                 let _ = timeout(LIMIT, queue.purge(LEASE)).await;
             }
@@ -295,6 +302,7 @@ async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
         after: Duration::ZERO,
         failure: Some(failure()),
         counts: true,
+        is_probe: false,
         blocks_lane: false,
     };
     end(&queue, &taken.unwrap(), retry).await;

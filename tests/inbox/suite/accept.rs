@@ -206,6 +206,8 @@ pub(crate) async fn keys_are_remembered<H: Harness>(harness: &H) {
     let id = trial
         .accept(event(&arrived_dead, Some(failure("dead"))))
         .await;
+    let failures = trial.record(id).await.summary.failures;
+    assert_eq!(failures, 1, "failures of a dead letter at its acceptance");
     kept.push((trial.fresh(), id, arrived_dead));
     let id = trial.taken(event(&held, None), HELD).await.lease.id;
     kept.push((trial.fresh(), id, held));

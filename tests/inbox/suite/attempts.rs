@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::make::{dead, failure, key, lane, outage, retry, skip, snooze};
+use super::make::{dead, failure, key, lane, outage, probe, retry, skip, snooze};
 use super::steps::{Trial, lasted, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent};
@@ -37,6 +37,13 @@ pub(crate) async fn failures_are_counted<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let mut taken = trial.taken(trial.in_lane(lane()), HELD).await;
     let id = taken.lease.id;
+    // An outage that a worker knows of makes no early dead letter when the next worker does not.
+    for _ in 0..100 {
+        trial.settle(&taken, &probe(Duration::ZERO)).await;
+        taken = trial.claims(id, HELD, "an event that is probed").await;
+        assert_attempt(&taken, 0, 0, "a probe");
+        assert_eq!(taken.uncounted, 0, "probes are no failures of the event");
+    }
     for settlement in [outage, snooze, |_| Settlement::Released] {
         trial.settle(&taken, &settlement(Duration::ZERO)).await;
         taken = trial.claims(id, HELD, "an event that is tried again").await;
@@ -139,6 +146,7 @@ pub(crate) async fn failures_are_listed<H: Harness>(harness: &H) {
                 after: Duration::ZERO,
                 failure: Some(failure(*reason)),
                 counts: *reason != "outage",
+                is_probe: false,
                 blocks_lane: true,
             };
             trial.settle(&taken, &settlement).await;

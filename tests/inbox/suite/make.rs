@@ -54,6 +54,7 @@ pub(super) fn retry(after: Duration) -> Settlement {
         after,
         failure: Some(failure("retry")),
         counts: true,
+        is_probe: false,
         blocks_lane: true,
     }
 }
@@ -64,6 +65,7 @@ pub(super) fn skip(after: Duration) -> Settlement {
         after,
         failure: Some(failure("skip")),
         counts: true,
+        is_probe: false,
         blocks_lane: false,
     }
 }
@@ -74,6 +76,18 @@ pub(super) fn outage(after: Duration) -> Settlement {
         after,
         failure: Some(failure("outage")),
         counts: false,
+        is_probe: false,
+        blocks_lane: true,
+    }
+}
+
+/// The failure of a probe, whose whole kind fails.
+pub(super) fn probe(after: Duration) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: Some(failure("probe")),
+        counts: false,
+        is_probe: true,
         blocks_lane: true,
     }
 }
@@ -83,6 +97,7 @@ pub(super) fn snooze(after: Duration) -> Settlement {
         after,
         failure: None,
         counts: false,
+        is_probe: false,
         blocks_lane: true,
     }
 }

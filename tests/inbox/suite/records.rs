@@ -110,6 +110,7 @@ pub(crate) async fn failures_keep_their_durations<H: Harness>(harness: &H) {
             after: Duration::ZERO,
             failure: Some(of(took)),
             counts: true,
+            is_probe: false,
             blocks_lane: true,
         };
         trial.settle(&taken, &settlement).await;
@@ -152,6 +153,7 @@ pub(crate) async fn errors_are_found<H: Harness>(harness: &H) {
             after: Duration::ZERO,
             failure: Some(failure(reason)),
             counts: true,
+            is_probe: false,
             blocks_lane: true,
         };
         trial.settle(&taken, &settlement).await;

@@ -106,6 +106,7 @@ fn retry(after: Duration, blocks_lane: bool) -> Settlement {
         after,
         failure: Some(failure()),
         counts: true,
+        is_probe: false,
         blocks_lane,
     }
 }
