@@ -45,12 +45,12 @@ async fn a_sender_has_half_a_second() {
 #[tokio::test(start_paused = true)]
 async fn one_that_was_verified_is_closed_after_all_that_have_proved_nothing() {
     let open = Arc::new(Open::default());
-    let (verified, _1) = accept(&open, 1).await;
+    let (verified, _one) = accept(&open, 1).await;
     let exchange = verified.begin(true);
     verified.answered(true);
     drop(exchange);
-    let (_, _2) = accept(&open, 2).await;
-    let (refused, _3) = accept(&open, 3).await;
+    let (_, _two) = accept(&open, 2).await;
+    let (refused, _three) = accept(&open, 3).await;
     let exchange = refused.begin(true);
     refused.answered(false);
     drop(exchange);
@@ -63,9 +63,9 @@ async fn one_that_was_verified_is_closed_after_all_that_have_proved_nothing() {
 #[tokio::test(start_paused = true)]
 async fn a_body_that_makes_progress_is_not_the_next() {
     let open = Arc::new(Open::default());
-    let (large, _1) = accept(&open, 1).await;
+    let (large, _one) = accept(&open, 1).await;
     let _body = large.begin(false);
-    let (held_back, _2) = accept(&open, 2).await;
+    let (held_back, _two) = accept(&open, 2).await;
     let _held_back = held_back.begin(false);
     advance(LEAST_AGE).await;
     large.progress();
@@ -77,7 +77,7 @@ async fn a_body_that_makes_progress_is_not_the_next() {
 #[tokio::test(start_paused = true)]
 async fn one_at_work_on_a_complete_request_is_never_closed() {
     let open = Arc::new(Open::default());
-    let (busy, _1) = accept(&open, 1).await;
+    let (busy, _one) = accept(&open, 1).await;
     let _exchange = busy.begin(false);
     busy.received();
     advance(LEAST_AGE).await;
