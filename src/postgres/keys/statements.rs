@@ -172,8 +172,7 @@ const END_ATTEMPT: &str = "
         {limits}";
 
 /// The rows are found by where they lie, which takes no index. Those that another transaction has
-/// locked are left alone. The page after the last one is the first. None is deleted for an hour after a worker of the
-/// queue has noticed that the clock jumped ahead. Where there is none, nobody does.
+/// locked are left alone. The page after the last one is the first.
 const PURGE: &str = "
     WITH size AS MATERIALIZED (
         SELECT pg_relation_size($1::text::regclass)
@@ -192,9 +191,6 @@ const PURGE: &str = "
                 AND ctid < format('(%s,0)', (SELECT page + $3 FROM step))::tid
                 AND greatest(done_until, lease_until, known_until) <= clock_timestamp()
                 AND event IS NULL
-                AND NOT EXISTS (
-                    SELECT FROM {schema}.clock WHERE steady_since > {schema}.micros() - 3600000000
-                )
             FOR UPDATE SKIP LOCKED
         ))
         RETURNING true

@@ -8,7 +8,7 @@ use tower_webhook::inbox::internal::{
     Accepted, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{EventId, EventState, Records};
-use tower_webhook::postgres::{PostgresQueue, PostgresStore};
+use tower_webhook::postgres::PostgresQueue;
 use tracing::Level;
 
 use super::{event, key, take};
@@ -145,22 +145,6 @@ async fn a_clock_that_nobody_claimed_by_delays_nothing() {
         assert!(Instant::now() < give_up);
         sleep(SECOND / 5).await;
     }
-}
-
-#[tokio::test]
-async fn a_clock_that_is_ahead_deletes_no_keys_of_the_store() {
-    let server = Server::start().await;
-    let store = PostgresStore::new(server.pool.clone());
-    let expired = "INSERT INTO tower_webhook.keys (key, body, done_until)
-        VALUES (gen_random_uuid(), gen_random_uuid(), clock_timestamp() - interval '1 s')";
-    execute(&server.pool, expired).await;
-    for minutes in [30 * 24 * 60, 30 * 24 * 60 + 50] {
-        server.jump(minutes * HOUR / 60).await;
-        assert_eq!(server.ids().await, []);
-        assert_eq!(store.purge().await.unwrap(), 0);
-    }
-    server.jump((30 * 24 * 60 + 70) * HOUR / 60).await;
-    assert_eq!(store.purge().await.unwrap(), 1);
 }
 
 /// The clock is ahead by days for a moment.
