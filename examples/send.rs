@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use axum::body::Bytes;
-use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::http::header::HeaderValue;
 use axum::http::{Request, StatusCode, Uri};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, value_parser};
@@ -22,7 +22,7 @@ use hyper_util::rt::TokioExecutor;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::timeout;
 use tower_webhook::event::sample;
-use tower_webhook::{EventKind, HeaderNames, Secret};
+use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
 
 /// The payload of kinds that have no sample.
 const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
@@ -74,8 +74,8 @@ struct Args {
     tamper: bool,
 
     /// The brand in the header names: `acme` sends X-Acme-Event instead of X-Service-Event
-    #[arg(long, value_name = "BRAND", value_parser = HeaderNames::branded)]
-    header_prefix: Option<HeaderNames>,
+    #[arg(long, value_name = "BRAND", value_parser = |brand: &str| Sender::chat_platform().branded(brand))]
+    header_prefix: Option<Sender>,
 
     /// The time limit of a response
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
@@ -105,7 +105,7 @@ async fn main() -> ExitCode {
 async fn send(args: Args) -> anyhow::Result<bool> {
     let (count, all_lines) = (args.count, args.verbose);
     let concurrency = args.concurrency.into();
-    let sender = Sender::new(args)?;
+    let client = Sending::new(args)?;
     let bar = match count {
         0..=LINES => ProgressBar::hidden(),
         _ => ProgressBar::new(count), // Also hidden if standard error is not a terminal.
@@ -116,7 +116,7 @@ async fn send(args: Args) -> anyhow::Result<bool> {
 
     let started = Instant::now();
     let mut answers = stream::iter(1..=count)
-        .map(|number| sender.deliver(number))
+        .map(|number| client.deliver(number))
         .buffer_unordered(concurrency);
     let mut summary = Summary::default();
     while let Some(answer) = answers.next().await {
@@ -133,11 +133,14 @@ async fn send(args: Args) -> anyhow::Result<bool> {
     Ok(summary.refused == 0)
 }
 
-struct Sender {
+struct Sending {
     client: Client<HttpConnector, Full<Bytes>>,
-    /// The request without the key.
+    /// The request without headers.
     request: Request<Full<Bytes>>,
-    names: HeaderNames,
+    sender: Sender,
+    secret: Secret,
+    /// What is signed, without the key.
+    delivery: RawDelivery,
     key: Key,
     timeout: Duration,
 }
@@ -149,9 +152,9 @@ enum Key {
     Each(String),
 }
 
-impl Sender {
+impl Sending {
     fn new(args: Args) -> anyhow::Result<Self> {
-        let Some(secret) = &args.secret else {
+        let Some(secret) = args.secret else {
             let message = "the following required argument was not provided:\n  --secret <SECRET>\n\n\
                            The environment variable WEBHOOK_SECRET may contain it instead.";
             Args::command()
@@ -179,7 +182,7 @@ impl Sender {
                     .exit()
             }),
         };
-        let signature = secret.sign(&body);
+        let delivery = RawDelivery::new(args.event, body.clone());
         if args.tamper {
             body.push(b' ');
         }
@@ -193,16 +196,13 @@ impl Sender {
                 Key::Each(hex::encode(bytes))
             }
         };
-        let names = args.header_prefix.unwrap_or_default();
-        let request = Request::post(args.url)
-            .header(CONTENT_TYPE, "application/json")
-            .header(&names.event, args.event.as_str())
-            .header(&names.signature, signature)
-            .body(Full::from(body))?;
+        let request = Request::post(args.url).body(Full::from(body))?;
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build_http(),
             request,
-            names,
+            sender: args.header_prefix.unwrap_or_default(),
+            secret,
+            delivery,
             key,
             timeout: Duration::from_secs(args.timeout),
         })
@@ -215,8 +215,10 @@ impl Sender {
             Key::Same(key) => Some(Ok(key.clone())),
             Key::Each(start) => Some(HeaderValue::try_from(format!("{start}-{number}"))),
         };
-        if let Some(Ok(key)) = key {
-            request.headers_mut().insert(&self.names.key, key);
+        let key = key.and_then(Result::ok).and_then(IdempotencyKey::new);
+        let delivery = self.delivery.clone().with_key(key);
+        if let Ok(headers) = self.sender.sign(&self.secret, &delivery) {
+            *request.headers_mut() = headers;
         }
         let started = Instant::now();
         let outcome = match timeout(self.timeout, self.exchange(request)).await {

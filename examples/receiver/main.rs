@@ -65,7 +65,7 @@ use tower_webhook::memory::MokaStore;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
-use tower_webhook::{ConfigError, EventRouter, HeaderNames, Running, Secret, Secrets, Webhooks};
+use tower_webhook::{ConfigError, EventRouter, Running, Secret, Secrets, Sender, Webhooks};
 
 use self::args::{Args, misused};
 use self::connections::Connections;
@@ -396,16 +396,18 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
 /// The settings for a store and for an inbox.
 fn webhooks(setup: &Setup<'_>) -> Webhooks {
     let args = setup.args;
-    let names = match &args.header_prefix {
-        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
-        None => HeaderNames::default(),
-    };
+    let mut sender = Sender::chat_platform();
+    if let Some(brand) = &args.header_prefix {
+        sender = sender
+            .branded(brand)
+            .unwrap_or_else(|error| misused(chain(&error)));
+    }
     let webhooks = match setup.secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
     };
     webhooks
-        .header_names(names)
+        .sender(sender)
         .max_body(args.max_body as usize)
         .max_buffered(args.max_buffered.max(args.max_body) as usize)
         .namespace(args.namespace.clone().unwrap_or_default())

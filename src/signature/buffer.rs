@@ -433,7 +433,6 @@ mod tests {
     use http_body_util::channel::Channel;
     use tokio::time::{Interval, advance, interval};
 
-    use super::super::HeaderNames;
     use super::super::verify::Authentication;
     use super::*;
 
@@ -453,7 +452,10 @@ mod tests {
         declared: Option<u64>,
         bounds: &Bounds,
     ) -> Result<Receive<B>, Refusal> {
-        let (headers, name) = (HeaderMap::new(), HeaderNames::default().signature);
+        let (headers, name) = (
+            HeaderMap::new(),
+            http::HeaderName::from_static("x-signature"),
+        );
         let hashing = Hashing::new(&Authentication::Unsigned, &headers, &name).unwrap();
         Receive::new(body, declared, bounds, hashing)
     }

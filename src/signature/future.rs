@@ -187,7 +187,7 @@ fn refuse<B>(
     config: &Config,
     span: &DeliverySpan,
 ) -> Response<ResponseBody<B>> {
-    let kind = kind(&headers, &config.names.event)
+    let kind = kind(&headers, &config.sender.chat().event)
         .ok()
         .filter(|kind| kind.as_str().len() <= LONGEST_KIND);
     if let Some(kind) = &kind {
@@ -244,7 +244,7 @@ fn read(
     config: &Config,
     span: &DeliverySpan,
 ) -> Result<Verified, Refusal> {
-    let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
+    let (kind, key) = kind_and_key(headers, config.sender.chat(), config.require_key)?;
     let delivery = RawDelivery::received(kind, key, body);
     span.verified(
         &delivery,

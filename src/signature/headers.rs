@@ -3,62 +3,9 @@
 use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
 
 use super::refusal::Refusal;
-use crate::config::ConfigError;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-
-/// The names of the headers that the platform sends, which may carry its brand.
-///
-/// ```
-/// use tower_webhook::HeaderNames;
-///
-/// # fn main() -> Result<(), tower_webhook::ConfigError> {
-/// let names = HeaderNames::branded("acme")?;
-/// assert_eq!(names.signature, "x-acme-hmac-sha256");
-/// assert_eq!(names.event, "x-acme-event");
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderNames {
-    /// Carries the signature: `X-Service-Hmac-Sha256` (Spec 5.2, rule 2).
-    pub signature: HeaderName,
-    /// Carries the kind of the event: `X-Service-Event` (Spec 6).
-    pub event: HeaderName,
-    /// Carries the key: `Idempotency-Key` (Spec 6, rule 2).
-    pub key: HeaderName,
-}
-
-impl HeaderNames {
-    /// Creates the names with a brand in place of `Service`: `X-Acme-Hmac-Sha256` and `X-Acme-Event`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::HeaderPrefix`] when the brand is empty or cannot be part of a header's name.
-    pub fn branded(brand: &str) -> Result<Self, ConfigError> {
-        let name = |rest| {
-            HeaderName::try_from(format!("x-{brand}-{rest}"))
-                .ok()
-                .filter(|_| !brand.is_empty())
-                .ok_or_else(|| ConfigError::HeaderPrefix(brand.to_owned()))
-        };
-        Ok(Self {
-            signature: name("hmac-sha256")?,
-            event: name("event")?,
-            ..Self::default()
-        })
-    }
-}
-
-impl Default for HeaderNames {
-    fn default() -> Self {
-        Self {
-            signature: HeaderName::from_static("x-service-hmac-sha256"),
-            event: HeaderName::from_static("x-service-event"),
-            key: HeaderName::from_static("idempotency-key"),
-        }
-    }
-}
+use crate::sender::Names;
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -78,7 +25,7 @@ pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusa
 /// Returns kind and key of an authentic request, or why it cannot be a delivery of this platform.
 pub(super) fn kind_and_key(
     headers: &HeaderMap,
-    names: &HeaderNames,
+    names: &Names,
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
     if !is_plain_json(headers) {
@@ -153,22 +100,6 @@ mod tests {
                 matches!(declared(wrong), Err(Refusal::MalformedBody(_))),
                 "{wrong:?}"
             );
-        }
-    }
-
-    #[test]
-    fn a_brand_stands_in_the_names() {
-        let names = HeaderNames::branded("Acme-Chat").unwrap();
-        assert_eq!(names.signature, "x-acme-chat-hmac-sha256");
-        assert_eq!(names.event, "x-acme-chat-event");
-        assert_eq!(names.key, "idempotency-key");
-        assert_eq!(
-            HeaderNames::branded("service").unwrap(),
-            HeaderNames::default()
-        );
-        for wrong in ["", "a b", "a:b", "ä", "a\n", &"x".repeat(70_000)] {
-            let error = HeaderNames::branded(wrong).unwrap_err();
-            assert!(matches!(error, ConfigError::HeaderPrefix(brand) if brand == wrong));
         }
     }
 }

@@ -69,7 +69,7 @@ where
     if parts.method != Method::POST {
         return Err(Refusal::MethodNotAllowed);
     }
-    let (headers, name) = (&parts.headers, &config.names.signature);
+    let (headers, name) = (&parts.headers, &config.sender.chat().signature);
     let hashing =
         Hashing::new(&config.authentication, headers, name).map_err(Refusal::InvalidSignature)?;
     Receive::new(body, declared_length(headers)?, &config.bounds, hashing)

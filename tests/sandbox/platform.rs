@@ -19,7 +19,7 @@ use tower_webhook::sandbox::{
     AttemptId, AttemptResult, Body, EventState, Fault, Faults, Injected, Rating, Sandbox, Settings,
     SimulatedChat, Webhook,
 };
-use tower_webhook::{HeaderNames, Secret, Secrets, SenderPolicy};
+use tower_webhook::{Secret, Secrets, Sender, SenderPolicy};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -184,7 +184,7 @@ async fn header_prefix_can_be_changed() {
     let sandbox = sandbox_with(
         &recorder,
         Settings {
-            header_names: HeaderNames::branded("acme").unwrap(),
+            sender: Sender::chat_platform().branded("acme").unwrap(),
             ..Settings::default()
         },
     );
@@ -725,7 +725,7 @@ async fn failures_are_counted_over_a_sliding_hour() {
         let sandbox = sandbox_with(
             &recorder,
             Settings {
-                policy,
+                sender: Sender::chat_platform().with_policy(policy),
                 ..Settings::default()
             },
         );
