@@ -38,6 +38,13 @@ pub enum ConfigError {
     },
     /// The prefix of [`Sender::branded`](crate::Sender::branded) does not form header names.
     HeaderPrefix(String),
+    /// A [`Sender`](crate::Sender) cannot be used like this.
+    Sender {
+        /// The sender's name.
+        name: String,
+        /// What is wrong, and what is allowed.
+        reason: String,
+    },
     /// The prefix cannot begin the names of keys in Redis.
     #[cfg(feature = "redis")]
     RedisPrefix(String),
@@ -110,6 +117,7 @@ impl fmt::Display for ConfigError {
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
             ),
+            Self::Sender { name, reason } => write!(f, "the sender `{name}`: {reason}"),
             #[cfg(feature = "redis")]
             Self::RedisPrefix(prefix) => write!(
                 f,

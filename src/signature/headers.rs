@@ -1,11 +1,13 @@
 //! Reads the headers of a request other than the signature.
 
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
 
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::Names;
+use crate::sender::{Described, Form, Names, Place, Sender};
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -22,8 +24,76 @@ pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusa
     Ok(Some(length.unwrap_or(u64::MAX)))
 }
 
-/// Returns kind and key of an authentic request, or why it cannot be a delivery of this platform.
+/// Returns kind and key of an authentic request, or why it cannot be a delivery of this sender.
+#[inline]
 pub(super) fn kind_and_key(
+    headers: &HeaderMap,
+    body: &[u8],
+    sender: &Sender,
+    require_key: bool,
+) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
+    match sender.form() {
+        Form::Chat(names) => of_chat(headers, names, require_key),
+        Form::Described(it) => of_described(headers, body, it, require_key),
+    }
+}
+
+/// The kind that the headers of an unverified request name.
+pub(super) fn claimed_kind(headers: &HeaderMap, sender: &Sender) -> Option<EventKind> {
+    let name = match sender.form() {
+        Form::Chat(names) => &names.event,
+        Form::Described(it) => match &it.scheme(headers).kind {
+            Place::Header(name) => name,
+            _ => return None,
+        },
+    };
+    kind(headers, name).ok()
+}
+
+/// The longest key in bytes that is taken from a body.
+const LONGEST_KEY: usize = 1024;
+
+fn of_described(
+    headers: &HeaderMap,
+    body: &[u8],
+    sender: &Described,
+    require_key: bool,
+) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
+    if !is_plain_json(headers) {
+        return Err(Refusal::UnsupportedMediaType);
+    }
+    let scheme = sender.scheme(headers);
+    let kind = match &scheme.kind {
+        Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
+        Place::Header(name) => Some(kind(headers, name)?),
+        Place::Body(pointer) => {
+            let found = pointer.find(body).map_err(Refusal::unreadable)?;
+            found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok())
+        }
+    };
+    let kind = kind.ok_or_else(|| {
+        Refusal::unreadable("its event type is missing, or not 1 to 128 visible ASCII characters")
+    })?;
+    let key = match &scheme.key {
+        Place::None => None,
+        Place::Header(name) => key(headers, name)?,
+        Place::Body(pointer) => match pointer.find(body).map_err(Refusal::unreadable)? {
+            None => None,
+            Some(key) if key.len() > LONGEST_KEY => {
+                return Err(Refusal::unreadable("its key has more than 1,024 bytes"));
+            }
+            Some(key) => IdempotencyKey::new(
+                HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?,
+            ),
+        },
+    };
+    if require_key && key.is_none() {
+        return Err(Refusal::MissingKey);
+    }
+    Ok((kind, key))
+}
+
+fn of_chat(
     headers: &HeaderMap,
     names: &Names,
     require_key: bool,
@@ -32,6 +102,9 @@ pub(super) fn kind_and_key(
         return Err(Refusal::UnsupportedMediaType);
     }
     let kind = kind(headers, &names.event)?;
+    if !kind.is_token() {
+        return Err(Refusal::InvalidEventHeader);
+    }
     let key = key(headers, &names.key)?;
     if require_key && key.is_none() {
         return Err(Refusal::MissingKey);
@@ -55,7 +128,7 @@ fn is_plain_json(headers: &HeaderMap) -> bool {
         && !headers.contains_key(CONTENT_ENCODING)
 }
 
-pub(super) fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Refusal> {
+fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Refusal> {
     let mut values = headers.get_all(name).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(Refusal::InvalidEventHeader);

@@ -7,7 +7,9 @@ use super::buffer::{Bounds, Budget};
 use super::config::Config;
 use super::secret::Secrets;
 use super::service::Signature;
+use super::sign::check;
 use super::verify::Authentication;
+use crate::config::ConfigError;
 use crate::event::SenderPolicy;
 use crate::sender::Sender;
 use crate::telemetry::{Observer, Observers};
@@ -58,15 +60,21 @@ impl SignatureLayer {
     /// use tower_webhook::{Secret, Sender, SignatureLayer};
     ///
     /// let layer = SignatureLayer::new(Secret::new("8c1f…")?)
-    ///     .sender(Sender::chat_platform().branded("acme")?);
+    ///     .sender(Sender::chat_platform().branded("acme")?)?;
     /// # Ok(())
     /// # }
     /// ```
-    pub fn sender(self, sender: Sender) -> Self {
-        let policy = sender.policy();
-        let mut layer = self.sender_policy(policy);
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets.
+    pub fn sender(self, sender: Sender) -> Result<Self, ConfigError> {
+        if let Authentication::Signed(secrets) = &self.config.authentication {
+            check(&sender, secrets)?;
+        }
+        let mut layer = self.sender_policy(sender.policy());
         layer.config.sender = sender;
-        layer
+        Ok(layer)
     }
 
     /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413

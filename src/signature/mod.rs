@@ -27,6 +27,7 @@
 
 mod buffer;
 mod config;
+mod described;
 mod future;
 mod headers;
 mod layer;

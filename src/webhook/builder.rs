@@ -189,8 +189,12 @@ impl<T> Webhooks<T> {
 impl<T> Webhooks<T> {
     /// Sets who sends the deliveries: the chat platform by default. All defaults are derived from its
     /// [policy](Sender::policy).
+    ///
+    /// Of another sender, the [namespace](Self::namespace) is its name unless you set one, and the
+    /// [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key).
     pub fn sender(mut self, sender: Sender) -> Self {
         self.shared.given.sender_policy = Some(sender.policy());
+        self.shared.rules.replay_guard |= sender.needs_replay_guard();
         self.shared.sender = Some(sender);
         self
     }
@@ -447,6 +451,11 @@ impl Shared {
         piece: fn(&'static str) -> &'static str,
     ) -> Result<SignatureLayer, ConfigError> {
         limits.join(self.given, piece)?;
+        if let Some(name) = self.sender.as_ref().and_then(Sender::namespace) {
+            limits.set(|given| {
+                given.namespace.get_or_insert_with(|| name.to_owned());
+            });
+        }
         match (self.observers.any(), observers.any()) {
             (true, true) => {
                 return Err(ConfigError::SetTwice {
@@ -459,7 +468,7 @@ impl Shared {
             (false, _) => {}
         }
         let signature = match self.sender {
-            Some(sender) => self.signature.sender(sender),
+            Some(sender) => self.signature.sender(sender)?,
             None => self.signature,
         };
         Ok(signature

@@ -583,7 +583,7 @@ fn invalid_flags_are_explained() {
         (&["send", "--secret", ""], "the secret is empty"),
         (&["send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
         (&["send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
-        (&["send", "--secret", "s", "--event", "chat rated"], "HTTP token"),
+        (&["send", "--secret", "s", "--event", "chat rated"], "visible ASCII"),
         (&["send", "--secret", "s", "--body", "/nowhere/body"], "`/nowhere/body` cannot be read: No such file"),
         (&["send", "--secret", "s", "--key", "k", "--no-key"], "cannot be used with"),
         (&["send", "--secret", "s", "--count", "0"], "'--count <N>'"),
