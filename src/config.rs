@@ -7,8 +7,6 @@ use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use http::HeaderName;
-
 /// The error of a setter or constructor whose value would break one of the
 /// [guarantees](crate::docs::guarantees).
 ///
@@ -38,13 +36,18 @@ pub enum ConfigError {
         /// Why it cannot be read.
         source: io::Error,
     },
-    /// The prefix of [`HeaderNames::branded`](crate::HeaderNames::branded) does not form header names.
+    /// The prefix of [`Sender::branded`](crate::Sender::branded) does not form header names.
     HeaderPrefix(String),
+    /// A [`Sender`](crate::Sender) cannot be used like this.
+    Sender {
+        /// The sender's name.
+        name: String,
+        /// What is wrong, and what is allowed.
+        reason: String,
+    },
     /// The prefix cannot begin the names of keys in Redis.
     #[cfg(feature = "redis")]
     RedisPrefix(String),
-    /// Two of the [`HeaderNames`](crate::HeaderNames) are the same.
-    SameHeader(HeaderName),
     /// A completed key would be forgotten while the sender still retries its event
     /// ([`SenderPolicy::retry_for`](crate::SenderPolicy::retry_for)).
     RetentionTooShort {
@@ -114,15 +117,12 @@ impl fmt::Display for ConfigError {
                 f,
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
             ),
+            Self::Sender { name, reason } => write!(f, "the sender `{name}`: {reason}"),
             #[cfg(feature = "redis")]
             Self::RedisPrefix(prefix) => write!(
                 f,
                 "{prefix:?} cannot be the prefix of keys in Redis: use 1 to 64 printable ASCII \
                  characters, without spaces and braces"
-            ),
-            Self::SameHeader(name) => write!(
-                f,
-                "two headers are named `{name}`: each header needs a name of its own"
             ),
             Self::RetentionTooShort {
                 retention,

@@ -42,6 +42,10 @@ impl IdempotencyKey {
     pub fn as_bytes(&self) -> &[u8] {
         self.0.as_bytes()
     }
+
+    pub(crate) fn value(&self) -> &HeaderValue {
+        &self.0
+    }
 }
 
 /// The key as text, different for each key: a backslash is doubled, and a key that is not UTF-8 is escaped, as in

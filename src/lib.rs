@@ -16,8 +16,8 @@
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs):
 //!
 //! - Tutorial: [getting started](docs::getting_started)
-//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [recipes](docs::recipes),
-//!   [testing](docs::testing)
+//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [other senders](docs::senders),
+//!   [recipes](docs::recipes), [testing](docs::testing)
 //! - Operations: [running in production](docs::production), [troubleshooting and alerts](docs::troubleshooting),
 //!   [console](docs::console)
 //! - Reference: [responses](docs::responses), [guarantees and limits](docs::guarantees),
@@ -134,10 +134,10 @@
 //! ```
 //! # fn main() -> Result<(), tower_webhook::ConfigError> {
 //! use std::time::Duration;
-//! use tower_webhook::{HeaderNames, Secret, Webhooks};
+//! use tower_webhook::{Secret, Sender, Webhooks};
 //!
 //! let webhooks = Webhooks::new(Secret::new("8c1f…")?)
-//!     .header_names(HeaderNames::branded("acme")?)
+//!     .sender(Sender::chat_platform().branded("acme")?)
 //!     .max_body(256 * 1024)
 //!     .handler_timeout(Duration::from_secs(10));
 //! # Ok(())
@@ -233,6 +233,7 @@ pub mod event;
 mod handler;
 mod outcome;
 mod router;
+mod sender;
 mod throttle;
 #[cfg(any(feature = "admin", feature = "sandbox"))]
 mod tls;
@@ -284,7 +285,8 @@ pub use self::handler::{Handler, HandlerError, HandlerResult};
 pub use self::idempotency::IdempotencyLayer;
 pub use self::outcome::{Outcome, Settlement};
 pub use self::router::{EventRouter, RouterFuture};
-pub use self::signature::{HeaderNames, Secret, Secrets, SignatureLayer};
+pub use self::sender::Sender;
+pub use self::signature::{Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;
 #[cfg(feature = "signal")]
 pub use self::webhook::shutdown;

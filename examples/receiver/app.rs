@@ -18,7 +18,7 @@ use tower_webhook::memory::MokaStore;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
-use tower_webhook::{EventRouter, HeaderNames, Running, Secrets, Webhooks};
+use tower_webhook::{EventRouter, Running, Secrets, Sender, Webhooks};
 
 use crate::args::Options;
 use crate::cli::misused;
@@ -194,10 +194,12 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
 
 /// The settings for a store and for an inbox.
 pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
-    let names = match &args.listening.header_prefix {
-        Some(brand) => HeaderNames::branded(brand).unwrap_or_else(|error| misused(chain(&error))),
-        None => HeaderNames::default(),
-    };
+    let mut sender = Sender::chat_platform();
+    if let Some(brand) = &args.listening.header_prefix {
+        sender = sender
+            .branded(brand)
+            .unwrap_or_else(|error| misused(chain(&error)));
+    }
     let mut webhooks = match secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
@@ -212,7 +214,7 @@ pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
         webhooks = webhooks.require_key();
     }
     webhooks
-        .header_names(names)
+        .sender(sender)
         .max_body(args.limits.max_body as usize)
         .max_buffered(args.limits.max_buffered.max(args.limits.max_body) as usize)
         .namespace(args.kept.namespace.clone().unwrap_or_default())

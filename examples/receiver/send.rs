@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use axum::body::Bytes;
-use axum::http::header::{CONTENT_TYPE, HeaderValue};
+use axum::http::header::HeaderValue;
 use axum::http::{Request, StatusCode, Uri};
 use clap::{Args, value_parser};
 use futures_util::{StreamExt, stream};
@@ -19,7 +19,7 @@ use hyper_util::rt::TokioExecutor;
 use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::timeout;
 use tower_webhook::event::sample;
-use tower_webhook::{EventKind, HeaderNames, Secret};
+use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
 
 use crate::cli::misused;
 
@@ -68,8 +68,8 @@ pub(crate) struct Options {
     tamper: bool,
 
     /// The brand in the header names: `acme` sends X-Acme-Event instead of X-Service-Event
-    #[arg(long, value_name = "BRAND", env = "WEBHOOK_HEADER_PREFIX", hide_env_values = true, value_parser = HeaderNames::branded)]
-    header_prefix: Option<HeaderNames>,
+    #[arg(long, value_name = "BRAND", env = "WEBHOOK_HEADER_PREFIX", hide_env_values = true, value_parser = |brand: &str| Sender::chat_platform().branded(brand))]
+    header_prefix: Option<Sender>,
 
     /// The time limit of a response
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
@@ -87,7 +87,7 @@ const LINES: u64 = 20;
 pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
     let (count, all_lines) = (args.count, args.verbose);
     let concurrency = args.concurrency.into();
-    let sender = Sender::new(args)?;
+    let client = Sending::new(args)?;
     let bar = match count {
         0..=LINES => ProgressBar::hidden(),
         _ => ProgressBar::new(count), // Also hidden if standard error is not a terminal.
@@ -98,7 +98,7 @@ pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
 
     let started = Instant::now();
     let mut answers = stream::iter(1..=count)
-        .map(|number| sender.deliver(number))
+        .map(|number| client.deliver(number))
         .buffer_unordered(concurrency);
     let mut summary = Summary::default();
     while let Some(answer) = answers.next().await {
@@ -118,11 +118,14 @@ pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
     })
 }
 
-struct Sender {
+struct Sending {
     client: Client<HttpConnector, Full<Bytes>>,
-    /// The request without the key.
+    /// The request without headers.
     request: Request<Full<Bytes>>,
-    names: HeaderNames,
+    sender: Sender,
+    secret: Secret,
+    /// What is signed, without the key.
+    delivery: RawDelivery,
     key: Key,
     timeout: Duration,
 }
@@ -134,9 +137,9 @@ enum Key {
     Each(String),
 }
 
-impl Sender {
+impl Sending {
     fn new(args: Options) -> anyhow::Result<Self> {
-        let Some(secret) = &args.secret else {
+        let Some(secret) = args.secret else {
             let message = "the following required argument was not provided:\n  --secret <SECRET>\n\n\
                            The environment variable WEBHOOK_SECRET may contain it instead.";
             misused(message)
@@ -160,7 +163,7 @@ impl Sender {
                 misused(message)
             }),
         };
-        let signature = secret.sign(&body);
+        let delivery = RawDelivery::new(args.event, body.clone());
         if args.tamper {
             body.push(b' ');
         }
@@ -174,16 +177,13 @@ impl Sender {
                 Key::Each(hex::encode(bytes))
             }
         };
-        let names = args.header_prefix.unwrap_or_default();
-        let request = Request::post(args.url)
-            .header(CONTENT_TYPE, "application/json")
-            .header(&names.event, args.event.as_str())
-            .header(&names.signature, signature)
-            .body(Full::from(body))?;
+        let request = Request::post(args.url).body(Full::from(body))?;
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build_http(),
             request,
-            names,
+            sender: args.header_prefix.unwrap_or_default(),
+            secret,
+            delivery,
             key,
             timeout: Duration::from_secs(args.timeout),
         })
@@ -196,13 +196,18 @@ impl Sender {
             Key::Same(key) => Some(Ok(key.clone())),
             Key::Each(start) => Some(HeaderValue::try_from(format!("{start}-{number}"))),
         };
-        if let Some(Ok(key)) = key {
-            request.headers_mut().insert(&self.names.key, key);
-        }
+        let key = key.and_then(Result::ok).and_then(IdempotencyKey::new);
+        let delivery = self.delivery.clone().with_key(key);
         let started = Instant::now();
-        let outcome = match timeout(self.timeout, self.exchange(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(anyhow::anyhow!("no response within {:?}", self.timeout)),
+        let outcome = match self.sender.sign(&self.secret, &delivery) {
+            Ok(headers) => {
+                *request.headers_mut() = headers;
+                let answered = timeout(self.timeout, self.exchange(request)).await;
+                answered.unwrap_or_else(|_| {
+                    Err(anyhow::anyhow!("no response within {:?}", self.timeout))
+                })
+            }
+            Err(error) => Err(error.into()),
         };
         Answer {
             number,

@@ -3,18 +3,18 @@
 use std::process::ExitCode;
 use std::{io, iter};
 
-use tower_webhook::{HeaderNames, SenderPolicy};
+use tower_webhook::SenderPolicy;
 
 use crate::inbox::print::write_rows;
 
 pub(crate) fn print() -> anyhow::Result<ExitCode> {
     let head = ["SENDER", "EVENT", "SIGNATURE", "KEY", "RETRIES"].map(str::to_owned);
-    let (names, policy) = (HeaderNames::default(), SenderPolicy::default());
+    let policy = SenderPolicy::default();
     let platform = [
         "chat platform".to_owned(),
-        names.event.to_string(),
-        names.signature.to_string(),
-        names.key.to_string(),
+        "X-Service-Event".to_owned(),
+        "X-Service-Hmac-Sha256".to_owned(),
+        "Idempotency-Key".to_owned(),
         format!(
             "every {} min for {} days, disabled after {} failures within an hour",
             policy.retry_every.as_secs() / 60,

@@ -42,7 +42,7 @@ impl Desk {
         let desk = Self(Arc::new(Shared {
             sandbox,
             is_strict,
-            disable_after: Settings::default().policy.disable_after as usize,
+            disable_after: Settings::default().sender.policy().disable_after as usize,
             notice: Mutex::default(),
             rate: watch::Sender::new(rate),
             steps: watch::Sender::new(0),

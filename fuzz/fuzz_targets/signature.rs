@@ -1,4 +1,5 @@
-//! Compares the verification of signatures with RFC 2104 and hex digits that are parsed by hand.
+//! Compares the verification of signatures with RFC 2104 and hex digits that are parsed by hand. Of other senders,
+//! whatever was not signed is refused, and nothing panics.
 #![no_main]
 
 use std::convert::Infallible;
@@ -12,13 +13,24 @@ use libfuzzer_sys::{Corpus, fuzz_target};
 use oracle::{hmac, parse_signature, to_hex};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::signature::SignatureError;
-use tower_webhook::{Secret, Secrets, SignatureLayer, Verified};
+use tower_webhook::{
+    EventKind, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SignatureLayer, Verified,
+};
 
 #[derive(Arbitrary, Debug)]
 struct Input {
     secrets: Vec<Vec<u8>>,
     body: Vec<u8>,
     headers: Vec<Header>,
+    other: Other,
+}
+
+/// A delivery of another sender: what it signs, or nothing, with these headers.
+#[derive(Arbitrary, Debug)]
+struct Other {
+    profile: u8,
+    is_signed: bool,
+    headers: Vec<(u8, Vec<u8>)>,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -100,13 +112,85 @@ fuzz_target!(|input: Input| -> Corpus {
     let status = through_the_layer(secrets, &input.body, values);
     assert_eq!(status == StatusCode::OK, authentic);
     assert!(authentic || status == StatusCode::UNAUTHORIZED);
+    let status = from_another(&input.other, &input.body);
+    assert!(input.other.is_signed || status != StatusCode::OK);
     Corpus::Keep
 });
 
+/// All headers that a profile reads.
+const HEADERS: [&str; 28] = [
+    "box-delivery-timestamp",
+    "box-signature-algorithm",
+    "box-signature-primary",
+    "box-signature-secondary",
+    "box-signature-version",
+    "content-type",
+    "linear-delivery",
+    "linear-event",
+    "linear-signature",
+    "paddle-signature",
+    "stripe-signature",
+    "svix-id",
+    "svix-signature",
+    "svix-timestamp",
+    "webhook-id",
+    "webhook-signature",
+    "webhook-timestamp",
+    "x-github-delivery",
+    "x-github-event",
+    "x-hub-signature-256",
+    "x-hubspot-request-timestamp",
+    "x-hubspot-signature-v3",
+    "x-line-signature",
+    "x-shopify-hmac-sha256",
+    "x-slack-request-timestamp",
+    "x-slack-signature",
+    "x-square-hmacsha256-signature",
+    "x-zm-signature",
+];
+
+fn from_another(other: &Other, body: &[u8]) -> StatusCode {
+    let profiles: [fn() -> Sender; 15] = [
+        Sender::standard_webhooks,
+        Sender::svix,
+        Sender::openai,
+        Sender::github,
+        Sender::stripe,
+        Sender::slack,
+        Sender::shopify,
+        || Sender::square("https://example.com/"),
+        Sender::paddle,
+        || Sender::hubspot_v3("https://example.com/"),
+        Sender::linear,
+        Sender::box_com,
+        Sender::zoom,
+        Sender::line,
+        Sender::webflow,
+    ];
+    let sender = profiles[usize::from(other.profile) % profiles.len()]();
+    let secret = Secret::new("whsec_c2VjcmV0").expect("it is not empty");
+    let mut request = Request::post("/")
+        .header("content-type", "application/json")
+        .body(Full::new(Bytes::copy_from_slice(body)))
+        .expect("the parts of a request");
+    if other.is_signed {
+        let key = IdempotencyKey::new(HeaderValue::from_static("key"));
+        let delivery = RawDelivery::new(EventKind::CHAT_RATED, body.to_vec()).with_key(key);
+        *request.headers_mut() = sender
+            .sign(&secret, &delivery)
+            .expect("a secret of every form");
+    }
+    for (name, value) in &other.headers {
+        let name = HEADERS[usize::from(*name) % HEADERS.len()];
+        if let Ok(value) = HeaderValue::from_bytes(value) {
+            request.headers_mut().append(name, value);
+        }
+    }
+    let layer = SignatureLayer::new(secret).sender(sender);
+    answer(layer.expect("a secret of every form"), request)
+}
+
 fn through_the_layer(secrets: Secrets, body: &[u8], values: Vec<HeaderValue>) -> StatusCode {
-    let inner = service_fn(async |_: Request<Verified>| {
-        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
-    });
     let mut request = Request::post("/")
         .header("content-type", "application/json")
         .header("x-service-event", "chat-rated")
@@ -115,7 +199,14 @@ fn through_the_layer(secrets: Secrets, body: &[u8], values: Vec<HeaderValue>) ->
     for value in values {
         request.headers_mut().append("x-service-hmac-sha256", value);
     }
-    let response = SignatureLayer::new(secrets).layer(inner).oneshot(request);
+    answer(SignatureLayer::new(secrets), request)
+}
+
+fn answer(layer: SignatureLayer, request: Request<Full<Bytes>>) -> StatusCode {
+    let inner = service_fn(async |_: Request<Verified>| {
+        Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
+    });
+    let response = layer.layer(inner).oneshot(request);
     let Ok(response) = response.now_or_never().expect("the body is there");
     response.status()
 }

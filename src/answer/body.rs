@@ -6,7 +6,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
-use http::{HeaderMap, Response};
+use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderMap, HeaderValue, Response};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
@@ -58,6 +59,15 @@ impl<B> ResponseBody<B> {
         R: Answer + Error + Send + Sync + 'static,
     {
         refuse(refusal, kind, is_verified, headers).map(Self::of_this_crate)
+    }
+
+    /// A response of this crate that is no row of the table, and that no browser takes for something else.
+    pub(crate) fn plain(content_type: &'static str, body: Bytes) -> Response<Self> {
+        let mut response = Response::new(Self::of_this_crate(Full::from(body)));
+        let headers = response.headers_mut();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+        response
     }
 
     fn of_this_crate(body: Full<Bytes>) -> Self {

@@ -1,7 +1,7 @@
 //! Pages on more than one item.
 //!
 //! - **Tutorial**: [`getting_started`]
-//! - **Guides**: [`inbox`], [`stores`] and queues, [`recipes`], [`testing`]
+//! - **Guides**: [`inbox`], [`stores`] and queues, [`senders`], [`recipes`], [`testing`]
 //! - **Operations**: [`production`], [`troubleshooting`] with the alerts, [`console`]
 //! - **Reference**: [`responses`], [`guarantees`] and limits, [`metrics`], [`platform`], [`threat_model`], [`glossary`]
 
@@ -42,6 +42,7 @@ macro_rules! page {
         #[doc = "[`sample`]: crate::event::sample"]
         #[doc = "[console#security]: crate::docs::console#security"]
         #[doc = "[console]: crate::docs::console"]
+        #[doc = "[event-trait]: crate::event::Event"]
         #[doc = "[examples/README.md#the-receiver]: https://docs.rs/crate/tower-webhook/latest/source/examples/README.md#the-receiver"]
         #[doc = "[guarantees#limits]: crate::docs::guarantees#limits"]
         #[doc = "[inbox]: crate::docs::inbox"]
@@ -52,6 +53,7 @@ macro_rules! page {
         #[doc = "[inbox#tripped-event-types]: crate::docs::inbox#tripped-event-types"]
         #[doc = "[inbox#when-an-attempt-fails]: crate::docs::inbox#when-an-attempt-fails"]
         #[doc = "[metrics]: crate::docs::metrics"]
+        #[doc = "[namespace]: crate::Webhooks::namespace"]
         #[doc = "[platform#spec-2-2]: crate::docs::platform#spec-2-2"]
         #[doc = "[platform#spec-2-3]: crate::docs::platform#spec-2-3"]
         #[doc = "[platform#spec-4-2]: crate::docs::platform#spec-4-2"]
@@ -69,6 +71,8 @@ macro_rules! page {
         #[doc = "[recipes#the-newest-event-wins]: crate::docs::recipes#the-newest-event-wins"]
         #[doc = "[responses]: crate::docs::responses"]
         #[doc = "[responses#event-router]: crate::docs::responses#event-router"]
+        #[doc = "[responses#invalid-signature]: crate::docs::responses#invalid-signature"]
+        #[doc = "[senders]: crate::docs::senders"]
         #[doc = "[stores]: crate::docs::stores"]
         #[doc = "[stores#memory]: crate::docs::stores#memory"]
         #[doc = "[stores#several-receivers-on-one-store]: crate::docs::stores#several-receivers-on-one-store"]
@@ -147,6 +151,7 @@ page!(platform, "platform.md");
 page!(production, "production.md");
 page!(recipes, "recipes.md");
 page!(responses, "responses.md");
+page!(senders, "senders.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");
 page!(threat_model, "threat_model.md");

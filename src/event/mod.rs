@@ -186,7 +186,7 @@ pub trait Event: 'static {
 /// The kind of event that a delivery carries: the value of the event header
 /// ([Spec 6](crate::docs::platform#spec-6)).
 ///
-/// The set of kinds is open: any HTTP token of at most 128 bytes is a kind. Kinds are compared exactly, including case.
+/// The set of kinds is open: any visible ASCII of at most 128 bytes is a kind. Kinds are compared exactly, including case.
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
@@ -235,13 +235,12 @@ impl EventKind {
     ///
     /// # Panics
     ///
-    /// Panics if `kind` is not an HTTP token of at most 128 bytes (letters, digits and
-    /// ``!#$%&'*+-.^_`|~``). In a `const`, such as [`Event::KIND`], that is a compile error.
+    /// Panics if `kind` is not visible ASCII of at most 128 bytes. In a `const`, such as [`Event::KIND`], that is a compile error.
     #[must_use]
     pub const fn from_static(kind: &'static str) -> Self {
         assert!(
-            is_token(kind.as_bytes()),
-            "an event kind must be an HTTP token of at most 128 bytes"
+            is_kind(kind.as_bytes()),
+            "an event kind must be visible ASCII of at most 128 bytes"
         );
         Self(Cow::Borrowed(kind))
     }
@@ -255,9 +254,14 @@ impl EventKind {
             return Ok(known.clone());
         }
         match str::from_utf8(kind) {
-            Ok(token) if is_token(kind) => Ok(Self(Cow::Owned(token.to_owned()))),
+            Ok(text) if is_kind(kind) => Ok(Self(Cow::Owned(text.to_owned()))),
             _ => Err(InvalidKind(())),
         }
+    }
+
+    /// Whether it is a kind of the chat platform's: a token of HTTP.
+    pub(crate) fn is_token(&self) -> bool {
+        matches!(self.0, Cow::Borrowed(_)) || is_token(self.0.as_bytes())
     }
 
     /// Returns the kind as it is spelled in the header.
@@ -287,14 +291,14 @@ impl fmt::Debug for EventKind {
     }
 }
 
-/// The error of parsing an [`EventKind`]: the text is not an HTTP token of at most 128 bytes.
+/// The error of parsing an [`EventKind`]: the text is not visible ASCII of at most 128 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidKind(());
 
 impl fmt::Display for InvalidKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(
-            "an event kind must be an HTTP token of at most 128 bytes, such as `chat-rated`",
+            "an event kind must be visible ASCII of at most 128 bytes, such as `chat-rated`",
         )
     }
 }
@@ -304,16 +308,17 @@ impl std::error::Error for InvalidKind {}
 /// The longest kind in bytes, which every queue can have in an index.
 const LONGEST: usize = 128;
 
-/// Whether `text` is a `token` of RFC 9110, section 5.6.2, and not too long.
-const fn is_token(text: &[u8]) -> bool {
+/// Whether `text` is a `token` of RFC 9110, section 5.6.2, or empty.
+fn is_token(text: &[u8]) -> bool {
+    let tchar = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    text.iter().all(tchar)
+}
+
+/// Whether `text` is visible ASCII, and not too long. Shopify's kinds have a slash.
+const fn is_kind(text: &[u8]) -> bool {
     let mut at = 0;
     while at < text.len() {
-        let tchar = matches!(
-            text[at],
-            b'!' | b'#' | b'$' | b'%' | b'&' | b'\'' | b'*' | b'+' | b'-' | b'.' | b'^' | b'_'
-                | b'`' | b'|' | b'~' | b'0'..=b'9' | b'a'..=b'z' | b'A'..=b'Z'
-        );
-        if !tchar {
+        if !text[at].is_ascii_graphic() {
             return false;
         }
         at += 1;

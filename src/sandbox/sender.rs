@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures_util::FutureExt;
-use http::header::CONTENT_TYPE;
-use http::{Request, StatusCode};
+use http::{HeaderValue, Request, StatusCode};
 use tokio::sync::{Notify, broadcast, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
@@ -19,6 +18,7 @@ use super::report::{Attempt, AttemptId, AttemptResponse, AttemptResult, EventId}
 use super::settings::Settings;
 use super::state::{Plan, State};
 use super::target::{Answer, Body, BoxFuture, Target};
+use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
 
 /// The state that the handles of a sandbox share with its engine.
@@ -201,25 +201,24 @@ fn request(
     body: Bytes,
     id: AttemptId,
 ) -> Result<Request<Body>, http::Error> {
-    let names = &shared.settings.header_names;
     let fault = plan
         .fault
         .map(|injected| (injected.fault, injected.parameter));
-    let mut request = Request::post(&plan.url)
-        .header(CONTENT_TYPE, "application/json")
-        .header(&names.event, plan.kind.as_str())
-        .extension(id);
-    if let Some(key) = &plan.key {
-        request = request.header(&names.key, key);
-    }
-    if let Some(secret) = &plan.secret {
-        let mut signature = secret.sign(&body);
-        if let Some((Fault::WrongSecret, _)) = fault {
-            // A well-formed signature of something else: it must fail in the comparison, not in a
-            // check of its form.
-            signature = secret.sign(signature.as_bytes());
-        }
-        request = request.header(&names.signature, signature);
+    let key = plan.key.as_deref().map(HeaderValue::from_str).transpose()?;
+    let signed = match fault {
+        // A well-formed signature of something else: it must fail in the comparison, not in a check of its form.
+        Some((Fault::WrongSecret, _)) => [&body[..], b" of another body"].concat().into(),
+        _ => body.clone(),
+    };
+    let delivery =
+        RawDelivery::new(plan.kind.clone(), signed).with_key(key.and_then(IdempotencyKey::new));
+    let sender = &shared.settings.sender;
+    let mut request = Request::post(&plan.url).extension(id);
+    if let Some(headers) = request.headers_mut() {
+        *headers = match &plan.secret {
+            Some(secret) => sender.sign(secret, &delivery).unwrap_or_default(),
+            None => sender.head(&delivery),
+        };
     }
     let place = fault.map(|(_, parameter)| usize::try_from(parameter).unwrap_or(usize::MAX));
     let body = match (fault, place) {

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use super::fault::Faults;
-use crate::event::{SenderPolicy, Timestamp};
-use crate::signature::HeaderNames;
+use crate::event::Timestamp;
+use crate::sender::Sender;
 
 /// The settings of a [`Sandbox`](super::Sandbox): see [`Sandbox::in_process_with`](super::Sandbox::in_process_with) and [`Sandbox::over_http`](super::Sandbox::over_http).
 ///
@@ -23,10 +23,8 @@ pub struct Settings {
     pub seed: u64,
     /// How often each [`Fault`](super::Fault) happens. None happens by default.
     pub faults: Faults,
-    /// When events are retried and webhooks disabled. Defaults to the platform's policy.
-    pub policy: SenderPolicy,
-    /// The names of the headers. Defaults to the platform's names.
-    pub header_names: HeaderNames,
+    /// How deliveries are signed, and when they are retried and webhooks disabled. Defaults to the platform itself.
+    pub sender: Sender,
     /// How long the platform waits for a response, in `tokio::time` like the delays of faults. Defaults
     /// to 10 seconds.
     pub attempt_timeout: Duration,
@@ -46,8 +44,7 @@ impl Default for Settings {
         Self {
             seed: 0,
             faults: Faults::none(),
-            policy: SenderPolicy::default(),
-            header_names: HeaderNames::default(),
+            sender: Sender::default(),
             attempt_timeout: Duration::from_secs(10),
             rate_after: Duration::from_secs(60 * 60),
             start: Timestamp::from_millis(i64::try_from(now.as_millis()).unwrap_or_default()),

@@ -111,7 +111,7 @@ impl State {
     pub(super) fn new(settings: &Settings) -> Self {
         Self {
             clock: Clock::new(settings.start, settings.speed),
-            portal: Portal::new(settings.policy),
+            portal: Portal::new(settings.sender.policy()),
             chats: Vec::new(),
             events: Vec::new(),
             recent: VecDeque::new(),
@@ -121,7 +121,7 @@ impl State {
             strict: false,
             api_faults: VecDeque::new(),
             queries: 0,
-            policy: settings.policy,
+            policy: settings.sender.policy(),
             timers: BTreeSet::new(),
             due: VecDeque::new(),
             in_flight: 0,
@@ -449,7 +449,8 @@ impl State {
             },
         };
         let body = event.report.body.clone();
-        let fault = fault.map(|fault| fault.with_parameter(&mut rng, body.len(), &settings.policy));
+        let fault = fault
+            .map(|fault| fault.with_parameter(&mut rng, body.len(), &settings.sender.policy()));
         event.sends += 1;
         event.in_flight = true;
         self.in_flight += 1;

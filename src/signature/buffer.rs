@@ -427,14 +427,11 @@ mod tests {
     use std::task::Wake;
 
     use futures_util::FutureExt;
-    use http::HeaderMap;
     use http_body::{Frame, SizeHint};
     use http_body_util::Full;
     use http_body_util::channel::Channel;
     use tokio::time::{Interval, advance, interval};
 
-    use super::super::HeaderNames;
-    use super::super::verify::Authentication;
     use super::*;
 
     fn bounds(max_body: usize, budget: usize) -> Bounds {
@@ -453,8 +450,7 @@ mod tests {
         declared: Option<u64>,
         bounds: &Bounds,
     ) -> Result<Receive<B>, Refusal> {
-        let (headers, name) = (HeaderMap::new(), HeaderNames::default().signature);
-        let hashing = Hashing::new(&Authentication::Unsigned, &headers, &name).unwrap();
+        let hashing = Hashing::Unsigned;
         Receive::new(body, declared, bounds, hashing)
     }
 

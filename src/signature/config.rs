@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::buffer::Bounds;
-use super::headers::HeaderNames;
 use super::verify::Authentication;
+use crate::sender::Sender;
 use crate::telemetry::{Observers, Throttle};
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
     pub(super) authentication: Authentication,
-    pub(super) names: HeaderNames,
+    pub(super) sender: Sender,
     pub(super) bounds: Bounds,
     pub(super) require_key: bool,
     pub(super) throttle: Arc<Throttle>,

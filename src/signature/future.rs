@@ -13,13 +13,14 @@ use tower_service::Service;
 
 use super::buffer::Receive;
 use super::config::Config;
-use super::headers::{kind, kind_and_key};
+use super::headers::{claimed_kind, kind_and_key};
 use super::refusal::Refusal;
 use super::verify::Matched;
 use crate::answer::{Answer, Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
+use crate::sender::Form;
 use crate::telemetry::{DeliverySpan, DeliveryWatch, Ending};
 use crate::verified::Verified;
 
@@ -125,7 +126,21 @@ where
                     let Some((parts, inner)) = rest.take() else {
                         return Poll::Pending;
                     };
+                    let challenged = match &received {
+                        Ok((body, secret)) => {
+                            challenge(body, secret.as_ref(), &parts.headers, config)
+                        }
+                        Err(_) => None,
+                    };
+                    if let Some(Ok((mut response, kind))) = challenged {
+                        span.finish(Decision::sent_as(&mut response, kind));
+                        answered(watch, &response);
+                        return Poll::Ready(Ok(response));
+                    }
                     let verified = received.and_then(|(body, secret)| {
+                        if let Some(Err(refusal)) = challenged {
+                            return Err(refusal);
+                        }
                         read(body, secret, &parts.headers, config, span)
                     });
                     match verified {
@@ -187,9 +202,8 @@ fn refuse<B>(
     config: &Config,
     span: &DeliverySpan,
 ) -> Response<ResponseBody<B>> {
-    let kind = kind(&headers, &config.names.event)
-        .ok()
-        .filter(|kind| kind.as_str().len() <= LONGEST_KIND);
+    let kind =
+        claimed_kind(&headers, &config.sender).filter(|kind| kind.as_str().len() <= LONGEST_KIND);
     if let Some(kind) = &kind {
         span.unverified(kind);
     }
@@ -203,6 +217,38 @@ fn refuse<B>(
     span.finish(row.name);
     headers.clear();
     ResponseBody::refuse_request(refusal, kind, is_verified, headers)
+}
+
+/// A response of this layer, for an event of this kind.
+type Answered<B> = (Response<ResponseBody<B>>, EventKind);
+
+/// The answer to a challenge, which never reaches the inner service.
+#[inline]
+fn challenge<B>(
+    body: &Bytes,
+    secret: Option<&Matched>,
+    headers: &HeaderMap,
+    config: &Config,
+) -> Option<Result<Answered<B>, Refusal>> {
+    let Form::Described(it) = config.sender.form() else {
+        return None;
+    };
+    let hmac = |text: &[u8]| {
+        config
+            .authentication
+            .secret(secret?)
+            .map(|secret| secret.sign(text))
+    };
+    let answer = it.challenge(headers, body, hmac)?;
+    Some(match answer {
+        None => Err(Refusal::unreadable(
+            "there is nothing in the challenge that may be echoed",
+        )),
+        Some((content_type, body)) => {
+            let response = ResponseBody::plain(content_type, body.into());
+            Ok((response, EventKind::from_static("challenge")))
+        }
+    })
 }
 
 /// Reports an answer to the observer.
@@ -244,7 +290,7 @@ fn read(
     config: &Config,
     span: &DeliverySpan,
 ) -> Result<Verified, Refusal> {
-    let (kind, key) = kind_and_key(headers, &config.names, config.require_key)?;
+    let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
     let delivery = RawDelivery::received(kind, key, body);
     span.verified(
         &delivery,

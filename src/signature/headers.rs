@@ -1,64 +1,13 @@
 //! Reads the headers of a request other than the signature.
 
-use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName};
+use http::header::{
+    CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+};
 
 use super::refusal::Refusal;
-use crate::config::ConfigError;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-
-/// The names of the headers that the platform sends, which may carry its brand.
-///
-/// ```
-/// use tower_webhook::HeaderNames;
-///
-/// # fn main() -> Result<(), tower_webhook::ConfigError> {
-/// let names = HeaderNames::branded("acme")?;
-/// assert_eq!(names.signature, "x-acme-hmac-sha256");
-/// assert_eq!(names.event, "x-acme-event");
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HeaderNames {
-    /// Carries the signature: `X-Service-Hmac-Sha256` (Spec 5.2, rule 2).
-    pub signature: HeaderName,
-    /// Carries the kind of the event: `X-Service-Event` (Spec 6).
-    pub event: HeaderName,
-    /// Carries the key: `Idempotency-Key` (Spec 6, rule 2).
-    pub key: HeaderName,
-}
-
-impl HeaderNames {
-    /// Creates the names with a brand in place of `Service`: `X-Acme-Hmac-Sha256` and `X-Acme-Event`.
-    ///
-    /// # Errors
-    ///
-    /// [`ConfigError::HeaderPrefix`] when the brand is empty or cannot be part of a header's name.
-    pub fn branded(brand: &str) -> Result<Self, ConfigError> {
-        let name = |rest| {
-            HeaderName::try_from(format!("x-{brand}-{rest}"))
-                .ok()
-                .filter(|_| !brand.is_empty())
-                .ok_or_else(|| ConfigError::HeaderPrefix(brand.to_owned()))
-        };
-        Ok(Self {
-            signature: name("hmac-sha256")?,
-            event: name("event")?,
-            ..Self::default()
-        })
-    }
-}
-
-impl Default for HeaderNames {
-    fn default() -> Self {
-        Self {
-            signature: HeaderName::from_static("x-service-hmac-sha256"),
-            event: HeaderName::from_static("x-service-event"),
-            key: HeaderName::from_static("idempotency-key"),
-        }
-    }
-}
+use crate::sender::{Described, Form, Names, Place, Sender};
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -75,16 +24,87 @@ pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusa
     Ok(Some(length.unwrap_or(u64::MAX)))
 }
 
-/// Returns kind and key of an authentic request, or why it cannot be a delivery of this platform.
+/// Returns kind and key of an authentic request, or why it cannot be a delivery of this sender.
+#[inline]
 pub(super) fn kind_and_key(
     headers: &HeaderMap,
-    names: &HeaderNames,
+    body: &[u8],
+    sender: &Sender,
+    require_key: bool,
+) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
+    match sender.form() {
+        Form::Chat(names) => of_chat(headers, names, require_key),
+        Form::Described(it) => of_described(headers, body, it, require_key),
+    }
+}
+
+/// The kind that the headers of an unverified request name.
+pub(super) fn claimed_kind(headers: &HeaderMap, sender: &Sender) -> Option<EventKind> {
+    let name = match sender.form() {
+        Form::Chat(names) => &names.event,
+        Form::Described(it) => match &it.scheme(headers).kind {
+            Place::Header(name) => name,
+            _ => return None,
+        },
+    };
+    kind(headers, name).ok()
+}
+
+/// The longest key in bytes that is taken from a body.
+const LONGEST_KEY: usize = 1024;
+
+fn of_described(
+    headers: &HeaderMap,
+    body: &[u8],
+    sender: &Described,
+    require_key: bool,
+) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
+    if !is_plain_json(headers) {
+        return Err(Refusal::UnsupportedMediaType);
+    }
+    let scheme = sender.scheme(headers);
+    let kind = match &scheme.kind {
+        Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
+        Place::Header(name) => Some(kind(headers, name)?),
+        Place::Body(pointer) => {
+            let found = pointer.find(body).map_err(Refusal::unreadable)?;
+            found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok())
+        }
+    };
+    let kind = kind.ok_or_else(|| {
+        Refusal::unreadable("its event type is missing, or not 1 to 128 visible ASCII characters")
+    })?;
+    let key = match &scheme.key {
+        Place::None => None,
+        Place::Header(name) => key(headers, name)?,
+        Place::Body(pointer) => match pointer.find(body).map_err(Refusal::unreadable)? {
+            None => None,
+            Some(key) if key.len() > LONGEST_KEY => {
+                return Err(Refusal::unreadable("its key has more than 1,024 bytes"));
+            }
+            Some(key) => IdempotencyKey::new(
+                HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?,
+            ),
+        },
+    };
+    if require_key && key.is_none() {
+        return Err(Refusal::MissingKey);
+    }
+    Ok((kind, key))
+}
+
+fn of_chat(
+    headers: &HeaderMap,
+    names: &Names,
     require_key: bool,
 ) -> Result<(EventKind, Option<IdempotencyKey>), Refusal> {
     if !is_plain_json(headers) {
         return Err(Refusal::UnsupportedMediaType);
     }
     let kind = kind(headers, &names.event)?;
+    if !kind.is_token() {
+        return Err(Refusal::InvalidEventHeader);
+    }
     let key = key(headers, &names.key)?;
     if require_key && key.is_none() {
         return Err(Refusal::MissingKey);
@@ -108,7 +128,7 @@ fn is_plain_json(headers: &HeaderMap) -> bool {
         && !headers.contains_key(CONTENT_ENCODING)
 }
 
-pub(super) fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Refusal> {
+fn kind(headers: &HeaderMap, name: &HeaderName) -> Result<EventKind, Refusal> {
     let mut values = headers.get_all(name).iter();
     let (Some(value), None) = (values.next(), values.next()) else {
         return Err(Refusal::InvalidEventHeader);
@@ -153,22 +173,6 @@ mod tests {
                 matches!(declared(wrong), Err(Refusal::MalformedBody(_))),
                 "{wrong:?}"
             );
-        }
-    }
-
-    #[test]
-    fn a_brand_stands_in_the_names() {
-        let names = HeaderNames::branded("Acme-Chat").unwrap();
-        assert_eq!(names.signature, "x-acme-chat-hmac-sha256");
-        assert_eq!(names.event, "x-acme-chat-event");
-        assert_eq!(names.key, "idempotency-key");
-        assert_eq!(
-            HeaderNames::branded("service").unwrap(),
-            HeaderNames::default()
-        );
-        for wrong in ["", "a b", "a:b", "ä", "a\n", &"x".repeat(70_000)] {
-            let error = HeaderNames::branded(wrong).unwrap_err();
-            assert!(matches!(error, ConfigError::HeaderPrefix(brand) if brand == wrong));
         }
     }
 }

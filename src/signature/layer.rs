@@ -5,12 +5,13 @@ use tower_layer::Layer;
 
 use super::buffer::{Bounds, Budget};
 use super::config::Config;
-use super::headers::HeaderNames;
 use super::secret::Secrets;
 use super::service::Signature;
+use super::sign::check;
 use super::verify::Authentication;
 use crate::config::ConfigError;
 use crate::event::SenderPolicy;
+use crate::sender::Sender;
 use crate::telemetry::{Observer, Observers};
 
 /// Verifies deliveries, and passes them on as `Request<`[`Verified`](crate::Verified)`>`. Refuses all other requests.
@@ -39,7 +40,7 @@ impl SignatureLayer {
         Self {
             config: Config {
                 authentication,
-                names: HeaderNames::default(),
+                sender: Sender::default(),
                 bounds: Bounds {
                     max_body: 1024 * 1024,
                     timeout: Duration::from_secs(10),
@@ -52,35 +53,28 @@ impl SignatureLayer {
         }
     }
 
-    /// Sets the names of the headers: `X-Service-*` by default.
+    /// Sets who sends the deliveries: the chat platform by default.
     ///
     /// ```
     /// # fn main() -> Result<(), tower_webhook::ConfigError> {
-    /// use tower_webhook::{HeaderNames, Secret, SignatureLayer};
+    /// use tower_webhook::{Secret, Sender, SignatureLayer};
     ///
     /// let layer = SignatureLayer::new(Secret::new("8c1f…")?)
-    ///     .header_names(HeaderNames::branded("acme")?)?;
+    ///     .sender(Sender::chat_platform().branded("acme")?)?;
     /// # Ok(())
     /// # }
     /// ```
     ///
     /// # Errors
     ///
-    /// [`ConfigError::SameHeader`] when two of the names are the same.
-    pub fn header_names(mut self, names: HeaderNames) -> Result<Self, ConfigError> {
-        let HeaderNames {
-            signature,
-            event,
-            key,
-        } = &names;
-        if event == key || event == signature {
-            return Err(ConfigError::SameHeader(event.clone()));
+    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets.
+    pub fn sender(self, sender: Sender) -> Result<Self, ConfigError> {
+        if let Authentication::Signed(secrets) = &self.config.authentication {
+            check(&sender, secrets)?;
         }
-        if key == signature {
-            return Err(ConfigError::SameHeader(key.clone()));
-        }
-        self.config.names = names;
-        Ok(self)
+        let mut layer = self.sender_policy(sender.policy());
+        layer.config.sender = sender;
+        Ok(layer)
     }
 
     /// Sets the size limit of a body in bytes: 1 MiB by default. A larger one is answered with 413
@@ -171,9 +165,8 @@ impl SignatureLayer {
         metrics::gauge!(crate::telemetry::BUFFERED).set(self.buffered() as f64);
     }
 
-    /// Derives `Retry-After` from the limits of another sender: its
-    /// [`retry_every`](SenderPolicy::retry_every).
-    pub fn sender_policy(mut self, policy: SenderPolicy) -> Self {
+    /// Derives `Retry-After` from the limits of a sender.
+    pub(crate) fn sender_policy(mut self, policy: SenderPolicy) -> Self {
         self.config.bounds.budget.retry_after = policy.retry_every;
         self
     }
@@ -184,40 +177,5 @@ impl<S> Layer<S> for SignatureLayer {
 
     fn layer(&self, inner: S) -> Signature<S> {
         Signature::new(inner, Arc::new(self.config.clone()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::signature::Secret;
-
-    fn layer() -> SignatureLayer {
-        SignatureLayer::new(Secret::new("secret").unwrap())
-    }
-
-    #[test]
-    fn each_header_has_a_name_of_its_own() {
-        let same = http::HeaderName::from_static("x-acme-event");
-        let branded = || HeaderNames::branded("acme").unwrap();
-        for names in [
-            HeaderNames {
-                key: same.clone(),
-                ..branded()
-            },
-            HeaderNames {
-                signature: same.clone(),
-                ..branded()
-            },
-            HeaderNames {
-                key: same.clone(),
-                signature: same.clone(),
-                ..HeaderNames::default()
-            },
-        ] {
-            let refused = layer().header_names(names);
-            assert!(matches!(refused, Err(ConfigError::SameHeader(name)) if name == same));
-        }
-        assert!(layer().header_names(branded()).is_ok());
     }
 }

@@ -27,16 +27,17 @@
 
 mod buffer;
 mod config;
+mod described;
 mod future;
 mod headers;
 mod layer;
 mod refusal;
 mod secret;
 mod service;
+mod sign;
 mod verify;
 
 pub use self::future::ResponseFuture;
-pub use self::headers::HeaderNames;
 pub use self::layer::SignatureLayer;
 pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
@@ -47,6 +48,7 @@ pub use self::verify::SignatureError;
 mod tests {
     use super::*;
     use crate::config::ConfigError;
+    use crate::sender::Sender;
 
     #[test]
     fn what_is_wrong_with_secrets_and_names_is_said() {
@@ -75,7 +77,7 @@ mod tests {
             "a file of secrets must be readable UTF-8 with one secret per line: `/nonexistent/secrets` cannot be read"
         );
         assert_eq!(
-            text(HeaderNames::branded("a b").unwrap_err()),
+            text(Sender::chat_platform().branded("a b").unwrap_err()),
             "`a b` cannot be the prefix of a header: use letters, digits and hyphens"
         );
     }

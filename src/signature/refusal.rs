@@ -47,6 +47,8 @@ pub enum Refusal {
     UnsupportedMediaType,
     /// The event header is missing, repeated, or not a token of at most 128 bytes.
     InvalidEventHeader,
+    /// The body is not JSON with event type and key where this sender puts them.
+    UnreadableEvent(Arc<dyn Error + Send + Sync>),
     /// There are several idempotency keys, and they differ.
     ConflictingKeys,
     /// There is no idempotency key, and [`require_key`](super::SignatureLayer::require_key) was called.
@@ -56,6 +58,10 @@ pub enum Refusal {
 impl Refusal {
     pub(super) fn malformed(reason: impl Into<BoxError>) -> Self {
         Self::MalformedBody(reason.into().into())
+    }
+
+    pub(super) fn unreadable(reason: impl Into<BoxError>) -> Self {
+        Self::UnreadableEvent(reason.into().into())
     }
 
     pub(super) fn name(&self) -> &'static str {
@@ -94,6 +100,7 @@ impl Refusal {
             | Self::InvalidSignature(_) => false,
             Self::UnsupportedMediaType
             | Self::InvalidEventHeader
+            | Self::UnreadableEvent(_)
             | Self::ConflictingKeys
             | Self::MissingKey => true,
         }
@@ -112,6 +119,7 @@ impl Answer for Refusal {
             Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
             Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
             Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token of at most 128 bytes."),
+            Self::UnreadableEvent(_)   => row!("unreadable-event", BAD_REQUEST 400 "Bad Request", "The body is not JSON with event type and key where this sender puts them."),
             Self::ConflictingKeys      => row!("conflicting-keys", BAD_REQUEST 400 "Bad Request", "There are several idempotency keys that differ."),
             Self::MissingKey           => row!("missing-key", BAD_REQUEST 400 "Bad Request", "This receiver requires an idempotency key."),
         }
@@ -138,6 +146,9 @@ impl Answer for Refusal {
                 SignatureError::Doubled => &Self::InvalidSignature(SignatureError::Doubled),
                 SignatureError::Malformed => &Self::InvalidSignature(SignatureError::Malformed),
                 SignatureError::Wrong => &Self::InvalidSignature(SignatureError::Wrong),
+                SignatureError::Incomplete => &Self::InvalidSignature(SignatureError::Incomplete),
+                SignatureError::Timestamp => &Self::InvalidSignature(SignatureError::Timestamp),
+                SignatureError::Stale => &Self::InvalidSignature(SignatureError::Stale),
             }),
             _ => None,
         }
@@ -152,7 +163,9 @@ impl fmt::Display for Reason<'_> {
         match self.0 {
             Refusal::BodyTooLarge { limit } => write!(f, "more than {limit} bytes"),
             Refusal::BodyTimeout { limit } => write!(f, "not within {limit:?}"),
-            Refusal::MalformedBody(error) => Chain(error.as_ref()).fmt(f),
+            Refusal::MalformedBody(error) | Refusal::UnreadableEvent(error) => {
+                Chain(error.as_ref()).fmt(f)
+            }
             Refusal::InvalidSignature(error) => error.fmt(f),
             other => f.write_str(other.row().detail),
         }
@@ -168,7 +181,7 @@ impl fmt::Display for Refusal {
 impl Error for Refusal {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         match self {
-            Self::MalformedBody(error) => Some(error.as_ref()),
+            Self::MalformedBody(error) | Self::UnreadableEvent(error) => Some(error.as_ref()),
             Self::InvalidSignature(error) => Some(error),
             _ => None,
         }
@@ -184,7 +197,7 @@ mod tests {
     async fn every_refusal_is_answered_as_documented() {
         let limit = SECOND;
         #[rustfmt::skip]
-        let table: [(Refusal, Documented); 10] = [
+        let table: [(Refusal, Documented); 11] = [
             (Refusal::MethodNotAllowed, (405, "method-not-allowed", Some(("allow", "POST")))),
             (Refusal::BodyTooLarge { limit: 1 }, (413, "body-too-large", None)),
             (Refusal::Overloaded { retry_after: 600 * SECOND }, (503, "overloaded", Some(("retry-after", "600")))),
@@ -193,6 +206,7 @@ mod tests {
             (Refusal::InvalidSignature(SignatureError::Wrong), (401, "invalid-signature", None)),
             (Refusal::UnsupportedMediaType, (415, "unsupported-media-type", None)),
             (Refusal::InvalidEventHeader, (400, "invalid-event-header", None)),
+            (Refusal::unreadable(CONFIDENTIAL), (400, "unreadable-event", None)),
             (Refusal::ConflictingKeys, (400, "conflicting-keys", None)),
             (Refusal::MissingKey, (400, "missing-key", None)),
         ];
@@ -203,9 +217,11 @@ mod tests {
 
     #[test]
     fn a_constant_refusal_is_equal_to_the_one_it_stands_for() {
-        use SignatureError::{Doubled, Malformed, Missing, Wrong};
+        use SignatureError::{Doubled, Incomplete, Malformed, Missing, Stale, Timestamp, Wrong};
 
-        for error in [Missing, Doubled, Malformed, Wrong] {
+        for error in [
+            Missing, Doubled, Malformed, Incomplete, Timestamp, Stale, Wrong,
+        ] {
             let constant = Refusal::InvalidSignature(error).constant().unwrap();
             let Some(Refusal::InvalidSignature(found)) = constant.downcast_ref() else {
                 panic!("{constant:?}");

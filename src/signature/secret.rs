@@ -8,27 +8,60 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hmac::{Hmac, KeyInit, Mac};
+use sha1::Sha1;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
 use crate::config::{ConfigError, secret_variable};
+use crate::sender::SecretCoding;
 
 /// A secret that is set both in the partner portal and here
 /// ([Spec 5.2, rule 1](crate::docs::platform#spec-5-2-rule-1)).
 ///
-/// Any non-empty sequence of characters is a secret, and its bytes are used as they are: one that looks
-/// like hex is not decoded. **The secret must not be reused for anything else; 20 random bytes in hex are
+/// Any non-empty sequence of characters is a secret, and the chat platform's bytes are used as they are: one that looks
+/// like hex is not decoded. Give a secret as the sender shows it, such as `whsec_…`: a [`Sender`](crate::Sender) knows
+/// whether to decode it. **The secret must not be reused for anything else; 20 random bytes in hex are
 /// recommended**, as `openssl rand -hex 20` prints them: who guesses the secret can send any event
 /// ([threat model](crate::docs::threat_model#the-secret)).
 ///
-/// Only the keyed state of the hash is kept. That state, and the bytes given to [`new`](Self::new), are
-/// zeroed on drop, and `Debug` shows neither.
+/// Only keyed states of hashes are kept. They, and the bytes given to [`new`](Self::new), are
+/// zeroed on drop, and `Debug` shows none of them.
 #[derive(Clone)]
 pub struct Secret {
     keyed: Hmac<Sha256>,
+    others: Arc<Others>,
     digest: NonZeroU16,
     label: Option<Arc<str>>,
+}
+
+/// The keyed states for senders other than the chat platform. Those that decode their secrets have one if it is
+/// written like that.
+struct Others {
+    sha1: Hmac<Sha1>,
+    base64: Option<Hmac<Sha256>>,
+    hex: Option<Hmac<Sha256>>,
+}
+
+impl Others {
+    fn new(secret: &[u8]) -> Option<Self> {
+        let keyed = |bytes: Vec<u8>| {
+            let bytes = Zeroizing::new(bytes);
+            (!bytes.is_empty()).then(|| Hmac::new_from_slice(&bytes).ok())?
+        };
+        let base64 = secret.strip_prefix(b"whsec_").unwrap_or(secret);
+        let padding =
+            GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+        let engine = GeneralPurpose::new(&STANDARD, padding);
+        Some(Self {
+            sha1: Hmac::new_from_slice(secret).ok()?,
+            base64: engine.decode(base64).ok().and_then(keyed),
+            hex: base16ct::mixed::decode_vec(secret).ok().and_then(keyed),
+        })
+    }
 }
 
 impl Secret {
@@ -54,8 +87,10 @@ impl Secret {
         }
         let keyed = Hmac::new_from_slice(&bytes).map_err(|_| ConfigError::EmptySecret)?;
         let digest = digest(keyed.clone());
+        let others = Others::new(&bytes).ok_or(ConfigError::EmptySecret)?;
         Ok(Self {
             keyed,
+            others: Arc::new(others),
             digest,
             label: None,
         })
@@ -133,6 +168,19 @@ impl Secret {
     /// The state of the hash before the first byte of a body.
     pub(super) fn keyed(&self) -> Hmac<Sha256> {
         self.keyed.clone()
+    }
+
+    pub(super) fn keyed_sha1(&self) -> Hmac<Sha1> {
+        self.others.sha1.clone()
+    }
+
+    /// The state of the hash under the decoded secret. `None` if it is not written like that.
+    pub(super) fn decoded(&self, coding: SecretCoding) -> Option<Hmac<Sha256>> {
+        match coding {
+            SecretCoding::Text => Some(self.keyed()),
+            SecretCoding::Base64 => self.others.base64.clone(),
+            SecretCoding::Hex => self.others.hex.clone(),
+        }
     }
 }
 

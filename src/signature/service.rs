@@ -69,9 +69,9 @@ where
     if parts.method != Method::POST {
         return Err(Refusal::MethodNotAllowed);
     }
-    let (headers, name) = (&parts.headers, &config.names.signature);
-    let hashing =
-        Hashing::new(&config.authentication, headers, name).map_err(Refusal::InvalidSignature)?;
+    let (method, headers) = (&parts.method, &parts.headers);
+    let hashing = Hashing::new(&config.authentication, &config.sender, method, headers)
+        .map_err(Refusal::InvalidSignature)?;
     Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
 }
 

@@ -5,10 +5,12 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use hmac::{Hmac, Mac};
-use http::{HeaderMap, HeaderName};
+use http::{HeaderMap, HeaderName, Method};
 use sha2::Sha256;
 
+use super::described::Checked;
 use super::secret::{Secret, Secrets};
+use crate::sender::{Form, Sender};
 
 /// The reason why a signature was refused. It is logged, and is not part of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,8 +20,14 @@ pub enum SignatureError {
     Missing,
     /// There are several signature headers.
     Doubled,
-    /// The header's value is not 64 lowercase hex digits.
+    /// The header's value is not in the sender's form: for the chat platform, 64 lowercase hex digits.
     Malformed,
+    /// Another header that the sender signs or always sends is missing, empty, repeated or different.
+    Incomplete,
+    /// The timestamp is missing, or not in the sender's form.
+    Timestamp,
+    /// The timestamp is too old, or too far ahead.
+    Stale,
     /// The value is wrong for every secret.
     Wrong,
 }
@@ -29,7 +37,12 @@ impl SignatureError {
         match self {
             Self::Missing => "the signature header is missing",
             Self::Doubled => "there are several signature headers",
-            Self::Malformed => "the signature is not 64 lowercase hex digits",
+            Self::Malformed => {
+                "the signature is not in the sender's form, by default 64 lowercase hex digits"
+            }
+            Self::Incomplete => "a header that the sender signs is missing, empty or repeated",
+            Self::Timestamp => "the timestamp is missing or not in the sender's form",
+            Self::Stale => "the timestamp is too old or too far ahead",
             Self::Wrong => "the signature is wrong for every secret",
         }
     }
@@ -79,6 +92,16 @@ pub(super) struct Matched {
     pub(super) digest: NonZeroU16,
 }
 
+impl Matched {
+    pub(super) fn new(secret: &Secret, index: usize) -> Self {
+        Self {
+            index,
+            label: secret.label().cloned(),
+            digest: secret.digest(),
+        }
+    }
+}
+
 impl Tags {
     pub(super) fn new(secrets: &Secrets) -> Self {
         let set = secrets.current();
@@ -115,11 +138,7 @@ impl Tags {
             matched = matched.or(this);
         }
         let index = matched.ok_or(SignatureError::Wrong)?;
-        Ok(Matched {
-            index,
-            label: self.set[index].label().cloned(),
-            digest: self.set[index].digest(),
-        })
+        Ok(Matched::new(&self.set[index], index))
     }
 }
 
@@ -161,14 +180,28 @@ pub(super) enum Authentication {
 }
 
 impl Authentication {
+    /// The secret that proved a body, if it is still accepted.
+    pub(super) fn secret(&self, matched: &Matched) -> Option<Secret> {
+        let Self::Signed(secrets) = self else {
+            return None;
+        };
+        let current = secrets.current();
+        let secret = current
+            .iter()
+            .find(|secret| secret.digest() == matched.digest);
+        secret.cloned()
+    }
+
     pub(super) fn is_unsigned(&self) -> bool {
         matches!(self, Self::Unsigned)
     }
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
-pub(super) struct Hashing {
-    signed: Option<(Tags, [u8; 32])>,
+pub(super) enum Hashing {
+    Unsigned,
+    Chat(Tags, [u8; 32]),
+    Described(Box<Checked>),
 }
 
 impl Hashing {
@@ -176,30 +209,42 @@ impl Hashing {
     #[inline]
     pub(super) fn new(
         authentication: &Authentication,
+        sender: &Sender,
+        method: &Method,
         headers: &HeaderMap,
-        name: &HeaderName,
     ) -> Result<Self, SignatureError> {
-        let signed = match authentication {
-            Authentication::Signed(secrets) => {
-                let claimed = claimed_tag(headers, name)?;
-                Some((Tags::new(secrets), claimed))
-            }
-            Authentication::Unsigned => None,
+        let Authentication::Signed(secrets) = authentication else {
+            return Ok(Self::Unsigned);
         };
-        Ok(Self { signed })
+        match sender.form() {
+            Form::Chat(names) => {
+                let claimed = claimed_tag(headers, &names.signature)?;
+                Ok(Self::Chat(Tags::new(secrets), claimed))
+            }
+            Form::Described(it) => {
+                let scheme = it.scheme(headers);
+                let claim = scheme.claim(method, headers, sender.now())?;
+                Ok(Self::Described(Box::new(Checked::new(
+                    secrets, sender, scheme, claim,
+                ))))
+            }
+        }
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        if let Some((tags, _)) = &mut self.signed {
-            tags.update(bytes);
+        match self {
+            Self::Unsigned => {}
+            Self::Chat(tags, _) => tags.update(bytes),
+            Self::Described(checked) => checked.update(bytes),
         }
     }
 
     /// Decides on a body that was hashed completely. Returns the secret that proved it, if it is signed.
     pub(super) fn verify(self, body: &[u8]) -> Result<Option<Matched>, SignatureError> {
-        match self.signed {
-            Some((tags, claimed)) => tags.verify(body, &claimed).map(Some),
-            None => Ok(None),
+        match self {
+            Self::Unsigned => Ok(None),
+            Self::Chat(tags, claimed) => tags.verify(body, &claimed).map(Some),
+            Self::Described(checked) => checked.verify(body).map(Some),
         }
     }
 }

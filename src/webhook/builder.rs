@@ -10,14 +10,14 @@ use super::running::{Running, Work};
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
-use crate::event::SenderPolicy;
 use crate::execution::{Given, Limits};
 use crate::idempotency::{Idempotency, IdempotencyLayer, Rules};
 use crate::inbox::{Accept, Inbox, Queue, Worker};
 #[cfg(feature = "moka")]
 use crate::memory::MokaStore;
 use crate::outcome::Outcome;
-use crate::signature::{HeaderNames, Secrets, Signature, SignatureLayer};
+use crate::sender::Sender;
+use crate::signature::{Secrets, Signature, SignatureLayer};
 use crate::store::Store;
 use crate::telemetry::{Observer, Observers};
 
@@ -95,7 +95,7 @@ pub struct Webhooks<T = ()> {
 #[derive(Clone, Debug)]
 struct Shared {
     signature: SignatureLayer,
-    header_names: Option<HeaderNames>,
+    sender: Option<Sender>,
     given: Given,
     rules: Rules,
     observers: Observers,
@@ -117,7 +117,7 @@ impl Webhooks {
         Self {
             shared: Shared {
                 signature,
-                header_names: None,
+                sender: None,
                 given: Given::default(),
                 rules: Rules::default(),
                 observers: Observers::default(),
@@ -187,9 +187,15 @@ impl<T> Webhooks<T> {
 
 /// # Settings
 impl<T> Webhooks<T> {
-    /// Sets the names of the headers: `X-Service-*` by default. Two equal names are refused at the start.
-    pub fn header_names(mut self, names: HeaderNames) -> Self {
-        self.shared.header_names = Some(names);
+    /// Sets who sends the deliveries: the chat platform by default. All defaults are derived from its
+    /// [policy](Sender::policy).
+    ///
+    /// Of another sender, the [namespace](Self::namespace) is its name unless you set one, and the
+    /// [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key).
+    pub fn sender(mut self, sender: Sender) -> Self {
+        self.shared.given.sender_policy = Some(sender.policy());
+        self.shared.rules.replay_guard |= sender.needs_replay_guard();
+        self.shared.sender = Some(sender);
         self
     }
 
@@ -232,12 +238,6 @@ impl<T> Webhooks<T> {
     /// ```
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.shared.observers = Observers::new(observer);
-        self
-    }
-
-    /// Derives all defaults from the limits of another sender.
-    pub fn sender_policy(mut self, policy: SenderPolicy) -> Self {
-        self.shared.given.sender_policy = Some(policy);
         self
     }
 
@@ -451,6 +451,11 @@ impl Shared {
         piece: fn(&'static str) -> &'static str,
     ) -> Result<SignatureLayer, ConfigError> {
         limits.join(self.given, piece)?;
+        if let Some(name) = self.sender.as_ref().and_then(Sender::namespace) {
+            limits.set(|given| {
+                given.namespace.get_or_insert_with(|| name.to_owned());
+            });
+        }
         match (self.observers.any(), observers.any()) {
             (true, true) => {
                 return Err(ConfigError::SetTwice {
@@ -462,8 +467,8 @@ impl Shared {
             (true, false) => *observers = self.observers,
             (false, _) => {}
         }
-        let signature = match self.header_names {
-            Some(names) => self.signature.header_names(names)?,
+        let signature = match self.sender {
+            Some(sender) => self.signature.sender(sender)?,
             None => self.signature,
         };
         Ok(signature

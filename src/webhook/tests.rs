@@ -7,7 +7,8 @@ use crate::idempotency::IdempotencyLayer;
 use crate::inbox::{Inbox, Worker};
 use crate::memory::{MemoryQueue, MokaStore};
 use crate::router::EventRouter;
-use crate::signature::{HeaderNames, Secret};
+use crate::sender::Sender;
+use crate::signature::Secret;
 use crate::telemetry::FailureBudget;
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -83,10 +84,10 @@ async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() 
         ),
         (
             |it| {
-                it.sender_policy(SenderPolicy {
+                it.sender(Sender::default().with_policy(SenderPolicy {
                     retry_for: Duration::MAX,
                     ..SenderPolicy::default()
-                })
+                }))
             },
             "a retention of 18446744073709551615.999999999s is too short: the sender retries for \
              18446744073709551615.999999999s, and an event whose key is forgotten is handled again; \
@@ -98,17 +99,6 @@ async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() 
         assert_eq!(refusal(change(new()).store(MokaStore::new())), text);
         assert_eq!(refusal(change(new()).inbox(MemoryQueue::new())), text);
     }
-    let names = HeaderNames::default();
-    let text = format!(
-        "two headers are named `{}`: each header needs a name of its own",
-        names.key
-    );
-    let same = HeaderNames {
-        event: names.key.clone(),
-        ..names
-    };
-    assert_eq!(refusal(new().header_names(same.clone())), text);
-    assert_eq!(refusal(with_inbox().header_names(same)), text);
     assert_eq!(
         refusal(with_store().in_flight_wait(MINUTE)),
         "duplicates cannot wait 60s for a run whose lease is 60s: choose a shorter wait, or set \
@@ -118,15 +108,15 @@ async fn invalid_value_is_refused_at_the_start_with_a_store_and_with_an_inbox() 
 
 #[tokio::test]
 async fn order_of_setters_does_not_matter_and_the_last_call_counts() {
-    let hasty = SenderPolicy {
+    let hasty = Sender::default().with_policy(SenderPolicy {
         retry_every: Duration::from_secs(50),
         ..SenderPolicy::default()
-    };
+    });
     for webhooks in [
         with_store().in_flight_wait(2 * MINUTE).lease(3 * MINUTE),
         with_store().lease(3 * MINUTE).in_flight_wait(2 * MINUTE),
-        with_store().sender_policy(hasty).in_flight_wait(SECOND),
-        with_store().in_flight_wait(SECOND).sender_policy(hasty),
+        with_store().sender(hasty.clone()).in_flight_wait(SECOND),
+        with_store().in_flight_wait(SECOND).sender(hasty),
         with_store().retention(DAY).retention(14 * DAY),
         with_store().in_flight_wait(MINUTE).store(MokaStore::new()),
     ] {
@@ -211,10 +201,7 @@ async fn value_here_and_another_on_a_piece_are_refused_with_both() {
         ..SenderPolicy::default()
     };
     let piece = inbox().sender_policy(policy).unwrap();
-    let refused = new()
-        .inbox(piece)
-        .sender_policy(SenderPolicy::default())
-        .started();
+    let refused = new().inbox(piece).sender(Sender::default()).started();
     assert!(matches!(
         refused,
         Err(ConfigError::SetTwice {

@@ -17,6 +17,137 @@ fn with(variables: &[(&str, &str)], args: &[&str]) -> Ended {
 }
 
 #[test]
+fn invalid_flags_are_explained() {
+    #[rustfmt::skip]
+    let cases: &[(&[&str], &str)] = &[
+        (&["receiver", "--port", "3000"], "unexpected argument '--port'"),
+        (&["receiver", "--listen", "3000"], "such as 127.0.0.1:3000"),
+        (&["receiver", "--path", "webhooks"], "starts with `/`"),
+        (&["receiver", "--path", "/{id}"], "use letters"),
+        (&["receiver", "--path", "/healthz"], "health check"),
+        (&["receiver", "--secret", ""], "the secret is empty"),
+        (&["receiver", "--secret-file", "/nowhere/secrets"], "`/nowhere/secrets` cannot be read: No such file"),
+        (&["receiver", "--secret-file", "/dev/null"], "there is no secret"),
+        (&["receiver", "--secret-file", "f", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--demo", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--demo", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--secret", "s"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--secret-file", "f"], "cannot be used with"),
+        (&["receiver", "--dangerously-unsigned", "--demo"], "cannot be used with"),
+        (&["receiver", "--header-prefix", "a b"], "prefix of a header"),
+        (&["receiver", "--handler-timeout", "0"], "'--handler-timeout <SECONDS>'"),
+        (&["receiver", "--max-body", "0"], "'--max-body <BYTES>'"),
+        (&["receiver", "--grace", "soon"], "'--grace <SECONDS>'"),
+        (&["receiver", "--exec", ""], "the command is empty"),
+        (&["receiver", "--exec", " \n"], "the command is empty"),
+        (&["receiver", "--forward", ""], "'--forward <URL>'"),
+        (&["receiver", "--forward", "/events"], "such as http://127.0.0.1:8080/events"),
+        (&["receiver", "--forward", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["receiver", "--forward", "http://u:p@127.0.0.1/"], "without a user"),
+        (&["receiver", "--forward", "http://127.0.0.1/", "--exec", "true"], "cannot be used with"),
+        (&["receiver", "--max-connections", "0"], "'--max-connections <N>'"),
+        (&["receiver", "--header-timeout", "0"], "'--header-timeout <SECONDS>'"),
+        (&["receiver", "--idle-timeout", "0"], "'--idle-timeout <SECONDS>'"),
+        (&["receiver", "--concurrency", "0"], "'--concurrency <N>'"),
+        (&["receiver", "--max-attempts", "0"], "'--max-attempts <N>'"),
+        (&["receiver", "--namespace", ""], "'--namespace <NAME>'"),
+        (&["receiver", "--max-buffered", "0"], "'--max-buffered <BYTES>'"),
+        (&["receiver", "--lease", "0"], "'--lease <SECONDS>'"),
+        (&["receiver", "--lease", "600"], "'--lease <SECONDS>'"),
+        (&["receiver", "--store", ""], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "memory:"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "webhooks.db"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "mysql://root@127.0.0.1/db"], "a store is `memory`, `sqlite:PATH`"),
+        (&["receiver", "--store", "sqlite:"], "such as `sqlite:webhooks.db`"),
+        (&["receiver", "--store", "sqlite::memory:"], "is called `memory`"),
+        (&["receiver", "--store", "redis://127.0.0.1:port"], "such as `redis://USER:PASSWORD@HOST:6379`"),
+        (&["receiver", "--store", "rediss://127.0.0.1"], "`cargo run --features redis,redis/tokio-rustls-comp"),
+        (&["receiver", "--store", "postgres://127.0.0.1:port/db"], "such as `postgres://USER@HOST/DATABASE`"),
+        (&["hyper", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
+        (&["hyper", "--secret", ""], "the secret is empty"),
+        (&["extractor", "--listen", "nowhere"], "'--listen <ADDRESS>'"),
+        (&["extractor", "--secret", ""], "the secret is empty"),
+        (&["sandbox", "--listen", "4000"], "such as 127.0.0.1:4000"),
+        (&["sandbox", "--target", "ftp://127.0.0.1/"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["sandbox", "--target", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["sandbox", "--secret", ""], "the secret is empty"),
+        (&["sandbox", "--demo", "--secret", "s"], "cannot be used with"),
+        (&["sandbox", "--faults", "gremlins"], "is not a list of faults"),
+        (&["sandbox", "--rate", "60001"], "'--rate <EVENTS>'"),
+        (&["sandbox", "--speed", "0"], "'--speed <FACTOR>'"),
+        (&["receiver", "send"], "--secret <SECRET>"),
+        (&["receiver", "send"], "WEBHOOK_SECRET"),
+        (&["receiver", "send", "--secret", ""], "the secret is empty"),
+        (&["receiver", "send", "--secret", "s", "--url", "https://127.0.0.1/"], "TLS is not supported"),
+        (&["receiver", "send", "--secret", "s", "--url", "/webhooks"], "such as http://127.0.0.1:3000/webhooks"),
+        (&["receiver", "send", "--secret", "s", "--event", "chat rated"], "visible ASCII"),
+        (&["receiver", "send", "--secret", "s", "--body", "/nowhere/body"], "`/nowhere/body` cannot be read: No such file"),
+        (&["receiver", "send", "--secret", "s", "--key", "k", "--no-key"], "cannot be used with"),
+        (&["receiver", "send", "--secret", "s", "--count", "0"], "'--count <N>'"),
+        (&["receiver", "send", "--secret", "s", "--concurrency", "0"], "'--concurrency <C>'"),
+        (&["receiver", "send", "--secret", "s", "--header-prefix", "a b"], "prefix of a header"),
+    ];
+    for (command, reason) in cases {
+        let ended = run(command[0], &command[1..]);
+
+        assert_eq!(ended.code, 2, "{command:?}: {ended:?}");
+        assert!(ended.err.starts_with("error: "), "{command:?}: {ended:?}");
+        assert!(ended.err.contains(reason), "{command:?}: {ended:?}");
+        assert_eq!(ended.out, "", "{command:?}");
+    }
+
+    let empty = Program::start(example("receiver").env("WEBHOOK_SECRET", "")).finish();
+    assert_eq!(empty.code, 2, "{empty:?}");
+    assert!(empty.err.contains("the secret is empty"), "{empty:?}");
+
+    let mut unsigned = example("receiver");
+    unsigned
+        .arg("--dangerously-unsigned")
+        .env("WEBHOOK_SECRET", "s");
+    let unsigned = Program::start(&mut unsigned).finish();
+    assert_eq!(unsigned.code, 2, "{unsigned:?}");
+    assert!(unsigned.err.contains("WEBHOOK_SECRET"), "{unsigned:?}");
+}
+
+#[test]
+fn help_lists_every_flag_and_no_secret() {
+    #[rustfmt::skip]
+    let cases: &[(&str, &[&str])] = &[
+        ("receiver", &["run", "send", "senders", "check", "inbox", "--version"]),
+        ("receiver run", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
+            "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
+            "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
+            "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
+            "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
+            "--on-failure", "--keep-header", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
+            "--console-actor", "--metrics-host", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
+        ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
+        ("receiver send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
+            "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
+        ("hyper", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+        ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+    ];
+    for (name, flags) in cases {
+        let mut words = name.split(' ');
+        let help = Program::start(
+            example(words.next().unwrap())
+                .args(words)
+                .arg("--help")
+                .env("WEBHOOK_SECRET", "hush")
+                .env("WEBHOOK_STORE", "hush"),
+        )
+        .finish();
+
+        assert_eq!(help.code, 0, "{help:?}");
+        assert!(help.out.contains(&format!("Usage: {name} ")), "{help:?}");
+        assert!(!help.out.contains("hush"), "{help:?}");
+        for flag in *flags {
+            assert!(help.out.contains(flag), "{name}: {flag}");
+        }
+    }
+}
+
+#[test]
 fn each_option_of_run_has_a_heading_and_a_variable() {
     for command in ["run", "check"] {
         let help = run("receiver", &[command, "-h"]);

@@ -11,6 +11,7 @@ mod payloads;
 mod router;
 mod runs;
 mod secrets;
+mod senders;
 mod signatures;
 mod sockets;
 mod telemetry;

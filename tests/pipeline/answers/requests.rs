@@ -11,7 +11,7 @@ use http_body::{Body, Frame};
 use tokio::time::Instant;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::KeyState;
-use tower_webhook::{HeaderNames, SenderPolicy, Webhooks};
+use tower_webhook::{Sender, SenderPolicy, Webhooks};
 
 use support::Ready;
 use support::delivery::{
@@ -244,7 +244,10 @@ async fn overloaded_response_has_retry_after() {
     let store = MokaStore::new();
     for (layer, retry_after) in [
         (layer(&store), "600"),
-        (layer(&store).sender_policy(policy), "121"),
+        (
+            layer(&store).sender(Sender::default().with_policy(policy)),
+            "121",
+        ),
     ] {
         let service = layer.max_buffered(1).layer(router(&Crm::default()));
         let answered = send(&service, delivery(large_body())).await;
@@ -409,10 +412,8 @@ async fn delivery_without_a_key_is_not_deduplicated_by_default() {
 #[tokio::test]
 async fn header_prefix_can_be_changed() {
     let crm = Crm::default();
-    let names = HeaderNames::branded("acme").unwrap();
-    let service = layer(&MokaStore::new())
-        .header_names(names)
-        .layer(router(&crm));
+    let sender = Sender::chat_platform().branded("acme").unwrap();
+    let service = layer(&MokaStore::new()).sender(sender).layer(router(&crm));
     let branded = || {
         delivery(BODY)
             .without(SIGNATURE)

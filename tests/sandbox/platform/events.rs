@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::{Method, Request, Response, StatusCode};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
-use tower_webhook::HeaderNames;
+use tower_webhook::Sender;
 use tower_webhook::event::{Attachment, Chat, ChatLifecycle, EventKind, Message, Timestamp};
 use tower_webhook::sandbox::{
     AttemptId, Body, EventState, Rating, Sandbox, Settings, SimulatedChat, Webhook,
@@ -53,7 +53,7 @@ async fn header_prefix_can_be_changed() {
     let sandbox = sandbox_with(
         &recorder,
         Settings {
-            header_names: HeaderNames::branded("acme").unwrap(),
+            sender: Sender::chat_platform().branded("acme").unwrap(),
             ..Settings::default()
         },
     );

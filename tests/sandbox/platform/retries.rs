@@ -9,7 +9,7 @@ use http::{Request, Response, StatusCode};
 use tokio::time::{Instant, sleep};
 use tower_webhook::event::{EventKind, Timestamp, sample};
 use tower_webhook::sandbox::{AttemptResult, Body, EventState, Rating, Sandbox, Settings, Webhook};
-use tower_webhook::{Secret, SenderPolicy};
+use tower_webhook::{Secret, Sender, SenderPolicy};
 
 use super::{DAY, HOUR, MINUTE, Recorder, SECOND, is_disabled, sandbox, sandbox_with, signed};
 
@@ -214,7 +214,7 @@ async fn failures_are_counted_over_a_sliding_hour() {
         let sandbox = sandbox_with(
             &recorder,
             Settings {
-                policy,
+                sender: Sender::chat_platform().with_policy(policy),
                 ..Settings::default()
             },
         );

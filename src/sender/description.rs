@@ -1,0 +1,302 @@
+//! A sender as it is described in a file, and what is wrong with a description.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use serde::{Deserialize, Deserializer, de};
+
+use super::challenge::{Answer, Challenge};
+use super::pointer::Pointer;
+use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
+use super::{Described, Form, MOST_TAGS, Sender};
+use crate::event::SenderPolicy;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(super) struct Description {
+    name: String,
+    /// What stands for `*` in the names of headers.
+    #[serde(default)]
+    families: Vec<String>,
+    key: Option<String>,
+    kind: Option<String>,
+    /// What `{url}` stands for.
+    pub(super) url: Option<String>,
+    /// The sender sends equal bodies on purpose, so they are no replay.
+    #[serde(default)]
+    equal_bodies: bool,
+    #[serde(default)]
+    policy: Policy,
+    #[serde(default)]
+    challenge: Vec<ChallengeDescription>,
+    signature: Signature,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Signature {
+    headers: Vec<String>,
+    split: Option<char>,
+    #[serde(default)]
+    prefix: String,
+    algorithm: Algorithm,
+    coding: Option<Coding>,
+    content: Option<String>,
+    timestamp: Option<Timestamp>,
+    #[serde(default)]
+    require: BTreeMap<String, String>,
+    #[serde(default)]
+    secret: SecretCoding,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct ChallengeDescription {
+    /// What stands where, if it is one.
+    when: BTreeMap<String, String>,
+    answer: AnswerDescription,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+enum AnswerDescription {
+    Raw(String),
+    Json {
+        pointer: String,
+        field: String,
+    },
+    Hmac {
+        pointer: String,
+        plain: String,
+        tag: String,
+    },
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Timestamp {
+    at: String,
+    unit: Unit,
+    past: u32,
+    ahead: u32,
+}
+
+/// In seconds. What is left out is as for the chat platform.
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Policy {
+    retry_every: Option<u32>,
+    retry_for: Option<u32>,
+    disable_after: Option<u32>,
+}
+
+impl<'de> Deserialize<'de> for Sender {
+    /// Reads a description: see [senders](crate::docs::senders#another-sender).
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let description = Description::deserialize(deserializer)?;
+        description.sender().map_err(de::Error::custom)
+    }
+}
+
+impl Description {
+    /// Returns the sender, or what is wrong, with the name of the field.
+    pub(super) fn sender(self) -> Result<Sender, String> {
+        let name = self.name.as_str();
+        let is_word = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+        if name.is_empty() || name.len() > 64 || !name.bytes().all(is_word) {
+            return Err("name: use 1 to 64 letters, digits, `-`, `_` and `.`".to_owned());
+        }
+        let one = [String::new()];
+        let families = match self.families.as_slice() {
+            [] => &one,
+            families => families,
+        };
+        let schemes: Result<Vec<_>, _> = families.iter().map(|it| self.scheme(it)).collect();
+        let Policy {
+            retry_every,
+            retry_for,
+            disable_after,
+        } = self.policy;
+        let seconds = |given: Option<u32>, default| {
+            given.map_or(default, |seconds| Duration::from_secs(seconds.into()))
+        };
+        let default = SenderPolicy::default();
+        let policy = SenderPolicy {
+            retry_every: seconds(retry_every, default.retry_every),
+            retry_for: seconds(retry_for, default.retry_for),
+            disable_after: disable_after.unwrap_or(default.disable_after),
+        };
+        let challenges: Result<Vec<_>, _> = self.challenge.iter().map(challenge).collect();
+        let described = Described {
+            name: self.name.clone(),
+            schemes: schemes?,
+            has_equal_bodies: self.equal_bodies,
+            challenges: challenges?,
+        };
+        Ok(Sender::with_form(Form::Described(described)).with_policy(policy))
+    }
+
+    fn scheme(&self, family: &str) -> Result<Scheme, String> {
+        let it = &self.signature;
+        if it.headers.is_empty() || it.headers.len() > MOST_TAGS {
+            return Err(format!("signature.headers: name 1 to {MOST_TAGS} headers"));
+        }
+        let named = |name: &String| header("signature.headers", name, family);
+        let headers: Result<Vec<_>, _> = it.headers.iter().map(named).collect();
+        let split = match it.split {
+            Some(split) if !matches!(split, ' ' | ',' | ';') => {
+                return Err("signature.split: use a space, `,` or `;`".to_owned());
+            }
+            split => split.map(|split| split as u8),
+        };
+        let content = self.content(family)?;
+        let timestamp = it.timestamp.as_ref().map(|it| timestamp(it, family));
+        let require = it.require.iter().map(|(name, value)| {
+            let field = "signature.require";
+            let value = HeaderValue::from_str(value)
+                .map_err(|_| format!("{field}: {value:?} cannot be the value of a header"));
+            Ok::<_, String>((header(field, name, family)?, value?))
+        });
+        let scheme = Scheme {
+            headers: headers?,
+            split,
+            prefix: it.prefix.clone(),
+            algorithm: it.algorithm,
+            coding: it.coding,
+            before: content.0,
+            after: content.1,
+            timestamp: timestamp.transpose()?,
+            require: require.collect::<Result<_, _>>()?,
+            secret: it.secret,
+            key: place("key", self.key.as_deref(), family)?,
+            kind: place("kind", self.kind.as_deref(), family)?,
+        };
+        if scheme.elements().next().is_some() && split.is_none() {
+            return Err("signature.split: without it, there is no `element`".to_owned());
+        }
+        if scheme.algorithm == Algorithm::HmacSha1 && scheme.secret != SecretCoding::Text {
+            return Err("signature.secret: with hmac-sha1, only `text` is allowed".to_owned());
+        }
+        Ok(scheme)
+    }
+
+    /// The pieces before and after the body.
+    fn content(&self, family: &str) -> Result<(Vec<Piece>, Vec<Piece>), String> {
+        let it = &self.signature;
+        let (content, coding) = (it.content.as_deref(), it.coding);
+        if it.algorithm == Algorithm::Token {
+            return match (content, coding) {
+                (None, None) => Ok((Vec::new(), Vec::new())),
+                _ => Err("signature: a token has no `content` and no `coding`".to_owned()),
+            };
+        }
+        if coding.is_none() {
+            return Err("signature.coding: use `hex`, `hex-any-case` or `base64`".to_owned());
+        }
+        let content = content.unwrap_or("{body}");
+        let Some((before, after)) = content.split_once("{body}") else {
+            return Err("signature.content: without `{body}`, it signs nothing".to_owned());
+        };
+        if after.contains("{body}") {
+            return Err("signature.content: `{body}` must stand exactly once".to_owned());
+        }
+        Ok((self.pieces(before, family)?, self.pieces(after, family)?))
+    }
+
+    fn pieces(&self, mut text: &str, family: &str) -> Result<Vec<Piece>, String> {
+        let field = "signature.content";
+        let mut pieces = Vec::new();
+        while let Some((literal, rest)) = text.split_once('{') {
+            if !literal.is_empty() {
+                pieces.push(Piece::Text(literal.to_owned()));
+            }
+            let (source, rest) = rest
+                .split_once('}')
+                .ok_or(format!("{field}: a `{{` is not closed"))?;
+            text = rest;
+            pieces.push(match (source, source.strip_prefix("element ")) {
+                ("method", _) => Piece::Method,
+                ("url", _) => match &self.url {
+                    Some(url) => Piece::Text(url.clone()),
+                    None => return Err("url: it is needed, because `{url}` is signed".to_owned()),
+                },
+                (_, Some(element)) => Piece::Element(element.to_owned()),
+                (name, None) => Piece::Header(header(field, name, family)?),
+            });
+        }
+        if !text.is_empty() {
+            pieces.push(Piece::Text(text.to_owned()));
+        }
+        Ok(pieces)
+    }
+}
+
+fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
+    let field = "challenge.when";
+    if it.when.is_empty() {
+        return Err(format!(
+            "{field}: without a condition, every delivery is a challenge"
+        ));
+    }
+    let when = it
+        .when
+        .iter()
+        .map(|(at, value)| Ok((place(field, Some(at), "")?, value.clone())));
+    let (pointer_, answer) = match &it.answer {
+        AnswerDescription::Raw(pointer) => (pointer, Answer::Raw),
+        AnswerDescription::Json { pointer, field } => (pointer, Answer::Json(field.clone())),
+        AnswerDescription::Hmac {
+            pointer,
+            plain,
+            tag,
+        } => {
+            let (plain, tag) = (plain.clone(), tag.clone());
+            (pointer, Answer::Hmac { plain, tag })
+        }
+    };
+    Ok(Challenge {
+        when: when.collect::<Result<_, String>>()?,
+        field: pointer("challenge.answer", pointer_)?,
+        answer,
+    })
+}
+
+fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
+    let field = "signature.timestamp.at";
+    let at = match (it.at.strip_prefix("element "), it.at.starts_with('/')) {
+        (Some(element), _) => At::Element(element.to_owned()),
+        (None, true) => At::Body(pointer(field, &it.at)?),
+        (None, false) => At::Header(header(field, &it.at, family)?),
+    };
+    Ok(Timestamps {
+        at,
+        unit: it.unit,
+        past: Duration::from_secs(it.past.into()),
+        ahead: Duration::from_secs(it.ahead.into()),
+    })
+}
+
+fn place(field: &str, text: Option<&str>, family: &str) -> Result<Place, String> {
+    Ok(match text {
+        None => Place::None,
+        Some(text) if text.starts_with('/') => Place::Body(pointer(field, text)?),
+        Some(name) => Place::Header(header(field, name, family)?),
+    })
+}
+
+fn pointer(field: &str, text: &str) -> Result<Pointer, String> {
+    Pointer::parse(text).ok_or_else(|| {
+        format!("{field}: {text:?} is no JSON pointer of at most 16 names, such as `/event/type`")
+    })
+}
+
+fn header(field: &str, name: &str, family: &str) -> Result<HeaderName, String> {
+    if name.contains('*') && family.is_empty() {
+        return Err(format!(
+            "families: they are needed, because {name:?} has a `*`"
+        ));
+    }
+    HeaderName::try_from(name.replace('*', family))
+        .map_err(|_| format!("{field}: {name:?} cannot be the name of a header"))
+}

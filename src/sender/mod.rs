@@ -1,0 +1,288 @@
+//! The side that sends deliveries, as a value: [`Sender`].
+
+mod challenge;
+mod description;
+mod pointer;
+mod profiles;
+mod scheme;
+mod timestamp;
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+
+use self::challenge::Challenge;
+pub(crate) use self::scheme::{
+    Algorithm, Claim, Place, Scheme, SecretCoding, Timestamps, Unproven,
+};
+use crate::config::ConfigError;
+use crate::delivery::RawDelivery;
+use crate::event::SenderPolicy;
+
+/// The side that sends deliveries: how it signs them, where key and event type stand, and when it retries.
+///
+/// The default is the chat platform. Its brand may stand in the names of its headers:
+///
+/// ```
+/// use tower_webhook::{Secret, Sender, Webhooks};
+///
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// let sender = Sender::chat_platform().branded("acme")?; // X-Acme-Hmac-Sha256 and X-Acme-Event
+/// let webhooks = Webhooks::new(Secret::new("8c1f…")?).sender(sender);
+/// # Ok(())
+/// # }
+/// ```
+///
+/// Others are constructors, such as [`github`](Self::github), or a description in a file, which serde reads in any
+/// format: see [senders](crate::docs::senders).
+///
+/// Clones are cheap.
+#[derive(Clone)]
+pub struct Sender {
+    form: Arc<Form>,
+    policy: SenderPolicy,
+    clock: Option<Arc<Clock>>,
+}
+
+type Clock = dyn Fn() -> SystemTime + Send + Sync;
+
+/// The most tags in a request, each of which is compared with each secret.
+const MOST_TAGS: usize = 8;
+
+/// What the deliveries of a sender look like.
+pub(crate) enum Form {
+    /// Apart from the others, since it needs none of their steps.
+    Chat(Names),
+    Described(Described),
+}
+
+/// A sender that is described as data.
+pub(crate) struct Described {
+    name: String,
+    /// One for each family of headers. The first whose signature header is there counts, with all its headers.
+    schemes: Vec<Scheme>,
+    has_equal_bodies: bool,
+    challenges: Vec<Challenge>,
+}
+
+impl Described {
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The content type and the body of the answer if a verified delivery is a challenge: `Some(None)` if there is
+    /// nothing that may be echoed. `hmac` returns a tag under the secret that signed it.
+    pub(crate) fn challenge(
+        &self,
+        headers: &HeaderMap,
+        body: &[u8],
+        hmac: impl FnOnce(&[u8]) -> Option<String>,
+    ) -> Option<Option<(&'static str, Vec<u8>)>> {
+        let mut challenges = self.challenges.iter();
+        let challenge = challenges.find(|challenge| challenge.is(headers, body))?;
+        Some(challenge.answer(body, hmac))
+    }
+
+    pub(crate) fn schemes(&self) -> &[Scheme] {
+        &self.schemes
+    }
+
+    pub(crate) fn scheme(&self, headers: &HeaderMap) -> &Scheme {
+        let found = self.schemes.iter().find(|scheme| scheme.is_in(headers));
+        found.unwrap_or(&self.schemes[0]) // There is always one.
+    }
+}
+
+/// The names of the chat platform's headers.
+#[derive(Clone, Debug)]
+pub(crate) struct Names {
+    /// `X-Service-Hmac-Sha256` (Spec 5.2, rule 2).
+    pub(crate) signature: HeaderName,
+    /// `X-Service-Event` (Spec 6).
+    pub(crate) event: HeaderName,
+    /// `Idempotency-Key` (Spec 6, rule 2).
+    pub(crate) key: HeaderName,
+}
+
+impl Sender {
+    /// The chat platform, which [`event`](crate::event) has the types of.
+    #[must_use]
+    pub fn chat_platform() -> Self {
+        let names = Names {
+            signature: HeaderName::from_static("x-service-hmac-sha256"),
+            event: HeaderName::from_static("x-service-event"),
+            key: HeaderName::from_static("idempotency-key"),
+        };
+        Self::with_form(Form::Chat(names))
+    }
+
+    fn with_form(form: Form) -> Self {
+        Self {
+            form: Arc::new(form),
+            policy: SenderPolicy::default(),
+            clock: None,
+        }
+    }
+
+    /// Puts a brand in place of `Service` in the names of the chat platform's headers: `X-Acme-Hmac-Sha256` and
+    /// `X-Acme-Event`.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::HeaderPrefix`] when the brand is empty or cannot be part of a header's name.
+    pub fn branded(mut self, brand: &str) -> Result<Self, ConfigError> {
+        let name = |rest| {
+            HeaderName::try_from(format!("x-{brand}-{rest}"))
+                .ok()
+                .filter(|_| !brand.is_empty())
+                .ok_or_else(|| ConfigError::HeaderPrefix(brand.to_owned()))
+        };
+        let names = Names {
+            signature: name("hmac-sha256")?,
+            event: name("event")?,
+            key: HeaderName::from_static("idempotency-key"),
+        };
+        if let Form::Described(it) = &*self.form {
+            return Err(ConfigError::Sender {
+                name: it.name.clone(),
+                reason: "only the chat platform has a brand".to_owned(),
+            });
+        }
+        self.form = Arc::new(Form::Chat(names));
+        Ok(self)
+    }
+
+    /// Sets when it retries and disables a webhook, from which all defaults are derived.
+    #[must_use]
+    pub fn with_policy(mut self, policy: SenderPolicy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Returns when it retries and disables a webhook.
+    #[must_use]
+    pub fn policy(&self) -> SenderPolicy {
+        self.policy
+    }
+
+    /// Sets the clock that timestamps are compared with, for tests. By default, it is the system's.
+    #[must_use]
+    pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
+        self.clock = Some(Arc::new(clock));
+        self
+    }
+
+    /// Returns its name: that of the profile, or of the description.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match &*self.form {
+            Form::Chat(_) => "chat-platform",
+            Form::Described(it) => &it.name,
+        }
+    }
+
+    /// Whether the signature covers the key, so that a captured delivery cannot be sent again under another key.
+    #[must_use]
+    pub fn covers_key(&self) -> bool {
+        let Form::Described(it) = &*self.form else {
+            return false;
+        };
+        it.schemes.iter().all(|scheme| match &scheme.key {
+            _ if scheme.algorithm == Algorithm::Token => false,
+            Place::None => false,
+            Place::Header(name) => scheme.signs(name),
+            Place::Body(_) => true,
+        })
+    }
+
+    /// Whether equal bodies under other keys are a replay, unless it is the chat platform, where the user decides.
+    pub(crate) fn needs_replay_guard(&self) -> bool {
+        match &*self.form {
+            Form::Chat(_) => false,
+            Form::Described(it) => !it.has_equal_bodies && !self.covers_key(),
+        }
+    }
+
+    /// The namespace of its keys, unless one is set. That of the chat platform is empty.
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        match &*self.form {
+            Form::Chat(_) => None,
+            Form::Described(it) => Some(&it.name),
+        }
+    }
+
+    pub(crate) fn form(&self) -> &Form {
+        &self.form
+    }
+
+    pub(crate) fn now(&self) -> SystemTime {
+        self.clock
+            .as_ref()
+            .map_or_else(SystemTime::now, |clock| clock())
+    }
+
+    /// The headers of a delivery that is not signed: its own, content type, event type and key.
+    pub(crate) fn head(&self, delivery: &RawDelivery) -> HeaderMap {
+        let mut headers = delivery.headers().clone();
+        let json = HeaderValue::from_static("application/json");
+        headers.insert(http::header::CONTENT_TYPE, json);
+        let place = |place: &Place| match place {
+            Place::Header(name) => Some(name.clone()),
+            _ => None,
+        };
+        let (event, key) = match &*self.form {
+            Form::Chat(names) => (Some(names.event.clone()), Some(names.key.clone())),
+            Form::Described(it) => (place(&it.schemes[0].kind), place(&it.schemes[0].key)),
+        };
+        if let (Some(name), Ok(kind)) = (event, HeaderValue::from_str(delivery.kind().as_str())) {
+            headers.insert(name, kind);
+        }
+        if let (Some(name), Some(key)) = (key, delivery.key()) {
+            headers.insert(name, key.value().clone());
+        }
+        headers
+    }
+}
+
+/// The chat platform.
+impl Default for Sender {
+    fn default() -> Self {
+        Self::chat_platform()
+    }
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("Sender");
+        debug.field("name", &self.name());
+        match &*self.form {
+            Form::Chat(names) => debug.field("headers", names),
+            Form::Described(it) => debug.field("schemes", &it.schemes),
+        };
+        debug.field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_brand_stands_in_the_names() {
+        let branded = |brand| Sender::chat_platform().branded(brand);
+        let sender = branded("Acme-Chat").unwrap();
+        let Form::Chat(names) = sender.form() else {
+            panic!("{sender:?}");
+        };
+        assert_eq!(names.signature, "x-acme-chat-hmac-sha256");
+        assert_eq!(names.event, "x-acme-chat-event");
+        assert_eq!(names.key, "idempotency-key");
+        assert!(Sender::github().branded("acme").is_err());
+        for wrong in ["", "a b", "a:b", "ä", "a\n", &"x".repeat(70_000)] {
+            let error = branded(wrong).unwrap_err();
+            assert!(matches!(error, ConfigError::HeaderPrefix(brand) if brand == wrong));
+        }
+    }
+}

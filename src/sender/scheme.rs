@@ -1,0 +1,361 @@
+//! What a sender signs, and what the head of a request claims.
+
+use std::time::{Duration, SystemTime};
+
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use serde::Deserialize;
+
+use super::MOST_TAGS;
+use super::pointer::Pointer;
+pub(crate) use super::timestamp::Unit;
+
+/// How one sender signs, and where key and event type stand.
+#[derive(Clone, Debug)]
+pub(crate) struct Scheme {
+    pub(super) headers: Vec<HeaderName>,
+    pub(super) split: Option<u8>,
+    pub(super) prefix: String,
+    pub(crate) algorithm: Algorithm,
+    /// `None` for a token.
+    pub(super) coding: Option<Coding>,
+    pub(super) before: Vec<Piece>,
+    pub(super) after: Vec<Piece>,
+    pub(super) timestamp: Option<Timestamps>,
+    pub(super) require: Vec<(HeaderName, HeaderValue)>,
+    pub(crate) secret: SecretCoding,
+    pub(crate) key: Place,
+    pub(crate) kind: Place,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Algorithm {
+    HmacSha256,
+    HmacSha1,
+    Token,
+}
+
+/// How a tag is written.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Coding {
+    Hex,
+    HexAnyCase,
+    Base64,
+}
+
+/// How a secret is written.
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Eq)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum SecretCoding {
+    #[default]
+    Text,
+    /// After `whsec_`, if that stands there.
+    Base64,
+    Hex,
+}
+
+/// Where a key or an event type stands.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    None,
+    Header(HeaderName),
+    Body(Pointer),
+}
+
+/// A part of what is signed.
+#[derive(Clone, Debug)]
+pub(crate) enum Piece {
+    Text(String),
+    Header(HeaderName),
+    Element(String),
+    Method,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) struct Timestamps {
+    pub(super) at: At,
+    pub(super) unit: Unit,
+    pub(super) past: Duration,
+    pub(super) ahead: Duration,
+}
+
+#[derive(Clone, Debug)]
+pub(super) enum At {
+    Header(HeaderName),
+    Element(String),
+    Body(Pointer),
+}
+
+/// What the head of a request claims: the tags, and what is signed before and after the body.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) tags: Vec<Vec<u8>>,
+    pub(crate) before: Vec<u8>,
+    pub(crate) after: Vec<u8>,
+}
+
+/// Why a head proves nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Unproven {
+    Missing,
+    Doubled,
+    Malformed,
+    /// A header that is signed or required.
+    Incomplete,
+    Timestamp,
+    Stale,
+}
+
+impl Scheme {
+    /// Whether one of its signature headers is there.
+    pub(super) fn is_in(&self, headers: &HeaderMap) -> bool {
+        self.headers.iter().any(|name| headers.contains_key(name))
+    }
+
+    /// The elements of the signature header that are signed or say when.
+    pub(super) fn elements(&self) -> impl Iterator<Item = &str> {
+        let pieces = self.before.iter().chain(&self.after);
+        let signed = pieces.filter_map(|piece| match piece {
+            Piece::Element(name) => Some(name.as_str()),
+            _ => None,
+        });
+        let time = self.timestamp.iter().filter_map(|it| match &it.at {
+            At::Element(name) => Some(name.as_str()),
+            _ => None,
+        });
+        signed.chain(time)
+    }
+
+    /// Whether a header is among what is signed.
+    pub(super) fn signs(&self, header: &HeaderName) -> bool {
+        let mut pieces = self.before.iter().chain(&self.after);
+        pieces.any(|piece| matches!(piece, Piece::Header(name) if name == header))
+    }
+
+    /// Reads the head of a request, and refuses one that cannot prove anything.
+    pub(crate) fn claim(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        now: SystemTime,
+    ) -> Result<Claim, Unproven> {
+        let read = self.elements_of(headers)?;
+        for (name, value) in &self.require {
+            if only(headers, name)? != value.as_bytes() {
+                return Err(Unproven::Incomplete);
+            }
+        }
+        if let Some(timestamps) = &self.timestamp {
+            match &timestamps.at {
+                At::Header(name) => {
+                    let value = only(headers, name).map_err(|_| Unproven::Timestamp)?;
+                    timestamps.check(value, now)?;
+                }
+                At::Element(name) => timestamps.check(read.source(name)?, now)?,
+                At::Body(_) => {}
+            }
+        }
+        let write = |pieces: &[Piece]| -> Result<Vec<u8>, Unproven> {
+            let mut text = Vec::new();
+            for piece in pieces {
+                text.extend_from_slice(match piece {
+                    Piece::Text(text) => text.as_bytes(),
+                    Piece::Header(name) => only(headers, name)?,
+                    Piece::Element(name) => read.source(name)?,
+                    Piece::Method => method.as_str().as_bytes(),
+                });
+            }
+            Ok(text)
+        };
+        Ok(Claim {
+            before: write(&self.before)?,
+            after: write(&self.after)?,
+            tags: read.tags,
+        })
+    }
+
+    /// The timestamp, if it stands in the body.
+    pub(crate) fn body_time(&self) -> Option<&Timestamps> {
+        let time = self.timestamp.as_ref();
+        time.filter(|it| matches!(it.at, At::Body(_)))
+    }
+
+    fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, Unproven> {
+        let mut read = Elements {
+            tags: Vec::new(),
+            sources: Vec::new(),
+        };
+        if !self.is_in(headers) {
+            return Err(Unproven::Missing);
+        }
+        for name in &self.headers {
+            let mut values = headers.get_all(name).iter();
+            let Some(value) = values.next() else { continue };
+            if values.next().is_some() {
+                return Err(Unproven::Doubled);
+            }
+            match self.split {
+                None => self.element(value.as_bytes(), &mut read)?,
+                Some(split) => {
+                    let mut elements = value.as_bytes().split(|&byte| byte == split);
+                    elements.try_for_each(|element| self.element(element, &mut read))?;
+                }
+            }
+        }
+        match read.tags.is_empty() {
+            true => Err(Unproven::Malformed),
+            false => Ok(read),
+        }
+    }
+
+    fn element<'a>(&self, element: &'a [u8], read: &mut Elements<'a>) -> Result<(), Unproven> {
+        if let Some(tag) = element.strip_prefix(self.prefix.as_bytes()) {
+            if read.tags.len() == MOST_TAGS {
+                return Err(Unproven::Malformed);
+            }
+            read.tags.push(self.decode(tag).ok_or(Unproven::Malformed)?);
+            return Ok(());
+        }
+        let Some(at) = element.iter().position(|&byte| byte == b'=') else {
+            return self.split.map(drop).ok_or(Unproven::Malformed);
+        };
+        let (name, value) = (&element[..at], &element[at + 1..]);
+        if self.split.is_none() {
+            return Err(Unproven::Malformed);
+        }
+        if self.elements().any(|source| source.as_bytes() == name) {
+            if read.sources.iter().any(|(other, _)| *other == name) {
+                return Err(Unproven::Doubled);
+            }
+            read.sources.push((name, value));
+        }
+        Ok(())
+    }
+
+    fn decode(&self, tag: &[u8]) -> Option<Vec<u8>> {
+        let length = match self.algorithm {
+            Algorithm::Token => return (!tag.is_empty()).then(|| tag.to_vec()),
+            Algorithm::HmacSha256 => 32,
+            Algorithm::HmacSha1 => 20,
+        };
+        if tag.len() > 2 * length {
+            return None;
+        }
+        let tag = match self.coding? {
+            Coding::Hex => base16ct::lower::decode_vec(tag).ok(),
+            Coding::HexAnyCase => base16ct::mixed::decode_vec(tag).ok(),
+            Coding::Base64 => BASE64_STANDARD.decode(tag).ok(),
+        };
+        tag.filter(|tag| tag.len() == length)
+    }
+
+    /// Adds the headers that a delivery has before it is signed: constants, and the time if it is not there.
+    pub(crate) fn prepare(&self, headers: &mut HeaderMap, now: SystemTime) {
+        for (name, value) in &self.require {
+            headers.entry(name).or_insert_with(|| value.clone());
+        }
+        if let Some(Timestamps {
+            at: At::Header(name),
+            unit,
+            ..
+        }) = &self.timestamp
+            && let Ok(time) = HeaderValue::from_str(&unit.write(millis(now)))
+        {
+            headers.entry(name).or_insert(time);
+        }
+    }
+
+    /// What is signed before and after the body, as the sender has it, and the elements of the header before the tag.
+    /// `None` if a header is missing that is signed.
+    pub(crate) fn signed(&self, headers: &HeaderMap, now: SystemTime) -> Option<[Vec<u8>; 2]> {
+        let time = self.time(now);
+        let write = |pieces: &[Piece]| -> Option<Vec<u8>> {
+            let mut text = Vec::new();
+            for piece in pieces {
+                text.extend_from_slice(match piece {
+                    Piece::Text(text) => text.as_bytes(),
+                    Piece::Header(name) => only(headers, name).ok()?,
+                    Piece::Element(_) => time.as_bytes(),
+                    Piece::Method => b"POST",
+                });
+            }
+            Some(text)
+        };
+        Some([write(&self.before)?, write(&self.after)?])
+    }
+
+    /// The signature header with this tag.
+    pub(crate) fn header(&self, tag: &[u8], now: SystemTime) -> Option<(&HeaderName, HeaderValue)> {
+        let tag = match self.coding {
+            None => String::from_utf8(tag.to_vec()).ok()?,
+            Some(Coding::Base64) => BASE64_STANDARD.encode(tag),
+            Some(Coding::Hex | Coding::HexAnyCase) => base16ct::lower::encode_string(tag),
+        };
+        let mut value = String::new();
+        if let (Some(split), Some(element)) = (self.split, self.elements().next()) {
+            value = format!("{element}={}{}", self.time(now), char::from(split));
+        }
+        value += &self.prefix;
+        value += &tag;
+        Some((&self.headers[0], HeaderValue::from_str(&value).ok()?))
+    }
+
+    fn time(&self, now: SystemTime) -> String {
+        let unit = self.timestamp.as_ref().map_or(Unit::Seconds, |it| it.unit);
+        unit.write(millis(now))
+    }
+}
+
+/// What the signature headers of a request hold.
+struct Elements<'a> {
+    tags: Vec<Vec<u8>>,
+    sources: Vec<(&'a [u8], &'a [u8])>,
+}
+
+impl<'a> Elements<'a> {
+    fn source(&self, name: &str) -> Result<&'a [u8], Unproven> {
+        let mut sources = self.sources.iter();
+        let source =
+            sources.find(|(source, value)| *source == name.as_bytes() && !value.is_empty());
+        source.map(|(_, value)| *value).ok_or(Unproven::Malformed)
+    }
+}
+
+impl Timestamps {
+    /// Checks a timestamp that stands in the verified body.
+    pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), Unproven> {
+        let At::Body(pointer) = &self.at else {
+            return Ok(());
+        };
+        let found = pointer.find(body).ok().flatten();
+        self.check(found.ok_or(Unproven::Timestamp)?.as_bytes(), now)
+    }
+
+    fn check(&self, text: &[u8], now: SystemTime) -> Result<(), Unproven> {
+        let time = self.unit.millis(text).ok_or(Unproven::Timestamp)?;
+        let now = millis(now);
+        let limit = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
+        let is_fresh = now.saturating_sub(time) <= limit(self.past)
+            && time.saturating_sub(now) <= limit(self.ahead);
+        is_fresh.then_some(()).ok_or(Unproven::Stale)
+    }
+}
+
+fn millis(time: SystemTime) -> i64 {
+    let time = time
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The value of a header that occurs once and is not empty.
+pub(super) fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Unproven> {
+    let mut values = headers.get_all(name).iter();
+    match (values.next(), values.next()) {
+        (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
+        _ => Err(Unproven::Incomplete),
+    }
+}
