@@ -24,7 +24,7 @@ profiles! {
     standard_webhooks = "standard-webhooks";
     /// Svix, with the headers `svix-*` or `webhook-*`.
     svix = "svix";
-    /// OpenAI.
+    /// `OpenAI`.
     openai = "openai";
     /// GitHub, with the content type `application/json`.
     github = "github";
@@ -38,7 +38,7 @@ profiles! {
     square(url) = "square";
     /// Paddle Billing.
     paddle = "paddle";
-    /// HubSpot, with signatures of version 3, which sign the URL as it is configured there.
+    /// `HubSpot`, with signatures of version 3, which sign the URL as it is configured there.
     hubspot_v3(url) = "hubspot-v3";
     /// Linear.
     linear = "linear";

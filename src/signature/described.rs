@@ -45,8 +45,8 @@ impl Keyed {
         }
     }
 
-    /// Compares the complete hash with every candidate, in constant time. Whether one is equal.
-    fn is_one_of(self, candidates: &[Vec<u8>]) -> bool {
+    /// Compares the complete hash with every candidate, in constant time. Returns whether one is equal.
+    fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
         match self {
             Self::Sha256(hash) => {
                 let own = hash.finalize();
@@ -151,7 +151,7 @@ impl Checked {
         for (index, hash) in self.hashes.into_iter().enumerate() {
             let Some(mut hash) = hash else { continue };
             hash.update(after);
-            let this = hash.is_one_of(&self.claim.tags).then_some(index);
+            let this = hash.matches_one(&self.claim.tags).then_some(index);
             matched = matched.or(this);
         }
         let index = matched.ok_or(SignatureError::Wrong)?;

@@ -198,6 +198,10 @@ impl Authentication {
 }
 
 /// The computation while a body arrives. Without secrets, there is none.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the path of the chat platform takes no allocation"
+)]
 pub(super) enum Hashing {
     Unsigned,
     Chat(Tags, [u8; 32]),
