@@ -12,9 +12,9 @@ pub(crate) fn print() -> anyhow::Result<ExitCode> {
     let policy = SenderPolicy::default();
     let platform = [
         "chat platform".to_owned(),
-        "X-Service-Event".to_owned(),
-        "X-Service-Hmac-Sha256".to_owned(),
-        "Idempotency-Key".to_owned(),
+        "x-service-event".to_owned(),
+        "x-service-hmac-sha256".to_owned(),
+        "idempotency-key".to_owned(),
         format!(
             "every {} min for {} days, disabled after {} failures within an hour",
             policy.retry_every.as_secs() / 60,
