@@ -18,7 +18,7 @@ use tower_webhook::memory::MokaStore;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
-use tower_webhook::{EventRouter, Running, Secrets, Sender, Webhooks};
+use tower_webhook::{EventRouter, Running, Secrets, Webhooks};
 
 use crate::args::Options;
 use crate::cli::misused;
@@ -163,7 +163,7 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     let args = setup.args;
     // The namespace and the observer are those of the console's clone, too.
     let inbox = Inbox::new(queue)
-        .namespace(args.kept.namespace.clone().unwrap_or_default())
+        .namespace(namespace(args))
         .keep_headers(kept_headers(args))
         .observer(setup.telemetry.observer());
     #[cfg(feature = "console")]
@@ -192,14 +192,14 @@ fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
     })
 }
 
+/// The namespace of the keys: that of the options, or the sender's.
+pub(crate) fn namespace(args: &Options) -> String {
+    let given = args.kept.namespace.clone();
+    given.unwrap_or_else(|| args.listening.which.namespace())
+}
+
 /// The settings for a store and for an inbox.
 pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
-    let mut sender = Sender::chat_platform();
-    if let Some(brand) = &args.listening.header_prefix {
-        sender = sender
-            .branded(brand)
-            .unwrap_or_else(|error| misused(chain(&error)));
-    }
     let mut webhooks = match secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
@@ -214,10 +214,10 @@ pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
         webhooks = webhooks.require_key();
     }
     webhooks
-        .sender(sender)
+        .sender(args.listening.which.sender())
         .max_body(args.limits.max_body as usize)
         .max_buffered(args.limits.max_buffered.max(args.limits.max_body) as usize)
-        .namespace(args.kept.namespace.clone().unwrap_or_default())
+        .namespace(namespace(args))
         .handler_timeout(Duration::from_secs(args.handling.handler_timeout))
         .lease(Duration::from_secs(args.kept.lease))
 }

@@ -13,6 +13,7 @@ use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
 
 use crate::log::Format;
+use crate::senders::Which;
 use crate::{activity, event, forward, telemetry};
 
 // Clap would show a comment of documentation on one of these as that of the command.
@@ -44,9 +45,8 @@ pub(crate) struct Listening {
     #[arg(long, value_name = "PATH", default_value = "/webhooks", value_parser = path)]
     pub(crate) path: String,
 
-    /// The brand in the header names: `acme` reads X-Acme-Event instead of X-Service-Event
-    #[arg(long, value_name = "BRAND")]
-    pub(crate) header_prefix: Option<String>,
+    #[command(flatten)]
+    pub(crate) which: Which,
 }
 
 #[derive(Args)]

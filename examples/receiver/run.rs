@@ -15,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::activity;
-use crate::app::{self, Built, Setup};
+use crate::app::{self, Built, Setup, namespace};
 use crate::args::Options;
 use crate::cli::misused;
 use crate::connections::{Connections, bind};
@@ -86,12 +86,10 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     }
     if let Some(secret) = random {
         let program = env::args().next().unwrap_or("receiver".to_owned());
-        let brand = args.listening.header_prefix.as_ref();
-        let brand = brand.map(|brand| format!(" --header-prefix {brand}"));
+        let which = args.listening.which.options();
         eprintln!(
             "no secret was configured, so a random one was created; send a first event with\n\n  \
-             {program} send --url {url} --secret {secret}{}\n",
-            brand.unwrap_or_default()
+             {program} send --url {url} --secret {secret}{which}\n"
         );
     }
     serve(
@@ -138,7 +136,8 @@ fn announce(args: &Options, place: &str, max_connections: usize) {
     tracing::info!(
         inbox = args.kept.inbox.as_ref().map(|_| display(place)),
         store = args.kept.inbox.is_none().then(|| display(place)),
-        namespace = args.kept.namespace.as_deref().unwrap_or_default(),
+        sender = args.listening.which.sender().name(),
+        namespace = namespace(args),
         action,
         concurrency = limits.concurrency,
         max_attempts = limits.max_attempts,

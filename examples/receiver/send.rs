@@ -22,6 +22,7 @@ use tower_webhook::event::sample;
 use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
 
 use crate::cli::misused;
+use crate::senders::Which;
 
 /// The payload of kinds that have no sample.
 const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
@@ -67,9 +68,8 @@ pub(crate) struct Options {
     #[arg(long)]
     tamper: bool,
 
-    /// The brand in the header names: `acme` sends X-Acme-Event instead of X-Service-Event
-    #[arg(long, value_name = "BRAND", env = "WEBHOOK_HEADER_PREFIX", hide_env_values = true, value_parser = |brand: &str| Sender::chat_platform().branded(brand))]
-    header_prefix: Option<Sender>,
+    #[command(flatten)]
+    which: Which,
 
     /// The time limit of a response
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u64).range(1..))]
@@ -144,7 +144,7 @@ impl Sending {
                            The environment variable WEBHOOK_SECRET may contain it instead.";
             misused(message)
         };
-        if !EventKind::ALL.contains(&args.event) {
+        if args.which.is_platform() && !EventKind::ALL.contains(&args.event) {
             let known = EventKind::ALL;
             let known: Vec<_> = known.iter().map(EventKind::as_str).collect();
             eprintln!(
@@ -181,7 +181,7 @@ impl Sending {
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build_http(),
             request,
-            sender: args.header_prefix.unwrap_or_default(),
+            sender: args.which.sender(),
             secret,
             delivery,
             key,

@@ -1,28 +1,132 @@
 //! The senders that a receiver can verify.
 
+use std::io;
+use std::path::Path;
 use std::process::ExitCode;
-use std::{io, iter};
+use std::{fs, iter};
 
-use tower_webhook::SenderPolicy;
+use anyhow::Context;
+use clap::Args;
+use tower_webhook::{Sender, SenderPolicy};
 
+use crate::cli::misused;
 use crate::inbox::print::write_rows;
+use crate::text::chain;
+
+/// The sender that a command is for.
+#[derive(Args)]
+pub(crate) struct Which {
+    /// The sender, if it is not the chat platform: a name that `receiver senders` lists, or a file such as ./acme.json
+    ///
+    /// The file has a description in JSON, in the form of the profiles in src/sender/profiles. The namespace is the
+    /// sender's name, unless --namespace is passed.
+    #[arg(
+        long,
+        value_name = "SENDER",
+        env = "WEBHOOK_SENDER",
+        hide_env_values = true
+    )]
+    sender: Option<String>,
+
+    /// The URL as it is configured at a sender that signs it, such as Square
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "WEBHOOK_SENDER_URL",
+        hide_env_values = true,
+        requires = "sender"
+    )]
+    sender_url: Option<String>,
+
+    /// The brand in the header names of the chat platform: `acme` is X-Acme-Event instead of X-Service-Event
+    #[arg(
+        long,
+        value_name = "BRAND",
+        env = "WEBHOOK_HEADER_PREFIX",
+        hide_env_values = true,
+        conflicts_with = "sender"
+    )]
+    header_prefix: Option<String>,
+}
+
+impl Which {
+    /// Returns the sender, or exits if there is none of this name.
+    pub(crate) fn sender(&self) -> Sender {
+        let platform = Sender::chat_platform();
+        match (&self.sender, &self.header_prefix) {
+            (Some(file), _) if file.contains('/') => {
+                described(Path::new(file)).unwrap_or_else(|error| misused(chain(error.as_ref())))
+            }
+            (Some(name), _) => Sender::named(name, self.sender_url.as_deref())
+                .unwrap_or_else(|error| misused(chain(&error))),
+            (None, Some(brand)) => platform
+                .branded(brand)
+                .unwrap_or_else(|error| misused(chain(&error))),
+            (None, None) => platform,
+        }
+    }
+
+    /// Its name, unless it is the chat platform, whose namespace is empty.
+    pub(crate) fn namespace(&self) -> String {
+        match self.sender {
+            Some(_) => self.sender().name().to_owned(),
+            None => String::new(),
+        }
+    }
+
+    pub(crate) fn is_platform(&self) -> bool {
+        self.sender.is_none()
+    }
+
+    /// The options as they are passed to another command.
+    pub(crate) fn options(&self) -> String {
+        let options = [
+            ("sender", &self.sender),
+            ("sender-url", &self.sender_url),
+            ("header-prefix", &self.header_prefix),
+        ];
+        let given = options
+            .into_iter()
+            .filter_map(|(name, value)| Some((name, value.as_ref()?)));
+        given
+            .map(|(name, value)| format!(" --{name} {value}"))
+            .collect()
+    }
+}
+
+fn described(file: &Path) -> anyhow::Result<Sender> {
+    let name = file.display();
+    let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
+    serde_json::from_str(&text).with_context(|| format!("`{name}` describes no sender"))
+}
 
 pub(crate) fn print() -> anyhow::Result<ExitCode> {
-    let head = ["SENDER", "EVENT", "SIGNATURE", "KEY", "RETRIES"].map(str::to_owned);
     let policy = SenderPolicy::default();
-    let platform = [
-        "chat platform".to_owned(),
-        "x-service-event".to_owned(),
-        "x-service-hmac-sha256".to_owned(),
-        "idempotency-key".to_owned(),
-        format!(
-            "every {} min for {} days, disabled after {} failures within an hour",
-            policy.retry_every.as_secs() / 60,
-            policy.retry_for.as_secs() / (24 * 60 * 60),
-            policy.disable_after
-        ),
-    ];
-    let rows = iter::once(head).chain([platform]).collect();
-    write_rows(&mut io::stdout().lock(), rows)?;
+    let platform = format!(
+        "x-service-event, x-service-hmac-sha256, idempotency-key; retries every {} min for {} days, and disables after {} \
+         failures within an hour",
+        policy.retry_every.as_secs() / 60,
+        policy.retry_for.as_secs() / (24 * 60 * 60),
+        policy.disable_after
+    );
+    let row = |name: &str, about: &str| [name.to_owned(), about.to_owned()];
+    let profiles = Sender::PROFILES.iter().map(|name| {
+        let (sender, needs_url) = match Sender::named(name, None) {
+            Ok(sender) => (sender, false),
+            Err(_) => (Sender::named(name, Some("https://example.com"))?, true),
+        };
+        let mut about = match sender.covers_key() {
+            true => "signs its key".to_owned(),
+            false => "does not sign a key".to_owned(),
+        };
+        if needs_url {
+            about += "; signs the URL: pass --sender-url";
+        }
+        anyhow::Ok(row(name, &about))
+    });
+    let rows = iter::once(Ok(row("SENDER", "ABOUT")))
+        .chain([Ok(row("chat-platform", &platform))])
+        .chain(profiles);
+    write_rows(&mut io::stdout().lock(), rows.collect::<Result<_, _>>()?)?;
     Ok(ExitCode::SUCCESS)
 }

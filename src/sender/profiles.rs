@@ -2,6 +2,7 @@
 
 use super::Sender;
 use super::description::Description;
+use crate::config::ConfigError;
 
 macro_rules! profiles {
     ($($(#[$doc:meta])* $name:ident $(($url:ident))? = $file:literal;)*) => {
@@ -12,9 +13,20 @@ macro_rules! profiles {
                 #[allow(unused_mut, unused_assignments, reason = "only some profiles have a URL")]
                 let mut url = None::<String>;
                 $(url = Some($url.into());)?
-                known(include_str!(concat!("profiles/", $file, ".json")), url)
+                known($file, url.as_deref())
             }
-        )*}
+        )*
+
+            /// The names of the profiles, which [`named`](Self::named) takes.
+            pub const PROFILES: &[&str] = &[$($file),*];
+        }
+
+        fn file(name: &str) -> Option<&'static str> {
+            match name {
+                $($file => Some(include_str!(concat!("profiles/", $file, ".json"))),)*
+                _ => None,
+            }
+        }
     };
 }
 
@@ -52,11 +64,40 @@ profiles! {
     webflow = "webflow";
 }
 
+impl Sender {
+    /// Returns a profile by its name, as an operator writes it. The URL is that of a sender that signs it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::Sender;
+    ///
+    /// assert_eq!(Sender::named("stripe", None)?.name(), "stripe");
+    /// assert!(Sender::named("square", None).is_err()); // It signs the URL.
+    /// assert!(Sender::named("square", Some("https://example.com/square")).is_ok());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Sender`] when there is no profile of this name, or its URL is missing.
+    pub fn named(name: &str, url: Option<&str>) -> Result<Self, ConfigError> {
+        let wrong = |reason| ConfigError::Sender {
+            name: name.to_owned(),
+            reason,
+        };
+        let file = file(name).ok_or_else(|| {
+            let known = Self::PROFILES.join(", ");
+            wrong(format!("there is no such profile: use one of {known}"))
+        })?;
+        let description: Result<Description, _> = serde_json::from_str(file);
+        let mut description = description.map_err(|error| wrong(error.to_string()))?;
+        description.url = url.map(str::to_owned).or(description.url);
+        description.sender().map_err(wrong)
+    }
+}
+
 #[allow(clippy::expect_used, reason = "a test reads all of them")]
-fn known(file: &str, url: Option<String>) -> Sender {
-    let mut description: Description = serde_json::from_str(file).expect("a description");
-    description.url = url.or(description.url);
-    description
-        .sender()
-        .expect("a description without mistakes")
+fn known(name: &str, url: Option<&str>) -> Sender {
+    Sender::named(name, url).expect("a description without mistakes")
 }

@@ -4,6 +4,8 @@ use std::fs;
 use std::net::TcpListener;
 
 use serde_json::Value;
+use tower_webhook::Sender;
+
 use support::program::{Ended, Program, example, until};
 use tempfile::TempDir;
 
@@ -328,14 +330,99 @@ fn check_fails_where_run_would() {
 fn senders_are_listed_with_their_headers() {
     let senders = run("receiver", &["senders"]);
     assert_eq!(senders.code, 0, "{senders:?}");
+    for profile in Sender::PROFILES {
+        assert!(
+            senders.out.contains(&format!("\n{profile} ")),
+            "{profile}: {senders:?}"
+        );
+    }
     let platform = senders.out.lines().nth(1).unwrap();
     for text in [
-        "chat platform",
+        "chat-platform",
         "x-service-event",
         "x-service-hmac-sha256",
         "idempotency-key",
         "every 10 min for 7 days",
     ] {
         assert!(platform.contains(text), "{text}: {platform}");
+    }
+}
+
+/// Stripe's key and event type stand in the body, which its library's vectors show, too.
+#[test]
+fn deliveries_of_another_sender_are_handled_once() {
+    let dir = TempDir::new().unwrap();
+    let body = dir.path().join("invoice.json");
+    fs::write(&body, r#"{"id":"evt_1","type":"invoice.paid"}"#).unwrap();
+    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let acme = dir.path().join("acme.json");
+    let description = r#"{"name":"acme","key":"/id","kind":"/type","signature":{"headers":["x-acme-signature"],
+        "algorithm":"hmac-sha256","coding":"base64"}}"#;
+    fs::write(&acme, description).unwrap();
+    for sender in ["stripe", acme.to_str().unwrap()] {
+        let args = ["--sender", sender, "--secret", "whsec_x", "--inbox", &inbox];
+        let receiver = Receiver::start(&args);
+        let send = |secret: &str| {
+            let body = body.to_str().unwrap();
+            let to = [
+                "send",
+                "--url",
+                &receiver.url,
+                "--secret",
+                secret,
+                "--sender",
+                sender,
+            ];
+            run(
+                "receiver",
+                &[&to[..], &["--body", body, "--no-key"]].concat(),
+            )
+        };
+        assert_eq!(send("whsec_x").code, 0);
+        let line = r#"{"event":"invoice.paid","key":"evt_1","attempt":1,"payload":"#;
+        until("the event", || {
+            receiver.out().starts_with(line).then_some(())
+        });
+        let again = send("whsec_x");
+        assert!(again.out.contains("handled before"), "{again:?}");
+        assert_eq!(receiver.out().lines().count(), 1);
+        assert_eq!(send("another").code, 1);
+    }
+}
+
+#[test]
+fn unknown_senders_are_explained() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("acme.json");
+    fs::write(&file, "{\n\"name\":\"acme\",\n\"kee\":\"/id\"}").unwrap();
+    let file = file.to_str().unwrap();
+    for (args, reasons) in [
+        (
+            &["--sender", "strype"][..],
+            &["`strype`", "use one of", "stripe"][..],
+        ),
+        (&["--sender", "square"], &["`square`", "url"]),
+        (
+            &["--sender", "./nowhere.json"],
+            &["`./nowhere.json` cannot be read"],
+        ),
+        (
+            &["--sender", file],
+            &["describes no sender", "`kee`", "`key`", "line 3"],
+        ),
+        (
+            &["--sender", "github", "--header-prefix", "acme"],
+            &["cannot be used with"],
+        ),
+        (
+            &["--sender-url", "https://example.com"],
+            &["--sender <SENDER>"],
+        ),
+    ] {
+        let ended = run("receiver", &[&["check"], args].concat());
+        assert_eq!(ended.code, 2, "{ended:?}");
+        for reason in reasons {
+            assert!(ended.err.contains(reason), "{reason}: {ended:?}");
+        }
     }
 }
