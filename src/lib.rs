@@ -1,5 +1,5 @@
-//! Receive a customer chat platform's webhooks in your own axum or hyper application: verified,
-//! deduplicated and typed.
+//! Receive webhooks in your own axum or hyper application: verified, deduplicated and typed. The default sender is a
+//! customer chat platform; [others](docs::senders), such as GitHub, Stripe, Slack and Shopify, take one line more.
 //!
 //! - **Verified.** Only deliveries whose signature was verified over the raw bytes reach a handler.
 //! - **Deduplicated.** Deliveries of one event are recognised by their key, in a [store](docs::stores) of
