@@ -53,10 +53,10 @@ impl Which {
     /// Returns the sender, or exits if there is none of this name.
     pub(crate) fn sender(&self) -> Sender {
         let platform = Sender::chat_platform();
-        match (&self.sender, &self.header_prefix) {
-            (Some(file), _) if file.contains('/') => {
-                described(Path::new(file)).unwrap_or_else(|error| misused(chain(error.as_ref())))
-            }
+        match (&self.named(), &self.header_prefix) {
+            (Some(file), _) if file.contains('/') => self
+                .described(Path::new(file))
+                .unwrap_or_else(|error| misused(chain(error.as_ref()))),
             (Some(name), _) => Sender::named(name, self.sender_url.as_deref())
                 .unwrap_or_else(|error| misused(chain(&error))),
             (None, Some(brand)) => platform
@@ -68,14 +68,30 @@ impl Which {
 
     /// Its name, unless it is the chat platform, whose namespace is empty.
     pub(crate) fn namespace(&self) -> String {
-        match self.sender {
+        match self.named() {
             Some(_) => self.sender().name().to_owned(),
             None => String::new(),
         }
     }
 
     pub(crate) fn is_platform(&self) -> bool {
-        self.sender.is_none()
+        self.named().is_none()
+    }
+
+    /// The sender that is not the chat platform.
+    fn named(&self) -> Option<&str> {
+        let named = self.sender.as_deref();
+        named.filter(|name| *name != Sender::chat_platform().name())
+    }
+
+    fn described(&self, file: &Path) -> anyhow::Result<Sender> {
+        let name = file.display();
+        let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
+        anyhow::ensure!(
+            self.sender_url.is_none(),
+            "`{name}` has the field `url` in place of --sender-url"
+        );
+        serde_json::from_str(&text).with_context(|| format!("`{name}` describes no sender"))
     }
 
     /// The options as they are passed to another command.
@@ -92,12 +108,6 @@ impl Which {
             .map(|(name, value)| format!(" --{name} {value}"))
             .collect()
     }
-}
-
-fn described(file: &Path) -> anyhow::Result<Sender> {
-    let name = file.display();
-    let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
-    serde_json::from_str(&text).with_context(|| format!("`{name}` describes no sender"))
 }
 
 pub(crate) fn print() -> anyhow::Result<ExitCode> {

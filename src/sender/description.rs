@@ -175,6 +175,10 @@ impl Description {
         if scheme.elements().next().is_some() && split.is_none() {
             return Err("signature.split: without it, there is no `element`".to_owned());
         }
+        if !scheme.signs_time() {
+            let field = "signature.timestamp";
+            return Err(format!("{field}: it is not signed: name it in `content`"));
+        }
         if scheme.algorithm == Algorithm::HmacSha1 && scheme.secret != SecretCoding::Text {
             return Err("signature.secret: with hmac-sha1, only `text` is allowed".to_owned());
         }

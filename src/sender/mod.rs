@@ -201,7 +201,11 @@ impl Sender {
     pub(crate) fn needs_replay_guard(&self) -> bool {
         match &*self.form {
             Form::Chat(_) => false,
-            Form::Described(it) => !it.has_equal_bodies && !self.covers_key(),
+            // Whoever has the token can send any body.
+            Form::Described(it) => {
+                let is_signed = |scheme: &Scheme| scheme.algorithm != Algorithm::Token;
+                !it.has_equal_bodies && !self.covers_key() && it.schemes.iter().any(is_signed)
+            }
         }
     }
 

@@ -50,8 +50,6 @@ profiles! {
     square(url) = "square";
     /// Paddle Billing.
     paddle = "paddle";
-    /// `HubSpot`, with signatures of version 3, which sign the URL as it is configured there.
-    hubspot_v3(url) = "hubspot-v3";
     /// Linear.
     linear = "linear";
     /// Box, with webhooks of version 2.

@@ -129,10 +129,37 @@ impl Scheme {
         signed.chain(time)
     }
 
-    /// Whether a header is among what is signed.
+    /// Whether a header is signed, and alone but for the timestamp: of two texts in a row, an attacker could move the
+    /// boundary.
     pub(super) fn signs(&self, header: &HeaderName) -> bool {
-        let mut pieces = self.before.iter().chain(&self.after);
-        pieces.any(|piece| matches!(piece, Piece::Header(name) if name == header))
+        let mut free = self.free().filter(|piece| !self.is_time(piece));
+        let first = free.next();
+        let is_it = matches!(first, Some(Piece::Header(name)) if name == header);
+        is_it && free.next().is_none()
+    }
+
+    /// Whether the timestamp is signed, or none is needed.
+    pub(super) fn signs_time(&self) -> bool {
+        match self.timestamp.as_ref().map(|it| &it.at) {
+            None => true,
+            Some(_) if self.algorithm == Algorithm::Token => false,
+            Some(At::Body(_)) => true,
+            Some(_) => self.free().any(|piece| self.is_time(piece)),
+        }
+    }
+
+    /// What is signed that a request names itself.
+    fn free(&self) -> impl Iterator<Item = &Piece> {
+        let pieces = self.before.iter().chain(&self.after);
+        pieces.filter(|piece| matches!(piece, Piece::Header(_) | Piece::Element(_)))
+    }
+
+    fn is_time(&self, piece: &Piece) -> bool {
+        match (piece, self.timestamp.as_ref().map(|it| &it.at)) {
+            (Piece::Header(name), Some(At::Header(time))) => name == time,
+            (Piece::Element(name), Some(At::Element(time))) => name == time,
+            _ => false,
+        }
     }
 
     /// Reads the head of a request, and refuses one that cannot prove anything.

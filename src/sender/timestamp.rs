@@ -15,6 +15,8 @@ impl Unit {
     /// Milliseconds since 1970. `None` for everything but plain digits, or the form of RFC 3339.
     pub(super) fn millis(self, text: &[u8]) -> Option<i64> {
         match self {
+            // A zero in front could belong to what is signed before it.
+            Self::Seconds | Self::Milliseconds if text.first() == Some(&b'0') => None,
             Self::Seconds => number(text)?.checked_mul(1000),
             Self::Milliseconds => number(text),
             Self::Rfc3339 => rfc3339(text),
@@ -123,6 +125,7 @@ mod tests {
         let long = "1".repeat(30);
         for wrong in [
             "",
+            "01",
             "+1",
             "-1",
             "1.0",

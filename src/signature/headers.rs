@@ -67,7 +67,7 @@ fn of_described(
         Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
         Place::Header(name) => Some(kind(headers, name)?),
         Place::Body(pointer) => {
-            let found = pointer.find(body).map_err(Refusal::unreadable)?;
+            let found = pointer.find(body).map_err(|error| not_there(&error))?;
             found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok())
         }
     };
@@ -77,7 +77,7 @@ fn of_described(
     let key = match &scheme.key {
         Place::None => None,
         Place::Header(name) => key(headers, name)?,
-        Place::Body(pointer) => match pointer.find(body).map_err(Refusal::unreadable)? {
+        Place::Body(pointer) => match pointer.find(body).map_err(|error| not_there(&error))? {
             None => None,
             Some(key) if key.len() > LONGEST_KEY => {
                 return Err(Refusal::unreadable("its key has more than 1,024 bytes"));
@@ -91,6 +91,14 @@ fn of_described(
         return Err(Refusal::MissingKey);
     }
     Ok((kind, key))
+}
+
+/// Without the error's text, which quotes the body.
+fn not_there(error: &serde_json::Error) -> Refusal {
+    let (line, column) = (error.line(), error.column());
+    Refusal::unreadable(format!(
+        "its event type or key is not one string or integer of a JSON object: line {line}, column {column}"
+    ))
 }
 
 fn of_chat(

@@ -194,7 +194,6 @@ impl<T> Webhooks<T> {
     /// [replay guard](Self::replay_guard) is set if its signature does not [cover the key](Sender::covers_key).
     pub fn sender(mut self, sender: Sender) -> Self {
         self.shared.given.sender_policy = Some(sender.policy());
-        self.shared.rules.replay_guard |= sender.needs_replay_guard();
         self.shared.sender = Some(sender);
         self
     }
@@ -249,14 +248,14 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets how long a key is remembered after its event was handled, or with an inbox accepted: 8 days by default. It
-    /// must be longer than [`SenderPolicy::retry_for`], 7 days.
+    /// must be longer than [`SenderPolicy::retry_for`](crate::SenderPolicy::retry_for), 7 days.
     pub fn retention(mut self, retention: Duration) -> Self {
         self.shared.given.retention = Some(retention);
         self
     }
 
     /// Sets how long a claim lasts that is not renewed, as after a crash: 60 seconds by default, and 30 seconds with an
-    /// inbox. It must be at least 100 milliseconds, shorter than [`SenderPolicy::retry_every`], 600 seconds, and longer
+    /// inbox. It must be at least 100 milliseconds, shorter than [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer
     /// than [`in_flight_wait`](Webhooks::in_flight_wait). See [`IdempotencyLayer::lease`] and [`Worker::lease`].
     pub fn lease(mut self, lease: Duration) -> Self {
         self.shared.given.lease = Some(lease);
@@ -379,7 +378,7 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
     pub fn into_layer(self) -> Result<(WebhookLayer<St>, Running), ConfigError> {
         let mut idempotency = self.target;
         let leases = &mut idempotency.leases;
-        let rules = self.shared.rules;
+        let (rules, replay_guard) = (self.shared.rules, self.shared.replay_guard());
         let signature = self.shared.join(
             &mut leases.limits,
             &mut leases.observers,
@@ -390,7 +389,7 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
         }
         idempotency.rules.handle_without_store |= rules.handle_without_store;
         idempotency.rules.reject_changed_bodies |= rules.reject_changed_bodies;
-        idempotency.rules.replay_guard |= rules.replay_guard;
+        idempotency.rules.replay_guard |= replay_guard;
         let running = Running::new(Work::Inline(idempotency.runs()), &signature);
         Ok((WebhookLayer::from_layers(signature, idempotency), running))
     }
@@ -425,7 +424,7 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
     {
         let mut worker = self.target;
         let settings = &mut worker.inbox.settings;
-        let rules = self.shared.rules;
+        let (rules, replay_guard) = (self.shared.rules, self.shared.replay_guard());
         let signature = self.shared.join(
             &mut settings.limits,
             &mut settings.observers,
@@ -435,7 +434,7 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
             },
         )?;
         settings.reject_changed_bodies |= rules.reject_changed_bodies;
-        settings.replay_guard |= rules.replay_guard;
+        settings.replay_guard |= replay_guard;
         let webhooks = signature.layer(worker.inbox.accept());
         let handle = worker.with_service(service).spawn();
         Ok((webhooks, Running::new(Work::Inbox(handle), &signature)))
@@ -443,6 +442,12 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
 }
 
 impl Shared {
+    /// Whether it was asked for, or the sender needs it.
+    fn replay_guard(&self) -> bool {
+        let sender = self.sender.as_ref();
+        self.rules.replay_guard || sender.is_some_and(Sender::needs_replay_guard)
+    }
+
     /// Adds the settings to those of a piece, and returns the layer that goes around it.
     fn join(
         self,

@@ -62,7 +62,6 @@ async function senders() {
   const { shopifyApi } = await import("@shopify/shopify-api");
   const { WebhooksHelper } = require("square");
   const { Paddle, Environment } = await import("@paddle/paddle-node-sdk");
-  const { Signature } = require("@hubspot/api-client");
   const { LinearWebhookClient } = await import("@linear/sdk/webhooks");
   const { WebhooksManager } = require("./node_modules/box-node-sdk/lib/managers/webhooks.js");
   const { computeWebhookSignature } = require("./node_modules/box-node-sdk/lib/internal/utils.js");
@@ -169,21 +168,6 @@ async function senders() {
       signature: "paddle-signature",
       verify: (it, headers, body) =>
         new Paddle("none", { environment: Environment.sandbox }).webhooks.isSignatureValid(body, it.secret, headers["paddle-signature"]),
-    },
-    {
-      ...simple, name: "hubspot-v3", maker: "@hubspot/api-client", prefix: "", url: URL_SET, key: null, type: "hubspot-v3",
-      body: '[{"eventId":1,"subscriptionType":"contact.creation","name":"Zoë"}]',
-      time: { write: millis, past: 300, ahead: null },
-      tag: (with_, time, body, it) => hmac(with_, `POST${it.url}${body}${time}`, "base64"),
-      headers: (tag, time) => ({ "x-hubspot-request-timestamp": time, "x-hubspot-signature-v3": tag }),
-      signature: "x-hubspot-signature-v3",
-      signs: (it, time, body) =>
-        Signature.getSignature("POST", "v3", { clientSecret: it.secret, url: URL_SET, requestBody: body, timestamp: time }),
-      verify: (it, headers, body) =>
-        Signature.isValid({
-          signatureVersion: "v3", method: "POST", clientSecret: it.secret, requestBody: body, url: URL_SET,
-          signature: headers["x-hubspot-signature-v3"], timestamp: headers["x-hubspot-request-timestamp"],
-        }),
     },
     {
       ...simple, name: "linear", maker: "@linear/sdk", prefix: "", type: "Issue",
