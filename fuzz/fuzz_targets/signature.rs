@@ -139,8 +139,6 @@ const HEADERS: [&str; 28] = [
     "x-github-delivery",
     "x-github-event",
     "x-hub-signature-256",
-    "x-hubspot-request-timestamp",
-    "x-hubspot-signature-v3",
     "x-line-signature",
     "x-shopify-hmac-sha256",
     "x-slack-request-timestamp",
@@ -150,7 +148,7 @@ const HEADERS: [&str; 28] = [
 ];
 
 fn from_another(other: &Other, body: &[u8]) -> StatusCode {
-    let profiles: [fn() -> Sender; 15] = [
+    let profiles: [fn() -> Sender; 14] = [
         Sender::standard_webhooks,
         Sender::svix,
         Sender::openai,
@@ -160,7 +158,6 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
         Sender::shopify,
         || Sender::square("https://example.com/"),
         Sender::paddle,
-        || Sender::hubspot_v3("https://example.com/"),
         Sender::linear,
         Sender::box_com,
         Sender::zoom,

@@ -16,7 +16,7 @@ use super::detached::{Place, Runs};
 use super::limits::Limits;
 use super::renewal::{Renewal, Renewals};
 use super::secrets::NotedSecrets;
-use super::settle::settle_until;
+use super::settle::Tries;
 use crate::deadline::Deadline;
 use crate::error::Chain;
 use crate::outcome::Outcome;
@@ -162,23 +162,26 @@ impl<St: Store> HeldLease<St> {
     }
 
     async fn try_complete(&mut self) -> Result<(), SettleError> {
-        let (lease, leases) = (&self.lease, &self.leases);
-        let mut end = self.renewal.take().map(|renewal| renewal.valid_until());
-        let valid_until = || *end.get_or_insert_with(|| Instant::now() + leases.limits.lease());
-        let completed = settle_until(valid_until, |is_first| async move {
+        let Self { lease, leases, .. } = self;
+        let mut valid_until = self.renewal.take().map(|renewal| renewal.valid_until());
+        let mut tries = Tries::new();
+        loop {
             let completion = leases.store.complete(lease, leases.limits.retention);
-            match leases.call("complete", completion).await {
-                Ok(()) => Ok(true),
+            let error = match leases.call("complete", completion).await {
+                Ok(()) => return Ok(()),
                 // A completion whose confirmation was lost may have ended the lease itself.
-                Err(SettleError::LeaseExpired) => {
-                    Ok(!is_first && matches!(leases.peek(lease.id()).await, Ok(KeyState::Done)))
+                Err(SettleError::LeaseExpired)
+                    if !tries.is_first()
+                        && matches!(leases.peek(lease.id()).await, Ok(KeyState::Done)) =>
+                {
+                    return Ok(());
                 }
-                Err(error) => Err(error),
-            }
-        });
-        match completed.await? {
-            true => Ok(()),
-            false => Err(SettleError::LeaseExpired),
+                Err(SettleError::LeaseExpired) => return Err(SettleError::LeaseExpired),
+                Err(error) => error,
+            };
+            let valid_until =
+                *valid_until.get_or_insert_with(|| Instant::now() + leases.limits.lease());
+            tries.again(error, valid_until).await?;
         }
     }
 

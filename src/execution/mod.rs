@@ -2,7 +2,7 @@
 //!
 //! - [`attempt`]: races the work against its time limit and the loss of its lease.
 //! - [`Leases`] and [`HeldLease`]: claim, renew and settle a lease on a key.
-//! - [`settle_until`]: records the end of an attempt, while its lease lasts.
+//! - [`Tries`]: records the end of an attempt, while its lease lasts.
 //! - [`Runs`]: attempts that continue after their client disconnected.
 //! - [`Limits`]: the settings that all of this shares, checked together.
 
@@ -22,4 +22,4 @@ pub use self::detached::{DrainTimeout, Runs};
 pub(crate) use self::lease::{Claimed, HeldLease, Leases};
 pub(crate) use self::limits::{Defaults, Given, Limits};
 pub(crate) use self::lock::lock;
-pub(crate) use self::settle::settle_until;
+pub(crate) use self::settle::Tries;

@@ -1,44 +1,58 @@
 //! Records the end of an attempt, again and again while its lease lasts.
 
 use std::error::Error;
-use std::future::Future;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
 use crate::error::Chain;
 
+/// The tries to record the end of an attempt, with growing pauses in between.
+pub(crate) struct Tries {
+    pause: Duration,
+    is_first: bool,
+}
+
 /// The pause after the first try, and the longest one.
 const PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
-/// Calls `settle` until it returns no error, with growing pauses in between. It is passed whether it is the first try:
-/// an earlier one may have taken effect without an answer.
-///
-/// # Errors
-///
-/// The error of the last try, if the lease ends before the next one. `valid_until` is asked after each error, because a
-/// lease may be extended meanwhile.
-pub(crate) async fn settle_until<T, E: Error + 'static, F: Future<Output = Result<T, E>>>(
-    mut valid_until: impl FnMut() -> Instant,
-    mut settle: impl FnMut(bool) -> F,
-) -> Result<T, E> {
-    let (mut pause, mut is_first) = (PAUSE, true);
-    loop {
-        let error = match settle(is_first).await {
-            Ok(settled) => return Ok(settled),
-            Err(error) if Instant::now() + pause >= valid_until() => return Err(error),
-            Err(error) => error,
-        };
-        if is_first {
+impl Tries {
+    pub(crate) fn new() -> Self {
+        Self {
+            pause: PAUSE,
+            is_first: true,
+        }
+    }
+
+    /// Whether no try came before this one. An earlier one may have taken effect without an answer.
+    pub(crate) fn is_first(&self) -> bool {
+        self.is_first
+    }
+
+    /// Waits before the next try.
+    ///
+    /// # Errors
+    ///
+    /// The error of the last try, if the lease ends before the next one.
+    pub(crate) async fn again<E: Error + 'static>(
+        &mut self,
+        error: E,
+        valid_until: Instant,
+    ) -> Result<(), E> {
+        if Instant::now() + self.pause >= valid_until {
+            return Err(error);
+        }
+        if self.is_first {
             tracing::warn!(
                 reason = Chain(&error).to_string(),
                 "the attempt ended, but that could not be recorded; recording is retried while the lease lasts"
             );
         }
-        is_first = false;
-        sleep(pause).await;
-        pause = (2 * pause).min(LONGEST_PAUSE);
+        self.is_first = false;
+        sleep(self.pause).await;
+        self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+        Ok(())
     }
 }
 
@@ -51,20 +65,18 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn tries_end_with_the_lease() {
         let valid_until = Instant::now() + Duration::from_secs(60);
-        let mut tries = Vec::new();
-        let ended: io::Result<()> = settle_until(
-            || valid_until,
-            |is_first| {
-                assert_eq!(is_first, tries.is_empty());
-                tries.push(Instant::now());
-                async { Err(io::Error::other("down")) }
-            },
-        )
-        .await;
-        assert_eq!(ended.unwrap_err().to_string(), "down");
-        assert!(Instant::now() < valid_until);
-        let pauses: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
-        assert!(pauses.len() > 10);
+        let mut tries = Tries::new();
+        let mut pauses = Vec::new();
+        let error = loop {
+            assert_eq!(tries.is_first(), pauses.is_empty());
+            let asked = Instant::now();
+            if let Err(error) = tries.again(io::Error::other("down"), valid_until).await {
+                break error;
+            }
+            pauses.push(asked.elapsed());
+        };
+        assert_eq!(error.to_string(), "down");
+        assert!(Instant::now() < valid_until && pauses.len() > 10);
         assert_eq!((pauses[0], pauses[1]), (PAUSE, 2 * PAUSE));
         assert_eq!(pauses.last(), Some(&LONGEST_PAUSE));
     }

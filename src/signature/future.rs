@@ -126,9 +126,12 @@ where
                     let Some((parts, inner)) = rest.take() else {
                         return Poll::Pending;
                     };
-                    let challenged = received.as_ref().ok().and_then(|(body, secret)| {
-                        challenge(body, secret.as_ref(), &parts.headers, config)
-                    });
+                    let challenged = match &received {
+                        Ok((body, secret)) => {
+                            challenge(body, secret.as_ref(), &parts.headers, config)
+                        }
+                        Err(_) => None,
+                    };
                     if let Some(Ok((mut response, kind))) = challenged {
                         span.finish(Decision::sent_as(&mut response, kind));
                         answered(watch, &response);
@@ -147,7 +150,8 @@ where
                             this.state.set(State::Verified { inner, request });
                         }
                         Err(refusal) => {
-                            let response = refuse(refusal, parts.headers, config, span, watch);
+                            let response = refuse(refusal, parts.headers, config, span);
+                            answered(watch, &response);
                             return Poll::Ready(Ok(response));
                         }
                     }
@@ -167,36 +171,26 @@ where
                 }
                 StateProj::Inner { future, kind } => {
                     let mut result = ready!(future.poll(cx));
-                    finish(&mut result, kind.take(), span, watch);
+                    span.finish(match (&mut result, kind.take()) {
+                        (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
+                        _ => Decision::FAILED,
+                    });
+                    match &result {
+                        Ok(response) => answered(watch, response),
+                        Err(_) => failed(watch),
+                    }
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
                 StateProj::Refused { refused, config } => {
                     let Some((refusal, headers)) = refused.take() else {
                         return Poll::Pending;
                     };
-                    let response = refuse(refusal, headers, config, span, watch);
+                    let response = refuse(refusal, headers, config, span);
+                    answered(watch, &response);
                     return Poll::Ready(Ok(response));
                 }
             }
         }
-    }
-}
-
-/// Records how the inner service has answered.
-#[inline]
-fn finish<B, E>(
-    result: &mut Result<Response<B>, E>,
-    kind: Option<EventKind>,
-    span: &DeliverySpan,
-    watch: &mut DeliveryWatch,
-) {
-    span.finish(match (&mut *result, kind) {
-        (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
-        _ => Decision::FAILED,
-    });
-    match result {
-        Ok(response) => answered(watch, response),
-        Err(_) => failed(watch),
     }
 }
 
@@ -207,7 +201,6 @@ fn refuse<B>(
     mut headers: HeaderMap,
     config: &Config,
     span: &DeliverySpan,
-    watch: &mut DeliveryWatch,
 ) -> Response<ResponseBody<B>> {
     let kind =
         claimed_kind(&headers, &config.sender).filter(|kind| kind.as_str().len() <= LONGEST_KIND);
@@ -223,9 +216,7 @@ fn refuse<B>(
     }
     span.finish(row.name);
     headers.clear();
-    let response = ResponseBody::refuse_request(refusal, kind, is_verified, headers);
-    answered(watch, &response);
-    response
+    ResponseBody::refuse_request(refusal, kind, is_verified, headers)
 }
 
 /// A response of this layer, for an event of this kind.

@@ -20,9 +20,8 @@ use crate::delivery::RawDelivery;
 use crate::error::{BoxError, Chain};
 use crate::event::EventKind;
 use crate::execution::lock;
-use crate::execution::{attempt, settle_until};
+use crate::execution::{Tries, attempt};
 use crate::outcome::Outcome;
-use crate::store::StoreError;
 use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
 
 /// An event to be handled.
@@ -278,44 +277,45 @@ impl<Q: Queue> Pool<Q> {
         let limits = &self.settings.limits;
         // Longer than that of a delivery, which has a sender who waits.
         let limit = limits.store_timeout.max(limits.lease() / 3);
-        let settled = settle_until(
-            || held.valid_until(),
-            |is_first| async move {
-                let asked = Instant::now();
-                // One that was taken by a try without an answer waits for the end of its lease.
-                let next = next.filter(|_| is_first);
-                let settling = self.shared.queue.settle(held.lease(), settlement, next);
-                let settled = self.settings.call_within(limit, "settle", settling).await?;
-                Ok::<_, StoreError>((settled, asked, is_first))
-            },
-        );
-        match settled.await {
-            Ok((Settled::Ended(next), asked, _)) => {
-                self.settled(settlement, next.is_some());
-                Some(next.map(|event| (*event, asked)))
-            }
-            Ok((Settled::Lost, ..)) if may_be_settled => {
-                tracing::info!(
-                    "the transaction of the attempt was committed after all, or its lease had been lost: the event is \
-                     tried again only if it is not settled"
-                );
-                self.ask_now();
-                Some(None)
-            }
-            Ok((Settled::Lost, _, true)) => {
-                tracing::warn!(
-                    "the attempt ended after its lease had been lost: the event is tried again, unless it was discarded"
-                );
-                None
-            }
-            // An earlier try may have ended the attempt, without an answer.
-            Ok((Settled::Lost, ..)) => self.has_ended(held, settlement).await.then_some(None),
-            Err(error) => {
-                tracing::error!(
-                    reason = Chain(&error).to_string(),
-                    "the attempt ended, but that could not be recorded: the event is tried again when its lease has expired"
-                );
-                None
+        let mut tries = Tries::new();
+        loop {
+            let asked = Instant::now();
+            // One that was taken by a try without an answer waits for the end of its lease.
+            let next = next.filter(|_| tries.is_first());
+            let settling = self.shared.queue.settle(held.lease(), settlement, next);
+            let settled = self.settings.call_within(limit, "settle", settling);
+            match settled.await {
+                Ok(Settled::Ended(next)) => {
+                    self.settled(settlement, next.is_some());
+                    return Some(next.map(|event| (*event, asked)));
+                }
+                Ok(Settled::Lost) if may_be_settled => {
+                    tracing::info!(
+                        "the transaction of the attempt was committed after all, or its lease had been lost: the event \
+                         is tried again only if it is not settled"
+                    );
+                    self.ask_now();
+                    return Some(None);
+                }
+                Ok(Settled::Lost) if tries.is_first() => {
+                    tracing::warn!(
+                        "the attempt ended after its lease had been lost: the event is tried again, unless it was \
+                         discarded"
+                    );
+                    return None;
+                }
+                // The first try may have ended the attempt, without an answer.
+                Ok(Settled::Lost) => return self.has_ended(held, settlement).await.then_some(None),
+                Err(error) => {
+                    if let Err(error) = tries.again(error, held.valid_until()).await {
+                        tracing::error!(
+                            reason = Chain(&error).to_string(),
+                            "the attempt ended, but that could not be recorded: the event is tried again when its \
+                             lease has expired"
+                        );
+                        return None;
+                    }
+                }
             }
         }
     }
