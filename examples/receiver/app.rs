@@ -29,6 +29,7 @@ use crate::handling::Handling;
 use crate::output::Output;
 use crate::store::Place;
 use crate::telemetry::Telemetry;
+#[cfg(feature = "metrics")]
 use crate::text::chain;
 
 /// What a receiver is made of.
