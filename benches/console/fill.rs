@@ -196,10 +196,10 @@ pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Resu
          WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < {handled})
          INSERT INTO events
              (seq, kind, state, key, chat, accepted, keep_until, settled, failures, redriven)
-         SELECT n, 1, 5, CAST('old-key-' || n AS BLOB), 'old-' || (n / 5),
-             highest - ({handled} - n) * 691200000 / {handled}, highest + 691200000,
-             highest - ({handled} - n) * 691200000 / {handled}, 0, 0
-         FROM numbers, (SELECT highest_time AS highest FROM file);
+         SELECT n, (SELECT id FROM kinds WHERE name = 'chat-closed'), 5, CAST('old-key-' || n AS BLOB), 'old-' || (n / 5),
+             now - ({handled} - n) * 691200000 / {handled}, now + 691200000,
+             now - ({handled} - n) * 691200000 / {handled}, 0, 0
+         FROM numbers, (SELECT unixepoch() * 1000 AS now);
          INSERT INTO keys (key, body, event, attempt, done, lease_until, keep_until)
          SELECT randomblob(16), zeroblob(16), seq, 1, 1, 0, keep_until FROM events;"
     ))

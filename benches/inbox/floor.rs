@@ -137,8 +137,8 @@ fn statements(path: &Path, settles: bool) -> Result<impl FnMut(&Clock) -> Result
         "INSERT INTO bodies (seq, body) VALUES (?1, ?2)",
         "SELECT place FROM work INDEXED BY work_line WHERE lane = ?1 ORDER BY place",
         "INSERT INTO work
-             (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried)
-         VALUES (?1, 1, ?2, ?3, ?4, ?5, 0, 0, NULL, 0)",
+             (seq, kind, lane, place, due, fence, failures, crashes, first_failed, tried, uncounted)
+         VALUES (?1, 1, ?2, ?3, ?4, ?5, 0, 0, NULL, 0, 0)",
     ];
     const SETTLE: [&str; 3] = [
         "DELETE FROM work
