@@ -73,7 +73,7 @@ fn planted_table_outside_its_room_is_reported() {
             "const A: &str = \"SELECT 1 FROM {schema}.head JOIN {schema}.keys ON true\";",
         ),
         source(
-            "src/postgres/pool/tables.rs",
+            "src/postgres/engine/tables.rs",
             "/// `SELECT * FROM {schema}.keys`\nconst A: &str = \"SELECT oid FROM pg_class\";\n\
              const B: &str = r\"DELETE FROM {schema}.head\";",
         ),
@@ -88,7 +88,7 @@ fn planted_table_outside_its_room_is_reported() {
         strangers(&tables, &statements),
         [
             "src/inbox/queue.rs:1: `keys` is a table of postgres",
-            "src/postgres/pool/tables.rs:3: `head` is a table of postgres, and an engine knows no table",
+            "src/postgres/engine/tables.rs:3: `head` is a table of postgres, and an engine knows no table",
         ]
     );
 }
@@ -104,7 +104,7 @@ struct Named {
 }
 
 /// The engines, which know no table.
-const ENGINES: [&str; 2] = ["src/sqlite/engine/", "src/postgres/pool/"];
+const ENGINES: [&str; 2] = ["src/sqlite/engine/", "src/postgres/engine/"];
 
 /// Reads which tables a `schema.sql` creates, and which tables the statements in all sources name.
 fn read_sql(sources: &[(String, String)]) -> (Tables, Vec<Named>) {

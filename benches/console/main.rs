@@ -4,6 +4,7 @@
 //!
 //! `-- --help` lists the options.
 
+mod bulk;
 #[allow(dead_code)] // The benchmark `inbox` uses all of it.
 #[path = "../inbox/events.rs"]
 mod events;
@@ -78,6 +79,10 @@ struct Args {
     #[arg(value_parser = value_parser!(u32).range(1..))]
     operators: Vec<u32>,
 
+    /// Measure, instead of the pages, how quickly so many dead letters are exported, redriven and discarded
+    #[arg(long, value_name = "N", value_parser = value_parser!(u64).range(64..))]
+    bulk: Option<u64>,
+
     /// Measure only this queue
     #[arg(long, value_name = "QUEUE")]
     only: Option<Of>,
@@ -130,6 +135,7 @@ fn run(args: &Args) -> Result<()> {
             operators: &args.operators,
         },
     };
+    let bulk = args.bulk.or(quick.then_some(640));
     let runtime = Builder::new_multi_thread().enable_all().build()?;
     let mut verdicts = Verdicts::default();
     if args.only != Some(Of::Postgres) {
@@ -138,6 +144,12 @@ fn run(args: &Args) -> Result<()> {
         let path = directory.path().join("webhooks.db");
         let queue = SqliteQueue::open(&path)?;
         runtime.block_on(async {
+            if let Some(count) = bulk {
+                bulk::measure("SQLite", &Inbox::new(queue.clone()), count).await?;
+            }
+            if args.bulk.is_some() {
+                return Ok(());
+            }
             let filled = fill::sqlite(&queue, &path, effort.events).await?;
             measure("SQLite", &effort, Inbox::new(queue), filled, &mut verdicts).await
         })?;
@@ -151,6 +163,12 @@ fn run(args: &Args) -> Result<()> {
                 .await?;
             let queue = PostgresQueue::new(pool.clone());
             queue.migrate().await?;
+            if let Some(count) = bulk {
+                bulk::measure("Postgres", &Inbox::new(queue.clone()), count).await?;
+            }
+            if args.bulk.is_some() {
+                return Ok(());
+            }
             let filled = fill::postgres(&queue, &pool, effort.events).await?;
             measure(
                 "Postgres",

@@ -6,10 +6,10 @@ mod body;
 mod decision;
 #[cfg(feature = "axum")]
 mod extract;
-mod outcome;
 mod respond;
 mod router;
 mod row;
+mod statuses;
 #[cfg(test)]
 pub(crate) mod tests;
 

@@ -1,4 +1,4 @@
-//! Deliveries that are not handled: duplicates, and those whose key cannot be claimed. `answer/outcome.rs` has the responses to
+//! Deliveries that are not handled: duplicates, and those whose key cannot be claimed. `answer/statuses.rs` has the responses to
 //! the outcomes that are found here, such as the 409 of one in flight.
 
 use std::fmt;

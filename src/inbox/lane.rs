@@ -1,5 +1,5 @@
-//! The chat of an event, and the number of its lane. Whether a lane waits is decided in `decide.rs`, and each queue has how it
-//! waits in `lanes`.
+//! The chat of an event, and the number of its lane. Whether a new event waits behind others is decided by each queue, in
+//! its `lanes`; whether a lane waits after a failure, in `decide.rs`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

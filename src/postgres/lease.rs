@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use sqlx::postgres::PgRow;
 use tokio::sync::OnceCell;
 
-use super::pool::{Tables, Value, column};
+use super::engine::{Tables, Value, column};
 use crate::delivery::{AttemptLease, RawDelivery};
 use crate::store::Fence;
 use crate::store::engine_error::Error;

@@ -1,8 +1,8 @@
 //! Keys and events in PostgreSQL: the user's pool of connections, the schema, and the store and the queue on it.
 
+mod engine;
 pub(crate) mod keys;
 pub(crate) mod lease;
-mod pool;
 mod queue;
 mod schema;
 

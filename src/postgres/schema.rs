@@ -1,6 +1,6 @@
 //! The schema that the store and the inbox share.
 
-use super::pool::{Format, Migration};
+use super::engine::{Format, Migration};
 
 /// The schema, version by version. Until 0.1.0 is published, every change goes into version 1. After that, a version adds
 /// what its release needs, and gives a function that takes or returns something else another name, so that processes of
@@ -11,6 +11,7 @@ pub(crate) const FORMAT: Format = Format {
         sql: concat!(
             include_str!("schema.sql"),
             include_str!("functions/accept.sql"),
+            include_str!("functions/lanes.sql"),
             include_str!("functions/claim.sql"),
             include_str!("functions/settle.sql"),
             include_str!("functions/person.sql"),

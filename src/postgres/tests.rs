@@ -19,7 +19,7 @@ use tokio::time::{sleep, timeout};
 
 use self::program::{PATIENCE, Peer, say};
 use self::server::PostgresServer;
-use super::pool::{Format, Migration, Tables};
+use super::engine::{Format, Migration, Tables};
 use super::schema::FORMAT;
 use super::{PostgresQueue, PostgresStore};
 use crate::delivery::RawDelivery;

@@ -1,5 +1,5 @@
-//! The spans `delivery` and `attempt`. `signature/future.rs`, a detached run and `inbox/worker/attempt.rs` own one each: they
-//! record the outcome, and the span closes with its last handle.
+//! The spans `delivery` and `attempt`. `signature/future.rs`, `idempotency/future.rs` (a detached run) and
+//! `inbox/worker/attempt.rs` own one each: they record the outcome, and the span closes with its last handle.
 
 use http::{HeaderMap, HeaderName};
 use tokio::time::Instant;

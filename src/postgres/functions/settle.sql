@@ -32,48 +32,6 @@ BEGIN
     END LOOP;
 END $tower_webhook$;
 
--- Removes an event from the head, whose row is locked, and makes the next one of the lane the head. With a lease, that
--- one is taken if it can be: then its row is returned.
-CREATE FUNCTION {schema}.advance(
-    p_lane bigint, p_own bigint, p_lease bigint, p_namespace bigint, p_only text[], p_except text[]
-)
-RETURNS {schema}.head LANGUAGE plpgsql AS $tower_webhook$
-DECLARE
-    v_head {schema}.head%ROWTYPE;
-    v_next {schema}.wait%ROWTYPE;
-    v_fence uuid;
-BEGIN
-    IF p_own = 0 THEN
-        SELECT * INTO v_next FROM {schema}.wait WHERE lane BETWEEN p_lane AND p_lane ORDER BY lane, seq LIMIT 1;
-    END IF;
-    IF v_next.seq IS NULL THEN
-        DELETE FROM {schema}.head WHERE lane = p_lane AND own = p_own;
-        RETURN NULL;
-    END IF;
-    -- A claim may have set its time back meanwhile.
-    DELETE FROM {schema}.wait WHERE lane = p_lane AND seq = v_next.seq RETURNING due INTO v_next.due;
-    IF p_lease IS NOT NULL
-        AND v_next.due <= {schema}.micros()
-        AND {schema}.is_open(v_next.kind, p_namespace, p_only, p_except)
-    THEN
-        v_fence := {schema}.new_fence();
-        v_next.due := {schema}.micros() + p_lease;
-    ELSE
-        -- It could not be taken before, and a claim does not look back for long. Of events that one statement lets
-        -- advance, the order is that of their numbers.
-        v_next.due := greatest(v_next.due, (extract(epoch FROM statement_timestamp()) * 1000000)::bigint);
-    END IF;
-    UPDATE {schema}.head SET
-        seq = v_next.seq, due = v_next.due, kind = v_next.kind, failures = v_next.failures,
-        uncounted = v_next.uncounted, crashes = v_next.crashes, is_tried = v_next.is_tried,
-        is_suspect = v_fence IS NOT NULL OR v_next.crashes > 0,
-        first_failed = v_next.first_failed, fence = v_fence
-    WHERE lane = p_lane AND own = 0
-    RETURNING * INTO v_head;
-    IF v_fence IS NULL THEN RETURN NULL; END IF;
-    RETURN v_head;
-END $tower_webhook$;
-
 -- Notes that an event is discarded. Its body is deleted with the event.
 CREATE FUNCTION {schema}.end_discarded(p_seq bigint, p_failures integer) RETURNS void
 LANGUAGE plpgsql AS $tower_webhook$

@@ -17,8 +17,8 @@ use tokio::time::timeout;
 use self::statements::Statements;
 use crate::config::ConfigError;
 use crate::error::Chain;
+use crate::postgres::engine::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::lease::Identity;
-use crate::postgres::pool::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::schema::FORMAT;
 use crate::store::engine_error::Error;
 use crate::store::{

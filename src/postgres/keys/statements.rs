@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::postgres::pool::Schema;
+use crate::postgres::engine::Schema;
 
 /// The statements, with the schema's name in them.
 pub(super) struct Statements {

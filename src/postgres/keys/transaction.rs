@@ -9,8 +9,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_
 
 use super::PostgresStore;
 use crate::error::BoxError;
+use crate::postgres::engine::{Busy, Uuid, code, column, is_without_answer, micros};
 use crate::postgres::lease::TransactionalLease;
-use crate::postgres::pool::{Busy, Uuid, code, column, is_without_answer, micros};
 use crate::store::{EventKey, StoreError};
 
 /// A key in a transaction.

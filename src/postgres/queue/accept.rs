@@ -15,7 +15,7 @@ use super::settle::Settle;
 use crate::inbox::event::{EventId, EventLease, Kinds, Lane, NewEvent, Take, TakenEvent};
 use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
-use crate::postgres::pool::{List, Uuid, Value, column, corrupt, micros};
+use crate::postgres::engine::{List, Uuid, Value, column, corrupt, micros};
 use crate::store::engine_error::Error;
 use crate::store::{EventKey, Fence, StoreError};
 

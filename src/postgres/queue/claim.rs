@@ -18,7 +18,7 @@ use super::{parameters, rows};
 use crate::error::Chain;
 use crate::inbox::event::Take;
 use crate::inbox::queue::Claims;
-use crate::postgres::pool::{Value, corrupt, micros};
+use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "

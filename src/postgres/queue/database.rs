@@ -14,10 +14,10 @@ use tokio::time::{Instant, sleep_until};
 
 use super::batches::{Call, Executed, GRACE, Locked, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
-use crate::postgres::lease::{Identity, TransactionalLease};
-use crate::postgres::pool::{
+use crate::postgres::engine::{
     List, Tables, Value, code, column, corrupt, is_locked, is_without_answer,
 };
+use crate::postgres::lease::{Identity, TransactionalLease};
 use crate::store::StoreError;
 use crate::store::engine_error::Error;
 

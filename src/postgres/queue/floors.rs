@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use crate::inbox::event::Kinds;
-use crate::postgres::pool::{List, Value, column};
+use crate::postgres::engine::{List, Value, column};
 use crate::store::engine_error::Error;
 
 /// What a claim knows from an earlier one: that there was nothing to take before these times. Zeros know nothing.

@@ -14,7 +14,7 @@ use super::rows;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Lane};
 use crate::inbox::records::{EventSummary, Filter, Listed, Page};
-use crate::postgres::pool::{List as Array, Value, column};
+use crate::postgres::engine::{List as Array, Value, column};
 use crate::store::StoreError;
 
 /// The numbers of kinds that were accepted.
@@ -479,7 +479,7 @@ mod tests {
     /// In the order of the numbers, so that a page is the first rows that the index has.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_list_of_a_chat_reads_its_index_in_order() {
-        use crate::postgres::pool::{Schema, Tables};
+        use crate::postgres::engine::{Schema, Tables};
         use crate::postgres::schema::FORMAT;
         use crate::postgres::tests::{self, execute};
 

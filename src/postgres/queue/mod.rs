@@ -34,7 +34,7 @@ use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Records, Stats,
 };
-use crate::postgres::pool::Tables;
+use crate::postgres::engine::Tables;
 use crate::postgres::schema::FORMAT;
 use crate::store::{OpenError, StoreError};
 

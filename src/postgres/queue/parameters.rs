@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::event::EventKind;
 use crate::inbox::event::{EventLease, Failure, Kinds};
-use crate::postgres::pool::{List, Value, micros};
+use crate::postgres::engine::{List, Value, micros};
 
 pub(super) fn number(count: usize) -> Value {
     Value::Number(i64::try_from(count).unwrap_or(i64::MAX))

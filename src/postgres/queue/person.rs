@@ -17,7 +17,7 @@ use crate::inbox::event::{EventId, EventLease, EventState, Failure, Kinds, Lane}
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Stats,
 };
-use crate::postgres::pool::{List, Value, column, corrupt};
+use crate::postgres::engine::{List, Value, column, corrupt};
 use crate::store::StoreError;
 use crate::store::engine_error::Error;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::database::Database;
-use crate::postgres::pool::{Value, column, micros};
+use crate::postgres::engine::{Value, column, micros};
 use crate::store::StoreError;
 
 const PURGE: &str = "SELECT {schema}.purge($1, $2)";

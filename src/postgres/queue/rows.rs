@@ -13,7 +13,7 @@ use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, TakenEvent, UNCOUNTED};
 use crate::inbox::headers;
 use crate::inbox::records::EventSummary;
-use crate::postgres::pool::{Uuid, column, corrupt};
+use crate::postgres::engine::{Uuid, column, corrupt};
 use crate::store::Fence;
 use crate::store::engine_error::Error;
 

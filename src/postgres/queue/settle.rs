@@ -12,7 +12,7 @@ use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
 use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
-use crate::postgres::pool::{List, Value, column, micros};
+use crate::postgres::engine::{List, Value, column, micros};
 use crate::store::StoreError;
 use crate::store::engine_error::Error;
 

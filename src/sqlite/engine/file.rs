@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use rusqlite::config::DbConfig;
-use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags, TransactionBehavior};
+use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 
 use super::error::Reason;
 use super::format::Format;
@@ -186,10 +186,7 @@ fn own(mut db: Connection, path: &Path, format: &Format) -> Result<Connection, R
         return Err(Reason::NoWal { journal });
     }
     db.execute_batch("PRAGMA synchronous = FULL")?;
-    // Another process may have been faster, so its version is read again under the lock.
-    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
-    let before = migrate::migrate(&transaction, format)?;
-    transaction.commit()?;
+    let before = migrate::upgrade(&mut db, format)?;
     let now = format.migrations.len();
     if (1..now).contains(&before) {
         tracing::info!(

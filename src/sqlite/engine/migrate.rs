@@ -1,5 +1,5 @@
-//! Which program and release a file belongs to, and how one of an earlier release is upgraded, in a transaction that `file.rs`
-//! begins with the lock of the writer.
+//! Which program and release a file belongs to, and how one of an earlier release is upgraded, in a transaction with the
+//! lock of the writer.
 //!
 //! All steps are done in one transaction with the new version's number: a crash leaves the file as it was,
 //! and of several processes that open it at once, one upgrades it. A process of an earlier release may have
@@ -9,7 +9,7 @@
 //! An earlier release may also open the upgraded file, as when a deploy is rolled back, if the file says so. A migration
 //! that adds what earlier releases need not know leaves the lowest release as it is. Another one raises it.
 
-use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction};
+use rusqlite::{Connection, ErrorCode, OptionalExtension, Transaction, TransactionBehavior};
 
 use super::error::Reason;
 use super::format::Format;
@@ -74,8 +74,16 @@ fn release(version: &str) -> Option<[u64; 3]> {
     numbers.next().is_none().then_some(release)
 }
 
-/// Brings the schema up to date, and returns the version that it had.
-pub(super) fn migrate(db: &Transaction<'_>, format: &Format) -> Result<usize, Reason> {
+/// Brings the schema up to date, and returns the version that it had. Another process may have been faster, so the version
+/// is read under the lock.
+pub(super) fn upgrade(db: &mut Connection, format: &Format) -> Result<usize, Reason> {
+    let transaction = db.transaction_with_behavior(TransactionBehavior::Immediate)?;
+    let before = migrate(&transaction, format)?;
+    transaction.commit()?;
+    Ok(before)
+}
+
+fn migrate(db: &Transaction<'_>, format: &Format) -> Result<usize, Reason> {
     let version = version(db, format)?;
     let newest = format.migrations.len();
     if version < newest {
@@ -95,8 +103,6 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
     use std::time::Duration;
-
-    use rusqlite::TransactionBehavior;
 
     use super::super::file;
     use super::super::testing::FORMAT;

@@ -116,12 +116,12 @@ pub(super) fn discard(
     if !matches!(event.state, State::Unsettled | State::Dead) || !is_in(tx, seq, from)? {
         return Ok(Change::WrongState);
     }
-    give_up(tx, seq, &event)?;
+    discard_row(tx, seq, &event)?;
     Ok(Change::Made)
 }
 
 /// Discards an event that is unsettled or dead.
-fn give_up(tx: &mut Tx<'_>, seq: i64, event: &Event) -> rusqlite::Result<()> {
+fn discard_row(tx: &mut Tx<'_>, seq: i64, event: &Event) -> rusqlite::Result<()> {
     let failures = match Work::find(tx, seq)? {
         Some(work) => {
             Work::remove(tx, seq)?;
@@ -170,7 +170,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
             continue;
         };
         if matches!(event.state, State::Unsettled | State::Dead) {
-            give_up(tx, *seq, &event)?;
+            discard_row(tx, *seq, &event)?;
         }
         // Their texts may quote the body.
         tx.prepare(DELETE_FAILURES)?.execute([seq])?;
