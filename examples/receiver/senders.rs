@@ -1,7 +1,7 @@
 //! The senders that a receiver can verify.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, iter};
 
@@ -38,6 +38,16 @@ pub(crate) struct Which {
     )]
     sender_url: Option<String>,
 
+    /// A file with the token by which the sender proves its challenges, such as Meta's verify token
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "WEBHOOK_SENDER_TOKEN_FILE",
+        hide_env_values = true,
+        requires = "sender"
+    )]
+    sender_token_file: Option<PathBuf>,
+
     /// The brand in the header names of the chat platform: `acme` is X-Acme-Event instead of X-Service-Event
     #[arg(
         long,
@@ -53,7 +63,7 @@ impl Which {
     /// Returns the sender, or exits if there is none of this name.
     pub(crate) fn sender(&self) -> Sender {
         let platform = Sender::chat_platform();
-        match (&self.named(), &self.header_prefix) {
+        let sender = match (&self.named(), &self.header_prefix) {
             (Some(file), _) if file.contains('/') => self
                 .described(Path::new(file))
                 .unwrap_or_else(|error| misused(chain(error.as_ref()))),
@@ -63,6 +73,12 @@ impl Which {
                 .branded(brand)
                 .unwrap_or_else(|error| misused(chain(&error))),
             (None, None) => platform,
+        };
+        match &self.sender_token_file {
+            None => sender,
+            Some(file) => {
+                with_token(sender, file).unwrap_or_else(|error| misused(chain(error.as_ref())))
+            }
         }
     }
 
@@ -96,9 +112,12 @@ impl Which {
 
     /// The options as they are passed to another command.
     pub(crate) fn options(&self) -> String {
+        let token_file = self.sender_token_file.as_ref();
+        let token_file = token_file.map(|file| file.display().to_string());
         let options = [
             ("sender", &self.sender),
             ("sender-url", &self.sender_url),
+            ("sender-token-file", &token_file),
             ("header-prefix", &self.header_prefix),
         ];
         let given = options
@@ -108,6 +127,15 @@ impl Which {
             .map(|(name, value)| format!(" --{name} {value}"))
             .collect()
     }
+}
+
+/// The sender with the token in the first line of a file.
+fn with_token(sender: Sender, file: &Path) -> anyhow::Result<Sender> {
+    let name = file.display();
+    let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
+    let token = text.lines().next().unwrap_or_default();
+    anyhow::ensure!(!token.is_empty(), "`{name}` has no token in its first line");
+    Ok(sender.with_challenge_token(token)?)
 }
 
 pub(crate) fn print() -> anyhow::Result<ExitCode> {
@@ -131,6 +159,9 @@ pub(crate) fn print() -> anyhow::Result<ExitCode> {
         };
         if needs_url {
             about += "; signs the URL: pass --sender-url";
+        }
+        if sender.with_challenge_token("any").is_ok() {
+            about += "; asks with a token: pass --sender-token-file";
         }
         anyhow::Ok(row(name, &about))
     });

@@ -8,13 +8,13 @@ use arbitrary::Arbitrary;
 use bytes::Bytes;
 use futures_util::FutureExt;
 use http::{HeaderValue, Request, Response, StatusCode};
-use http_body_util::Full;
+use http_body_util::{BodyExt, Full};
 use libfuzzer_sys::{Corpus, fuzz_target};
 use oracle::{hmac, parse_signature, to_hex};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::signature::SignatureError;
 use tower_webhook::{
-    EventKind, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SignatureLayer, Verified,
+    EventKind, IdempotencyKey, RawDelivery, ResponseBody, Secret, Secrets, Sender, SignatureLayer, Verified,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -25,12 +25,13 @@ struct Input {
     other: Other,
 }
 
-/// A delivery of another sender: what it signs, or nothing, with these headers.
+/// A delivery of another sender: what it signs, or nothing, with these headers. And a challenge.
 #[derive(Arbitrary, Debug)]
 struct Other {
     profile: u8,
     is_signed: bool,
     headers: Vec<(u8, Vec<u8>)>,
+    query: String,
 }
 
 #[derive(Arbitrary, Debug)]
@@ -114,17 +115,19 @@ fuzz_target!(|input: Input| -> Corpus {
     assert!(authentic || status == StatusCode::UNAUTHORIZED);
     let status = from_another(&input.other, &input.body);
     assert!(input.other.is_signed || status != StatusCode::OK);
+    asked(&input.other.query);
     Corpus::Keep
 });
 
 /// All headers that a profile reads.
-const HEADERS: [&str; 26] = [
+const HEADERS: [&str; 37] = [
     "box-delivery-timestamp",
     "box-signature-algorithm",
     "box-signature-primary",
     "box-signature-secondary",
     "box-signature-version",
     "content-type",
+    "idempotency-key",
     "linear-delivery",
     "linear-event",
     "linear-signature",
@@ -133,22 +136,32 @@ const HEADERS: [&str; 26] = [
     "svix-id",
     "svix-signature",
     "svix-timestamp",
+    "twitch-eventsub-message-id",
+    "twitch-eventsub-message-signature",
+    "twitch-eventsub-message-timestamp",
+    "twitch-eventsub-message-type",
     "webhook-id",
     "webhook-signature",
     "webhook-timestamp",
+    "x-atlassian-webhook-identifier",
+    "x-event-key",
     "x-github-delivery",
     "x-github-event",
+    "x-gitlab-token",
+    "x-hub-signature",
     "x-hub-signature-256",
     "x-line-signature",
+    "x-request-uuid",
     "x-shopify-hmac-sha256",
     "x-slack-request-timestamp",
     "x-slack-signature",
     "x-square-hmacsha256-signature",
+    "x-telegram-bot-api-secret-token",
     "x-zm-signature",
 ];
 
 fn from_another(other: &Other, body: &[u8]) -> StatusCode {
-    let profiles: [fn() -> Sender; 14] = [
+    let profiles: [fn() -> Sender; 20] = [
         Sender::standard_webhooks,
         Sender::svix,
         Sender::openai,
@@ -163,6 +176,12 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
         Sender::zoom,
         Sender::line,
         Sender::webflow,
+        Sender::twitch,
+        meta,
+        Sender::gitlab,
+        Sender::bitbucket,
+        Sender::jira,
+        Sender::telegram,
     ];
     let sender = profiles[usize::from(other.profile) % profiles.len()]();
     let secret = Secret::new("whsec_c2VjcmV0").expect("it is not empty");
@@ -187,6 +206,28 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
     answer(layer.expect("a secret of every form"), request)
 }
 
+fn meta() -> Sender {
+    let sender = Sender::meta().with_challenge_token("a token");
+    sender.expect("it is not empty")
+}
+
+/// Whatever is echoed is visible ASCII.
+fn asked(query: &str) {
+    let Ok(request) = Request::get(format!("/?{query}")).body(Full::default()) else {
+        return;
+    };
+    let secret = Secret::new("secret").expect("it is not empty");
+    let layer = SignatureLayer::new(secret).sender(meta());
+    let response = respond(layer.expect("a secret of every form"), request);
+    if response.status() == StatusCode::OK {
+        let body = response.into_body().collect().now_or_never();
+        let body = body.expect("the body is there").expect("it is whole");
+        let body = body.to_bytes();
+        assert!((1..=512).contains(&body.len()));
+        assert!(body.iter().all(u8::is_ascii_graphic));
+    }
+}
+
 fn through_the_layer(secrets: Secrets, body: &[u8], values: Vec<HeaderValue>) -> StatusCode {
     let mut request = Request::post("/")
         .header("content-type", "application/json")
@@ -200,10 +241,17 @@ fn through_the_layer(secrets: Secrets, body: &[u8], values: Vec<HeaderValue>) ->
 }
 
 fn answer(layer: SignatureLayer, request: Request<Full<Bytes>>) -> StatusCode {
+    respond(layer, request).status()
+}
+
+fn respond(
+    layer: SignatureLayer,
+    request: Request<Full<Bytes>>,
+) -> Response<ResponseBody<Full<Bytes>>> {
     let inner = service_fn(async |_: Request<Verified>| {
         Ok::<_, Infallible>(Response::new(Full::<Bytes>::default()))
     });
     let response = layer.layer(inner).oneshot(request);
     let Ok(response) = response.now_or_never().expect("the body is there");
-    response.status()
+    response
 }

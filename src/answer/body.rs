@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 
 use bytes::{Buf, Bytes};
 use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderMap, HeaderValue, Response};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::Full;
 use pin_project_lite::pin_project;
@@ -62,10 +62,17 @@ impl<B> ResponseBody<B> {
     }
 
     /// A response of this crate that is no row of the table, and that no browser takes for something else.
-    pub(crate) fn plain(content_type: &'static str, body: Bytes) -> Response<Self> {
+    pub(crate) fn plain(
+        status: StatusCode,
+        content_type: Option<&'static str>,
+        body: Bytes,
+    ) -> Response<Self> {
         let mut response = Response::new(Self::of_this_crate(Full::from(body)));
+        *response.status_mut() = status;
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        if let Some(content_type) = content_type {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
+        }
         headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
         response
     }

@@ -71,6 +71,7 @@ macro_rules! page {
         #[doc = "[recipes#the-newest-event-wins]: crate::docs::recipes#the-newest-event-wins"]
         #[doc = "[responses]: crate::docs::responses"]
         #[doc = "[responses#event-router]: crate::docs::responses#event-router"]
+        #[doc = "[responses#invalid-challenge]: crate::docs::responses#invalid-challenge"]
         #[doc = "[responses#invalid-signature]: crate::docs::responses#invalid-signature"]
         #[doc = "[senders]: crate::docs::senders"]
         #[doc = "[stores]: crate::docs::stores"]

@@ -1,62 +1,174 @@
-//! The deliveries by which a sender asks whether somebody with the secret is there.
+//! The requests by which a sender asks whether somebody with the secret is there.
 
-use http::HeaderMap;
-use serde_json::json;
+use bytes::Bytes;
+use http::{HeaderMap, StatusCode};
+use serde_json::{Value, json};
 
-use super::pointer::Pointer;
-use super::scheme::{Place, only};
+use super::query::Query;
+use super::scheme::{Place, find_first, only};
 
-/// When a delivery is a challenge, and its answer. The signature was verified before.
+/// When a request is a challenge, and its answer.
 pub(super) struct Challenge {
-    pub(super) when: Vec<(Place, String)>,
-    pub(super) field: Pointer,
+    pub(super) when: Vec<(Source, String)>,
+    pub(super) proof: Proof,
     pub(super) answer: Answer,
+}
+
+/// What shows that the sender asks.
+pub(super) enum Proof {
+    /// It is a POST that was verified before.
+    Signature,
+    /// It is a GET with the user's token in this query parameter.
+    Token(String),
+    /// It is a GET.
+    None,
+}
+
+/// Where something stands in a challenge.
+pub(super) enum Source {
+    /// In a POST.
+    Place(Place),
+    /// In the query parameter of a GET.
+    Query(String),
 }
 
 pub(super) enum Answer {
     /// The field as text.
-    Raw,
+    Raw(Source),
     /// The field in this member of an object.
-    Json(String),
+    Json { source: Source, field: String },
     /// The field, and its HMAC-SHA256 in hex.
-    Hmac { plain: String, tag: String },
+    Hmac {
+        source: Source,
+        plain: String,
+        tag: String,
+    },
+    /// The same for every challenge.
+    Constant {
+        status: StatusCode,
+        body: Option<Value>,
+    },
+}
+
+/// What a challenge is answered with.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) content_type: Option<&'static str>,
+    pub(crate) body: Bytes,
 }
 
 /// The longest field that is echoed.
 const LONGEST: usize = 512;
 
 impl Challenge {
-    pub(super) fn is(&self, headers: &HeaderMap, body: &[u8]) -> bool {
-        self.when.iter().all(|(place, value)| match place {
-            Place::None => false,
-            Place::Header(name) => only(headers, name) == Ok(value.as_bytes()),
-            Place::Body(pointer) => {
-                matches!(pointer.find(body), Ok(Some(found)) if found == *value)
-            }
-        })
+    /// Whether a POST that was verified is one.
+    pub(super) fn is_signed(&self, headers: &HeaderMap, body: &[u8]) -> bool {
+        let is_there = |(source, value): &(Source, String)| {
+            let found = source.in_post(headers, body);
+            found.is_some_and(|found| found == value.as_bytes())
+        };
+        matches!(self.proof, Proof::Signature) && self.when.iter().all(is_there)
     }
 
-    /// The content type and the body of the answer. `None` if there is nothing that may be echoed. `hmac` returns the
-    /// tag of a text under the secret that signed the challenge.
-    pub(super) fn answer(
+    /// Whether a GET is one: its conditions decide, or without any, what it wants back.
+    pub(super) fn is_in(&self, query: &Query<'_>) -> bool {
+        let is_there = |(source, value): &(Source, String)| match source {
+            Source::Query(name) => query.only(name).is_some_and(|it| it == value.as_bytes()),
+            Source::Place(_) => false,
+        };
+        let asks = match &self.answer {
+            Answer::Raw(Source::Query(name))
+            | Answer::Json {
+                source: Source::Query(name),
+                ..
+            } => query.has(name),
+            _ => false,
+        };
+        let is_get = !matches!(self.proof, Proof::Signature);
+        is_get && self.when.iter().all(is_there) && (asks || !self.when.is_empty())
+    }
+
+    /// The answer to a POST. `None` if there is nothing that may be echoed. `hmac` returns the tag of a text under the
+    /// secret that signed the challenge.
+    pub(super) fn reply_to_post(
         &self,
+        headers: &HeaderMap,
         body: &[u8],
         hmac: impl FnOnce(&[u8]) -> Option<String>,
-    ) -> Option<(&'static str, Vec<u8>)> {
-        let field = self.field.find(body).ok()??;
-        let may_be_echoed = (1..=LONGEST).contains(&field.len())
-            && field.bytes().all(|byte| byte.is_ascii_graphic());
-        if !may_be_echoed {
-            return None;
+    ) -> Option<Reply> {
+        self.answer
+            .reply(|source| source.in_post(headers, body), hmac)
+    }
+
+    /// The same to a GET. It has no HMAC, since anybody could have bodies signed by it.
+    pub(super) fn reply_to_get(&self, query: &Query<'_>) -> Option<Reply> {
+        let find = |source: &Source| match source {
+            Source::Query(name) => query.only(name),
+            Source::Place(_) => None,
+        };
+        self.answer.reply(find, |_| None)
+    }
+}
+
+impl Source {
+    fn in_post(&self, headers: &HeaderMap, body: &[u8]) -> Option<Vec<u8>> {
+        match self {
+            Self::Place(Place::Header(name)) => only(headers, name).ok().map(<[u8]>::to_vec),
+            Self::Place(Place::Body(pointers)) => {
+                find_first(pointers, body).ok()?.map(String::into_bytes)
+            }
+            Self::Place(Place::None) | Self::Query(_) => None,
         }
-        let object = match &self.answer {
-            Answer::Raw => return Some(("text/plain", field.into_bytes())),
-            Answer::Json(name) => json!({ name.as_str(): field }),
-            Answer::Hmac { plain, tag } => {
+    }
+}
+
+impl Answer {
+    fn reply(
+        &self,
+        find: impl FnOnce(&Source) -> Option<Vec<u8>>,
+        hmac: impl FnOnce(&[u8]) -> Option<String>,
+    ) -> Option<Reply> {
+        let field = |source: &Source| find(source).and_then(echoed);
+        let object = match self {
+            Self::Raw(source) => {
+                return Some(Reply {
+                    status: StatusCode::OK,
+                    content_type: Some("text/plain"),
+                    body: field(source)?.into(),
+                });
+            }
+            Self::Json {
+                source,
+                field: name,
+            } => json!({ name.as_str(): field(source)? }),
+            Self::Hmac { source, plain, tag } => {
+                let field = field(source)?;
                 let own = hmac(field.as_bytes())?;
                 json!({ plain.as_str(): field, tag.as_str(): own })
             }
+            Self::Constant { status, body } => {
+                return Some(Reply {
+                    status: *status,
+                    content_type: body.as_ref().map(|_| "application/json"),
+                    body: body
+                        .as_ref()
+                        .map(Value::to_string)
+                        .unwrap_or_default()
+                        .into(),
+                });
+            }
         };
-        Some(("application/json", object.to_string().into_bytes()))
+        Some(Reply {
+            status: StatusCode::OK,
+            content_type: Some("application/json"),
+            body: object.to_string().into(),
+        })
     }
+}
+
+/// The field, if it is short and visible ASCII, so that it cannot become anything else in the answer.
+fn echoed(field: Vec<u8>) -> Option<String> {
+    let may_be = (1..=LONGEST).contains(&field.len()) && field.iter().all(u8::is_ascii_graphic);
+    may_be.then(|| String::from_utf8(field).ok()).flatten()
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue, StatusCode};
 use serde::{Deserialize, Deserializer, de};
 
-use super::challenge::{Answer, Challenge};
+use super::challenge::{Answer, Challenge, Proof, Source};
 use super::pointer::Pointer;
 use super::scheme::{Algorithm, At, Coding, Piece, Place, Scheme, SecretCoding, Timestamps, Unit};
 use super::{Described, Form, MOST_TAGS, Sender};
@@ -20,7 +20,7 @@ pub(super) struct Description {
     #[serde(default)]
     families: Vec<String>,
     key: Option<String>,
-    kind: Option<String>,
+    kind: Option<Kind>,
     /// What `{url}` stands for.
     pub(super) url: Option<String>,
     /// The sender sends equal bodies on purpose, so they are no replay.
@@ -31,6 +31,16 @@ pub(super) struct Description {
     #[serde(default)]
     challenge: Vec<ChallengeDescription>,
     signature: Signature,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
+    expecting = "use a header, a JSON pointer, or a list of JSON pointers"
+)]
+enum Kind {
+    One(String),
+    First(Vec<String>),
 }
 
 #[derive(Deserialize)]
@@ -54,8 +64,21 @@ struct Signature {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct ChallengeDescription {
     /// What stands where, if it is one.
+    #[serde(default)]
     when: BTreeMap<String, String>,
+    #[serde(default)]
+    proof: ProofDescription,
     answer: AnswerDescription,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+enum ProofDescription {
+    #[default]
+    Signature,
+    /// Where the token stands.
+    Token(String),
+    None,
 }
 
 #[derive(Deserialize)]
@@ -70,6 +93,10 @@ enum AnswerDescription {
         pointer: String,
         plain: String,
         tag: String,
+    },
+    Constant {
+        status: Option<u16>,
+        body: Option<serde_json::Value>,
     },
 }
 
@@ -170,7 +197,14 @@ impl Description {
             require: require.collect::<Result<_, _>>()?,
             secret: it.secret,
             key: place("key", self.key.as_deref(), family)?,
-            kind: place("kind", self.kind.as_deref(), family)?,
+            kind: match &self.kind {
+                None => Place::None,
+                Some(Kind::One(text)) => place("kind", Some(text), family)?,
+                Some(Kind::First(list)) => {
+                    let pointers = list.iter().map(|text| pointer("kind", text));
+                    Place::Body(pointers.collect::<Result<_, _>>()?)
+                }
+            },
         };
         if scheme.elements().next().is_some() && split.is_none() {
             return Err("signature.split: without it, there is no `element`".to_owned());
@@ -237,8 +271,9 @@ impl Description {
 }
 
 fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
+    let is_signed = matches!(it.proof, ProofDescription::Signature);
     let field = "challenge.when";
-    if it.when.is_empty() {
+    if it.when.is_empty() && is_signed {
         return Err(format!(
             "{field}: without a condition, every delivery is a challenge"
         ));
@@ -246,24 +281,83 @@ fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
     let when = it
         .when
         .iter()
-        .map(|(at, value)| Ok((place(field, Some(at), "")?, value.clone())));
-    let (pointer_, answer) = match &it.answer {
-        AnswerDescription::Raw(pointer) => (pointer, Answer::Raw),
-        AnswerDescription::Json { pointer, field } => (pointer, Answer::Json(field.clone())),
+        .map(|(at, value)| Ok((source(field, at, is_signed)?, value.clone())));
+    Ok(Challenge {
+        when: when.collect::<Result<_, String>>()?,
+        proof: match &it.proof {
+            ProofDescription::Signature => Proof::Signature,
+            ProofDescription::None => Proof::None,
+            ProofDescription::Token(at) => match at.strip_prefix('?') {
+                Some(name) => Proof::Token(name.to_owned()),
+                None => return Err(unsigned("challenge.proof", at)),
+            },
+        },
+        answer: answer(it, is_signed)?,
+    })
+}
+
+fn answer(it: &ChallengeDescription, is_signed: bool) -> Result<Answer, String> {
+    let field = "challenge.answer";
+    let source = |at: &str| source(field, at, is_signed);
+    Ok(match &it.answer {
+        AnswerDescription::Raw(pointer) => Answer::Raw(source(pointer)?),
+        AnswerDescription::Json { .. } if matches!(it.proof, ProofDescription::None) => {
+            return Err(format!("{field}: without a proof, use `raw` or `constant`"));
+        }
+        AnswerDescription::Json { pointer, field } => Answer::Json {
+            source: source(pointer)?,
+            field: field.clone(),
+        },
+        AnswerDescription::Hmac { .. } if !is_signed => {
+            return Err(format!(
+                "{field}: without a signature, anybody could have bodies signed by `hmac`"
+            ));
+        }
         AnswerDescription::Hmac {
             pointer,
             plain,
             tag,
-        } => {
-            let (plain, tag) = (plain.clone(), tag.clone());
-            (pointer, Answer::Hmac { plain, tag })
+        } => Answer::Hmac {
+            source: source(pointer)?,
+            plain: plain.clone(),
+            tag: tag.clone(),
+        },
+        AnswerDescription::Constant { .. } if !is_signed && it.when.is_empty() => {
+            return Err("challenge.when: without a condition, every GET is a challenge".to_owned());
         }
-    };
-    Ok(Challenge {
-        when: when.collect::<Result<_, String>>()?,
-        field: pointer("challenge.answer", pointer_)?,
-        answer,
+        AnswerDescription::Constant { status, body } => {
+            let default = if body.is_some() { 200 } else { 204 };
+            let status = StatusCode::from_u16(status.unwrap_or(default)).ok();
+            let is_possible = |it: &StatusCode| {
+                it.is_success() && (body.is_none() || *it != StatusCode::NO_CONTENT)
+            };
+            let status = status.filter(is_possible);
+            Answer::Constant {
+                status: status.ok_or(format!(
+                    "{field}: use a status of 200 to 299, and 204 without a body"
+                ))?,
+                body: body.clone(),
+            }
+        }
     })
+}
+
+/// Where a challenge has something: in a POST that is signed, or in the query of a GET that is not.
+fn source(field: &str, at: &str, is_signed: bool) -> Result<Source, String> {
+    match (at.strip_prefix('?'), is_signed) {
+        (Some(name), false) => Ok(Source::Query(name.to_owned())),
+        (None, true) => Ok(Source::Place(place(field, Some(at), "")?)),
+        (Some(_), true) => Err(format!(
+            "{field}: {at:?} is not signed: use the `proof` `none`, or a `token`"
+        )),
+        (None, false) => Err(unsigned(field, at)),
+    }
+}
+
+fn unsigned(field: &str, at: &str) -> String {
+    format!(
+        "{field}: {at:?} is no query parameter, such as `?challenge`, and no signature is asked for"
+    )
 }
 
 fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
@@ -284,7 +378,7 @@ fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
 fn place(field: &str, text: Option<&str>, family: &str) -> Result<Place, String> {
     Ok(match text {
         None => Place::None,
-        Some(text) if text.starts_with('/') => Place::Body(pointer(field, text)?),
+        Some(text) if text.starts_with('/') => Place::Body(vec![pointer(field, text)?]),
         Some(name) => Place::Header(header(field, name, family)?),
     })
 }

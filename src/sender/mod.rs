@@ -4,6 +4,7 @@ mod challenge;
 mod description;
 mod pointer;
 mod profiles;
+mod query;
 mod scheme;
 mod timestamp;
 
@@ -11,11 +12,16 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use hmac::digest::CtOutput;
+use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use sha2::Sha256;
 
-use self::challenge::Challenge;
+pub(crate) use self::challenge::Reply;
+use self::challenge::{Challenge, Proof};
+use self::query::Query;
 pub(crate) use self::scheme::{
-    Algorithm, Claim, Place, Scheme, SecretCoding, Timestamps, Unproven,
+    Algorithm, Claim, Place, Scheme, SecretCoding, Timestamps, Unproven, find_first,
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
@@ -44,6 +50,7 @@ pub struct Sender {
     form: Arc<Form>,
     policy: SenderPolicy,
     clock: Option<Arc<Clock>>,
+    token: Option<CtOutput<Hmac<Sha256>>>,
 }
 
 type Clock = dyn Fn() -> SystemTime + Send + Sync;
@@ -72,17 +79,22 @@ impl Described {
         &self.name
     }
 
-    /// The content type and the body of the answer if a verified delivery is a challenge: `Some(None)` if there is
-    /// nothing that may be echoed. `hmac` returns a tag under the secret that signed it.
+    /// The answer if a verified delivery is a challenge: `Some(None)` if there is nothing that may be echoed. `hmac`
+    /// returns a tag under the secret that signed it.
     pub(crate) fn challenge(
         &self,
         headers: &HeaderMap,
         body: &[u8],
         hmac: impl FnOnce(&[u8]) -> Option<String>,
-    ) -> Option<Option<(&'static str, Vec<u8>)>> {
+    ) -> Option<Option<Reply>> {
         let mut challenges = self.challenges.iter();
-        let challenge = challenges.find(|challenge| challenge.is(headers, body))?;
-        Some(challenge.answer(body, hmac))
+        let challenge = challenges.find(|challenge| challenge.is_signed(headers, body))?;
+        Some(challenge.reply_to_post(headers, body, hmac))
+    }
+
+    fn needs_token(&self) -> bool {
+        let mut challenges = self.challenges.iter();
+        challenges.any(|challenge| matches!(challenge.proof, Proof::Token(_)))
     }
 
     pub(crate) fn schemes(&self) -> &[Scheme] {
@@ -123,6 +135,7 @@ impl Sender {
             form: Arc::new(form),
             policy: SenderPolicy::default(),
             clock: None,
+            token: None,
         }
     }
 
@@ -144,11 +157,8 @@ impl Sender {
             event: name("event")?,
             key: HeaderName::from_static("idempotency-key"),
         };
-        if let Form::Described(it) = &*self.form {
-            return Err(ConfigError::Sender {
-                name: it.name.clone(),
-                reason: "only the chat platform has a brand".to_owned(),
-            });
+        if let Form::Described(_) = &*self.form {
+            return Err(self.is_wrong("only the chat platform has a brand"));
         }
         self.form = Arc::new(Form::Chat(names));
         Ok(self)
@@ -172,6 +182,68 @@ impl Sender {
     pub fn with_clock(mut self, clock: impl Fn() -> SystemTime + Send + Sync + 'static) -> Self {
         self.clock = Some(Arc::new(clock));
         self
+    }
+
+    /// Sets the token by which the sender proves that a challenge is from it: for [`meta`](Self::meta), the verify
+    /// token that is set there with the URL. It is not the secret, and `Debug` does not show it.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::Sender;
+    ///
+    /// let sender = Sender::meta().with_challenge_token("b3d1…")?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::EmptySecret`], or [`ConfigError::Sender`] when its challenges need none.
+    pub fn with_challenge_token(mut self, token: impl AsRef<[u8]>) -> Result<Self, ConfigError> {
+        match &*self.form {
+            Form::Described(it) if it.needs_token() => {}
+            _ => return Err(self.is_wrong("its challenges have no token")),
+        }
+        if token.as_ref().is_empty() {
+            return Err(ConfigError::EmptySecret);
+        }
+        self.token = token_tag(token.as_ref());
+        Ok(self)
+    }
+
+    /// Whether all is set that it needs.
+    pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        match &*self.form {
+            Form::Described(it) if it.needs_token() && self.token.is_none() => Err(self.is_wrong(
+                "set the token of its challenges with `with_challenge_token`, or --sender-token-file",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_wrong(&self, reason: &str) -> ConfigError {
+        ConfigError::Sender {
+            name: self.name().to_owned(),
+            reason: reason.to_owned(),
+        }
+    }
+
+    /// The answer to a GET with this query if it is a challenge, or why it is refused.
+    pub(crate) fn greeted(&self, query: &str) -> Option<Result<Reply, &'static str>> {
+        let Form::Described(it) = &*self.form else {
+            return None;
+        };
+        let query = Query(query);
+        let challenge = it.challenges.iter().find(|it| it.is_in(&query))?;
+        if let Proof::Token(name) = &challenge.proof {
+            let given = query.only(name).and_then(|token| token_tag(&token));
+            // In constant time.
+            if given.is_none() || given != self.token {
+                return Some(Err("the challenge carries another token, or none"));
+            }
+        }
+        let nothing = "there is nothing in the challenge that may be echoed";
+        Some(challenge.reply_to_get(&query).ok_or(nothing))
     }
 
     /// Returns its name: that of the profile, or of the description.
@@ -248,6 +320,12 @@ impl Sender {
         }
         headers
     }
+}
+
+/// What is kept of a token, and compared.
+fn token_tag(token: &[u8]) -> Option<CtOutput<Hmac<Sha256>>> {
+    let hash = Hmac::<Sha256>::new_from_slice(b"tower-webhook: a token").ok()?;
+    Some(hash.chain_update(token).finalize())
 }
 
 /// The chat platform.

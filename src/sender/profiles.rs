@@ -60,6 +60,19 @@ profiles! {
     line = "line";
     /// Webflow.
     webflow = "webflow";
+    /// Twitch's `EventSub`.
+    twitch = "twitch";
+    /// Meta: `WhatsApp`, Messenger, Instagram and pages. It needs a
+    /// [token of its challenges](Self::with_challenge_token).
+    meta = "meta";
+    /// GitLab, with a secret token.
+    gitlab = "gitlab";
+    /// Bitbucket Cloud.
+    bitbucket = "bitbucket";
+    /// Jira Cloud, with webhooks of an administrator.
+    jira = "jira";
+    /// Telegram's Bot API.
+    telegram = "telegram";
 }
 
 impl Sender {

@@ -62,7 +62,8 @@ pub(crate) enum SecretCoding {
 pub(crate) enum Place {
     None,
     Header(HeaderName),
-    Body(Pointer),
+    /// The first of these that is there.
+    Body(Vec<Pointer>),
 }
 
 /// A part of what is signed.
@@ -376,6 +377,15 @@ fn millis(time: SystemTime) -> i64 {
         .duration_since(SystemTime::UNIX_EPOCH)
         .unwrap_or_default();
     i64::try_from(time.as_millis()).unwrap_or(i64::MAX)
+}
+
+/// The string or integer at the first of the pointers that is there. As [`Pointer::find`].
+pub(crate) fn find_first(
+    pointers: &[Pointer],
+    json: &[u8],
+) -> Result<Option<String>, serde_json::Error> {
+    let mut found = pointers.iter().map(|pointer| pointer.find(json));
+    found.find_map(Result::transpose).transpose()
 }
 
 /// The value of a header that occurs once and is not empty.

@@ -20,7 +20,8 @@ use crate::answer::{Answer, Decision, ResponseBody};
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
 use crate::event::EventKind;
-use crate::sender::Form;
+use crate::outcome::Outcome;
+use crate::sender::{Form, Reply};
 use crate::telemetry::{DeliverySpan, DeliveryWatch, Ending};
 use crate::verified::Verified;
 
@@ -45,9 +46,10 @@ pin_project! {
     where
         S: Service<Request<Verified>>,
     {
-        Refused {
+        // By the head of the request.
+        Decided {
             // Taken when it is answered.
-            refused: Option<(Refusal, HeaderMap)>,
+            decided: Option<(Result<Reply, Refusal>, HeaderMap)>,
             config: Arc<Config>,
         },
         Receiving {
@@ -71,12 +73,16 @@ pin_project! {
 }
 
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
-    pub(super) fn refuse(refusal: Refusal, headers: HeaderMap, config: Arc<Config>) -> Self {
+    pub(super) fn decided(
+        decided: Result<Reply, Refusal>,
+        headers: HeaderMap,
+        config: Arc<Config>,
+    ) -> Self {
         Self {
             span: DeliverySpan::new(&headers),
             watch: DeliveryWatch::new(&config.observers),
-            state: State::Refused {
-                refused: Some((refusal, headers)),
+            state: State::Decided {
+                decided: Some((decided, headers)),
                 config,
             },
         }
@@ -126,35 +132,23 @@ where
                     let Some((parts, inner)) = rest.take() else {
                         return Poll::Pending;
                     };
-                    let challenged = match &received {
-                        Ok((body, secret)) => {
-                            challenge(body, secret.as_ref(), &parts.headers, config)
-                        }
-                        Err(_) => None,
-                    };
-                    if let Some(Ok((mut response, kind))) = challenged {
-                        span.finish(Decision::sent_as(&mut response, kind));
-                        answered(watch, &response);
-                        return Poll::Ready(Ok(response));
-                    }
-                    let verified = received.and_then(|(body, secret)| {
-                        if let Some(Err(refusal)) = challenged {
-                            return Err(refusal);
-                        }
+                    let read = received.and_then(|(body, secret)| {
                         read(body, secret, &parts.headers, config, span)
                     });
-                    match verified {
-                        Ok(verified) => {
+                    let response = match read {
+                        Ok(Read::Event(verified)) => {
                             watch.verified(verified.delivery());
                             let request = Some(verified.into_request(parts));
                             this.state.set(State::Verified { inner, request });
+                            continue;
                         }
-                        Err(refusal) => {
-                            let response = refuse(refusal, parts.headers, config, span);
-                            answered(watch, &response);
-                            return Poll::Ready(Ok(response));
+                        Ok(Read::Challenge(reply)) => {
+                            replied(reply, Some(EventKind::from_static("challenge")), span)
                         }
-                    }
+                        Err(refusal) => refuse(refusal, parts.headers, config, span),
+                    };
+                    answered(watch, &response);
+                    return Poll::Ready(Ok(response));
                 }
                 StateProj::Verified { inner, request } => {
                     if let Err(error) = ready!(inner.poll_ready(cx)) {
@@ -181,11 +175,12 @@ where
                     }
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
-                StateProj::Refused { refused, config } => {
-                    let Some((refusal, headers)) = refused.take() else {
-                        return Poll::Pending;
+                StateProj::Decided { decided, config } => {
+                    let response = match decided.take() {
+                        None => return Poll::Pending,
+                        Some((Ok(reply), _)) => replied(reply, None, span),
+                        Some((Err(refusal), headers)) => refuse(refusal, headers, config, span),
                     };
-                    let response = refuse(refusal, headers, config, span);
                     answered(watch, &response);
                     return Poll::Ready(Ok(response));
                 }
@@ -219,17 +214,32 @@ fn refuse<B>(
     ResponseBody::refuse_request(refusal, kind, is_verified, headers)
 }
 
-/// A response of this layer, for an event of this kind.
-type Answered<B> = (Response<ResponseBody<B>>, EventKind);
+/// The response to a challenge, which has a kind if it was verified.
+fn replied<B>(
+    reply: Reply,
+    kind: Option<EventKind>,
+    span: &DeliverySpan,
+) -> Response<ResponseBody<B>> {
+    let mut response = ResponseBody::plain(reply.status, reply.content_type, reply.body);
+    span.finish(match kind {
+        Some(kind) => Decision::sent_as(&mut response, kind),
+        None => {
+            response.extensions_mut().insert(Outcome::Handled);
+            Decision::adopt(&mut response);
+            Decision::name_of(&response)
+        }
+    });
+    response
+}
 
 /// The answer to a challenge, which never reaches the inner service.
 #[inline]
-fn challenge<B>(
+fn challenge(
     body: &Bytes,
     secret: Option<&Matched>,
     headers: &HeaderMap,
     config: &Config,
-) -> Option<Result<Answered<B>, Refusal>> {
+) -> Option<Result<Reply, Refusal>> {
     let Form::Described(it) = config.sender.form() else {
         return None;
     };
@@ -240,15 +250,11 @@ fn challenge<B>(
             .map(|secret| secret.sign(text))
     };
     let answer = it.challenge(headers, body, hmac)?;
-    Some(match answer {
-        None => Err(Refusal::unreadable(
-            "there is nothing in the challenge that may be echoed",
-        )),
-        Some((content_type, body)) => {
-            let response = ResponseBody::plain(content_type, body.into());
-            Ok((response, EventKind::from_static("challenge")))
-        }
-    })
+    Some(
+        answer.ok_or_else(|| {
+            Refusal::unreadable("there is nothing in the challenge that may be echoed")
+        }),
+    )
 }
 
 /// Reports an answer to the observer.
@@ -281,7 +287,17 @@ fn failed(watch: &mut DeliveryWatch) {
 /// The longest kind in bytes that is recorded of a refused request, since anybody can send one.
 const LONGEST_KIND: usize = 64;
 
-/// Reads kind and key of an authentic request.
+/// What an authentic request is.
+#[allow(
+    clippy::large_enum_variant,
+    reason = "the path of the chat platform takes no allocation"
+)]
+enum Read {
+    Event(Verified),
+    Challenge(Reply),
+}
+
+/// Reads kind and key of an authentic request, unless it is a challenge.
 #[inline]
 fn read(
     body: Bytes,
@@ -289,7 +305,10 @@ fn read(
     headers: &HeaderMap,
     config: &Config,
     span: &DeliverySpan,
-) -> Result<Verified, Refusal> {
+) -> Result<Read, Refusal> {
+    if let Some(reply) = challenge(&body, secret.as_ref(), headers, config) {
+        return reply.map(Read::Challenge);
+    }
     let (kind, key) = kind_and_key(headers, &body, &config.sender, config.require_key)?;
     let delivery = RawDelivery::received(kind, key, body);
     span.verified(
@@ -298,7 +317,8 @@ fn read(
             .as_ref()
             .map(|secret| (secret.index, secret.label.as_deref())),
     );
-    Ok(Verified::new(delivery, secret.map(|secret| secret.digest)))
+    let digest = secret.map(|secret| secret.digest);
+    Ok(Read::Event(Verified::new(delivery, digest)))
 }
 
 impl<S: Service<Request<Verified>>, B> fmt::Debug for ResponseFuture<S, B> {

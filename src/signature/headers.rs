@@ -7,7 +7,7 @@ use http::header::{
 use super::refusal::Refusal;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::sender::{Described, Form, Names, Place, Sender};
+use crate::sender::{Described, Form, Names, Place, Sender, find_first};
 
 /// The length that the `Content-Length` header declares, if there is one.
 pub(super) fn declared_length(headers: &HeaderMap) -> Result<Option<u64>, Refusal> {
@@ -66,8 +66,8 @@ fn of_described(
     let kind = match &scheme.kind {
         Place::None => EventKind::from_bytes(sender.name().as_bytes()).ok(),
         Place::Header(name) => Some(kind(headers, name)?),
-        Place::Body(pointer) => {
-            let found = pointer.find(body).map_err(|error| not_there(&error))?;
+        Place::Body(pointers) => {
+            let found = find_first(pointers, body).map_err(|error| not_there(&error))?;
             found.and_then(|kind| EventKind::from_bytes(kind.as_bytes()).ok())
         }
     };
@@ -77,15 +77,17 @@ fn of_described(
     let key = match &scheme.key {
         Place::None => None,
         Place::Header(name) => key(headers, name)?,
-        Place::Body(pointer) => match pointer.find(body).map_err(|error| not_there(&error))? {
-            None => None,
-            Some(key) if key.len() > LONGEST_KEY => {
-                return Err(Refusal::unreadable("its key has more than 1,024 bytes"));
+        Place::Body(pointers) => {
+            match find_first(pointers, body).map_err(|error| not_there(&error))? {
+                None => None,
+                Some(key) if key.len() > LONGEST_KEY => {
+                    return Err(Refusal::unreadable("its key has more than 1,024 bytes"));
+                }
+                Some(key) => IdempotencyKey::new(
+                    HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?,
+                ),
             }
-            Some(key) => IdempotencyKey::new(
-                HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?,
-            ),
-        },
+        }
     };
     if require_key && key.is_none() {
         return Err(Refusal::MissingKey);

@@ -67,8 +67,10 @@ impl SignatureLayer {
     ///
     /// # Errors
     ///
-    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets.
+    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or the token of its
+    /// challenges is missing.
     pub fn sender(self, sender: Sender) -> Result<Self, ConfigError> {
+        sender.check()?;
         if let Authentication::Signed(secrets) = &self.config.authentication {
             check(&sender, secrets)?;
         }

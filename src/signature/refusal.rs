@@ -43,6 +43,8 @@ pub enum Refusal {
     MalformedBody(Arc<dyn Error + Send + Sync>),
     /// The signature does not prove that the body is authentic.
     InvalidSignature(SignatureError),
+    /// A challenge that is not signed carries another token, or nothing that may be echoed. The text is for the log.
+    InvalidChallenge(&'static str),
     /// The content type is not `application/json`, or there is a content encoding.
     UnsupportedMediaType,
     /// The event header is missing, repeated, or not a token of at most 128 bytes.
@@ -77,6 +79,7 @@ impl Refusal {
         // Otherwise a flood of one kind would hide another kind.
         let reason = match self {
             Self::InvalidSignature(error) => error.as_str(),
+            Self::InvalidChallenge(reason) => reason,
             _ => self.name(),
         };
         if let Some(left_out) = throttle.admit(reason) {
@@ -97,7 +100,8 @@ impl Refusal {
             | Self::Overloaded { .. }
             | Self::BodyTimeout { .. }
             | Self::MalformedBody(_)
-            | Self::InvalidSignature(_) => false,
+            | Self::InvalidSignature(_)
+            | Self::InvalidChallenge(_) => false,
             Self::UnsupportedMediaType
             | Self::InvalidEventHeader
             | Self::UnreadableEvent(_)
@@ -117,6 +121,7 @@ impl Answer for Refusal {
             Self::BodyTimeout { .. }   => row!("body-timeout", REQUEST_TIMEOUT 408 "Request Timeout", "The body did not arrive in time."),
             Self::MalformedBody(_)     => row!("malformed-body", BAD_REQUEST 400 "Bad Request", "The body broke off or contradicts its headers."),
             Self::InvalidSignature(_)  => row!("invalid-signature", UNAUTHORIZED 401 "Unauthorized", "The signature header does not prove that the body is authentic."),
+            Self::InvalidChallenge(_)  => row!("invalid-challenge", FORBIDDEN 403 "Forbidden", "The challenge carries another token, or nothing that may be echoed."),
             Self::UnsupportedMediaType => row!("unsupported-media-type", UNSUPPORTED_MEDIA_TYPE 415 "Unsupported Media Type", "A delivery is `application/json` without a content encoding."),
             Self::InvalidEventHeader   => row!("invalid-event-header", BAD_REQUEST 400 "Bad Request", "The event header must occur exactly once and be a token of at most 128 bytes."),
             Self::UnreadableEvent(_)   => row!("unreadable-event", BAD_REQUEST 400 "Bad Request", "The body is not JSON with event type and key where this sender puts them."),
@@ -167,6 +172,7 @@ impl fmt::Display for Reason<'_> {
                 Chain(error.as_ref()).fmt(f)
             }
             Refusal::InvalidSignature(error) => error.fmt(f),
+            Refusal::InvalidChallenge(reason) => f.write_str(reason),
             other => f.write_str(other.row().detail),
         }
     }
@@ -197,13 +203,14 @@ mod tests {
     async fn every_refusal_is_answered_as_documented() {
         let limit = SECOND;
         #[rustfmt::skip]
-        let table: [(Refusal, Documented); 11] = [
+        let table: [(Refusal, Documented); 12] = [
             (Refusal::MethodNotAllowed, (405, "method-not-allowed", Some(("allow", "POST")))),
             (Refusal::BodyTooLarge { limit: 1 }, (413, "body-too-large", None)),
             (Refusal::Overloaded { retry_after: 600 * SECOND }, (503, "overloaded", Some(("retry-after", "600")))),
             (Refusal::BodyTimeout { limit }, (408, "body-timeout", None)),
             (Refusal::malformed(CONFIDENTIAL), (400, "malformed-body", None)),
             (Refusal::InvalidSignature(SignatureError::Wrong), (401, "invalid-signature", None)),
+            (Refusal::InvalidChallenge(CONFIDENTIAL), (403, "invalid-challenge", None)),
             (Refusal::UnsupportedMediaType, (415, "unsupported-media-type", None)),
             (Refusal::InvalidEventHeader, (400, "invalid-event-header", None)),
             (Refusal::unreadable(CONFIDENTIAL), (400, "unreadable-event", None)),

@@ -15,6 +15,7 @@ use super::refusal::Refusal;
 use super::verify::Hashing;
 use crate::answer::ResponseBody;
 use crate::error::BoxError;
+use crate::sender::{Reply, Sender};
 use crate::verified::Verified;
 
 /// The service of [`SignatureLayer`](super::SignatureLayer).
@@ -54,7 +55,8 @@ where
                 Arc::clone(&self.config),
             ),
             Err(refusal) => {
-                ResponseFuture::refuse(refusal, parts.headers, Arc::clone(&self.config))
+                let decided = challenge(refusal, &parts, &self.config.sender);
+                ResponseFuture::decided(decided, parts.headers, Arc::clone(&self.config))
             }
         }
     }
@@ -73,6 +75,18 @@ where
     let hashing = Hashing::new(&config.authentication, &config.sender, method, headers)
         .map_err(Refusal::InvalidSignature)?;
     Receive::new(body, declared_length(headers)?, &config.bounds, hashing)
+}
+
+/// The answer to a refused request after all, if it is a challenge that is sent with GET.
+fn challenge(refusal: Refusal, parts: &Parts, sender: &Sender) -> Result<Reply, Refusal> {
+    if parts.method != Method::GET {
+        return Err(refusal);
+    }
+    let greeted = parts.uri.query().and_then(|query| sender.greeted(query));
+    match greeted {
+        None => Err(refusal),
+        Some(reply) => reply.map_err(Refusal::InvalidChallenge),
+    }
 }
 
 impl<S: fmt::Debug> fmt::Debug for Signature<S> {

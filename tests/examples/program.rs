@@ -409,6 +409,15 @@ fn unknown_senders_are_explained() {
             &["--sender", file],
             &["describes no sender", "`kee`", "`key`", "line 3"],
         ),
+        (&["--sender", "meta"], &["`meta`", "--sender-token-file"]),
+        (
+            &["--sender", "meta", "--sender-token-file", "nowhere"],
+            &["`nowhere` cannot be read"],
+        ),
+        (
+            &["--sender", "slack", "--sender-token-file", "Cargo.toml"],
+            &["`slack`", "no token"],
+        ),
         (
             &["--sender", "github", "--header-prefix", "acme"],
             &["cannot be used with"],

@@ -2,6 +2,9 @@
 //!
 //! `tests/senders/record` records what these say, in `tests/fixtures/senders`.
 
+mod challenges;
+mod documented;
+
 use std::convert::Infallible;
 use std::fs;
 use std::path::Path;
@@ -33,7 +36,16 @@ struct Recorded {
     r#type: String,
     /// What the maker's library answers to a challenge.
     challenge: Option<Value>,
+    /// What it answers to a GET.
+    queries: Option<Vec<Asked>>,
     cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    query: String,
+    status: u16,
+    body: String,
 }
 
 #[derive(Deserialize)]
@@ -59,7 +71,7 @@ impl Recorded {
 
 type Profile = fn(&str) -> Sender;
 
-const PROFILES: [Profile; 14] = [
+const PROFILES: [Profile; 16] = [
     |_| Sender::standard_webhooks(),
     |_| Sender::svix(),
     |_| Sender::openai(),
@@ -74,6 +86,8 @@ const PROFILES: [Profile; 14] = [
     |_| Sender::zoom(),
     |_| Sender::line(),
     |_| Sender::webflow(),
+    |_| Sender::twitch(),
+    |_| Sender::meta().with_challenge_token("a token").unwrap(),
 ];
 
 /// Mistakes that some libraries accept, and this crate never.
@@ -522,7 +536,8 @@ fn a_signature_covers_the_key_or_not() {
             "slack",
             "square",
             "paddle",
-            "box"
+            "box",
+            "twitch"
         ]
     );
     // Between two texts, the boundary could be moved.
@@ -610,6 +625,44 @@ async fn challenges_are_answered_and_reach_no_handler() {
     receive(secret, &slack, forged)
         .await
         .assert_problem(401, "invalid-signature");
+}
+
+/// Slack says so in a body without `event`, and asks again until it is acknowledged.
+#[tokio::test]
+async fn the_first_event_type_that_is_there_counts() {
+    let secret = Secret::new("secret").unwrap();
+    for (body, event) in [
+        (
+            r#"{"type":"app_rate_limited","team_id":"T1"}"#,
+            r#"["app_rate_limited",null]"#,
+        ),
+        (
+            r#"{"type":"event_callback","event_id":"Ev1","event":{"type":"message"}}"#,
+            r#"["message","Ev1"]"#,
+        ),
+    ] {
+        let slack = Sender::slack();
+        let answered = receive(secret.clone(), &slack, signed(&slack, &secret, body)).await;
+        assert_eq!(answered.body, event);
+    }
+    for body in [
+        r#"{"type":"a","event":{"type":["b"]}}"#,
+        r#"{"type":"a","event":{"type":null}}"#,
+        r#"{"type":"a","event":"b"}"#,
+        r#"{"type":"a","event":{"type":"b"},"event":{}}"#,
+        r#"{"event":{}}"#,
+    ] {
+        let slack = Sender::slack();
+        let answered = receive(secret.clone(), &slack, signed(&slack, &secret, body)).await;
+        answered.assert_problem(400, "unreadable-event");
+    }
+    let error = described(json!({"kind": ["/a", "x-b"]})).unwrap_err();
+    assert!(
+        error.contains("kind: \"x-b\" is no JSON pointer"),
+        "{error}"
+    );
+    let error = described(json!({"kind": 7})).unwrap_err();
+    assert!(error.contains("a list of JSON pointers"), "{error}");
 }
 
 #[cfg(feature = "moka")]

@@ -1,4 +1,5 @@
-// Records what the makers' own libraries say about deliveries: those that they sign, and the same with mistakes.
+// Records what the makers' own libraries say about deliveries: those that they sign, and the same with mistakes. For
+// Twitch it is a third party's, since Twitch has none.
 //
 // Run with: npm install --ignore-scripts --no-package-lock && node record.mjs
 //
@@ -7,6 +8,7 @@ import { createHmac } from "node:crypto";
 import { readFileSync, writeFileSync, mkdirSync } from "node:fs";
 import { createRequire } from "node:module";
 import { createServer } from "node:net";
+import { Readable } from "node:stream";
 
 const require = createRequire(import.meta.url);
 const NOW = 1790000000000;
@@ -68,6 +70,8 @@ async function senders() {
   const { HttpReceiver } = require("@zoom/rivet/users");
   const { validateSignature } = await import("@line/bot-sdk");
   const { WebflowClient } = await import("webflow-api");
+  const twitch = await twurple();
+  const meta = await whatsapp();
 
   const secret = "8c1f5a0e9b2d4c6f8a1b3d5e7f901234";
   const simple = { secret, key: "key-1", type: "invoice.paid", body: '{"id":"key-1","type":"invoice.paid","name":"Zoë"}' };
@@ -89,12 +93,7 @@ async function senders() {
     apiKey: "key", apiSecretKey: secret, hostName: "example.com", isEmbeddedApp: false,
     apiVersion: "2026-04", logger: { level: 0, log: () => {} },
   });
-  const zoomPort = await new Promise((found) => {
-    const server = createServer().listen(0, () => {
-      const { port } = server.address();
-      server.close(() => found(port));
-    });
-  });
+  const zoomPort = await freePort();
   const zoom = new HttpReceiver({ webhooksSecretToken: secret, port: zoomPort, endpoints: "/zoom/events" });
   zoom.init({ eventEmitter: { emit: async () => {} } });
   await zoom.start(zoomPort);
@@ -224,8 +223,96 @@ async function senders() {
       verify: (it, headers, body) =>
         new WebflowClient({ accessToken: "none" }).webhooks.verifySignature({ headers, body, secret: it.secret }),
     },
+    {
+      ...simple, name: "twitch", maker: "@twurple/eventsub-http", prefix: "sha256=", type: "channel.follow",
+      body: '{"subscription":{"type":"channel.follow","status":"enabled"},"event":{"name":"Zoë"}}',
+      time: { write: rfc3339, past: 600, ahead: null },
+      times: [rfc3339(NOW).replace("Z", ".123456789Z")],
+      tag: (with_, time, body, it) => hmac(with_, it.key + time + body, "hex"),
+      headers: (tag, time, it, kind = "notification") => ({
+        "twitch-eventsub-message-id": it.key, "twitch-eventsub-message-timestamp": time,
+        "twitch-eventsub-message-type": kind, "twitch-eventsub-message-signature": `sha256=${tag}`,
+      }),
+      signature: "twitch-eventsub-message-signature", keyHeader: "twitch-eventsub-message-id",
+      verify: async (_, headers, body) => (await twitch(headers, body)).isHandled,
+      challenge: async (it) => {
+        const [time, body] = [rfc3339(NOW), TWITCH_CHALLENGE];
+        const headers = it.headers(it.tag(it.secret, time, body, it), time, it, "webhook_callback_verification");
+        return (await twitch(headers, body)).answer;
+      },
+    },
+    {
+      ...simple, name: "meta", maker: "whatsapp", prefix: "sha256=", key: null, type: "whatsapp_business_account",
+      body: '{"object":"whatsapp_business_account","entry":[{"id":"1","name":"Zoë"}]}',
+      tag: (with_, _, body) => hmac(with_, body, "hex"),
+      headers: (tag) => ({ "x-hub-signature-256": `sha256=${tag}` }),
+      signature: "x-hub-signature-256",
+      signs: (it, _, body) => meta.sign(body, it.secret),
+      // As its listener compares them, which itself fails for every body.
+      verify: (it, headers, body) => meta.sign(body, it.secret) === headers["x-hub-signature-256"]?.replace("sha256=", ""),
+      queries: meta.asked,
+    },
   ];
 }
+
+const TWITCH_CHALLENGE = '{"challenge":"pogchamp-kappa-360noscope-vohiyo","subscription":{"type":"channel.follow","status":"webhook_callback_verification_pending"}}';
+
+// Calls the handler that the middleware gives to a router.
+async function twurple() {
+  const { EventSubMiddleware } = await import("@twurple/eventsub-http");
+  const { ApiClient } = await import("@twurple/api");
+  const { AppTokenAuthProvider } = await import("@twurple/auth");
+  const apiClient = new ApiClient({ authProvider: new AppTokenAuthProvider("none", "none") });
+  return async (headers, body) => {
+    const secret = "8c1f5a0e9b2d4c6f8a1b3d5e7f901234";
+    const logger = { minLevel: "critical" };
+    const middleware = new EventSubMiddleware({ apiClient, hostName: "example.com", pathPrefix: "/", secret, logger, strictHostCheck: false });
+    let handler, answer, isHandled = false;
+    middleware.apply({ get() {}, post: (path, it) => (handler = path.includes("event/:id") ? it : handler) });
+    const subscription = { id: "it", _verify() {}, _handleData: async () => { isHandled = true; } };
+    middleware._subscriptions.set("it", subscription);
+    const request = Object.assign(Readable.from([Buffer.from(body)]), { headers, params: { id: "it" } });
+    let thrown;
+    await handler(request, { setHeader() {}, writeHead() {}, end: (text) => (answer = text) }, (error) => (thrown = error));
+    if (thrown) throw thrown;
+    return { answer, isHandled };
+  };
+}
+
+// The listener that answers challenges, and the function that makes the signature.
+async function whatsapp() {
+  const { generateXHub256Sig } = require("./node_modules/whatsapp/build/utils.js");
+  const Webhooks = require("./node_modules/whatsapp/build/api/webhooks.js");
+  const { WAConfigEnum: names } = require("./node_modules/whatsapp/build/types/enums.js");
+  const log = console.log;
+  console.log = () => {};
+  const port = await freePort();
+  const config = { [names.ListenerPort]: port, [names.WebhookEndpoint]: "hook", [names.WebhookVerificationToken]: "a token" };
+  new Webhooks(config, null, "none").start(() => {});
+  const asked = [];
+  for (const query of [
+    "hub.mode=subscribe&hub.challenge=1158201444&hub.verify_token=a+token",
+    "hub.verify_token=a%20token&hub.challenge=1158201444&hub.mode=subscribe",
+    "hub.mode=subscribe&hub.challenge=1158201444&hub.verify_token=another",
+    "hub.mode=subscribe&hub.challenge=1158201444&hub.verify_token=",
+    "hub.mode=subscribe&hub.challenge=1158201444",
+    "hub.mode=unsubscribe&hub.challenge=1158201444&hub.verify_token=a+token",
+    "hub.challenge=1158201444&hub.verify_token=a+token",
+  ]) {
+    const answer = await fetch(`http://127.0.0.1:${port}/hook?${query}`);
+    asked.push({ query, status: answer.status, body: await answer.text() });
+  }
+  console.log = log;
+  return { sign: generateXHub256Sig, asked };
+}
+
+const freePort = () =>
+  new Promise((found) => {
+    const server = createServer().listen(0, () => {
+      const { port } = server.address();
+      server.close(() => found(port));
+    });
+  });
 
 // ---- The cases: genuine ones, and mistakes.
 
@@ -276,6 +363,7 @@ function* cases(it) {
     yield ["stale", later(-(past ?? 300) - 1)];
     yield ["as far ahead as it may be", later(ahead ?? (it.name === "paddle" ? 5 : 300))];
     yield ["too far ahead", later((ahead ?? 300) + 1)];
+    for (const time of it.times ?? []) yield ["nanoseconds", at(NOW, { time })];
     const now = write(NOW);
     for (const time of [`+${now}`, `-${now}`, `${now}.5`, `${now}x`, "1".repeat(30), "", " ", "now"]) {
       yield [`time ${time}`, at(NOW, { time })];
@@ -306,7 +394,7 @@ for (const it of await senders()) {
   }
   if (!recorded[0].accepted || !recorded[1].accepted) throw new Error(`${it.name}: the genuine delivery is refused`);
   const { name, maker, secret, url, key, type } = it;
-  const file = { maker: version(maker), signedByMaker: !!it.signs, secret, url, now: NOW, key, type, challenge: await it.challenge?.(it), cases: recorded };
+  const file = { maker: version(maker), signedByMaker: !!it.signs, secret, url, now: NOW, key, type, challenge: await it.challenge?.(it), queries: it.queries, cases: recorded };
   writeFileSync(new URL(`${name}.json`, directory), JSON.stringify(file, null, 1) + "\n");
   const counts = [true, false].map((accepted) => recorded.filter((case_) => case_.accepted === accepted).length);
   console.log(`${name}: ${version(maker)}, ${counts[0]} accepted, ${counts[1]} refused${it.signs ? ", signed by the maker" : ""}`);
