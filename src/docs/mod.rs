@@ -72,6 +72,7 @@ macro_rules! page {
         #[doc = "[responses]: crate::docs::responses"]
         #[doc = "[responses#event-router]: crate::docs::responses#event-router"]
         #[doc = "[responses#invalid-signature]: crate::docs::responses#invalid-signature"]
+        #[doc = "[senders#discord]: crate::docs::senders#discord"]
         #[doc = "[senders]: crate::docs::senders"]
         #[doc = "[stores]: crate::docs::stores"]
         #[doc = "[stores#memory]: crate::docs::stores#memory"]

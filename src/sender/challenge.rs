@@ -20,6 +20,8 @@ pub(super) enum Answer {
     Json(String),
     /// The field, and its HMAC-SHA256 in hex.
     Hmac { plain: String, tag: String },
+    /// This document.
+    Constant(serde_json::Value),
 }
 
 /// The longest field that is echoed.
@@ -43,6 +45,9 @@ impl Challenge {
         body: &[u8],
         hmac: impl FnOnce(&[u8]) -> Option<String>,
     ) -> Option<(&'static str, Vec<u8>)> {
+        if let Answer::Constant(document) = &self.answer {
+            return Some(("application/json", document.to_string().into_bytes()));
+        }
         let field = self.field.find(body).ok()??;
         let may_be_echoed = (1..=LONGEST).contains(&field.len())
             && field.bytes().all(|byte| byte.is_ascii_graphic());
@@ -50,6 +55,7 @@ impl Challenge {
             return None;
         }
         let object = match &self.answer {
+            Answer::Constant(_) => return None,
             Answer::Raw => return Some(("text/plain", field.into_bytes())),
             Answer::Json(name) => json!({ name.as_str(): field }),
             Answer::Hmac { plain, tag } => {

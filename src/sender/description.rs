@@ -71,6 +71,9 @@ enum AnswerDescription {
         plain: String,
         tag: String,
     },
+    Constant {
+        body: serde_json::Value,
+    },
 }
 
 #[derive(Deserialize)]
@@ -128,6 +131,11 @@ impl Description {
             disable_after: disable_after.unwrap_or(default.disable_after),
         };
         let challenges: Result<Vec<_>, _> = self.challenge.iter().map(challenge).collect();
+        let is_hmac =
+            |it: &ChallengeDescription| matches!(it.answer, AnswerDescription::Hmac { .. });
+        if self.signature.algorithm.is_asymmetric() && self.challenge.iter().any(is_hmac) {
+            return Err("challenge.answer: `hmac` needs a secret, not a public key".to_owned());
+        }
         let described = Described {
             name: self.name.clone(),
             schemes: schemes?,
@@ -179,9 +187,7 @@ impl Description {
             let field = "signature.timestamp";
             return Err(format!("{field}: it is not signed: name it in `content`"));
         }
-        if scheme.algorithm == Algorithm::HmacSha1 && scheme.secret != SecretCoding::Text {
-            return Err("signature.secret: with hmac-sha1, only `text` is allowed".to_owned());
-        }
+        check_key(&scheme)?;
         Ok(scheme)
     }
 
@@ -236,6 +242,23 @@ impl Description {
     }
 }
 
+fn check_key(scheme: &Scheme) -> Result<(), String> {
+    let is_text = scheme.secret == SecretCoding::Text;
+    let wrong = match scheme.algorithm {
+        Algorithm::Ed25519 | Algorithm::EcdsaP256 if cfg!(not(feature = "public-keys")) => {
+            "signature.algorithm: it needs the feature `public-keys` of tower-webhook"
+        }
+        Algorithm::Ed25519 | Algorithm::EcdsaP256 if !is_text => {
+            "signature.secret: a public key has none, since it says how it is written"
+        }
+        Algorithm::HmacSha1 if !is_text => {
+            "signature.secret: with hmac-sha1, only `text` is allowed"
+        }
+        _ => return Ok(()),
+    };
+    Err(wrong.to_owned())
+}
+
 fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
     let field = "challenge.when";
     if it.when.is_empty() {
@@ -247,6 +270,7 @@ fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
         .when
         .iter()
         .map(|(at, value)| Ok((place(field, Some(at), "")?, value.clone())));
+    let none = "/".to_owned();
     let (pointer_, answer) = match &it.answer {
         AnswerDescription::Raw(pointer) => (pointer, Answer::Raw),
         AnswerDescription::Json { pointer, field } => (pointer, Answer::Json(field.clone())),
@@ -258,6 +282,7 @@ fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
             let (plain, tag) = (plain.clone(), tag.clone());
             (pointer, Answer::Hmac { plain, tag })
         }
+        AnswerDescription::Constant { body } => (&none, Answer::Constant(body.clone())),
     };
     Ok(Challenge {
         when: when.collect::<Result<_, String>>()?,
