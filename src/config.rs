@@ -45,6 +45,12 @@ pub enum ConfigError {
         /// What is wrong, and what is allowed.
         reason: String,
     },
+    /// The text is no public key that is safe to use.
+    #[cfg(feature = "public-keys")]
+    PublicKey {
+        /// What is wrong, and what is allowed.
+        reason: &'static str,
+    },
     /// The prefix cannot begin the names of keys in Redis.
     #[cfg(feature = "redis")]
     RedisPrefix(String),
@@ -118,6 +124,8 @@ impl fmt::Display for ConfigError {
                 "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
             ),
             Self::Sender { name, reason } => write!(f, "the sender `{name}`: {reason}"),
+            #[cfg(feature = "public-keys")]
+            Self::PublicKey { reason } => write!(f, "a public key cannot be used: {reason}"),
             #[cfg(feature = "redis")]
             Self::RedisPrefix(prefix) => write!(
                 f,

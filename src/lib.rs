@@ -192,6 +192,7 @@
 //! | `sqlite` | `sqlite::SqliteStore` and `sqlite::SqliteQueue`, in a file of SQLite (needs a C compiler) | no |
 //! | `redis` | `redis::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `postgres::PostgresStore` and `postgres::PostgresQueue`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
+//! | `public-keys` | [`Sender`]s that sign with Ed25519 or ECDSA P-256, and `PublicKey` | no |
 //! | `signal` | `shutdown`, a future that completes on SIGTERM or Ctrl-C | no |
 //! | `metrics` | [`telemetry`]`::Metrics`, which records [metrics](docs::metrics) through the `metrics` facade | no |
 //! | `console` | `console`, pages for operators, as an axum `Router` | no |
@@ -286,6 +287,8 @@ pub use self::idempotency::IdempotencyLayer;
 pub use self::outcome::{Outcome, Settlement};
 pub use self::router::{EventRouter, RouterFuture};
 pub use self::sender::Sender;
+#[cfg(feature = "public-keys")]
+pub use self::signature::PublicKey;
 pub use self::signature::{Secret, Secrets, SignatureLayer};
 pub use self::verified::Verified;
 #[cfg(feature = "signal")]

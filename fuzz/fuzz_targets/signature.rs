@@ -14,7 +14,8 @@ use oracle::{hmac, parse_signature, to_hex};
 use tower::{Layer, ServiceExt, service_fn};
 use tower_webhook::signature::SignatureError;
 use tower_webhook::{
-    EventKind, IdempotencyKey, RawDelivery, ResponseBody, Secret, Secrets, Sender, SignatureLayer, Verified,
+    EventKind, IdempotencyKey, RawDelivery, ResponseBody, Secret, Secrets, Sender, SignatureLayer,
+    Verified,
 };
 
 #[derive(Arbitrary, Debug)]
@@ -120,7 +121,7 @@ fuzz_target!(|input: Input| -> Corpus {
 });
 
 /// All headers that a profile reads.
-const HEADERS: [&str; 37] = [
+const HEADERS: [&str; 41] = [
     "box-delivery-timestamp",
     "box-signature-algorithm",
     "box-signature-primary",
@@ -153,38 +154,59 @@ const HEADERS: [&str; 37] = [
     "x-line-signature",
     "x-request-uuid",
     "x-shopify-hmac-sha256",
+    "x-signature-ed25519",
+    "x-signature-timestamp",
     "x-slack-request-timestamp",
     "x-slack-signature",
     "x-square-hmacsha256-signature",
     "x-telegram-bot-api-secret-token",
+    "x-twilio-email-event-webhook-signature",
+    "x-twilio-email-event-webhook-timestamp",
     "x-zm-signature",
 ];
 
+/// What signs, and what verifies.
+type Keys = [&'static str; 2];
+
+const SECRET: Keys = ["whsec_c2VjcmV0"; 2];
+const ED25519: Keys = [
+    "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+    "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+];
+const P256: Keys = [
+    "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgcXBpZF2oQdli2pV4KF3dYLvn9/SrhDkR75DCK5jnrdKhRANCAASTtNKsOrHb2MZfRAYBfCR9ztK4QBptpUrYJVCEch2f8/6axU4BijNbaMYvxRQO0fEUFhiRWkA3YDI9aMH3I/Wr",
+    "MFkwEwYHKoZIzj0CAQYIKoZIzj0DAQcDQgAEk7TSrDqx29jGX0QGAXwkfc7SuEAabaVK2CVQhHIdn/P+msVOAYozW2jGL8UUDtHxFBYYkVpAN2AyPWjB9yP1qw==",
+];
+
 fn from_another(other: &Other, body: &[u8]) -> StatusCode {
-    let profiles: [fn() -> Sender; 20] = [
-        Sender::standard_webhooks,
-        Sender::svix,
-        Sender::openai,
-        Sender::github,
-        Sender::stripe,
-        Sender::slack,
-        Sender::shopify,
-        || Sender::square("https://example.com/"),
-        Sender::paddle,
-        Sender::linear,
-        Sender::box_com,
-        Sender::zoom,
-        Sender::line,
-        Sender::webflow,
-        Sender::twitch,
-        meta,
-        Sender::gitlab,
-        Sender::bitbucket,
-        Sender::jira,
-        Sender::telegram,
+    let profiles: [(fn() -> Sender, Keys); 23] = [
+        (Sender::standard_webhooks, SECRET),
+        (Sender::svix, SECRET),
+        (Sender::openai, SECRET),
+        (Sender::github, SECRET),
+        (Sender::stripe, SECRET),
+        (Sender::slack, SECRET),
+        (Sender::shopify, SECRET),
+        (|| Sender::square("https://example.com/"), SECRET),
+        (Sender::paddle, SECRET),
+        (Sender::linear, SECRET),
+        (Sender::box_com, SECRET),
+        (Sender::zoom, SECRET),
+        (Sender::line, SECRET),
+        (Sender::webflow, SECRET),
+        (Sender::standard_webhooks_v1a, ED25519),
+        (Sender::discord, ED25519),
+        (Sender::sendgrid, P256),
+        (Sender::twitch, SECRET),
+        (meta, SECRET),
+        (Sender::gitlab, SECRET),
+        (Sender::bitbucket, SECRET),
+        (Sender::jira, SECRET),
+        (Sender::telegram, SECRET),
     ];
-    let sender = profiles[usize::from(other.profile) % profiles.len()]();
-    let secret = Secret::new("whsec_c2VjcmV0").expect("it is not empty");
+    let (sender, keys) = profiles[usize::from(other.profile) % profiles.len()];
+    let sender = sender();
+    let [signing, verifying] = keys.map(|text| Secret::new(text).expect("it is not empty"));
     let mut request = Request::post("/")
         .header("content-type", "application/json")
         .body(Full::new(Bytes::copy_from_slice(body)))
@@ -193,7 +215,7 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
         let key = IdempotencyKey::new(HeaderValue::from_static("key"));
         let delivery = RawDelivery::new(EventKind::CHAT_RATED, body.to_vec()).with_key(key);
         *request.headers_mut() = sender
-            .sign(&secret, &delivery)
+            .sign(&signing, &delivery)
             .expect("a secret of every form");
     }
     for (name, value) in &other.headers {
@@ -202,7 +224,7 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
             request.headers_mut().append(name, value);
         }
     }
-    let layer = SignatureLayer::new(secret).sender(sender);
+    let layer = SignatureLayer::new(verifying).sender(sender);
     answer(layer.expect("a secret of every form"), request)
 }
 

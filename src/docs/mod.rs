@@ -73,6 +73,7 @@ macro_rules! page {
         #[doc = "[responses#event-router]: crate::docs::responses#event-router"]
         #[doc = "[responses#invalid-challenge]: crate::docs::responses#invalid-challenge"]
         #[doc = "[responses#invalid-signature]: crate::docs::responses#invalid-signature"]
+        #[doc = "[senders#discord]: crate::docs::senders#discord"]
         #[doc = "[senders]: crate::docs::senders"]
         #[doc = "[stores]: crate::docs::stores"]
         #[doc = "[stores#memory]: crate::docs::stores#memory"]

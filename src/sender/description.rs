@@ -155,6 +155,11 @@ impl Description {
             disable_after: disable_after.unwrap_or(default.disable_after),
         };
         let challenges: Result<Vec<_>, _> = self.challenge.iter().map(challenge).collect();
+        let is_hmac =
+            |it: &ChallengeDescription| matches!(it.answer, AnswerDescription::Hmac { .. });
+        if self.signature.algorithm.is_asymmetric() && self.challenge.iter().any(is_hmac) {
+            return Err("challenge.answer: `hmac` needs a secret, not a public key".to_owned());
+        }
         let described = Described {
             name: self.name.clone(),
             schemes: schemes?,
@@ -213,9 +218,7 @@ impl Description {
             let field = "signature.timestamp";
             return Err(format!("{field}: it is not signed: name it in `content`"));
         }
-        if scheme.algorithm == Algorithm::HmacSha1 && scheme.secret != SecretCoding::Text {
-            return Err("signature.secret: with hmac-sha1, only `text` is allowed".to_owned());
-        }
+        check_key(&scheme)?;
         Ok(scheme)
     }
 
@@ -268,6 +271,23 @@ impl Description {
         }
         Ok(pieces)
     }
+}
+
+fn check_key(scheme: &Scheme) -> Result<(), String> {
+    let is_text = scheme.secret == SecretCoding::Text;
+    let wrong = match scheme.algorithm {
+        Algorithm::Ed25519 | Algorithm::EcdsaP256 if cfg!(not(feature = "public-keys")) => {
+            "signature.algorithm: it needs the feature `public-keys` of tower-webhook"
+        }
+        Algorithm::Ed25519 | Algorithm::EcdsaP256 if !is_text => {
+            "signature.secret: a public key has none, since it says how it is written"
+        }
+        Algorithm::HmacSha1 if !is_text => {
+            "signature.secret: with hmac-sha1, only `text` is allowed"
+        }
+        _ => return Ok(()),
+    };
+    Err(wrong.to_owned())
 }
 
 fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {

@@ -5,9 +5,10 @@ use super::description::Description;
 use crate::config::ConfigError;
 
 macro_rules! profiles {
-    ($($(#[$doc:meta])* $name:ident $(($url:ident))? = $file:literal;)*) => {
+    ($($(#[$doc:meta])* $name:ident $(($url:ident))? = $file:literal $(if $feature:tt)?;)*) => {
         impl Sender {$(
             $(#[$doc])*
+            $(#[cfg(feature = $feature)])?
             #[must_use]
             pub fn $name($($url: impl Into<String>)?) -> Self {
                 #[allow(unused_mut, unused_assignments, reason = "only some profiles have a URL")]
@@ -18,7 +19,7 @@ macro_rules! profiles {
         )*
 
             /// The names of the profiles, which [`named`](Self::named) takes.
-            pub const PROFILES: &[&str] = &[$($file),*];
+            pub const PROFILES: &[&str] = &[$($(#[cfg(feature = $feature)])? $file),*];
         }
 
         fn file(name: &str) -> Option<&'static str> {
@@ -34,6 +35,9 @@ profiles! {
     /// [Standard Webhooks](https://www.standardwebhooks.com), which many senders follow. Give it their name in a
     /// [namespace](crate::Webhooks::namespace).
     standard_webhooks = "standard-webhooks";
+    /// [Standard Webhooks](https://www.standardwebhooks.com) that are signed with a private key of Ed25519. Give it the
+    /// sender's name in a [namespace](crate::Webhooks::namespace).
+    standard_webhooks_v1a = "standard-webhooks-v1a" if "public-keys";
     /// Svix, with the headers `svix-*` or `webhook-*`.
     svix = "svix";
     /// `OpenAI`.
@@ -73,6 +77,10 @@ profiles! {
     jira = "jira";
     /// Telegram's Bot API.
     telegram = "telegram";
+    /// Discord's interactions, with the public key of the application.
+    discord = "discord" if "public-keys";
+    /// `SendGrid`'s event webhook, with its verification key. A delivery has an array of events.
+    sendgrid = "sendgrid" if "public-keys";
 }
 
 impl Sender {

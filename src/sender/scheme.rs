@@ -35,6 +35,16 @@ pub(crate) enum Algorithm {
     HmacSha256,
     HmacSha1,
     Token,
+    Ed25519,
+    /// With SHA-256. The tag is in DER.
+    EcdsaP256,
+}
+
+impl Algorithm {
+    /// Whether it signs with a private key, and verifies with a public one.
+    pub(crate) fn is_asymmetric(self) -> bool {
+        matches!(self, Self::Ed25519 | Self::EcdsaP256)
+    }
 }
 
 /// How a tag is written.
@@ -264,12 +274,14 @@ impl Scheme {
     }
 
     fn decode(&self, tag: &[u8]) -> Option<Vec<u8>> {
-        let length = match self.algorithm {
+        let (least, most) = match self.algorithm {
             Algorithm::Token => return (!tag.is_empty()).then(|| tag.to_vec()),
-            Algorithm::HmacSha256 => 32,
-            Algorithm::HmacSha1 => 20,
+            Algorithm::HmacSha256 => (32, 32),
+            Algorithm::HmacSha1 => (20, 20),
+            Algorithm::Ed25519 => (64, 64),
+            Algorithm::EcdsaP256 => (8, 72),
         };
-        if tag.len() > 2 * length {
+        if tag.len() > 2 * most {
             return None;
         }
         let tag = match self.coding? {
@@ -277,7 +289,7 @@ impl Scheme {
             Coding::HexAnyCase => base16ct::mixed::decode_vec(tag).ok(),
             Coding::Base64 => BASE64_STANDARD.decode(tag).ok(),
         };
-        tag.filter(|tag| tag.len() == length)
+        tag.filter(|tag| (least..=most).contains(&tag.len()))
     }
 
     /// Adds the headers that a delivery has before it is signed: constants, and the time if it is not there.

@@ -8,6 +8,8 @@ use hmac::{Hmac, Mac};
 use sha1::Sha1;
 use sha2::Sha256;
 
+use super::compare::any;
+use super::keys::Verification;
 use super::secret::{Secret, Secrets};
 use super::verify::{Matched, SignatureError};
 use crate::sender::{Algorithm, Claim, Scheme, SecretCoding, Sender, Timestamps, Unproven};
@@ -22,9 +24,11 @@ pub(super) enum Keyed {
 }
 
 impl Keyed {
-    /// The state before the first byte. `None` if the secret is not written as the sender writes its secrets.
+    /// The state before the first byte. `None` if the secret is not written as the sender writes its secrets, or is none.
     pub(super) fn new(secret: &Secret, algorithm: Algorithm, coding: SecretCoding) -> Option<Self> {
         match algorithm {
+            _ if secret.is_public() => None,
+            Algorithm::Ed25519 | Algorithm::EcdsaP256 => None,
             Algorithm::HmacSha1 => Some(Self::Sha1(secret.keyed_sha1())),
             Algorithm::HmacSha256 | Algorithm::Token => secret.decoded(coding).map(Self::Sha256),
         }
@@ -51,26 +55,54 @@ impl Keyed {
             Self::Sha256(hash) => {
                 let own = hash.finalize();
                 any(candidates, |tag| {
-                    Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
+                    Array::try_from(&tag[..]).is_ok_and(|it| own == CtOutput::new(it))
                 })
             }
             Self::Sha1(hash) => {
                 let own = hash.finalize();
                 any(candidates, |tag| {
-                    Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
+                    Array::try_from(&tag[..]).is_ok_and(|it| own == CtOutput::new(it))
                 })
             }
         }
     }
 }
 
-/// Whether `is_equal` is true for one. It is called for each.
-fn any(candidates: &[Vec<u8>], is_equal: impl Fn(&[u8]) -> bool) -> bool {
-    candidates.iter().fold(false, |found, candidate| {
-        #[cfg(test)]
-        tests::COMPARISONS.set(tests::COMPARISONS.get() + 1);
-        is_equal(candidate) | found
-    })
+/// What one secret or public key says of the candidates, before the body is complete.
+enum Check {
+    Hash(Keyed),
+    Key(Verification),
+}
+
+impl Check {
+    /// `None` if the secret is not in the sender's form.
+    fn new(
+        secret: &Secret,
+        algorithm: Algorithm,
+        coding: SecretCoding,
+        claim: &Claim,
+    ) -> Option<Self> {
+        let mut check = match algorithm.is_asymmetric() {
+            true => Self::Key(secret.public()?.begin(algorithm, &claim.tags)?),
+            false => Self::Hash(Keyed::new(secret, algorithm, coding)?),
+        };
+        check.update(&claim.before);
+        Some(check)
+    }
+
+    fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Self::Hash(hash) => hash.update(bytes),
+            Self::Key(verification) => verification.update(bytes),
+        }
+    }
+
+    fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
+        match self {
+            Self::Hash(hash) => hash.matches_one(candidates),
+            Self::Key(verification) => verification.matches_one(candidates),
+        }
+    }
 }
 
 /// The computation while a body arrives.
@@ -78,7 +110,7 @@ pub(super) struct Checked {
     sender: Sender,
     secrets: Secrets,
     set: Arc<Vec<Secret>>,
-    hashes: Vec<Option<Keyed>>,
+    checks: Vec<Option<Check>>,
     claim: Claim,
     /// If it stands in the body.
     body_time: Option<Timestamps>,
@@ -102,13 +134,9 @@ impl Checked {
         }
         let (algorithm, coding) = (scheme.algorithm, scheme.secret);
         let set = secrets.current();
-        let hashes = set.iter().map(|secret| {
-            let mut hash = Keyed::new(secret, algorithm, coding)?;
-            hash.update(&claim.before);
-            Some(hash)
-        });
+        let check = |secret| Check::new(secret, algorithm, coding, &claim);
         Self {
-            hashes: hashes.collect(),
+            checks: set.iter().map(check).collect(),
             sender: sender.clone(),
             body_time: scheme.body_time().cloned(),
             secrets: secrets.clone(),
@@ -121,10 +149,10 @@ impl Checked {
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
         if self.algorithm != Algorithm::Token {
-            self.hashes
+            self.checks
                 .iter_mut()
                 .flatten()
-                .for_each(|hash| hash.update(bytes));
+                .for_each(|check| check.update(bytes));
         }
     }
 
@@ -132,14 +160,8 @@ impl Checked {
     pub(super) fn verify(mut self, body: &[u8]) -> Result<Matched, SignatureError> {
         let current = self.secrets.current();
         if !Arc::ptr_eq(&self.set, &current) {
-            self.hashes = current
-                .iter()
-                .map(|secret| {
-                    let mut hash = Keyed::new(secret, self.algorithm, self.coding)?;
-                    hash.update(&self.claim.before);
-                    Some(hash)
-                })
-                .collect();
+            let check = |secret| Check::new(secret, self.algorithm, self.coding, &self.claim);
+            self.checks = current.iter().map(check).collect();
             self.set = current;
             self.update(body);
         }
@@ -148,10 +170,10 @@ impl Checked {
             _ => &self.claim.after,
         };
         let mut matched = None;
-        for (index, hash) in self.hashes.into_iter().enumerate() {
-            let Some(mut hash) = hash else { continue };
-            hash.update(after);
-            let this = hash.matches_one(&self.claim.tags).then_some(index);
+        for (index, check) in self.checks.into_iter().enumerate() {
+            let Some(mut check) = check else { continue };
+            check.update(after);
+            let this = check.matches_one(&self.claim.tags).then_some(index);
             matched = matched.or(this);
         }
         let index = matched.ok_or(SignatureError::Wrong)?;
@@ -181,27 +203,17 @@ impl From<Unproven> for SignatureError {
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
     use std::time::SystemTime;
 
     use http::{HeaderMap, Method};
 
+    use super::super::compare::COMPARISONS;
     use super::*;
     use crate::sender::Form;
 
-    thread_local! {
-        pub(super) static COMPARISONS: Cell<usize> = const { Cell::new(0) };
-    }
-
-    /// Verifies `{}` with three secrets, of which the signature has the tags of these.
-    fn verify(sender: &Sender, signers: &[&'static str]) -> (Option<usize>, usize) {
-        let secret = |text: &&'static str| Secret::new(*text).unwrap();
-        let set = Secrets::new(["a", "b", "c"].iter().map(secret)).unwrap();
-        let tags = signers.iter().map(|signer| {
-            let keyed = Keyed::Sha256(secret(signer).keyed());
-            hex::encode(keyed.tag([b"", b"{}", b""]))
-        });
-        let tags: Vec<_> = tags.map(|tag| format!("v1={tag}")).collect();
+    /// Verifies `{}` with these tags. Returns which secret made one of them, and the number of comparisons.
+    fn verify(sender: &Sender, set: &Secrets, tags: &[String]) -> (Option<usize>, usize) {
+        let tags: Vec<_> = tags.iter().map(|tag| format!("v1={tag}")).collect();
         let headers = HeaderMap::from_iter([(
             http::HeaderName::from_static("x-tags"),
             tags.join(",").parse().unwrap(),
@@ -213,20 +225,26 @@ mod tests {
         let claim = scheme
             .claim(&Method::POST, &headers, SystemTime::now())
             .unwrap();
-        let mut checked = Checked::new(&set, sender, scheme, claim);
+        let mut checked = Checked::new(set, sender, scheme, claim);
         checked.update(b"{}");
         COMPARISONS.set(0);
         let verified = checked.verify(b"{}").ok();
         (verified.map(|it| it.index), COMPARISONS.get())
     }
 
+    fn sender(algorithm: &str) -> Sender {
+        let signature = serde_json::json!({
+            "headers": ["x-tags"], "split": ",", "prefix": "v1=", "algorithm": algorithm, "coding": "hex",
+        });
+        let sender = serde_json::json!({"name": "acme", "signature": signature});
+        serde_json::from_value(sender).unwrap()
+    }
+
     #[test]
     fn every_candidate_is_compared_with_every_secret() {
-        let sender: Sender = serde_json::from_str(
-            r#"{"name":"acme","signature":{"headers":["x-tags"],"split":",","prefix":"v1=",
-            "algorithm":"hmac-sha256","coding":"hex"}}"#,
-        )
-        .unwrap();
+        let sender = sender("hmac-sha256");
+        let secret = |text: &&'static str| Secret::new(*text).unwrap();
+        let set = Secrets::new(["a", "b", "c"].iter().map(secret)).unwrap();
         for (signers, found) in [
             (&["a"][..], Some(0)),
             (&["c"], Some(2)),
@@ -234,11 +252,40 @@ mod tests {
             (&["x", "b", "y", "z"], Some(1)),
             (&["x", "y", "z", "x", "y", "z", "x", "y"], None),
         ] {
+            let tags = signers.iter().map(|signer| {
+                let keyed = Keyed::Sha256(secret(signer).keyed());
+                hex::encode(keyed.tag([b"", b"{}", b""]))
+            });
             assert_eq!(
-                verify(&sender, signers),
+                verify(&sender, &set, &tags.collect::<Vec<_>>()),
                 (found, 3 * signers.len()),
                 "{signers:?}"
             );
+        }
+    }
+
+    #[cfg(feature = "public-keys")]
+    #[test]
+    fn every_candidate_is_compared_with_every_public_key() {
+        let [private, public] = [
+            "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+            "whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=",
+        ];
+        let other = "d3ee6bf0d1b8966e44d188bc9fcb079e93ffe2a4ae2112b7214262c59ac49b4b";
+        let keys = [other, public, public].map(|key| Secret::new(key).unwrap());
+        let set = Secrets::new(keys).unwrap();
+        let private = Secret::new(private).unwrap();
+        let sign = private.private().unwrap();
+        let right = sign.sign(Algorithm::Ed25519, [b"{}", b"", b""]).unwrap();
+        let (right, wrong) = (hex::encode(right), "0".repeat(128));
+        for (tags, found) in [
+            (&[&right][..], Some(1)),
+            (&[&wrong, &right, &wrong], Some(1)),
+            (&[&wrong; 8], None),
+        ] {
+            let tags: Vec<_> = tags.iter().map(|tag| (*tag).clone()).collect();
+            let counted = verify(&sender("ed25519"), &set, &tags);
+            assert_eq!(counted, (found, 3 * tags.len()));
         }
     }
 }

@@ -26,11 +26,16 @@
 //! ```
 
 mod buffer;
+mod compare;
 mod config;
 mod described;
 mod future;
 mod headers;
+#[cfg_attr(not(feature = "public-keys"), path = "no_keys.rs")]
+mod keys;
 mod layer;
+#[cfg(feature = "public-keys")]
+mod public_key;
 mod refusal;
 mod secret;
 mod service;
@@ -39,6 +44,8 @@ mod verify;
 
 pub use self::future::ResponseFuture;
 pub use self::layer::SignatureLayer;
+#[cfg(feature = "public-keys")]
+pub use self::public_key::PublicKey;
 pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;

@@ -16,6 +16,7 @@ use sha1::Sha1;
 use sha2::Sha256;
 use zeroize::Zeroizing;
 
+use super::keys::{Signing, Verifying};
 use crate::config::{ConfigError, secret_variable};
 use crate::sender::SecretCoding;
 
@@ -44,6 +45,10 @@ struct Others {
     sha1: Hmac<Sha1>,
     base64: Option<Hmac<Sha256>>,
     hex: Option<Hmac<Sha256>>,
+    public: Option<Verifying>,
+    private: Option<Signing>,
+    /// It is a public key and no text that looks like one, so that no tag may be made with it.
+    is_public: bool,
 }
 
 impl Others {
@@ -60,6 +65,9 @@ impl Others {
             sha1: Hmac::new_from_slice(secret).ok()?,
             base64: engine.decode(base64).ok().and_then(keyed),
             hex: base16ct::mixed::decode_vec(secret).ok().and_then(keyed),
+            public: Verifying::parse(secret).ok(),
+            private: Signing::parse(secret),
+            is_public: false,
         })
     }
 }
@@ -172,6 +180,38 @@ impl Secret {
 
     pub(super) fn keyed_sha1(&self) -> Hmac<Sha1> {
         self.others.sha1.clone()
+    }
+
+    /// This secret as a public key, which stands in its place and is logged and remembered by this digest.
+    #[cfg(feature = "public-keys")]
+    pub(super) fn with_public(self, key: Verifying, digest: NonZeroU16) -> Self {
+        let others = Others {
+            sha1: self.keyed_sha1(),
+            base64: None,
+            hex: None,
+            public: Some(key),
+            private: None,
+            is_public: true,
+        };
+        Self {
+            others: Arc::new(others),
+            digest,
+            ..self
+        }
+    }
+
+    pub(super) fn is_public(&self) -> bool {
+        self.others.is_public
+    }
+
+    /// The public key, if it is one or is written like one.
+    pub(super) fn public(&self) -> Option<&Verifying> {
+        self.others.public.as_ref()
+    }
+
+    /// The private key, if it is written like one.
+    pub(super) fn private(&self) -> Option<&Signing> {
+        self.others.private.as_ref()
     }
 
     /// The state of the hash under the decoded secret. `None` if it is not written like that.

@@ -6,12 +6,15 @@ use super::described::Keyed;
 use super::secret::{Secret, Secrets};
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
-use crate::sender::{Algorithm, Form, SecretCoding, Sender};
+use crate::sender::{Algorithm, Form, Scheme, SecretCoding, Sender};
 
 impl Sender {
     /// Returns the headers of a delivery as this sender sends it: those of `delivery`, key and event type where they
     /// stand in a header, the present time, and the signature. For a token, that is the secret's own text, which only
     /// you have: add the header yourself.
+    ///
+    /// A sender with a public key signs with its private key, which is the secret here: base64 after `whsk_`, or PKCS#8 in
+    /// base64 without armour.
     ///
     /// ```
     /// use tower_webhook::{EventKind, RawDelivery, Secret, Sender};
@@ -39,12 +42,13 @@ impl Sender {
             }
             Form::Described(it) => {
                 let (scheme, now) = (&it.schemes()[0], self.now());
-                let keyed = Keyed::new(secret, scheme.algorithm, scheme.secret)
-                    .ok_or_else(|| undecodable(self, scheme.secret))?;
+                if !can_sign(secret, scheme) {
+                    return Err(unsuited(self, scheme, true));
+                }
                 scheme.prepare(&mut headers, now);
                 if scheme.algorithm != Algorithm::Token {
                     let signed = scheme.signed(&headers, now).and_then(|[before, after]| {
-                        let tag = keyed.tag([&before, delivery.body(), &after]);
+                        let tag = tag(secret, scheme, [&before, delivery.body(), &after])?;
                         scheme.header(&tag, now)
                     });
                     let (name, value) = signed.ok_or_else(|| ConfigError::Sender {
@@ -62,26 +66,65 @@ impl Sender {
 
 /// Whether each secret is written as the sender writes its secrets.
 pub(super) fn check(sender: &Sender, secrets: &Secrets) -> Result<(), ConfigError> {
+    let current = secrets.current();
     let Form::Described(it) = sender.form() else {
-        return Ok(());
+        return match current.iter().any(Secret::is_public) {
+            true => Err(wrong(
+                sender,
+                "it signs with a secret, not with a public key",
+            )),
+            false => Ok(()),
+        };
     };
     let scheme = &it.schemes()[0];
-    let current = secrets.current();
-    let suits = |secret| Keyed::new(secret, scheme.algorithm, scheme.secret).is_some();
+    let suits = |secret: &Secret| match scheme.algorithm.is_asymmetric() {
+        true => secret
+            .public()
+            .is_some_and(|key| key.is_for(scheme.algorithm)),
+        false => can_sign(secret, scheme),
+    };
     match current.iter().all(suits) {
         true => Ok(()),
-        false => Err(undecodable(sender, scheme.secret)),
+        false => Err(unsuited(sender, scheme, false)),
     }
 }
 
-fn undecodable(sender: &Sender, coding: SecretCoding) -> ConfigError {
-    let form = match coding {
-        SecretCoding::Text => "text",
-        SecretCoding::Base64 => "base64, after `whsec_` if it has that",
-        SecretCoding::Hex => "hex digits",
+fn can_sign(secret: &Secret, scheme: &Scheme) -> bool {
+    tag(secret, scheme, [b""; 3]).is_some()
+}
+
+/// `None` if the secret is not in the form of those that sign.
+fn tag(secret: &Secret, scheme: &Scheme, pieces: [&[u8]; 3]) -> Option<Vec<u8>> {
+    match scheme.algorithm.is_asymmetric() {
+        true => secret.private()?.sign(scheme.algorithm, pieces),
+        false => Some(Keyed::new(secret, scheme.algorithm, scheme.secret)?.tag(pieces)),
+    }
+}
+
+fn unsuited(sender: &Sender, scheme: &Scheme, signs: bool) -> ConfigError {
+    let reason = match (scheme.algorithm, scheme.secret) {
+        (Algorithm::Ed25519, _) if !signs => {
+            "its public key of Ed25519 is needed: 64 hex digits, base64 after `whpk_`, or SubjectPublicKeyInfo in base64"
+        }
+        (Algorithm::EcdsaP256, _) if !signs => {
+            "its public key of P-256 is needed: SubjectPublicKeyInfo in base64"
+        }
+        (Algorithm::Ed25519, _) => {
+            "a private key of Ed25519 signs: base64 after `whsk_`, or PKCS#8 in base64"
+        }
+        (Algorithm::EcdsaP256, _) => "a private key of P-256 signs: PKCS#8 in base64",
+        (_, SecretCoding::Text) => "it signs with a secret, not with a public key",
+        (_, SecretCoding::Base64) => {
+            "a secret is not written in its form: base64, after `whsec_` if it has that"
+        }
+        (_, SecretCoding::Hex) => "a secret is not written in its form: hex digits",
     };
+    wrong(sender, reason)
+}
+
+fn wrong(sender: &Sender, reason: &str) -> ConfigError {
     ConfigError::Sender {
         name: sender.name().to_owned(),
-        reason: format!("a secret is not written in its form: {form}"),
+        reason: reason.to_owned(),
     }
 }

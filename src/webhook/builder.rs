@@ -472,11 +472,10 @@ impl Shared {
             (true, false) => *observers = self.observers,
             (false, _) => {}
         }
-        let signature = match self.sender {
-            Some(sender) => self.signature.sender(sender)?,
-            None => self.signature,
-        };
-        Ok(signature
+        let sender = self.sender.unwrap_or_default();
+        Ok(self
+            .signature
+            .sender(sender)?
             .sender_policy(limits.policy)
             .observers(observers.clone()))
     }

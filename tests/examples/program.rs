@@ -389,6 +389,55 @@ fn deliveries_of_another_sender_are_handled_once() {
     }
 }
 
+#[cfg(feature = "public-keys")]
+#[test]
+fn a_public_key_stands_in_the_file_of_secrets() {
+    let dir = TempDir::new().unwrap();
+    let [keys, command] = ["keys", "command.json"].map(|name| dir.path().join(name));
+    fs::write(
+        &keys,
+        "d52880e28f61caa4c2a48a82e55f4751a92289a78009ea9f6532270c16ce8abe\n",
+    )
+    .unwrap();
+    fs::write(&command, r#"{"id":"1","type":2}"#).unwrap();
+    let private = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
+    let receiver = Receiver::start(&[
+        "--sender",
+        "discord",
+        "--secret-file",
+        keys.to_str().unwrap(),
+    ]);
+    let send = |secret: &str| {
+        let to = [
+            "send",
+            "--url",
+            &receiver.url,
+            "--sender",
+            "discord",
+            "--no-key",
+        ];
+        let what = ["--secret", secret, "--body", command.to_str().unwrap()];
+        run("receiver", &[&to[..], &what].concat())
+    };
+    assert_eq!(send(private).code, 0);
+    until("the event", || {
+        receiver
+            .out()
+            .starts_with(r#"{"event":"2","key":"1""#)
+            .then_some(())
+    });
+    let other = send("whsk_AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=");
+    assert!(other.code == 1 && other.out.contains("401"), "{other:?}");
+    let none = run(
+        "receiver",
+        &["check", "--sender", "discord", "--secret", "whsec_x"],
+    );
+    assert!(
+        none.err.contains("its public key of Ed25519 is needed"),
+        "{none:?}"
+    );
+}
+
 #[test]
 fn unknown_senders_are_explained() {
     let dir = TempDir::new().unwrap();

@@ -168,6 +168,7 @@ fn features() -> String {
         ("metrics", cfg!(feature = "metrics")),
         ("moka", cfg!(feature = "moka")),
         ("postgres", cfg!(feature = "postgres")),
+        ("public-keys", cfg!(feature = "public-keys")),
         ("redis", cfg!(feature = "redis")),
         ("sandbox", cfg!(feature = "sandbox")),
         ("signal", cfg!(feature = "signal")),

@@ -4,6 +4,8 @@
 
 mod challenges;
 mod documented;
+#[cfg(feature = "public-keys")]
+mod public_keys;
 
 use std::convert::Infallible;
 use std::fs;
@@ -31,6 +33,13 @@ use tracing::Level;
 struct Recorded {
     secret: String,
     url: Option<String>,
+    /// The private key of an asymmetric signature.
+    #[cfg(feature = "public-keys")]
+    private: Option<String>,
+    /// What the maker itself has signed and published, and what its library says.
+    #[cfg(feature = "public-keys")]
+    #[serde(default)]
+    published: Vec<public_keys::Published>,
     now: u64,
     key: Option<String>,
     r#type: String,
@@ -154,8 +163,12 @@ fn headers(case: &Case) -> Option<HeaderMap> {
 
 #[tokio::test]
 async fn deliveries_are_verified_as_their_makers_do() {
+    verify_as_makers_do(&PROFILES).await;
+}
+
+async fn verify_as_makers_do(profiles: &[Profile]) {
     let mut wrong = Vec::new();
-    for profile in PROFILES {
+    for profile in profiles {
         let name = profile("").name().to_owned();
         let recorded = Recorded::of(&name);
         let sender = recorded.sender(profile);
@@ -300,6 +313,22 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         (
             json!({"signature.timestamp": {"at": "x-time", "unit": "seconds", "past": 1, "ahead": 1}}),
             "signature.timestamp: it is not signed: name it in `content`",
+        ),
+        #[cfg(not(feature = "public-keys"))]
+        (
+            json!({"signature.algorithm": "ed25519"}),
+            "signature.algorithm: it needs the feature `public-keys` of tower-webhook",
+        ),
+        #[cfg(feature = "public-keys")]
+        (
+            json!({"signature.algorithm": "ecdsa-p256", "signature.secret": "hex"}),
+            "signature.secret: a public key has none",
+        ),
+        #[cfg(feature = "public-keys")]
+        (
+            json!({"signature.algorithm": "ed25519", "challenge": [{"when": {"/type": "x"},
+                "answer": {"hmac": {"pointer": "/a", "plain": "a", "tag": "b"}}}]}),
+            "challenge.answer: `hmac` needs a secret",
         ),
         (
             json!({"signature.require": {"x-a": "a\n"}}),

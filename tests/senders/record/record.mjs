@@ -4,7 +4,7 @@
 // Run with: npm install --ignore-scripts --no-package-lock && node record.mjs
 //
 // It writes ../../fixtures/senders/*.json, which `tests/pipeline/senders.rs` reads. The clock stands still.
-import { createHmac } from "node:crypto";
+import { createHmac, createPrivateKey, createPublicKey, sign, verify } from "node:crypto";
 import { readFileSync, writeFileSync, mkdirSync } from "node:fs";
 import { createRequire } from "node:module";
 import { createServer } from "node:net";
@@ -27,10 +27,55 @@ const seconds = (ms) => String(Math.floor(ms / 1000));
 const millis = (ms) => String(ms);
 const rfc3339 = (ms) => new Real(ms).toISOString().replace(".000Z", "Z");
 const version = (name) => {
+  if (!name) return "none: judged by node:crypto";
   const path = new URL(`node_modules/${name}/package.json`, import.meta.url);
   return `${name} ${JSON.parse(readFileSync(path)).version}`;
 };
+// Private keys of no use elsewhere, in the form in which they sign in tests.
+const ED25519 = "MC4CAQAwBQYDK2VwBCIEIIwfWg6bLUxvihs9Xn+QEjSMH1oOmy1Mb4obPV5/kBI0";
+const P256 = "MIGHAgEAMBMGByqGSM49AgEGCCqGSM49AwEHBG0wawIBAQQgcXBpZF2oQdli2pV4KF3dYLvn9/SrhDkR75DCK5jnrdKhRANCAASTtNKsOrHb2MZfRAYBfCR9ztK4QBptpUrYJVCEch2f8/6axU4BijNbaMYvxRQO0fEUFhiRWkA3YDI9aMH3I/Wr";
+// The key and the signature of Svix's server, which publishes them in its tests:
+// github.com/svix/svix-webhooks, server/svix-server/src/worker.rs, test_asymmetric_key_signing.
+const SVIX = {
+  key: "6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==",
+  id: "msg_p5jXN8AQM9LWM0D4loKWxJek", time: "1614265330", body: '{"test": 2432232314}',
+  signature: "v1a,hnO3f9T8Ytu9HwrXslvumlUpqtNVqkhqw/enGzPCXe5BdqzCInXqYXFymVJaA7AZdpXwVLPo3mNl8EM+m7TBAg==",
+};
+const pkcs8 = (text) => createPrivateKey({ key: Buffer.from(text, "base64"), format: "der", type: "pkcs8" });
+const ed25519 = (seed) => pkcs8(Buffer.concat([Buffer.from("302e020100300506032b657004220420", "hex"), seed]).toString("base64"));
+const spki = (key) => createPublicKey(key).export({ format: "der", type: "spki" });
+const OTHER = Buffer.alloc(32, 7);
+const OTHER_ED25519 = ed25519(OTHER);
+const SVIX_KEY = ed25519(Buffer.from(SVIX.key, "base64").subarray(0, 32));
+const verifyV1a = (headers, body) => {
+  const [id, time, signatures] = ["id", "timestamp", "signature"].map((name) => headers[`webhook-${name}`]);
+  const tags = signatures.split(" ").filter((it) => it.startsWith("v1a,")).map((it) => Buffer.from(it.slice(4), "base64"));
+  const content = Buffer.from(`${id}.${time}.${body}`);
+  return Math.abs(NOW / 1000 - Number(time)) <= 300 && tags.some((tag) => verify(null, content, createPublicKey(SVIX_KEY), tag));
+};
 const URL_SET = "https://example.com/hooks?a=b";
+
+// What SendGrid itself has signed: the tests of its package verify that.
+const publishedBySendgrid = (EventWebhook) => {
+  const published = [];
+  const { convertPublicKeyToECDSA, verifySignature } = EventWebhook.prototype;
+  let secret;
+  EventWebhook.prototype.convertPublicKeyToECDSA = function (key) {
+    secret = key;
+    return convertPublicKeyToECDSA.call(this, key);
+  };
+  EventWebhook.prototype.verifySignature = function (key, body, tag, time) {
+    const accepted = verifySignature.call(this, key, body, tag, time);
+    const name = "x-twilio-email-event-webhook";
+    published.push({ secret, headers: { [`${name}-signature`]: tag, [`${name}-timestamp`]: String(time) }, body, accepted });
+    return accepted;
+  };
+  globalThis.describe = globalThis.it = (_, run) => run();
+  globalThis.expect = () => ({ to: { equal() {} } });
+  require("@sendgrid/eventwebhook/src/eventwebhook.spec.js");
+  Object.assign(EventWebhook.prototype, { convertPublicKeyToECDSA, verifySignature });
+  return published;
+};
 
 // ---- The senders: how one signs (by the maker's function if it has one), and the maker's verifier.
 
@@ -69,6 +114,9 @@ async function senders() {
   const { computeWebhookSignature } = require("./node_modules/box-node-sdk/lib/internal/utils.js");
   const { HttpReceiver } = require("@zoom/rivet/users");
   const { validateSignature } = await import("@line/bot-sdk");
+  const { verifyKey: verifyDiscord, verifyKeyMiddleware } = require("discord-interactions");
+  const { EventWebhook } = require("@sendgrid/eventwebhook");
+  const { p256 } = await import("@noble/curves/nist.js");
   const { WebflowClient } = await import("webflow-api");
   const twitch = await twurple();
   const meta = await whatsapp();
@@ -83,6 +131,22 @@ async function senders() {
     sign: (it, time, body) => new Svix(it.secret).sign(it.key, new Real(Number(time) * 1000), body),
     verify: (it, headers, body) => new Svix(it.secret).verify(body, headers),
   });
+  const v1a = {
+    ...wh, name: "standard-webhooks-v1a", prefix: "v1a,", private: `whsk_${SVIX.key}`,
+    secret: `whpk_${Buffer.from(SVIX.key, "base64").subarray(32).toString("base64")}`,
+    // No package of the maker verifies these: Node judges by the specification, and Svix has published a signature.
+    maker: null,
+    published: [{
+      secret: `whpk_${Buffer.from(SVIX.key, "base64").subarray(32).toString("base64")}`,
+      headers: { "webhook-id": SVIX.id, "webhook-timestamp": SVIX.time, "webhook-signature": SVIX.signature },
+      body: SVIX.body, accepted: true,
+    }],
+    tag: (with_, time, body, it) =>
+      sign(null, Buffer.from(`${it.key}.${time}.${body}`), with_ === "8c1f" ? OTHER_ED25519 : SVIX_KEY).toString("base64"),
+    headers: (tag, time, it) => ({ ...wh.headers(tag, time, it), "webhook-signature": `v1a,${tag}` }),
+    signs: null,
+    verify: (_, headers, body) => verifyV1a(headers, body),
+  };
   const client = new OpenAI({ apiKey: "none" });
   const openai = standard("openai", "openai", "webhook", {
     verify: (it, headers, body) => client.webhooks.unwrap(body, headers, it.secret),
@@ -102,6 +166,7 @@ async function senders() {
 
   return [
     wh,
+    v1a,
     svix,
     openai,
     {
@@ -203,6 +268,44 @@ async function senders() {
         const body = '{"event":"endpoint.url_validation","payload":{"plainToken":"qgg8vlvZRS6UYooatFL8Aw"},"event_ts":1}';
         const time = seconds(NOW);
         return (await toZoom(it.headers(it.tag(it.secret, time, body), time), body)).json();
+      },
+    },
+    {
+      ...simple, name: "discord", maker: "discord-interactions", prefix: "", key: "846462639134605312", type: "2",
+      private: ED25519, secret: spki(pkcs8(ED25519)).subarray(12).toString("hex"),
+      body: '{"id":"846462639134605312","type":2,"data":{"name":"Zoë"}}',
+      time: { write: seconds, past: null, ahead: null },
+      tag: (with_, time, body) => sign(null, Buffer.from(time + body), with_ === "8c1f" ? OTHER_ED25519 : pkcs8(ED25519)).toString("hex"),
+      headers: (tag, time) => ({ "x-signature-ed25519": tag, "x-signature-timestamp": time }),
+      signature: "x-signature-ed25519",
+      verify: (it, headers, body) =>
+        verifyDiscord(body, headers["x-signature-ed25519"], headers["x-signature-timestamp"], it.secret),
+      challenge: (it) => new Promise((answered) => {
+        const [time, body] = [seconds(NOW), '{"id":"1","type":1,"version":1}'];
+        const headers = it.headers(it.tag(it.secret, time, body), time);
+        const response = { setHeader() {}, end: (text) => answered(JSON.parse(text)) };
+        verifyKeyMiddleware(it.secret)({ header: (name) => headers[name.toLowerCase()], body }, response, answered);
+      }),
+    },
+    {
+      ...simple, name: "sendgrid", maker: "@sendgrid/eventwebhook", prefix: "", key: null, type: "sendgrid",
+      private: P256, secret: spki(pkcs8(P256)).toString("base64"),
+      body: '[{"email":"a@example.com","event":"processed","sg_event_id":"key-1","name":"Zoë"},{"event":"bounce"}]\r\n',
+      time: { write: seconds, past: 90000, ahead: null },
+      // Deterministic (RFC 6979), so that the recordings are, too.
+      tag: (with_, time, body) => {
+        const key = with_ === "8c1f" ? OTHER : Buffer.from(pkcs8(P256).export({ format: "jwk" }).d, "base64url");
+        return Buffer.from(p256.sign(Buffer.from(time + body), key, { format: "der", lowS: false })).toString("base64");
+      },
+      headers: (tag, time) => ({ "x-twilio-email-event-webhook-signature": tag, "x-twilio-email-event-webhook-timestamp": time }),
+      signature: "x-twilio-email-event-webhook-signature",
+      published: publishedBySendgrid(EventWebhook),
+      verify: (it, headers, body) => {
+        const webhook = new EventWebhook();
+        return webhook.verifySignature(
+          webhook.convertPublicKeyToECDSA(it.secret), Buffer.from(body),
+          headers["x-twilio-email-event-webhook-signature"], headers["x-twilio-email-event-webhook-timestamp"],
+        );
       },
     },
     {
@@ -394,7 +497,7 @@ for (const it of await senders()) {
   }
   if (!recorded[0].accepted || !recorded[1].accepted) throw new Error(`${it.name}: the genuine delivery is refused`);
   const { name, maker, secret, url, key, type } = it;
-  const file = { maker: version(maker), signedByMaker: !!it.signs, secret, url, now: NOW, key, type, challenge: await it.challenge?.(it), queries: it.queries, cases: recorded };
+  const file = { maker: version(maker), signedByMaker: !!it.signs, secret, private: it.private, published: it.published, url, now: NOW, key, type, challenge: await it.challenge?.(it), queries: it.queries, cases: recorded };
   writeFileSync(new URL(`${name}.json`, directory), JSON.stringify(file, null, 1) + "\n");
   const counts = [true, false].map((accepted) => recorded.filter((case_) => case_.accepted === accepted).length);
   console.log(`${name}: ${version(maker)}, ${counts[0]} accepted, ${counts[1]} refused${it.signs ? ", signed by the maker" : ""}`);

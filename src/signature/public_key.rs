@@ -1,0 +1,82 @@
+//! Public keys in place of secrets.
+
+use std::collections::hash_map::RandomState;
+use std::fmt;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use super::keys::Verifying;
+use super::secret::{Secret, Secrets};
+use crate::config::ConfigError;
+
+/// The public key of a sender that signs with a private one, such as Discord.
+///
+/// It is accepted where secrets are, and is none: whoever knows it can verify deliveries, and not sign them. A sender
+/// that signs with a secret refuses it.
+///
+/// ```
+/// # fn main() -> Result<(), tower_webhook::ConfigError> {
+/// use tower_webhook::{PublicKey, Secrets, Sender, Webhooks};
+///
+/// let old = PublicKey::new("d3ee6bf0d1b8966e44d188bc9fcb079e93ffe2a4ae2112b7214262c59ac49b4b")?;
+/// let webhooks = Webhooks::new(old.clone()).sender(Sender::discord());
+///
+/// // Several, while the sender replaces its key:
+/// let new = PublicKey::new("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=")?.with_label("new");
+/// let keys = Secrets::new([old.into(), new.into()])?;
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone)]
+pub struct PublicKey(Secret);
+
+impl PublicKey {
+    /// Reads a public key as the sender shows it: 64 hex digits, or base64 after `whpk_`, which are Ed25519; or
+    /// `SubjectPublicKeyInfo` (RFC 5280) in base64 without armour, with a key of Ed25519 or an uncompressed one of P-256.
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::PublicKey`] when it is written in no such form, is no point of its curve, or is weak: for a key of
+    /// small order, anybody can sign.
+    pub fn new(text: impl AsRef<str>) -> Result<Self, ConfigError> {
+        let text = text.as_ref().as_bytes();
+        let key = Verifying::parse(text).map_err(|reason| ConfigError::PublicKey { reason })?;
+        let digest = Secret::new(text)?.digest();
+        let unguessable = Secret::new(unguessable())?;
+        Ok(Self(unguessable.with_public(key, digest)))
+    }
+
+    /// Sets the name of the key in the log, as [`Secret::with_label`] does.
+    #[must_use]
+    pub fn with_label(self, label: impl Into<Arc<str>>) -> Self {
+        Self(self.0.with_label(label))
+    }
+}
+
+/// For sets of several.
+impl From<PublicKey> for Secret {
+    fn from(key: PublicKey) -> Self {
+        key.0
+    }
+}
+
+impl From<PublicKey> for Secrets {
+    fn from(key: PublicKey) -> Self {
+        key.0.into()
+    }
+}
+
+impl fmt::Debug for PublicKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PublicKey")
+            .field("label", &self.0.label())
+            .finish_non_exhaustive()
+    }
+}
+
+/// What stands in a [`Secret`] for the secret that a public key is not: should it ever be asked for a tag, nobody can
+/// have made an equal one.
+fn unguessable() -> Vec<u8> {
+    let word = |_| RandomState::new().build_hasher().finish().to_be_bytes();
+    (0..4).flat_map(word).collect()
+}
