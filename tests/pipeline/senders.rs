@@ -100,9 +100,10 @@ const PROFILES: [Profile; 16] = [
 ];
 
 /// Mistakes that some libraries accept, and this crate never.
-const STRICTER: [&str; 9] = [
+const STRICTER: [&str; 10] = [
     "a BOM before the body",
     "a space after the body",
+    "a tag that is cut",
     "a tag that is longer",
     "a tag without padding",
     "a tag with URL characters",

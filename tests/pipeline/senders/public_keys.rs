@@ -422,15 +422,15 @@ impl TypedEvent for Mails {
 }
 
 #[tokio::test]
-async fn an_array_reaches_the_handler() {
+async fn an_array_reaches_a_service_and_no_router() {
     let recorded = Recorded::of("sendgrid");
     let sendgrid = recorded.sender(|_| Sender::sendgrid());
-    let events = EventRouter::new().on::<Mails>(async |mails: Delivery<Mails>| {
-        assert_eq!(mails.payload.len(), 2);
-        Ok(())
-    });
-    let layer = SignatureLayer::new(PublicKey::new(recorded.secret.as_str()).unwrap());
-    let service = layer.sender(sendgrid).unwrap().layer(events);
-    let answered = send(&service, request(&recorded.cases[0]).unwrap()).await;
+    let key = PublicKey::new(recorded.secret.as_str()).unwrap();
+    let genuine = || request(&recorded.cases[0]).unwrap();
+    let answered = receive(key.clone(), &sendgrid, genuine()).await;
     assert_eq!(answered.status, 200);
+    let events = EventRouter::new().on::<Mails>(async |_: Delivery<Mails>| Ok(()));
+    let layer = SignatureLayer::new(key).sender(sendgrid).unwrap();
+    let answered = send(&layer.layer(events), genuine()).await;
+    answered.assert_problem(422, "undecodable");
 }
