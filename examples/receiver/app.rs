@@ -1,9 +1,8 @@
-//! Makes the application of a receiver, with a store or with an inbox.
+//! Makes the application of a receiver, of routes with a store or with an inbox.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::Context;
 use axum::Router;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use axum::http::HeaderName;
@@ -18,15 +17,16 @@ use tower_webhook::memory::MokaStore;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
-use tower_webhook::{EventRouter, Running, Secrets, Webhooks};
+use tower_webhook::{EventRouter, Running, Webhooks};
 
 use crate::args::Options;
-use crate::cli::misused;
 use crate::event::{Action, Events};
 use crate::exec::Exec;
 use crate::forward::Forward;
 use crate::handling::Handling;
 use crate::output::Output;
+use crate::reload::{Reload, mount};
+use crate::route::Route;
 use crate::store::Place;
 use crate::telemetry::Telemetry;
 #[cfg(feature = "metrics")]
@@ -35,8 +35,7 @@ use crate::text::chain;
 /// What a receiver is made of.
 pub(crate) struct Setup<'a> {
     pub(crate) args: &'a Options,
-    pub(crate) secrets: Option<&'a Secrets>,
-    pub(crate) events: &'a Arc<Events>,
+    pub(crate) output: &'a Arc<Output>,
     pub(crate) telemetry: Telemetry,
 }
 
@@ -44,36 +43,56 @@ pub(crate) struct Setup<'a> {
 pub(crate) struct Built {
     pub(crate) app: Router,
     pub(crate) handling: Handling,
+    /// The routes, with what changes them while they are served.
+    pub(crate) routes: Vec<(Route, Reload)>,
     #[cfg(feature = "console")]
     pub(crate) console: Console,
 }
 
-pub(crate) fn events(args: &Options) -> anyhow::Result<Events> {
-    let limits = args.handling.of_events();
-    let action = match (&args.handling.exec, &args.handling.forward) {
+/// Opens each database once, for all routes that use it.
+pub(crate) async fn build(setup: &Setup<'_>, mut rest: Vec<Route>) -> anyhow::Result<Built> {
+    let mut built = Built {
+        app: Router::new().route("/healthz", get(async || {})),
+        handling: Handling::default(),
+        routes: Vec::new(),
+        #[cfg(feature = "console")]
+        console: Console::new(),
+    };
+    while !rest.is_empty() {
+        let first = rest.remove(0);
+        let (place, is_inbox) = (first.place.clone(), first.is_inbox);
+        let (mut same, others): (Vec<_>, _) =
+            rest.into_iter().partition(|route| route.is_beside(&first));
+        rest = others;
+        same.insert(0, first);
+        built = match is_inbox {
+            true => inbox(setup, built, same, place).await?,
+            false => inline(setup, built, same, place).await?,
+        };
+    }
+    Ok(built)
+}
+
+fn events(setup: &Setup<'_>, route: &Route) -> Arc<Events> {
+    let limits = setup.args.handling.of_events();
+    let action = match (&route.exec, &route.forward) {
         (Some(command), _) => Action::Exec(Exec::new(command.clone())),
         (None, Some(url)) => Action::Forward(Forward::new(url.clone(), limits.concurrency)),
         (None, None) => Action::Print,
     };
-    let output = Output::start().context("the thread for standard output cannot be started")?;
-    Ok(Events::new(action, limits, output))
+    let is_one_of_several = setup.args.listening.config.is_some();
+    let name = is_one_of_several.then(|| route.path.clone());
+    let output = Arc::clone(setup.output);
+    Arc::new(Events::new(action, limits, output, name))
 }
 
-/// Where keys or events are kept, and whether that is an inbox.
-pub(crate) fn place(args: &Options) -> (Place, bool) {
-    let (place, is_inbox) = match (&args.kept.inbox, &args.kept.store) {
-        (Some(_), Some(_)) => misused(
-            "`--inbox` (or WEBHOOK_INBOX) replaces `--store` (or WEBHOOK_STORE): pass or set only one of them",
-        ),
-        (Some(inbox), None) => (Place::parse_inbox(inbox), true),
-        (None, Some(store)) => (Place::parse(store), false),
-        (None, None) => (Ok(Place::Memory), false),
-    };
-    (place.unwrap_or_else(|error| misused(error)), is_inbox)
-}
-
-/// Returns the application that answers an event when it is handled.
-pub(crate) async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
+/// Adds routes that answer an event when it is handled.
+async fn inline(
+    setup: &Setup<'_>,
+    built: Built,
+    routes: Vec<Route>,
+    place: Place,
+) -> anyhow::Result<Built> {
     match place {
         Place::Memory => {
             let store = MokaStore::new();
@@ -85,18 +104,22 @@ pub(crate) async fn inline(setup: &Setup<'_>, place: Place) -> anyhow::Result<Bu
                     std::future::ready(())
                 });
             }
-            with_store(setup, store)
+            with_store(setup, built, routes, &store)
         }
         #[cfg(feature = "sqlite")]
         Place::Sqlite(path) => {
             let store = crate::store::sqlite(path)?;
             warn_of_inbox(&SqliteQueue::with_store(&store)).await?;
-            with_store(setup, store)
+            with_store(setup, built, routes, &store)
         }
         #[cfg(feature = "redis")]
-        Place::Redis(server) => with_store(setup, crate::store::redis(server).await?),
+        Place::Redis(server) => {
+            with_store(setup, built, routes, &crate::store::redis(server).await?)
+        }
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => with_store(setup, crate::store::postgres(server).await?),
+        Place::Postgres(server) => {
+            with_store(setup, built, routes, &crate::store::postgres(server).await?)
+        }
     }
 }
 
@@ -114,37 +137,51 @@ async fn warn_of_inbox(queue: &SqliteQueue) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn with_store<St>(setup: &Setup<'_>, store: St) -> anyhow::Result<Built>
+fn with_store<St>(
+    setup: &Setup<'_>,
+    mut built: Built,
+    routes: Vec<Route>,
+    store: &St,
+) -> anyhow::Result<Built>
 where
     St: Store + Clone,
 {
-    let (service, running) = webhooks(setup.args, setup.secrets)
-        .store(store)
-        .observer(setup.telemetry.observer())
-        .in_flight_wait(Duration::from_secs(5).min(Duration::from_secs(setup.args.kept.lease) / 2))
-        .start(router(setup.events))?;
-    Ok(Built {
-        app: mount().route_service(&setup.args.listening.path, service),
-        handling: Handling {
-            running: recorded(setup, running),
-            rest: "the platform retries the events that were running",
-        },
-        #[cfg(feature = "console")]
-        console: Console::new(),
-    })
+    let lease = Duration::from_secs(setup.args.kept.lease);
+    for route in routes {
+        let (service, running) = webhooks(setup.args, &route)
+            .store(store.clone())
+            .observer(setup.telemetry.observer())
+            .in_flight_wait(Duration::from_secs(5).min(lease / 2))
+            .start(router(&events(setup, &route)))?;
+        let (app, reload) = mount(built.app, &route.path, service);
+        built.app = app;
+        built.handling.inline.push(recorded(setup, running));
+        built.routes.push((route, reload));
+    }
+    Ok(built)
 }
 
-/// Returns the application that answers an event when it is stored.
+/// Adds routes that answer an event when it is stored.
 #[allow(clippy::unused_async, reason = "only Postgres is connected to")]
-pub(crate) async fn inbox(setup: &Setup<'_>, place: Place) -> anyhow::Result<Built> {
+async fn inbox(
+    setup: &Setup<'_>,
+    built: Built,
+    routes: Vec<Route>,
+    place: Place,
+) -> anyhow::Result<Built> {
     match place {
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => with_queue(setup, crate::store::sqlite_queue(path)?),
+        Place::Sqlite(path) => with_queue(setup, built, routes, crate::store::sqlite_queue(path)?),
         #[cfg(feature = "postgres")]
-        Place::Postgres(server) => with_queue(setup, crate::store::postgres_queue(server).await?),
+        Place::Postgres(server) => with_queue(
+            setup,
+            built,
+            routes,
+            crate::store::postgres_queue(server).await?,
+        ),
         // `Place::parse_inbox` makes no others.
         other => {
-            let _ = setup;
+            let _ = (setup, built, routes);
             anyhow::bail!("{other} cannot be an inbox")
         }
     }
@@ -160,48 +197,47 @@ fn kept_headers(args: &Options) -> impl Iterator<Item = HeaderName> {
 }
 
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
-fn with_queue<Q: Queue>(setup: &Setup<'_>, queue: Q) -> anyhow::Result<Built> {
+fn with_queue<Q: Queue>(
+    setup: &Setup<'_>,
+    mut built: Built,
+    routes: Vec<Route>,
+    queue: Q,
+) -> anyhow::Result<Built> {
     let args = setup.args;
-    // The namespace and the observer are those of the console's clone, too.
+    // The observer is that of the console's clone, too.
     let inbox = Inbox::new(queue)
-        .namespace(namespace(args))
         .keep_headers(kept_headers(args))
         .observer(setup.telemetry.observer());
     #[cfg(feature = "console")]
-    let console = Console::new().inbox(inbox.clone());
+    {
+        built.console = built.console.inbox(inbox.clone());
+    }
     let on_failure = match args.handling.on_failure {
         crate::args::OnFailure::Block => OnFailure::Block,
         crate::args::OnFailure::Skip => OnFailure::Skip,
     };
-    let (service, running) = webhooks(setup.args, setup.secrets)
-        .inbox(inbox)
-        .worker(|worker| {
-            worker
-                .concurrency(args.handling.of_events().concurrency)
-                .retry(Retry::default().give_up_after(Duration::from_secs(args.handling.retry_for)))
-                .on_failure(on_failure)
-        })
-        .start(router(setup.events))?;
-    Ok(Built {
-        app: mount().route_service(&args.listening.path, service),
-        handling: Handling {
-            running: recorded(setup, running),
-            rest: "the events that were running stay in the inbox",
-        },
-        #[cfg(feature = "console")]
-        console,
-    })
-}
-
-/// The namespace of the keys: that of the options, or the sender's.
-pub(crate) fn namespace(args: &Options) -> String {
-    let given = args.kept.namespace.clone();
-    given.unwrap_or_else(|| args.listening.which.namespace())
+    let retry = Retry::default().give_up_after(Duration::from_secs(args.handling.retry_for));
+    for route in routes {
+        let (service, running) = webhooks(args, &route)
+            .inbox(inbox.clone())
+            .worker(|worker| {
+                worker
+                    .concurrency(args.handling.of_events().concurrency)
+                    .retry(retry)
+                    .on_failure(on_failure)
+            })
+            .start(router(&events(setup, &route)))?;
+        let (app, reload) = mount(built.app, &route.path, service);
+        built.app = app;
+        built.handling.inboxes.push(recorded(setup, running));
+        built.routes.push((route, reload));
+    }
+    Ok(built)
 }
 
 /// The settings for a store and for an inbox.
-pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
-    let mut webhooks = match secrets {
+pub(crate) fn webhooks(args: &Options, route: &Route) -> Webhooks {
+    let mut webhooks = match &route.secrets {
         Some(secrets) => Webhooks::new(secrets.clone()),
         None => Webhooks::dangerously_unsigned(),
     };
@@ -215,10 +251,10 @@ pub(crate) fn webhooks(args: &Options, secrets: Option<&Secrets>) -> Webhooks {
         webhooks = webhooks.require_key();
     }
     webhooks
-        .sender(args.listening.which.sender())
+        .sender(route.sender.clone())
         .max_body(args.limits.max_body as usize)
         .max_buffered(args.limits.max_buffered.max(args.limits.max_body) as usize)
-        .namespace(namespace(args))
+        .namespace(&route.namespace)
         .handler_timeout(Duration::from_secs(args.handling.handler_timeout))
         .lease(Duration::from_secs(args.kept.lease))
 }
@@ -252,8 +288,4 @@ fn router(events: &Arc<Events>) -> EventRouter {
         let events = Arc::clone(&events);
         async move { events.handle(delivery).await }
     })
-}
-
-fn mount() -> Router {
-    Router::new().route("/healthz", get(async || {}))
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use axum::http::{HeaderName, Uri};
 use clap::builder::NonEmptyStringValueParser;
-use clap::{Args, ValueEnum, value_parser};
+use clap::{ArgGroup, Args, ValueEnum, value_parser};
 use tower_webhook::Secret;
 use tower_webhook::event::EventKind;
 
@@ -44,6 +44,15 @@ pub(crate) struct Listening {
     /// The path that webhooks are sent to
     #[arg(long, value_name = "PATH", default_value = "/webhooks", value_parser = path)]
     pub(crate) path: String,
+
+    /// A file in JSON with several routes, each with a path, a sender and secrets of its own
+    ///
+    /// As in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]}. A route
+    /// may also have `sender-url`, `header-prefix`, `namespace`, `inbox` or `store`, and `forward` in place of `exec`, which
+    /// mean the same as the options. All other options apply to each route, and --inbox or --store to those that name none.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
+        "secret_file", "demo", "dangerously_unsigned", "namespace", "exec", "forward"])]
+    pub(crate) config: Option<PathBuf>,
 
     #[command(flatten)]
     pub(crate) which: Which,
@@ -94,6 +103,7 @@ pub(crate) struct Secrets {
 }
 
 #[derive(Args)]
+#[command(group = ArgGroup::new("later").args(["inbox", "config"]).multiple(true))]
 pub(crate) struct Kept {
     /// The store that remembers keys, so that an event is handled once: `memory`, `sqlite:PATH`,
     /// `redis://HOST` or `postgres://HOST/DATABASE`
@@ -120,15 +130,14 @@ pub(crate) struct Kept {
     /// Keep this header of a delivery with its event, beside `traceparent` and `tracestate`; only with --inbox
     ///
     /// Repeat it for more headers, or separate them by commas. Values of more than 512 bytes are not kept.
-    #[arg(long, requires = "inbox", value_name = "NAME", value_delimiter = ',')]
+    #[arg(long, requires = "later", value_name = "NAME", value_delimiter = ',')]
     #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
     pub(crate) keep_header: Vec<HeaderName>,
 
     /// The name of this receiver's keys in a store that others share
     ///
     /// Receivers with the same store and namespace share their work: an event that one has handled is not
-    /// handled by another. Receivers of different webhooks or accounts need different namespaces; with
-    /// --inbox, each needs a file or schema of its own.
+    /// handled by another. Receivers of different webhooks or accounts need different namespaces.
     #[arg(long, value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub(crate) namespace: Option<String>,
 
@@ -193,11 +202,11 @@ pub(crate) struct Handling {
     pub(crate) handler_timeout: u64,
 
     /// How long an event that fails is retried before it is a dead letter; only with --inbox
-    #[arg(long, requires = "inbox", value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, requires = "later", value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) retry_for: u64,
 
     /// Whether the later events of a chat wait when one fails; only with --inbox
-    #[arg(long, requires = "inbox", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
+    #[arg(long, requires = "later", value_enum, value_name = "CHOICE", default_value_t = OnFailure::Block)]
     pub(crate) on_failure: OnFailure,
 
     /// How long the receiver waits for running events when it is stopped
@@ -335,7 +344,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
         .ok_or_else(|| "use an address and a port, such as 127.0.0.1:3000".to_owned())
 }
 
-fn path(text: &str) -> Result<String, &'static str> {
+pub(crate) fn path(text: &str) -> Result<String, &'static str> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte);
     match text {
         "/healthz" => Err("this path is used by the health check"),
@@ -345,7 +354,7 @@ fn path(text: &str) -> Result<String, &'static str> {
     }
 }
 
-fn command(text: &str) -> Result<String, &'static str> {
+pub(crate) fn command(text: &str) -> Result<String, &'static str> {
     match text.trim() {
         "" => Err("the command is empty"),
         _ => Ok(text.to_owned()),

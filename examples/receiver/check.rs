@@ -9,37 +9,37 @@ use tower_webhook::EventRouter;
 use tower_webhook::inbox::Queue;
 use tower_webhook::memory::MokaStore;
 
-use crate::app::{place, webhooks};
+use crate::app::webhooks;
 use crate::args::Options;
 use crate::cli::misused;
 use crate::connections::bind;
+use crate::route::{Route, routes};
 use crate::run::{connection_limits, refuse_missing};
-use crate::secrets::{labels, secrets};
+use crate::secrets::labels;
 use crate::store::Place;
 use crate::text::chain;
 
 pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
     refuse_missing(args);
-    let (secrets, random) = secrets(args)?;
-    match &secrets {
-        None => say("secrets", "none: deliveries are not verified")?,
-        Some(_) if random.is_some() => say("secrets", "none is configured: `run` makes one up")?,
-        Some(secrets) => say("secrets", labels(secrets))?,
-    }
-    // The same settings with a store that starts nothing.
-    let settings = webhooks(args, secrets.as_ref())
-        .store(MokaStore::new())
-        .start(EventRouter::new());
-    if let Err(error) = settings {
-        misused(chain(&error));
-    }
-
-    let (place, is_inbox) = place(args);
-    let what = if is_inbox { "inbox" } else { "store" };
-    let name = place.to_string();
-    match open(place, is_inbox).await? {
-        Some(unsettled) => say(what, format!("{name}, with {unsettled} unsettled events"))?,
-        None => say(what, name)?,
+    let (routes, random) = routes(args)?;
+    let count = routes.len();
+    for route in routes {
+        if args.listening.config.is_some() {
+            let (path, sender) = (&route.path, route.sender.name());
+            let namespace = &route.namespace;
+            say(
+                "route",
+                format!("{path}, for {sender}, in the namespace `{namespace}`"),
+            )?;
+        }
+        match &route.secrets {
+            None => say("secrets", "none: deliveries are not verified")?,
+            Some(_) if random.is_some() => {
+                say("secrets", "none is configured: `run` makes one up")?;
+            }
+            Some(secrets) => say("secrets", labels(secrets))?,
+        }
+        check_route(args, route).await?;
     }
 
     let listeners = [
@@ -63,8 +63,28 @@ pub(crate) async fn check(args: &Options) -> anyhow::Result<ExitCode> {
             bound.push(listener);
         }
     }
-    say("connections", connection_limits(args)?.max_connections)?;
+    say(
+        "connections",
+        connection_limits(args, count)?.max_connections,
+    )?;
     Ok(ExitCode::SUCCESS)
+}
+
+async fn check_route(args: &Options, route: Route) -> anyhow::Result<()> {
+    // The same settings with a store that starts nothing.
+    let settings = webhooks(args, &route)
+        .store(MokaStore::new())
+        .start(EventRouter::new());
+    if let Err(error) = settings {
+        misused(chain(&error));
+    }
+    let what = if route.is_inbox { "inbox" } else { "store" };
+    let name = route.place.to_string();
+    match open(route.place, route.is_inbox).await? {
+        Some(unsettled) => say(what, format!("{name}, with {unsettled} unsettled events"))?,
+        None => say(what, name)?,
+    }
+    Ok(())
 }
 
 /// Opens a store, or an inbox, and returns how many unsettled events that has.

@@ -9,7 +9,7 @@ use clap::builder::BoolishValueParser;
 use clap::error::ErrorKind;
 use clap::{Arg, ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::{args, credentials, inbox, send};
+use crate::{args, credentials, inbox, send, senders};
 
 /// Receive the chat platform's webhooks without writing Rust, and see to what was received.
 #[derive(Parser)]
@@ -29,7 +29,7 @@ pub(crate) enum Command {
     /// Receive webhooks, and print one line of JSON for each event; the default
     ///
     /// The line is {"event":…,"key":…,"attempt":…,"payload":…}, without key and attempt if there are none, and with
-    /// "redriven":true if a person redrove the event in an inbox.
+    /// "redriven":true if a person redrove the event in an inbox, and with the path as "route" if it came by --config.
     /// An event that could not be handled is answered with an error, so that the platform retries it. With --inbox,
     /// an event is answered when it is stored, and the receiver handles it later and retries it.
     /// GET /healthz is answered with 200.
@@ -40,7 +40,7 @@ pub(crate) enum Command {
     /// that. Then standard output may be closed, or blocked by a reader that has stopped: the event stays handled, and a warning in the log says that its line is lost.
     ///
     /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
-    /// it at once. SIGHUP reloads the file of secrets. The exit code is 0 after a signal, even if events were
+    /// it at once. SIGHUP reloads the files of secrets and of senders. The exit code is 0 after a signal, even if events were
     /// still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
     ///
     /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
@@ -51,8 +51,8 @@ pub(crate) enum Command {
     /// Prints the status and latency of each delivery. The exit code is 0 if all were accepted, and 1 if any
     /// was refused or failed.
     Send(send::Options),
-    /// List the senders whose deliveries a receiver can verify
-    Senders,
+    /// List the senders whose deliveries a receiver can verify, or show how one is described
+    Senders(senders::Options),
     /// Open everything that `run` would open with the same options and variables, and exit
     ///
     /// Reads the secrets, opens the store or the inbox, listens at each address, and handles nothing. Like `run`, it

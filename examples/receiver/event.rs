@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde::Serialize;
@@ -45,21 +46,29 @@ pub(crate) struct Events {
     action: Action,
     limits: Limits,
     permits: Semaphore,
-    output: Output,
+    output: Arc<Output>,
+    /// The path of the route, if the receiver has several.
+    route: Option<String>,
 }
 
 impl Events {
-    pub(crate) fn new(action: Action, limits: Limits, output: Output) -> Self {
+    pub(crate) fn new(
+        action: Action,
+        limits: Limits,
+        output: Arc<Output>,
+        route: Option<String>,
+    ) -> Self {
         Self {
             action,
             limits,
             permits: Semaphore::new(limits.concurrency),
             output,
+            route,
         }
     }
 
     pub(crate) async fn handle(&self, delivery: RawDelivery) -> HandlerResult {
-        let line = line(&delivery)?;
+        let line = line(&delivery, self.route.as_deref())?;
         if let Action::Print = self.action {
             return Ok(self.output.print(line).await?);
         }
@@ -133,14 +142,9 @@ impl Events {
         let max = self.limits.max_attempts?;
         (attempt >= max).then_some((attempt, max))
     }
-
-    /// Waits until all lines are printed.
-    pub(crate) async fn flush(&self) {
-        self.output.flush().await;
-    }
 }
 
-fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
+fn line(delivery: &RawDelivery, route: Option<&str>) -> anyhow::Result<String> {
     #[derive(Serialize)]
     struct Head<'a> {
         event: &'a str,
@@ -150,6 +154,8 @@ fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
         attempt: Option<NonZeroU32>,
         #[serde(skip_serializing_if = "is_false")]
         redriven: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        route: Option<&'a str>,
     }
 
     let head = Head {
@@ -157,6 +163,7 @@ fn line(delivery: &RawDelivery) -> anyhow::Result<String> {
         key: delivery.key().map(ToString::to_string),
         attempt: delivery.attempt(),
         redriven: delivery.is_redriven(),
+        route,
     };
     Ok(line_with_payload(&head, delivery.json()?)?)
 }

@@ -3,23 +3,41 @@
 use std::future::Future;
 use std::sync::Arc;
 
+use futures_util::future::join_all;
 use tower_webhook::Running;
 
-/// The events that are being handled.
+/// The events that are being handled, of each route.
+#[derive(Default)]
 pub(crate) struct Handling {
-    pub(crate) running: Arc<Running>,
-    /// What becomes of them when they are not waited for.
-    pub(crate) rest: &'static str,
+    pub(crate) inline: Vec<Arc<Running>>,
+    pub(crate) inboxes: Vec<Arc<Running>>,
 }
 
 impl Handling {
     /// Waits until the running events have finished, or until `cut` is ready, whose output is returned then.
-    pub(crate) async fn drain<T>(&self, cut: impl Future<Output = T>) -> Option<T> {
-        let mut output = None;
-        let cut = async { output = Some(cut.await) };
-        match self.running.drain_until(cut).await {
-            Ok(()) => None,
-            Err(_) => output,
+    pub(crate) async fn drain<T>(&self, cut: impl Future<Output = T> + Clone) -> Option<T> {
+        let all = self.inline.iter().chain(&self.inboxes);
+        let drained = join_all(all.map(|running| drain(running, cut.clone()))).await;
+        drained.into_iter().flatten().next()
+    }
+
+    /// What becomes of them when they are not waited for.
+    pub(crate) fn rest(&self) -> &'static str {
+        match (self.inline.is_empty(), self.inboxes.is_empty()) {
+            (_, true) => "the platform retries the events that were running",
+            (true, false) => "the events that were running stay in the inbox",
+            (false, false) => {
+                "the events that were running stay in their inbox, or are retried by their senders"
+            }
         }
+    }
+}
+
+async fn drain<T>(running: &Running, cut: impl Future<Output = T>) -> Option<T> {
+    let mut output = None;
+    let cut = async { output = Some(cut.await) };
+    match running.drain_until(cut).await {
+        Ok(()) => None,
+        Err(_) => output,
     }
 }

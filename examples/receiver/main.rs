@@ -13,6 +13,7 @@ mod app;
 mod args;
 mod check;
 mod cli;
+mod config;
 mod connections;
 #[cfg(feature = "console")]
 mod console;
@@ -32,6 +33,8 @@ mod kinds;
 mod log;
 mod output;
 mod refusals;
+mod reload;
+mod route;
 mod run;
 mod secrets;
 mod send;
@@ -66,7 +69,8 @@ fn main() -> ExitCode {
 fn execute(command: Command) -> anyhow::Result<ExitCode> {
     match command {
         Command::Run(options) => {
-            if options.handling.exec.is_some() {
+            // Of a file, any route may have a command.
+            if options.handling.exec.is_some() || options.listening.config.is_some() {
                 credentials::hide()?;
             }
             log::init(options.monitoring.log_format);
@@ -77,7 +81,7 @@ fn execute(command: Command) -> anyhow::Result<ExitCode> {
             block_on(check::check(&options))
         }
         Command::Send(options) => block_on(send::send(options)),
-        Command::Senders => senders::print(),
+        Command::Senders(options) => senders::run(&options),
         Command::Inbox(options) => {
             log::init_warnings();
             block_on(inbox::run(options))

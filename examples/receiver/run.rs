@@ -15,15 +15,16 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::sleep;
 
 use crate::activity;
-use crate::app::{self, Built, Setup, namespace};
+use crate::app::{self, Built, Setup};
 use crate::args::Options;
 use crate::cli::misused;
 use crate::connections::{Connections, bind};
 #[cfg(feature = "console")]
 use crate::console;
-use crate::event::Events;
 use crate::handling::Handling;
-use crate::secrets::{reread_on_hangup, secrets};
+use crate::output::Output;
+use crate::reload::{Reload, on_hangup};
+use crate::route::{Route, routes};
 use crate::store::{self, Place};
 use crate::telemetry::Telemetry;
 
@@ -34,59 +35,42 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     // Beyond a limit on the size of files, SQLite gets an error, as on a full disk. Without a handler, this signal ends
     // the process.
     drop(signal(SignalKind::from_raw(OsSignal::SIGXFSZ as i32))?);
-    let (secrets, random) = secrets(args)?;
-    let events = Arc::new(app::events(args)?);
-    let (place, is_inbox) = app::place(args);
-    let place_name = place.to_string();
-    let is_memory = matches!(place, Place::Memory);
+    let (routes, random) = routes(args)?;
+    let output = Output::start().context("the thread for standard output cannot be started")?;
+    let output = Arc::new(output);
     refuse_missing(args);
     let setup = Setup {
         args,
-        secrets: secrets.as_ref(),
-        events: &events,
+        output: &output,
         telemetry: Telemetry::start(args).await?,
     };
     let Built {
         app,
         handling,
+        routes,
         #[cfg(feature = "console")]
         console,
-    } = match is_inbox {
-        true => app::inbox(&setup, place).await?,
-        false => app::inline(&setup, place).await?,
-    };
+    } = app::build(&setup, routes).await?;
     #[cfg(feature = "console")]
     if let Some(address) = args.console.console {
         console::serve(setup.telemetry.show_in(console), address, args).await?;
     }
 
     let stop = Stop::new()?;
-    reread_on_hangup(secrets, args.secrets.secret_file.clone())?;
+    let routes = Arc::new(routes);
+    on_hangup(Arc::clone(&routes))?;
     let listener = bind(args.listening.listen, "--listen 127.0.0.1:3001")?;
-    let url = format!("http://{}{}", listener.local_addr()?, args.listening.path);
-    eprintln!("listening on {url}");
-    let limits = connection_limits(args)?;
-    announce(args, &place_name, limits.max_connections);
-    if args.secrets.dangerously_unsigned {
-        tracing::warn!(
-            "deliveries are not verified: anybody who reaches this address can make events up"
-        );
+    let address = listener.local_addr()?;
+    let limits = connection_limits(args, routes.len())?;
+    for (route, _) in &*routes {
+        eprintln!("listening on http://{address}{}", route.path);
+        announce(args, route, limits.max_connections);
     }
-    if args.handling.exec.is_some() && std::process::id() == 1 {
-        tracing::warn!(
-            "this process is the first one of its container, where each `--exec` leaves an ended process behind: start \
-             the container with an init process, such as `docker run --init`"
-        );
-    }
-    if is_memory && !args.secrets.demo {
-        tracing::warn!(
-            "keys are kept in memory: after a restart, an event that the platform retries is handled \
-             again; `--store` names a store that lasts"
-        );
-    }
+    warn(args, &routes);
     if let Some(secret) = random {
         let program = env::args().next().unwrap_or("receiver".to_owned());
         let which = args.listening.which.options();
+        let url = format!("http://{address}{}", args.listening.path);
         eprintln!(
             "no secret was configured, so a random one was created; send a first event with\n\n  \
              {program} send --url {url} --secret {secret}{which}\n"
@@ -97,7 +81,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
         Connections::new("webhooks", app, limits),
         handling,
         stop,
-        &events,
+        &output,
         Duration::from_secs(args.handling.grace),
     )
     .await;
@@ -125,20 +109,38 @@ pub(crate) fn refuse_missing(args: &Options) {
     }
 }
 
+/// Warns of what an operator may not expect.
+fn warn(args: &Options, routes: &[(Route, Reload)]) {
+    if args.secrets.dangerously_unsigned {
+        tracing::warn!(
+            "deliveries are not verified: anybody who reaches this address can make events up"
+        );
+    }
+    let any = |is_so: fn(&Route) -> bool| routes.iter().any(|(route, _)| is_so(route));
+    if any(|route| route.exec.is_some()) && std::process::id() == 1 {
+        tracing::warn!(
+            "this process is the first one of its container, where each `--exec` leaves an ended process behind: start \
+             the container with an init process, such as `docker run --init`"
+        );
+    }
+    if any(|route| matches!(route.place, Place::Memory)) && !args.secrets.demo {
+        tracing::warn!(
+            "keys are kept in memory: after a restart, an event that the platform retries is handled \
+             again; `--store` names a store that lasts"
+        );
+    }
+}
+
 /// Logs the settings that decide what happens to an event.
-fn announce(args: &Options, place: &str, max_connections: usize) {
+fn announce(args: &Options, route: &Route, max_connections: usize) {
     let limits = args.handling.of_events();
-    let action = match (&args.handling.exec, &args.handling.forward) {
-        (Some(_), _) => "exec",
-        (None, Some(_)) => "forward",
-        (None, None) => "print",
-    };
     tracing::info!(
-        inbox = args.kept.inbox.as_ref().map(|_| display(place)),
-        store = args.kept.inbox.is_none().then(|| display(place)),
-        sender = args.listening.which.sender().name(),
-        namespace = namespace(args),
-        action,
+        path = route.path,
+        inbox = route.is_inbox.then(|| display(&route.place)),
+        store = (!route.is_inbox).then(|| display(&route.place)),
+        sender = route.sender.name(),
+        namespace = route.namespace,
+        action = route.action(),
         concurrency = limits.concurrency,
         max_attempts = limits.max_attempts,
         handler_timeout = ?limits.time,
@@ -156,7 +158,7 @@ async fn serve(
     connections: Connections,
     handling: Handling,
     mut stop: Stop,
-    events: &Events,
+    output: &Output,
     grace: Duration,
 ) {
     tokio::select! {
@@ -166,7 +168,7 @@ async fn serve(
     drop(listener);
 
     tracing::info!("stopping after the running events have finished");
-    let rest = handling.rest;
+    let rest = handling.rest();
     let cut = async {
         tokio::select! {
             () = sleep(grace) => "stopped at the deadline",
@@ -183,7 +185,7 @@ async fn serve(
     let detached = handling.drain(cut.clone()).await;
     let mut cut_short = closing.or(draining).or(detached);
     if cut_short.is_none() {
-        cut_short = unless(cut, events.flush()).await;
+        cut_short = unless(cut, output.flush()).await;
     }
     match cut_short {
         None => tracing::info!("stopped"),
@@ -222,7 +224,7 @@ impl Stop {
 }
 
 /// Returns the limits of connections, which must leave files for commands and the store.
-pub(crate) fn connection_limits(args: &Options) -> anyhow::Result<activity::Limits> {
+pub(crate) fn connection_limits(args: &Options, routes: usize) -> anyhow::Result<activity::Limits> {
     let mut limits = args.limits.of_connections();
     let (files, _) =
         getrlimit(Resource::RLIMIT_NOFILE).context("the limit of open files is unknown")?;
@@ -231,7 +233,9 @@ pub(crate) fn connection_limits(args: &Options) -> anyhow::Result<activity::Limi
         + usize::from(args.monitoring.metrics.is_some());
     let others = 64
         + listeners * activity::Limits::FEW.max_connections
-        + FILES_OF_A_COMMAND.saturating_mul(args.handling.of_events().concurrency);
+        + FILES_OF_A_COMMAND
+            .saturating_mul(args.handling.of_events().concurrency)
+            .saturating_mul(routes);
     let most = files.saturating_sub(others).max(files / 2).max(1);
     if limits.max_connections > most {
         tracing::warn!(

@@ -1,11 +1,8 @@
 //! Where the secrets come from.
 
 use std::env::{self, VarError};
-use std::io;
-use std::path::PathBuf;
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
 use tower_webhook::{ConfigError, Secret, Secrets};
 
 use crate::args::Options;
@@ -49,33 +46,6 @@ pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option
     };
     let secrets = secrets.unwrap_or_else(|error| misused(chain(&error)));
     Ok((Some(secrets), random))
-}
-
-pub(crate) fn reread_on_hangup(secrets: Option<Secrets>, file: Option<PathBuf>) -> io::Result<()> {
-    let mut hangup = signal(SignalKind::hangup())?;
-    tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            let (Some(secrets), Some(file)) = (&secrets, &file) else {
-                tracing::warn!("there is no `--secret-file` to reload");
-                continue;
-            };
-            match secrets.replace_from_file(file) {
-                Ok(()) => tracing::info!(
-                    file = %file.display(),
-                    secrets = secrets.labels().len(),
-                    labels = secrets.labels().join(","),
-                    "the secrets were reloaded"
-                ),
-                Err(error) => {
-                    tracing::error!(
-                        reason = chain(&error),
-                        "the secrets could not be reloaded and are unchanged"
-                    );
-                }
-            }
-        }
-    });
-    Ok(())
 }
 
 /// How many there are, and how the log names them.

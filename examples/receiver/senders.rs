@@ -1,20 +1,35 @@
 //! The senders that a receiver can verify.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::{fs, iter};
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, Subcommand};
 use tower_webhook::{Sender, SenderPolicy};
 
 use crate::cli::misused;
 use crate::inbox::print::write_rows;
 use crate::text::chain;
 
-/// The sender that a command is for.
 #[derive(Args)]
+pub(crate) struct Options {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Print the description of a sender, as the start of one of your own
+    Show {
+        /// One of the names that `receiver senders` lists
+        name: String,
+    },
+}
+
+/// The sender that a command is for.
+#[derive(Args, Clone)]
 pub(crate) struct Which {
     /// The sender, if it is not the chat platform: a name that `receiver senders` lists, or a file such as ./acme.json
     ///
@@ -60,34 +75,48 @@ pub(crate) struct Which {
 }
 
 impl Which {
-    /// Returns the sender, or exits if there is none of this name.
-    pub(crate) fn sender(&self) -> Sender {
-        let platform = Sender::chat_platform();
-        let sender = match (&self.named(), &self.header_prefix) {
-            (Some(file), _) if file.contains('/') => self
-                .described(Path::new(file))
-                .unwrap_or_else(|error| misused(chain(error.as_ref()))),
-            (Some(name), _) => Sender::named(name, self.sender_url.as_deref())
-                .unwrap_or_else(|error| misused(chain(&error))),
-            (None, Some(brand)) => platform
-                .branded(brand)
-                .unwrap_or_else(|error| misused(chain(&error))),
-            (None, None) => platform,
-        };
-        match &self.sender_token_file {
-            None => sender,
-            Some(file) => {
-                with_token(sender, file).unwrap_or_else(|error| misused(chain(error.as_ref())))
-            }
+    /// That of the fields of a file, which mean the same as the options.
+    pub(crate) fn of(
+        sender: Option<String>,
+        sender_url: Option<String>,
+        sender_token_file: Option<PathBuf>,
+        header_prefix: Option<String>,
+    ) -> Self {
+        Self {
+            sender,
+            sender_url,
+            sender_token_file,
+            header_prefix,
         }
     }
 
-    /// Its name, unless it is the chat platform, whose namespace is empty.
-    pub(crate) fn namespace(&self) -> String {
-        match self.named() {
-            Some(_) => self.sender().name().to_owned(),
-            None => String::new(),
+    /// Returns the sender, or exits if there is none of this name.
+    pub(crate) fn sender(&self) -> Sender {
+        let sender = self.read();
+        sender.unwrap_or_else(|error| misused(chain(error.as_ref())))
+    }
+
+    /// Returns the sender, whose description may stand in a file.
+    pub(crate) fn read(&self) -> anyhow::Result<Sender> {
+        let platform = Sender::chat_platform();
+        let sender = match (self.named(), &self.header_prefix) {
+            (Some(name), Some(_)) => {
+                anyhow::bail!("`{name}` has no brand: only the chat platform has one")
+            }
+            (Some(file), None) if self.is_file() => self.described(Path::new(file))?,
+            (Some(name), None) => Sender::named(name, self.sender_url.as_deref())?,
+            (None, Some(brand)) => platform.branded(brand)?,
+            (None, None) => platform,
+        };
+        match &self.sender_token_file {
+            Some(file) => with_token(sender, file),
+            None => Ok(sender),
         }
+    }
+
+    /// Whether the description stands in a file, which may change.
+    pub(crate) fn is_file(&self) -> bool {
+        self.named().is_some_and(|name| name.contains('/'))
     }
 
     pub(crate) fn is_platform(&self) -> bool {
@@ -138,7 +167,29 @@ fn with_token(sender: Sender, file: &Path) -> anyhow::Result<Sender> {
     Ok(sender.with_challenge_token(token)?)
 }
 
-pub(crate) fn print() -> anyhow::Result<ExitCode> {
+pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {
+    match &options.command {
+        Some(Command::Show { name }) => show(name),
+        None => print(),
+    }
+}
+
+fn show(name: &str) -> anyhow::Result<ExitCode> {
+    let Some(profile) = Sender::profile(name) else {
+        let platform = Sender::chat_platform();
+        misused(match name == platform.name() {
+            true => "the chat platform has no description: it is built in".to_owned(),
+            false => format!(
+                "there is no profile `{name}`: use one of {}",
+                Sender::PROFILES.join(", ")
+            ),
+        });
+    };
+    writeln!(io::stdout(), "{}", profile.trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print() -> anyhow::Result<ExitCode> {
     let policy = SenderPolicy::default();
     let platform = format!(
         "x-service-event, x-service-hmac-sha256, idempotency-key; retries every {} min for {} days, and disables after {} \

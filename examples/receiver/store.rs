@@ -19,6 +19,7 @@ use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 #[cfg(feature = "postgres")]
 use tower_webhook::store::OpenError;
 
+#[derive(Clone)]
 pub(crate) enum Place {
     Memory,
     #[cfg(feature = "sqlite")]
@@ -50,6 +51,43 @@ impl Place {
         match text.split_once(':') {
             Some((scheme, _)) if is_durable(scheme) => Self::parse(text),
             _ => Err("an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`".to_owned()),
+        }
+    }
+}
+
+impl Place {
+    /// Two places with the same text are one database.
+    pub(crate) fn identity(&self) -> String {
+        match self {
+            Self::Memory => "memory".to_owned(),
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(path) => {
+                // The file may not exist yet, unlike its directory.
+                let directory = match path.parent() {
+                    Some(directory) if !directory.as_os_str().is_empty() => {
+                        directory.canonicalize()
+                    }
+                    _ => std::env::current_dir(),
+                };
+                let beside = path.file_name().zip(directory.ok());
+                let path = match path.canonicalize() {
+                    Ok(path) => path,
+                    Err(_) => beside.map_or(path.clone(), |(name, at)| at.join(name)),
+                };
+                path.display().to_string()
+            }
+            #[cfg(feature = "redis")]
+            Self::Redis(url) => url.clone(),
+            #[cfg(feature = "postgres")]
+            Self::Postgres(it) => {
+                let (host, port) = (it.get_host(), it.get_port());
+                let database = it.get_database().unwrap_or(it.get_username());
+                format!(
+                    "{host}:{port}/{database} {:?} {:?}",
+                    it.get_socket(),
+                    it.get_options()
+                )
+            }
         }
     }
 }

@@ -46,6 +46,7 @@ impl<Q: Queue> Inbox<Q> {
     /// Returns the service that accepts verified deliveries. It is the inner service of a
     /// [`SignatureLayer`](crate::SignatureLayer).
     pub fn accept(&self) -> Accept<Q> {
+        self.note_namespace();
         Accept {
             inbox: self.clone(),
         }

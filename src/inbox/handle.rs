@@ -1,8 +1,9 @@
 //! The handle on an inbox: its settings, and what a person asks of its events.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::HeaderName;
@@ -18,7 +19,7 @@ use super::workers::Workers;
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::{EventKind, SenderPolicy};
-use crate::execution::{Defaults, Given, Limits};
+use crate::execution::{Defaults, Given, Limits, lock};
 use crate::store::{EventKey, StoreError};
 use crate::telemetry::{CallTarget, Observer, Observers};
 
@@ -38,6 +39,9 @@ pub(super) struct Shared<Q> {
     pub(super) queue: Q,
     pub(super) workers: Workers,
     pub(super) backlog: Backlog,
+    /// Those of the receivers and workers that clones of the inbox have made. A queue knows only their digests, which no
+    /// key can be looked up with.
+    namespaces: Mutex<BTreeSet<String>>,
     #[cfg(feature = "metrics")]
     pub(super) gauges: crate::telemetry::Gauges,
 }
@@ -95,6 +99,7 @@ impl<Q: Queue> Inbox<Q> {
                 queue,
                 workers: Workers::default(),
                 backlog: Backlog::default(),
+                namespaces: Mutex::default(),
                 #[cfg(feature = "metrics")]
                 gauges: crate::telemetry::Gauges::default(),
             }),
@@ -309,27 +314,33 @@ impl<Q: Queue> Inbox<Q> {
     /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
     /// full is not the last one.
     ///
-    /// The events of a chat, and the event of a key, are found by an index. A key is that of this inbox's
-    /// [`namespace`](Self::namespace), and finds one event: the last one that was accepted with it.
+    /// The events of a chat, and the event of a key, are found by an index. A key is looked up in this inbox's
+    /// [`namespace`](Self::namespace), and in those of the receivers and workers that were made from its clones. In each, it
+    /// finds one event: the last one that was accepted with it.
     ///
     /// # Errors
     ///
     /// When the queue fails.
     pub async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
         let list = async {
-            if filter.key.is_none() {
+            let Some(key) = &filter.key else {
                 return self.shared.queue.list(filter, page).await;
-            }
-            let event = self.with_key(filter.key.as_ref()).await?.filter(|event| {
+            };
+            let mut events = self.with_key(key).await?;
+            events.retain(|event| {
                 let failures = event.failures.iter().map(|past| &past.failure);
-                filter.matches(&event.summary) && filter.has_error(failures)
+                filter.matches(&event.summary)
+                    && filter.has_error(failures)
+                    && page.is_after(event.summary.id)
             });
-            let event = event.map(|event| event.summary);
+            let mut events: Vec<_> = events.into_iter().map(|event| event.summary).collect();
+            events.sort_unstable_by_key(|event| event.id);
+            if page.newest_first {
+                events.reverse();
+            }
+            events.truncate(page.limit);
             Ok(Listed {
-                events: event
-                    .filter(|event| page.limit > 0 && page.is_after(event.id))
-                    .into_iter()
-                    .collect(),
+                events,
                 searched: None,
             })
         };
@@ -340,28 +351,33 @@ impl<Q: Queue> Inbox<Q> {
     pub(super) async fn has(&self, key: Option<&IdempotencyKey>) -> bool {
         let Some(key) = key else { return false };
         let limit = self.settings.limits.store_timeout;
-        let find = self.shared.queue.find(self.digest(key));
+        let find = self
+            .shared
+            .queue
+            .find(digest(&self.settings.limits.namespace, key));
         let found = self.settings.call_within(limit, "find", find).await;
         found.is_ok_and(|event| event.is_some())
     }
 
-    fn digest(&self, key: &IdempotencyKey) -> u128 {
-        EventKey::new(&self.settings.limits.namespace, key.as_bytes(), b"").key()
+    /// Has keys looked up in the namespace of this clone, too.
+    pub(super) fn note_namespace(&self) {
+        lock(&self.shared.namespaces).insert(self.settings.limits.namespace.clone());
     }
 
-    async fn with_key(
-        &self,
-        key: Option<&IdempotencyKey>,
-    ) -> Result<Option<EventRecord>, StoreError> {
-        let Some(key) = key else {
-            return Ok(None);
-        };
-        let Some(id) = self.shared.queue.find(self.digest(key)).await? else {
-            return Ok(None);
-        };
-        // The event may have been deleted.
-        let event = self.shared.queue.get(id).await?;
-        Ok(event.filter(|event| event.summary.key.as_ref() == Some(key)))
+    /// The last event with this key in each namespace that is known here.
+    async fn with_key(&self, key: &IdempotencyKey) -> Result<Vec<EventRecord>, StoreError> {
+        let mut namespaces = lock(&self.shared.namespaces).clone();
+        namespaces.insert(self.settings.limits.namespace.clone());
+        let mut events = Vec::new();
+        for namespace in namespaces {
+            let Some(id) = self.shared.queue.find(digest(&namespace, key)).await? else {
+                continue;
+            };
+            // The event may have been deleted.
+            let event = self.shared.queue.get(id).await?;
+            events.extend(event.filter(|event| event.summary.key.as_ref() == Some(key)));
+        }
+        Ok(events)
     }
 
     /// Returns up to `limit` lanes that wait for an event that has failed: one that is tried again, or a dead letter
@@ -546,6 +562,10 @@ impl<Q: Queue> Inbox<Q> {
     pub fn queue(&self) -> &Q {
         &self.shared.queue
     }
+}
+
+fn digest(namespace: &str, key: &IdempotencyKey) -> u128 {
+    EventKey::new(namespace, key.as_bytes(), b"").key()
 }
 
 impl<Q: Queue> From<Q> for Inbox<Q> {

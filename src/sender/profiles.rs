@@ -20,12 +20,14 @@ macro_rules! profiles {
 
             /// The names of the profiles, which [`named`](Self::named) takes.
             pub const PROFILES: &[&str] = &[$($(#[cfg(feature = $feature)])? $file),*];
-        }
 
-        fn file(name: &str) -> Option<&'static str> {
-            match name {
-                $($file => Some(include_str!(concat!("profiles/", $file, ".json"))),)*
-                _ => None,
+            /// Returns the description of a profile in JSON: the start of one that you [write](crate::docs::senders#another-sender).
+            #[must_use]
+            pub fn profile(name: &str) -> Option<&'static str> {
+                match name {
+                    $($file => Some(include_str!(concat!("profiles/", $file, ".json"))),)*
+                    _ => None,
+                }
             }
         }
     };
@@ -105,7 +107,7 @@ impl Sender {
             name: name.to_owned(),
             reason,
         };
-        let file = file(name).ok_or_else(|| {
+        let file = Self::profile(name).ok_or_else(|| {
             let known = Self::PROFILES.join(", ");
             wrong(format!("there is no such profile: use one of {known}"))
         })?;

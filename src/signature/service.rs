@@ -12,8 +12,11 @@ use super::config::Config;
 use super::future::ResponseFuture;
 use super::headers::declared_length;
 use super::refusal::Refusal;
-use super::verify::Hashing;
+use super::secret::Secrets;
+use super::sign::check;
+use super::verify::{Authentication, Hashing};
 use crate::answer::ResponseBody;
+use crate::config::ConfigError;
 use crate::error::BoxError;
 use crate::sender::{Reply, Sender};
 use crate::verified::Verified;
@@ -28,6 +31,56 @@ pub struct Signature<S> {
 impl<S> Signature<S> {
     pub(super) fn new(inner: S, config: Arc<Config>) -> Self {
         Self { inner, config }
+    }
+}
+
+impl<S: Clone> Signature<S> {
+    /// Returns a service that verifies with another description of the same sender, and with other secrets, as after their
+    /// files were changed. The inner service and all settings stay.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// use tower_webhook::{EventRouter, Secret, Sender, Webhooks};
+    ///
+    /// let (webhooks, running) = Webhooks::new(Secret::new("old")?)
+    ///     .sender(Sender::github())
+    ///     .start(EventRouter::new())?;
+    /// let webhooks = webhooks.with_sender(Sender::github(), Secret::new("new")?)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or something has changed that
+    /// other settings were derived from: its name, its [policy](Sender::policy), or whether it needs the
+    /// [replay guard](crate::Webhooks::sender).
+    pub fn with_sender(
+        &self,
+        sender: Sender,
+        secrets: impl Into<Secrets>,
+    ) -> Result<Self, ConfigError> {
+        let (old, secrets) = (&self.config.sender, secrets.into());
+        let changed = [
+            ("name", old.name() != sender.name()),
+            ("policy", old.policy() != sender.policy()),
+            (
+                "need of a replay guard",
+                old.needs_replay_guard() != sender.needs_replay_guard(),
+            ),
+        ];
+        if let Some((what, _)) = changed.into_iter().find(|(_, has_changed)| *has_changed) {
+            return Err(ConfigError::Sender {
+                name: old.name().to_owned(),
+                reason: format!("its {what} has changed: this needs a restart"),
+            });
+        }
+        sender.check()?;
+        check(&sender, &secrets)?;
+        let mut config = Config::clone(&self.config);
+        config.authentication = Authentication::Signed(secrets);
+        config.sender = sender;
+        Ok(Self::new(self.inner.clone(), Arc::new(config)))
     }
 }
 

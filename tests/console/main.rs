@@ -4,6 +4,7 @@ mod access;
 mod changes;
 mod pages;
 mod queues;
+mod senders;
 
 use axum::Router;
 use axum::body::Body;

@@ -145,5 +145,27 @@ mod prometheus;
     feature = "sqlite"
 ))]
 mod receivers;
+#[cfg(all(
+    feature = "axum",
+    feature = "console",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod routes;
 #[cfg(all(feature = "axum", feature = "moka", feature = "sandbox"))]
 mod sandbox_page;
+#[cfg(all(
+    feature = "axum",
+    feature = "console",
+    feature = "metrics",
+    feature = "moka",
+    feature = "postgres",
+    feature = "redis",
+    feature = "sandbox",
+    feature = "sqlite"
+))]
+mod senders;

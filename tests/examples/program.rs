@@ -116,7 +116,7 @@ fn help_lists_every_flag_and_no_secret() {
     #[rustfmt::skip]
     let cases: &[(&str, &[&str])] = &[
         ("receiver", &["run", "send", "senders", "check", "inbox", "--version"]),
-        ("receiver run", &["--listen", "--path", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
+        ("receiver run", &["--listen", "--path", "--config", "--secret", "WEBHOOK_SECRET", "--secret-file", "SIGHUP", "--exec",
             "--handler-timeout", "--max-body", "--header-prefix", "--grace", "/healthz", "--demo", "--lease",
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
@@ -128,6 +128,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
         ("hyper", &["--listen", "--secret", "WEBHOOK_SECRET"]),
         ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
+        ("senders", &["--listen", "--console", "--database", "WEBHOOK_SECRET", "GITHUB_SECRET", "STRIPE_SECRET"]),
     ];
     for (name, flags) in cases {
         let mut words = name.split(' ');

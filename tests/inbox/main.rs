@@ -15,6 +15,8 @@ mod postgres;
 mod published;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod rolling;
+#[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
+mod senders;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
 #[cfg(feature = "conformance")]

@@ -6,4 +6,6 @@ mod backlog;
 mod inbox;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod receiver;
+#[cfg(feature = "sqlite")]
+mod senders;
 mod transactional;

@@ -246,6 +246,7 @@ where
             service,
             mut rules,
         } = self;
+        inbox.note_namespace();
         let Inbox { shared, settings } = inbox;
         let namespace = Namespace::of(&settings.limits.namespace);
         rules.kinds = rules.kinds.within(namespace);

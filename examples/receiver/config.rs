@@ -1,0 +1,143 @@
+//! The file of `--config`, with several routes.
+
+use std::fmt::Display;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use axum::http::Uri;
+use serde::{Deserialize, Deserializer, de};
+use tower_webhook::Secrets;
+
+use crate::args::{self, Options};
+use crate::forward;
+use crate::route::{Route, default_namespace, place};
+use crate::senders::Which;
+use crate::store::Place;
+use crate::text::chain;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    routes: Vec<Entry>,
+}
+
+/// Fields with the names of options mean the same.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Entry {
+    #[serde(deserialize_with = "path")]
+    path: String,
+    sender: Option<String>,
+    sender_url: Option<String>,
+    sender_token_file: Option<PathBuf>,
+    header_prefix: Option<String>,
+    secret_file: PathBuf,
+    #[serde(default, deserialize_with = "namespace")]
+    namespace: Option<String>,
+    #[serde(default, deserialize_with = "inbox")]
+    inbox: Option<Place>,
+    #[serde(default, deserialize_with = "store")]
+    store: Option<Place>,
+    #[serde(default, deserialize_with = "exec")]
+    exec: Option<String>,
+    #[serde(default, deserialize_with = "url")]
+    forward: Option<Uri>,
+}
+
+/// Returns the routes of the file, or what is wrong with it.
+pub(crate) fn routes(file: &Path, args: &Options) -> Result<Vec<Route>, String> {
+    if std::env::var_os("WEBHOOK_SECRET").is_some() || crate::credentials::secret().is_some() {
+        return Err(
+            "a receiver with `--config` cannot be used with the environment variable WEBHOOK_SECRET: each route has its \
+             `secret-file`"
+                .to_owned(),
+        );
+    }
+    let text = fs::read_to_string(file).map_err(|error| format!("it cannot be read: {error}"))?;
+    let file: File = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    if file.routes.is_empty() {
+        return Err("`routes`: there must be at least one".to_owned());
+    }
+    let routes = file.routes.into_iter().map(|entry| {
+        let path = entry.path.clone();
+        let route = entry.route(args);
+        route.map_err(|error| format!("the route `{path}`: {error}"))
+    });
+    routes.collect()
+}
+
+impl Entry {
+    fn route(self, args: &Options) -> Result<Route, String> {
+        let which = Which::of(
+            self.sender,
+            self.sender_url,
+            self.sender_token_file,
+            self.header_prefix,
+        );
+        let sender = which
+            .read()
+            .map_err(|error| format!("`sender`: {}", chain(error.as_ref())))?;
+        let secrets = Secrets::from_file(&self.secret_file)
+            .map_err(|error| format!("`secret-file`: {}", chain(&error)))?;
+        let (place, is_inbox) = match (self.inbox, self.store) {
+            (Some(_), Some(_)) => return Err("`inbox` takes the place of `store`".to_owned()),
+            (Some(inbox), None) => (inbox, true),
+            (None, Some(store)) => (store, false),
+            (None, None) => place(args),
+        };
+        if self.exec.is_some() && self.forward.is_some() {
+            return Err("`forward` takes the place of `exec`".to_owned());
+        }
+        Ok(Route {
+            path: self.path,
+            namespace: self.namespace.unwrap_or_else(|| default_namespace(&sender)),
+            which,
+            sender,
+            secrets: Some(secrets),
+            secret_file: Some(self.secret_file),
+            place,
+            is_inbox,
+            exec: self.exec,
+            forward: self.forward,
+        })
+    }
+}
+
+// Each refuses its field where it stands, so that the error has the line.
+
+fn path<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
+    parsed(from, "path", args::path)
+}
+
+fn namespace<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    let given = |text: &str| match text {
+        "" => Err("it is empty: leave it out for the sender's name"),
+        _ => Ok(text.to_owned()),
+    };
+    parsed(from, "namespace", given).map(Some)
+}
+
+fn inbox<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Place>, D::Error> {
+    parsed(from, "inbox", Place::parse_inbox).map(Some)
+}
+
+fn store<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Place>, D::Error> {
+    parsed(from, "store", Place::parse).map(Some)
+}
+
+fn exec<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Error> {
+    parsed(from, "exec", args::command).map(Some)
+}
+
+fn url<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Uri>, D::Error> {
+    parsed(from, "forward", forward::url).map(Some)
+}
+
+fn parsed<'de, D: Deserializer<'de>, T, E: Display>(
+    from: D,
+    field: &str,
+    parse: impl FnOnce(&str) -> Result<T, E>,
+) -> Result<T, D::Error> {
+    let text = String::deserialize(from)?;
+    parse(&text).map_err(|error| de::Error::custom(format_args!("`{field}`: {error}")))
+}

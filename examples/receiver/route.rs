@@ -1,0 +1,132 @@
+//! The routes of a receiver: one from the options, or several from a file.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use axum::http::Uri;
+use tower_webhook::{Secrets, Sender};
+
+use crate::args::Options;
+use crate::cli::misused;
+use crate::config;
+use crate::secrets::secrets;
+use crate::senders::Which;
+use crate::store::Place;
+
+/// A path that one sender delivers to.
+pub(crate) struct Route {
+    pub(crate) path: String,
+    pub(crate) which: Which,
+    pub(crate) sender: Sender,
+    /// Without any, nothing is verified.
+    pub(crate) secrets: Option<Secrets>,
+    pub(crate) secret_file: Option<PathBuf>,
+    pub(crate) namespace: String,
+    pub(crate) place: Place,
+    pub(crate) is_inbox: bool,
+    pub(crate) exec: Option<String>,
+    pub(crate) forward: Option<Uri>,
+}
+
+impl Route {
+    /// Whether it keeps its events where another does.
+    pub(crate) fn is_beside(&self, other: &Self) -> bool {
+        self.is_inbox == other.is_inbox && self.place.identity() == other.place.identity()
+    }
+
+    pub(crate) fn action(&self) -> &'static str {
+        match (&self.exec, &self.forward) {
+            (Some(_), _) => "exec",
+            (None, Some(_)) => "forward",
+            (None, None) => "print",
+        }
+    }
+}
+
+/// Returns the routes, and the text of a secret that was made up. Exits if they cannot be served together.
+pub(crate) fn routes(args: &Options) -> anyhow::Result<(Vec<Route>, Option<String>)> {
+    let Some(file) = &args.listening.config else {
+        let (route, random) = of_options(args)?;
+        return Ok((vec![route], random));
+    };
+    let routes = config::routes(file, args).and_then(|routes| {
+        check(&routes, args)?;
+        Ok(routes)
+    });
+    let name = file.display();
+    let routes = routes.unwrap_or_else(|error| misused(format!("`{name}`: {error}")));
+    Ok((routes, None))
+}
+
+fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
+    let (secrets, random) = secrets(args)?;
+    let which = args.listening.which.clone();
+    let sender = which.sender();
+    let given = args.kept.namespace.clone();
+    let (place, is_inbox) = place(args);
+    let route = Route {
+        path: args.listening.path.clone(),
+        namespace: given.unwrap_or_else(|| default_namespace(&sender)),
+        which,
+        sender,
+        secrets,
+        secret_file: args.secrets.secret_file.clone(),
+        place,
+        is_inbox,
+        exec: args.handling.exec.clone(),
+        forward: args.handling.forward.clone(),
+    };
+    Ok((route, random))
+}
+
+/// That of the chat platform is empty.
+pub(crate) fn default_namespace(sender: &Sender) -> String {
+    let name = sender.name();
+    let is_platform = name == Sender::chat_platform().name();
+    if is_platform { "" } else { name }.to_owned()
+}
+
+/// Where keys or events are kept by the options, and whether that is an inbox.
+pub(crate) fn place(args: &Options) -> (Place, bool) {
+    let (place, is_inbox) = match (&args.kept.inbox, &args.kept.store) {
+        (Some(_), Some(_)) => misused(
+            "`--inbox` (or WEBHOOK_INBOX) replaces `--store` (or WEBHOOK_STORE): pass or set only one of them",
+        ),
+        (Some(inbox), None) => (Place::parse_inbox(inbox), true),
+        (None, Some(store)) => (Place::parse(store), false),
+        (None, None) => (Ok(Place::Memory), false),
+    };
+    (place.unwrap_or_else(|error| misused(error)), is_inbox)
+}
+
+/// Whether the routes can be served together.
+fn check(routes: &[Route], args: &Options) -> Result<(), String> {
+    let mut paths = HashMap::new();
+    let mut namespaces = HashMap::new();
+    for (index, route) in routes.iter().enumerate() {
+        let (number, path) = (index + 1, &route.path);
+        if let Some(other) = paths.insert(path, number) {
+            return Err(format!(
+                "the routes {other} and {number} have the same `path`, `{path}`"
+            ));
+        }
+        let namespace = &route.namespace;
+        if let Some(other) = namespaces.insert((route.place.identity(), namespace), path) {
+            return Err(format!(
+                "the routes `{other}` and `{path}` have the same namespace, `{namespace}`, in {}: keys of one would be \
+                 duplicates for the other, so set another `namespace`",
+                route.place
+            ));
+        }
+    }
+    let mut inboxes = routes.iter().filter(|route| route.is_inbox);
+    if let (Some(first), Some(_)) = (inboxes.next(), args.console.console)
+        && let Some(other) = inboxes.find(|route| !route.is_beside(first))
+    {
+        return Err(format!(
+            "the routes `{}` and `{}` have inboxes in two databases, and `--console` shows one: set the same `inbox`",
+            first.path, other.path
+        ));
+    }
+    Ok(())
+}

@@ -1,0 +1,397 @@
+//! The receiver with several routes in a file.
+
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use nix::sys::signal::Signal;
+use support::program::{Ended, Program, example, until};
+use tempfile::TempDir;
+
+use super::receivers::{Receiver, run};
+
+/// A directory with a file of routes and the files that it names.
+struct Files(TempDir);
+
+impl Files {
+    fn new() -> Self {
+        let files = Self(TempDir::new().unwrap());
+        for (name, secret) in [("one", "first"), ("two", "second"), ("three", "third")] {
+            files.write(name, secret);
+        }
+        files
+    }
+
+    /// Writes a file, in which `DIR` is the directory, and returns its path.
+    fn write(&self, name: &str, text: &str) -> String {
+        let path = self.path().join(name);
+        let text = text.replace("DIR", self.path().to_str().unwrap());
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+fn send(receiver: &Receiver, path: &str, secret: &str, args: &[&str]) -> Ended {
+    let url = format!("http://{}{path}", receiver.address());
+    let to = ["send", "--url", &url, "--secret", secret];
+    run("receiver", &[&to, args].concat())
+}
+
+const ACME: &str = r#"{"name":"acme","key":"x-acme-id","kind":"/type","signature":{"headers":["x-acme-signature"],
+    "algorithm":"hmac-sha256","coding":"hex"}}"#;
+
+#[test]
+fn each_route_has_a_sender_a_secret_and_a_command() {
+    let files = Files::new();
+    files.write("acme.json", ACME);
+    let config = files.write(
+        "routes.json",
+        r#"{"routes": [
+            {"path": "/webhooks", "secret-file": "DIR/one"},
+            {"path": "/github", "sender": "github", "secret-file": "DIR/two", "inbox": "sqlite:DIR/webhooks.db",
+                "exec": "cat >>DIR/handled"},
+            {"path": "/acme", "sender": "DIR/acme.json", "secret-file": "DIR/three", "namespace": "north",
+                "inbox": "sqlite:DIR/webhooks.db", "exec": "echo $(cat) >>DIR/acme"}
+        ]}"#,
+    );
+    let receiver = Receiver::start(&["--config", &config, "--console", "127.0.0.1:0"]);
+    assert!(receiver.url.ends_with("/webhooks"), "{}", receiver.url);
+    let body = files.write("body", r#"{"type":"made"}"#);
+    #[rustfmt::skip]
+    let deliveries: [(&str, &str, &[&str]); 3] = [
+        ("/webhooks", "first", &["--key", "k"]),
+        ("/github", "second", &["--sender", "github", "--event", "push", "--key", "k"]),
+        ("/acme", "third", &["--sender", &files.write("acme.json", ACME), "--key", "k", "--body", &body]),
+    ];
+    for (path, secret, args) in deliveries {
+        let sent = send(&receiver, path, secret, args);
+        assert_eq!(sent.code, 0, "{sent:?}");
+        for (elsewhere, other, _) in deliveries.iter().filter(|it| it.0 != path) {
+            assert_eq!(send(&receiver, path, other, args).code, 1);
+            assert_eq!(send(&receiver, elsewhere, secret, args).code, 1);
+        }
+    }
+    for (file, route) in [("handled", "/github"), ("acme", "/acme")] {
+        let line = until("the line of an event", || {
+            let line = fs::read_to_string(files.path().join(file)).ok()?;
+            line.contains('}').then_some(line)
+        });
+        let head = format!(r#""key":"k","attempt":1,"route":"{route}","payload":"#);
+        assert!(line.contains(&head), "{line}");
+        assert_eq!(line.matches("\"event\"").count(), 1, "{line}");
+    }
+    let lines = until("the lines", || {
+        let out = receiver.out();
+        (out.lines().count() == 3).then_some(out)
+    });
+    assert!(lines.contains(r#""route":"/webhooks""#), "{lines}");
+    let err = receiver.err();
+    for said in [
+        "namespace=\"github\"",
+        "namespace=\"north\"",
+        "path=\"/acme\"",
+    ] {
+        assert!(err.contains(said), "{said}: {err}");
+    }
+    receiver.signal(Signal::SIGTERM);
+    assert_eq!(receiver.program.finish().code, 0);
+
+    let checked = run(
+        "receiver",
+        &["check", "--config", &config, "--listen", "127.0.0.1:0"],
+    );
+    assert_eq!(checked.code, 0, "{checked:?}");
+    for said in [
+        "/webhooks, for chat-platform, in the namespace ``",
+        "/github, for github, in the namespace `github`",
+        "/acme, for acme, in the namespace `north`",
+        "0 unsettled events",
+    ] {
+        assert!(checked.out.contains(said), "{said}: {checked:?}");
+    }
+}
+
+/// A receiver for GitHub, with the secrets in the file `one`, and for `acme.json`, with those in `two`.
+struct Hearing {
+    files: Files,
+    receiver: Receiver,
+    bodies: AtomicUsize,
+}
+
+impl Hearing {
+    fn start() -> Self {
+        let files = Files::new();
+        files.write("acme.json", ACME);
+        let config = files.write(
+            "routes.json",
+            r#"{"routes": [
+                {"path": "/github", "sender": "github", "secret-file": "DIR/one"},
+                {"path": "/acme", "sender": "DIR/acme.json", "secret-file": "DIR/two"}
+            ]}"#,
+        );
+        let receiver = Receiver::start(&["--config", &config]);
+        let bodies = AtomicUsize::new(0);
+        Self {
+            files,
+            receiver,
+            bodies,
+        }
+    }
+
+    /// Equal bodies under two keys would be a replay.
+    fn body(&self) -> String {
+        let number = self.bodies.fetch_add(1, Ordering::Relaxed);
+        let body = format!(r#"{{"type":"made","number":{number}}}"#);
+        self.files.write("body", &body)
+    }
+
+    fn github(&self, secret: &str) -> i32 {
+        let args = ["--sender", "github", "--body", &self.body()];
+        send(&self.receiver, "/github", secret, &args).code
+    }
+
+    fn acme(&self, secret: &str, description: &str) -> i32 {
+        let sender = self.files.write("signed-as.json", description);
+        let args = ["--sender", &sender, "--body", &self.body()];
+        send(&self.receiver, "/acme", secret, &args).code
+    }
+
+    /// Sends SIGHUP, and waits until the log has a text so many times.
+    fn hangs_up(&self, said: &str, times: usize) {
+        self.receiver.signal(Signal::SIGHUP);
+        until(said, || {
+            let count = self.receiver.err().matches(said).count();
+            (count == times).then_some(())
+        });
+    }
+}
+
+#[test]
+fn hangup_reloads_the_secrets_and_senders_of_all_routes() {
+    let it = Hearing::start();
+    assert_eq!((it.github("first"), it.acme("second", ACME)), (0, 0));
+
+    // Where the signature stands, and how it is written.
+    let altered = ACME
+        .replace("x-acme-signature", "x-acme-tag")
+        .replace("hex", "base64");
+    it.files.write("one", "changed");
+    it.files.write("two", "altered");
+    it.files.write("acme.json", &altered);
+    it.hangs_up("were reloaded", 2);
+    assert_eq!((it.github("first"), it.github("changed")), (1, 0));
+    assert_eq!((it.acme("second", ACME), it.acme("altered", ACME)), (1, 1));
+    assert_eq!(it.acme("altered", &altered), 0);
+}
+
+#[test]
+fn a_wrong_reload_changes_nothing_of_its_route() {
+    let it = Hearing::start();
+    let reason = |description: &str| match description {
+        ACME => "only white space",
+        it if it.contains("acne") => "its name has changed",
+        it if it.contains("/id") => "its need of a replay guard has changed",
+        _ => "unknown variant `hmac`",
+    };
+    it.files.write("one", "again");
+    for (at, (secret, description)) in [
+        ("spoilt", ACME.replace("hmac-sha256", "hmac")),
+        ("spoilt", ACME.replace("acme\"", "acne\"")),
+        ("spoilt", ACME.replace("x-acme-id", "/id")),
+        ("  \n", ACME.to_owned()),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        it.files.write("two", secret);
+        it.files.write("acme.json", &description);
+        it.hangs_up("are unchanged", at + 1);
+        let (err, reason) = (it.receiver.err(), reason(&description));
+        assert!(err.contains(reason), "{reason}: {err}");
+        assert_eq!((it.acme("second", ACME), it.acme("spoilt", ACME)), (0, 1));
+        assert_eq!(it.github("again"), 0, "the other route was reloaded");
+    }
+}
+
+/// The text of a file of routes, and what its error says.
+const WRONG: &[(&str, &[&str])] = &[
+    ("", &["EOF", "line 1"]),
+    ("{}", &["missing field `routes`"]),
+    (r#"{"routes":[]}"#, &["`routes`", "at least one"]),
+    (
+        "{\"routes\":[],\n\"inbox\":\"x\"}",
+        &["unknown field `inbox`", "`routes`", "line 2"],
+    ),
+    (
+        "{\"routes\":[{\n\"pth\":\"/a\"}]}",
+        &["unknown field `pth`", "`path`, `sender`", "line 2"],
+    ),
+    (
+        "{\"routes\":[{\"path\":\"/a\",\n\"path\":\"/b\"}]}",
+        &["duplicate field `path`", "line 2"],
+    ),
+    (
+        "{\"routes\":[{\n\n\"path\":\"a\"}]}",
+        &["`path`: a path starts with `/`", "line 3"],
+    ),
+    (
+        r#"{"routes":[{"path":"/healthz"}]}"#,
+        &["`path`: this path is used by the health check"],
+    ),
+    (
+        r#"{"routes":[{"path":7}]}"#,
+        &["invalid type: integer `7`, expected a string"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a"}]}"#,
+        &["missing field `secret-file`"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"/nowhere/x"}]}"#,
+        &[
+            "the route `/a`: `secret-file`",
+            "`/nowhere/x` cannot be read",
+        ],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"strype"}]}"#,
+        &["the route `/a`: `sender`", "use one of", "stripe"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"square"}]}"#,
+        &["`sender`", "`square`", "url"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"github","header-prefix":"x"}]}"#,
+        &["`github` has no brand"],
+    ),
+    (
+        "{\"routes\":[{\"path\":\"/a\",\n\"inbox\":\"memory\"}]}",
+        &["`inbox`: an inbox is `sqlite:PATH`", "line 2"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","store":"mysql://hush@x"}]}"#,
+        &["`store`: a store is `memory`"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","exec":" "}]}"#,
+        &["`exec`: the command is empty"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","forward":"/x"}]}"#,
+        &["`forward`: ", "such as http://127.0.0.1:8080/events"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","namespace":""}]}"#,
+        &["`namespace`: it is empty"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","exec":"x","forward":"http://127.0.0.1/"}]}"#,
+        &["takes the place of `exec`"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","inbox":"sqlite:DIR/a","store":"memory"}]}"#,
+        &["takes the place of `store`"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"github"},{"path":"/a","secret-file":"DIR/two"}]}"#,
+        &["the routes 1 and 2 have the same `path`, `/a`"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"github"},{"path":"/b","secret-file":"DIR/two","sender":"github"}]}"#,
+        &[
+            "the routes `/a` and `/b` have the same namespace, `github`",
+            "set another `namespace`",
+        ],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","inbox":"sqlite:DIR/x.db"},{"path":"/b","secret-file":"DIR/two",
+        "store":"sqlite:DIR/../DIRNAME/x.db"}]}"#,
+        &["the routes `/a` and `/b` have the same namespace"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","inbox":"sqlite:DIR/x.db"},{"path":"/b","secret-file":"DIR/two",
+        "inbox":"sqlite:DIR/y.db"}]}"#,
+        &["two databases, and `--console` shows one"],
+    ),
+];
+
+#[test]
+fn a_wrong_file_is_explained() {
+    let files = Files::new();
+    let name = files.path().file_name().unwrap().to_str().unwrap();
+    for (text, reasons) in WRONG {
+        let config = files.write("routes.json", &text.replace("DIRNAME", name));
+        for command in ["run", "check"] {
+            let args = [command, "--config", &config, "--console", "127.0.0.1:0"];
+            let ended = run(
+                "receiver",
+                &[&args[..], &["--listen", "127.0.0.1:0"]].concat(),
+            );
+            assert_eq!(ended.code, 2, "{text}: {ended:?}");
+            assert!(ended.err.contains(&format!("`{config}`: ")), "{ended:?}");
+            for reason in *reasons {
+                assert!(ended.err.contains(reason), "{reason}: {ended:?}");
+            }
+            assert!(!ended.err.contains("hush"), "{ended:?}");
+        }
+    }
+    let ended = run("receiver", &["--config", "/nowhere/routes.json"]);
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(
+        ended.err.contains("cannot be read: No such file"),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn a_file_is_not_combined_with_options_of_one_route() {
+    let files = Files::new();
+    let text = r#"{"routes":[{"path":"/a","secret-file":"DIR/one"}]}"#;
+    let config = files.write("routes.json", text);
+    for option in [
+        "--path=/a",
+        "--sender=github",
+        "--header-prefix=acme",
+        "--secret=s",
+        "--secret-file=f",
+        "--demo",
+        "--dangerously-unsigned",
+        "--namespace=n",
+        "--exec=true",
+        "--forward=http://127.0.0.1:1/",
+    ] {
+        let ended = run("receiver", &["--config", &config, option]);
+        assert_eq!(ended.code, 2, "{option}: {ended:?}");
+        assert!(ended.err.contains("cannot be used with"), "{ended:?}");
+    }
+    let mut command = example("receiver");
+    command
+        .args(["--config", &config])
+        .env("WEBHOOK_SECRET", "s");
+    let ended = Program::start(&mut command).finish();
+    assert_eq!(ended.code, 2, "{ended:?}");
+    assert!(ended.err.contains("WEBHOOK_SECRET"), "{ended:?}");
+
+    // Those for all routes stay options.
+    let inbox = format!("sqlite:{}", files.path().join("webhooks.db").display());
+    let args = [
+        "check",
+        "--config",
+        &config,
+        "--inbox",
+        &inbox,
+        "--retry-for",
+        "60",
+    ];
+    let checked = run(
+        "receiver",
+        &[&args[..], &["--listen", "127.0.0.1:0"]].concat(),
+    );
+    assert_eq!(checked.code, 0, "{checked:?}");
+    assert!(checked.out.contains("webhooks.db"), "{checked:?}");
+}

@@ -1,0 +1,119 @@
+//! The example of several senders in one application, and what the receiver says of senders.
+
+use std::fs;
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+use tempfile::TempDir;
+use tower_webhook::Sender;
+
+use super::receivers::{Receiver, run};
+use support::program::{curl, example, until};
+
+#[test]
+fn three_senders_share_a_database_and_a_console() {
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let mut command = example("senders");
+    command
+        .args(["--console", "127.0.0.1:0", "--database"])
+        .arg(dir.path().join("webhooks.db"))
+        .envs([
+            ("WEBHOOK_SECRET", "one"),
+            ("GITHUB_SECRET", "two"),
+            ("STRIPE_SECRET", "three"),
+        ]);
+    let senders = Receiver::start_by(&mut command);
+    let send = |path: &str, secret: &str, args: &[&str]| {
+        let url = format!("http://{}{path}", senders.address());
+        let to = ["send", "--url", &url, "--secret", secret];
+        run("receiver", &[&to, args].concat())
+    };
+    let rated = file("rated.json", r#"{"id":"chat-1","rating":5}"#);
+    let pushed = r#"{"ref":"refs/heads/main","repository":{"full_name":"octo/hello"}}"#;
+    let pushed = file("pushed.json", pushed);
+    let paid = r#"{"id":"key-1","type":"invoice.paid","data":{"object":{"customer":"cus_1","amount_paid":7}}}"#;
+    let paid = file("paid.json", paid);
+    #[rustfmt::skip]
+    let deliveries: [(&str, &str, &[&str]); 3] = [
+        ("/webhooks", "one", &["--event", "chat-rated", "--key", "key-1", "--body", &rated]),
+        ("/github", "two", &["--sender", "github", "--event", "push", "--key", "key-1", "--body", &pushed]),
+        ("/stripe", "three", &["--sender", "stripe", "--no-key", "--body", &paid]),
+    ];
+    // The same key of three senders is three events, and each of them is handled once.
+    for (path, secret, args) in deliveries {
+        let first = send(path, secret, args);
+        assert_eq!(first.code, 0, "{first:?}");
+        let again = send(path, secret, args);
+        assert!(again.out.contains("handled before"), "{again:?}");
+        for (_, other, _) in deliveries.iter().filter(|it| it.1 != secret) {
+            assert_eq!(send(path, other, args).code, 1);
+        }
+    }
+    let out = until("the events", || {
+        let out = senders.out();
+        (out.lines().count() == 3).then_some(out)
+    });
+    let mut lines: Vec<_> = out.lines().collect();
+    lines.sort_unstable();
+    assert_eq!(
+        lines,
+        [
+            "a chat was rated Some(5.0)",
+            "cus_1 has paid 7",
+            "refs/heads/main was pushed to octo/hello"
+        ]
+    );
+
+    let err = senders.err();
+    let (_, console) = err.split_once("console on ").unwrap();
+    let console = console.split('\n').next().unwrap();
+    let page = curl(&[&format!("{console}events?key=key-1")]);
+    for kind in ["chat-rated", "push", "invoice.paid"] {
+        assert!(page.contains(kind), "{kind}: {page}");
+    }
+    let page = curl(&[&format!("{console}events?chat=octo/hello")]);
+    assert!(page.contains("push") && !page.contains("invoice.paid"));
+    senders.signal(Signal::SIGTERM);
+    assert_eq!(senders.program.finish().code, 0);
+}
+
+#[test]
+fn the_description_of_a_sender_is_the_start_of_another() {
+    for name in Sender::PROFILES {
+        let shown = run("receiver", &["senders", "show", name]);
+        assert_eq!(shown.code, 0, "{shown:?}");
+        let description: Value = serde_json::from_str(&shown.out).unwrap();
+        assert_eq!(description["name"], *name);
+    }
+    let dir = TempDir::new().unwrap();
+    let acme = dir.path().join("acme.json");
+    let shown = run("receiver", &["senders", "show", "stripe"]).out;
+    fs::write(&acme, shown.replace("stripe", "acme")).unwrap();
+    let acme = acme.to_str().unwrap();
+    let checked = run(
+        "receiver",
+        &[
+            "check",
+            "--sender",
+            acme,
+            "--demo",
+            "--listen",
+            "127.0.0.1:0",
+        ],
+    );
+    assert_eq!(checked.code, 0, "{checked:?}");
+
+    for (name, reason) in [
+        ("strype", "use one of standard-webhooks, "),
+        ("chat-platform", "built in"),
+    ] {
+        let wrong = run("receiver", &["senders", "show", name]);
+        assert_eq!((wrong.code, wrong.out.as_str()), (2, ""), "{wrong:?}");
+        assert!(wrong.err.contains(reason), "{wrong:?}");
+    }
+}
