@@ -34,7 +34,7 @@ async fn deliveries_without_a_key_are_refused_if_one_is_required() {
 #[tokio::test(start_paused = true)]
 async fn events_are_found_by_their_keys() {
     let of_crm = inbox().namespace("crm");
-    let of_others = of_crm.clone().namespace("");
+    let of_others = Inbox::new(of_crm.queue().clone());
     let accept = async || send(&webhooks(&of_crm), event("chat", 1)).await.assert_ok();
     accept().await;
     send(&webhooks(&of_crm), event("chat", 2)).await.assert_ok();
@@ -42,7 +42,7 @@ async fn events_are_found_by_their_keys() {
         key: IdempotencyKey::new(HeaderValue::from_static("chat-1")),
         ..Filter::default()
     };
-    // Another namespace has other keys.
+    // Another namespace has other keys, and this handle knows only its own.
     let unknown = listed(&of_others, &key, Page::newest(10)).await;
     assert!(unknown.is_empty(), "{unknown:?}");
     for page in [Page::oldest(10), Page::newest(10)] {
