@@ -225,7 +225,8 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
     let began = Instant::now();
     let handled = count - count / WAITING;
     accept_both_kinds(queue).await?;
-    sqlx::raw_sql("DELETE FROM tower_webhook.events; DELETE FROM tower_webhook.head")
+    sqlx::raw_sql("TRUNCATE tower_webhook.events, tower_webhook.keys, tower_webhook.head, tower_webhook.wait, tower_webhook.aside,
+         tower_webhook.dead, tower_webhook.ended, tower_webhook.failures")
         .execute(pool)
         .await?;
     let lanes = (0..=handled / 5).map(|chat| Lane::of_chat(&format!("old-{chat}")).0);

@@ -48,8 +48,9 @@ pub(crate) struct Listening {
     /// A file in JSON with several routes, each with a path, a sender and secrets of its own
     ///
     /// As in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]}. A route
-    /// may also have `sender-url`, `header-prefix`, `namespace`, `inbox` or `store`, and `forward` in place of `exec`, which
-    /// mean the same as the options. All other options apply to each route, and --inbox or --store to those that name none.
+    /// may also have `sender-url`, `sender-token-file`, `header-prefix`, `namespace`, `inbox` or `store`, and `forward` in
+    /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
+    /// to those that name none. A change of FILE needs a restart; SIGHUP reloads what it names.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
         "secret_file", "demo", "dangerously_unsigned", "namespace", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,

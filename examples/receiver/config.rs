@@ -90,7 +90,10 @@ impl Entry {
         }
         Ok(Route {
             path: self.path,
-            namespace: self.namespace.unwrap_or_else(|| default_namespace(&sender)),
+            namespace: {
+                let default = || default_namespace(&which, &sender);
+                self.namespace.unwrap_or_else(default)
+            },
             which,
             sender,
             secrets: Some(secrets),

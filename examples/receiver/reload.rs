@@ -57,13 +57,14 @@ pub(crate) fn on_hangup(routes: Arc<Vec<(Route, Reload)>>) -> io::Result<()> {
 /// Replaces both or neither.
 fn again(route: &Route, reload: &Reload) {
     let path = route.path.as_str();
-    let what = match (route.which.is_file(), &route.secret_file) {
+    let what = match (route.which.is_reread(), &route.secret_file) {
         (false, None) => {
             tracing::warn!("there is no `--secret-file` to reload");
             return;
         }
         (false, Some(_)) => "the secrets",
-        (true, _) => "the secrets and the sender",
+        (true, Some(_)) => "the secrets and the sender",
+        (true, None) => "the sender",
     };
     match read(route, reload) {
         Ok(secrets) => tracing::info!(
@@ -85,17 +86,18 @@ fn again(route: &Route, reload: &Reload) {
 }
 
 fn read(route: &Route, reload: &Reload) -> anyhow::Result<Secrets> {
-    let secrets = match &route.secret_file {
-        Some(file) => Secrets::from_file(file)?,
-        None => route
-            .secrets
-            .clone()
-            .context("deliveries are not verified")?,
-    };
-    let sender = match route.which.is_file() {
+    let secrets = route.secrets.clone();
+    let secrets = secrets.context("deliveries are not verified")?;
+    let sender = match route.which.is_reread() {
         true => route.which.read()?,
         false => route.sender.clone(),
     };
+    if let Some(file) = &route.secret_file {
+        // Refuses what is wrong before anything is changed.
+        reload(sender.clone(), Secrets::from_file(file)?)?;
+        // A body that is arriving is verified with the new ones, too.
+        secrets.replace_from_file(file)?;
+    }
     reload(sender, secrets.clone())?;
     Ok(secrets)
 }

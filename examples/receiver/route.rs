@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 use axum::http::Uri;
-use tower_webhook::{Secrets, Sender};
+use tower_webhook::{Secrets, Sender, SignatureLayer};
 
 use crate::args::Options;
 use crate::cli::misused;
@@ -12,6 +12,7 @@ use crate::config;
 use crate::secrets::secrets;
 use crate::senders::Which;
 use crate::store::Place;
+use crate::text::chain;
 
 /// A path that one sender delivers to.
 pub(crate) struct Route {
@@ -66,7 +67,7 @@ fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
     let (place, is_inbox) = place(args);
     let route = Route {
         path: args.listening.path.clone(),
-        namespace: given.unwrap_or_else(|| default_namespace(&sender)),
+        namespace: given.unwrap_or_else(|| default_namespace(&which, &sender)),
         which,
         sender,
         secrets,
@@ -80,10 +81,11 @@ fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
 }
 
 /// That of the chat platform is empty.
-pub(crate) fn default_namespace(sender: &Sender) -> String {
-    let name = sender.name();
-    let is_platform = name == Sender::chat_platform().name();
-    if is_platform { "" } else { name }.to_owned()
+pub(crate) fn default_namespace(which: &Which, sender: &Sender) -> String {
+    match which.is_platform() {
+        true => String::new(),
+        false => sender.name().to_owned(),
+    }
 }
 
 /// Where keys or events are kept by the options, and whether that is an inbox.
@@ -111,12 +113,22 @@ fn check(routes: &[Route], args: &Options) -> Result<(), String> {
             ));
         }
         let namespace = &route.namespace;
-        if let Some(other) = namespaces.insert((route.place.identity(), namespace), path) {
+        // Two URLs of a server may be one.
+        let place = match &route.place {
+            place if place.is_server() => String::new(),
+            place => place.identity(),
+        };
+        if let Some(other) = namespaces.insert((place, namespace), path) {
             return Err(format!(
                 "the routes `{other}` and `{path}` have the same namespace, `{namespace}`, in {}: keys of one would be \
                  duplicates for the other, so set another `namespace`",
                 route.place
             ));
+        }
+        if let Some(secrets) = &route.secrets
+            && let Err(error) = SignatureLayer::new(secrets.clone()).sender(route.sender.clone())
+        {
+            return Err(format!("the route `{path}`: {}", chain(&error)));
         }
     }
     let mut inboxes = routes.iter().filter(|route| route.is_inbox);

@@ -99,6 +99,10 @@ impl Which {
     /// Returns the sender, whose description may stand in a file.
     pub(crate) fn read(&self) -> anyhow::Result<Sender> {
         let platform = Sender::chat_platform();
+        anyhow::ensure!(
+            self.sender_url.is_none() || self.named().is_some(),
+            "the chat platform signs no URL, so `sender-url` needs a `sender`"
+        );
         let sender = match (self.named(), &self.header_prefix) {
             (Some(name), Some(_)) => {
                 anyhow::bail!("`{name}` has no brand: only the chat platform has one")
@@ -114,9 +118,13 @@ impl Which {
         }
     }
 
-    /// Whether the description stands in a file, which may change.
-    pub(crate) fn is_file(&self) -> bool {
+    fn is_file(&self) -> bool {
         self.named().is_some_and(|name| name.contains('/'))
+    }
+
+    /// Whether its description or its token stands in a file, which may change.
+    pub(crate) fn is_reread(&self) -> bool {
+        self.is_file() || self.sender_token_file.is_some()
     }
 
     pub(crate) fn is_platform(&self) -> bool {
@@ -162,7 +170,11 @@ impl Which {
 fn with_token(sender: Sender, file: &Path) -> anyhow::Result<Sender> {
     let name = file.display();
     let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
-    let token = text.lines().next().unwrap_or_default();
+    let token = text
+        .trim_start_matches('\u{feff}')
+        .lines()
+        .next()
+        .unwrap_or_default();
     anyhow::ensure!(!token.is_empty(), "`{name}` has no token in its first line");
     Ok(sender.with_challenge_token(token)?)
 }

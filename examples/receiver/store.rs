@@ -56,6 +56,16 @@ impl Place {
 }
 
 impl Place {
+    pub(crate) fn is_server(&self) -> bool {
+        match self {
+            Self::Memory => false,
+            #[cfg(feature = "sqlite")]
+            Self::Sqlite(_) => false,
+            #[cfg(any(feature = "redis", feature = "postgres"))]
+            _ => true,
+        }
+    }
+
     /// Two places with the same text are one database.
     pub(crate) fn identity(&self) -> String {
         match self {

@@ -211,6 +211,13 @@ impl Sender {
         Ok(self)
     }
 
+    pub(crate) fn is_asymmetric(&self) -> bool {
+        match &*self.form {
+            Form::Described(it) => it.schemes()[0].algorithm.is_asymmetric(),
+            Form::Chat(_) => false,
+        }
+    }
+
     /// Whether all is set that it needs.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
         match &*self.form {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use hmac::digest::CtOutput;
 use hmac::digest::array::Array;
-use hmac::{Hmac, Mac};
+use hmac::{Hmac, KeyInit, Mac};
 use sha1::Sha1;
 use sha2::Sha256;
+use zeroize::Zeroizing;
 
 use super::compare::any;
 use super::keys::Verification;
@@ -127,9 +128,7 @@ impl Checked {
     ) -> Self {
         if scheme.algorithm == Algorithm::Token {
             for tag in &mut claim.tags {
-                // A header's value is not empty, so it is a secret.
-                *tag = Secret::new(std::mem::take(tag))
-                    .map_or_else(|_| Vec::new(), |token| token_tag(&token));
+                *tag = token_tag(&Zeroizing::new(std::mem::take(tag)));
             }
         }
         let (algorithm, coding) = (scheme.algorithm, scheme.secret);
@@ -184,8 +183,12 @@ impl Checked {
     }
 }
 
-fn token_tag(token: &Secret) -> Vec<u8> {
-    Keyed::Sha256(token.keyed()).tag([b"", b"", TOKEN])
+fn token_tag(token: &[u8]) -> Vec<u8> {
+    let keyed = Hmac::<Sha256>::new_from_slice(token);
+    keyed.map_or_else(
+        |_| Vec::new(),
+        |keyed| Keyed::Sha256(keyed).tag([b"", b"", TOKEN]),
+    )
 }
 
 impl From<Unproven> for SignatureError {

@@ -31,7 +31,7 @@ pub(super) enum Verifying {
 impl Verifying {
     pub(super) fn parse(text: &[u8]) -> Result<Self, &'static str> {
         if text.len() == 64
-            && let Ok(key) = base16ct::mixed::decode_vec(text)
+            && let Ok(key) = base16ct::mixed::decode_vec(text).map(Zeroizing::new)
         {
             return Self::ed25519(&key);
         }
@@ -39,7 +39,8 @@ impl Verifying {
         if let Some(base64) = text.strip_prefix(b"whpk_") {
             return Self::ed25519(&BASE64_STANDARD.decode(base64).map_err(|_| form)?);
         }
-        let der = BASE64_STANDARD.decode(text).map_err(|_| form)?;
+        let der = BASE64_STANDARD.decode(text).map(Zeroizing::new);
+        let der = der.map_err(|_| form)?;
         if let Some(key) = der.strip_prefix(ED25519_PUBLIC) {
             return Self::ed25519(key);
         }

@@ -53,8 +53,8 @@ impl<S: Clone> Signature<S> {
     /// # Errors
     ///
     /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or something has changed that
-    /// other settings were derived from: its name, its [policy](Sender::policy), or whether it needs the
-    /// [replay guard](crate::Webhooks::sender).
+    /// other settings were derived from: its name, its [policy](Sender::policy), whether it needs the
+    /// [replay guard](crate::Webhooks::sender), or whether a public key verifies it.
     pub fn with_sender(
         &self,
         sender: Sender,
@@ -68,6 +68,8 @@ impl<S: Clone> Signature<S> {
                 "need of a replay guard",
                 old.needs_replay_guard() != sender.needs_replay_guard(),
             ),
+            // A public key must not become a secret.
+            ("sort of key", old.is_asymmetric() != sender.is_asymmetric()),
         ];
         if let Some((what, _)) = changed.into_iter().find(|(_, has_changed)| *has_changed) {
             return Err(ConfigError::Sender {

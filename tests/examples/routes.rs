@@ -262,6 +262,14 @@ const WRONG: &[(&str, &[&str])] = &[
         &["the route `/a`: `sender`", "use one of", "stripe"],
     ),
     (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender-url":"https://example.com"}]}"#,
+        &["the route `/a`: `sender`", "`sender-url` needs a `sender`"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"meta"}]}"#,
+        &["the route `/a`", "token of its challenges"],
+    ),
+    (
         r#"{"routes":[{"path":"/a","secret-file":"DIR/one","sender":"square"}]}"#,
         &["`sender`", "`square`", "url"],
     ),
