@@ -146,12 +146,11 @@ fn with_store<St>(
 where
     St: Store + Clone,
 {
-    let lease = Duration::from_secs(setup.args.kept.lease);
     for route in routes {
         let (service, running) = webhooks(setup.args, &route)
             .store(store.clone())
             .observer(setup.telemetry.observer())
-            .in_flight_wait(Duration::from_secs(5).min(lease / 2))
+            .in_flight_wait(in_flight_wait(setup.args))
             .start(router(&events(setup, &route)))?;
         let (app, reload) = mount(built.app, &route.path, service);
         built.app = app;
@@ -233,6 +232,11 @@ fn with_queue<Q: Queue>(
         built.routes.push((route, reload));
     }
     Ok(built)
+}
+
+/// Shorter than the lease, however short that is.
+pub(crate) fn in_flight_wait(args: &Options) -> Duration {
+    Duration::from_secs(5).min(Duration::from_secs(args.kept.lease) / 2)
 }
 
 /// The settings for a store and for an inbox.

@@ -9,7 +9,7 @@ use tower_webhook::EventRouter;
 use tower_webhook::inbox::Queue;
 use tower_webhook::memory::MokaStore;
 
-use crate::app::webhooks;
+use crate::app::{in_flight_wait, webhooks};
 use crate::args::Options;
 use crate::cli::misused;
 use crate::connections::bind;
@@ -74,6 +74,7 @@ async fn check_route(args: &Options, route: Route) -> anyhow::Result<()> {
     // The same settings with a store that starts nothing.
     let settings = webhooks(args, &route)
         .store(MokaStore::new())
+        .in_flight_wait(in_flight_wait(args))
         .start(EventRouter::new());
     if let Err(error) = settings {
         misused(chain(&error));

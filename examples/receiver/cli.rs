@@ -40,8 +40,8 @@ pub(crate) enum Command {
     /// that. Then standard output may be closed, or blocked by a reader that has stopped: the event stays handled, and a warning in the log says that its line is lost.
     ///
     /// SIGTERM and Ctrl-C stop the receiver after the running events have finished, and a second signal stops
-    /// it at once. SIGHUP reloads the files of secrets and of senders. The exit code is 0 after a signal, even if events were
-    /// still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
+    /// it at once. SIGHUP reloads the files of secrets, senders and tokens. The exit code is 0 after a signal, even if events
+    /// were still running; 1 if the receiver could not start; and 2 if the arguments are invalid.
     ///
     /// Each option is also an environment variable, which an argument takes the place of: --secret-file is
     /// WEBHOOK_SECRET_FILE, and so on. That of an option without a value is true or false.

@@ -53,9 +53,7 @@ impl Place {
             _ => Err("an inbox is `sqlite:PATH` or `postgres://HOST/DATABASE`".to_owned()),
         }
     }
-}
 
-impl Place {
     pub(crate) fn is_server(&self) -> bool {
         match self {
             Self::Memory => false,

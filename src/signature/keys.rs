@@ -24,7 +24,8 @@ const P256_PRIVATE_LENGTH: usize = 138;
 /// A key that verifies.
 #[derive(Clone)]
 pub(super) enum Verifying {
-    Ed25519(ed25519::VerifyingKey),
+    /// Its bytes, which may be a secret: one of two texts of 64 hex digits is also a key.
+    Ed25519(Zeroizing<[u8; 32]>),
     EcdsaP256(ecdsa::VerifyingKey),
 }
 
@@ -54,12 +55,12 @@ impl Verifying {
     }
 
     fn ed25519(key: &[u8]) -> Result<Self, &'static str> {
-        let key = <&[u8; 32]>::try_from(key).map_err(|_| "a key of Ed25519 has 32 bytes")?;
-        let key = ed25519::VerifyingKey::from_bytes(key)
+        let bytes = <&[u8; 32]>::try_from(key).map_err(|_| "a key of Ed25519 has 32 bytes")?;
+        let key = ed25519::VerifyingKey::from_bytes(bytes)
             .map_err(|_| "it is no point of the curve of Ed25519")?;
         match key.is_weak() {
             true => Err("it is weak: of small order, so that anybody can sign"),
-            false => Ok(Self::Ed25519(key)),
+            false => Ok(Self::Ed25519(Zeroizing::new(*bytes))),
         }
     }
 
@@ -77,7 +78,8 @@ impl Verifying {
         }
         Some(match self {
             Self::Ed25519(key) => {
-                let tags = tags.iter().map(|tag| stream(key, tag));
+                let key = ed25519::VerifyingKey::from_bytes(key).ok()?;
+                let tags = tags.iter().map(|tag| stream(&key, tag));
                 Verification::Ed25519(tags.collect())
             }
             Self::EcdsaP256(key) => Verification::EcdsaP256(*key, Sha256::new()),

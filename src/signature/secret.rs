@@ -30,8 +30,8 @@ use crate::sender::SecretCoding;
 /// ([threat model](crate::docs::threat_model#the-secret)).
 ///
 /// Only keyed states of hashes are kept. They, and the bytes given to [`new`](Self::new), are
-/// zeroed on drop, and `Debug` shows none of them. With the feature `public-keys`, a text that can be a public key, as one of
-/// two of 64 hex digits can, is kept as that, too, and not zeroed.
+/// zeroed on drop, and `Debug` shows none of them. With the feature `public-keys`, a text that
+/// can be a public key, as one of two of 64 hex digits can, is kept as that, too.
 #[derive(Clone)]
 pub struct Secret {
     keyed: Hmac<Sha256>,

@@ -255,8 +255,9 @@ impl<T> Webhooks<T> {
     }
 
     /// Sets how long a claim lasts that is not renewed, as after a crash: 60 seconds by default, and 30 seconds with an
-    /// inbox. It must be at least 100 milliseconds, shorter than [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer
-    /// than [`in_flight_wait`](Webhooks::in_flight_wait). See [`IdempotencyLayer::lease`] and [`Worker::lease`].
+    /// inbox. It must be at least 100 milliseconds, shorter than
+    /// [`SenderPolicy::retry_every`](crate::SenderPolicy::retry_every), 600 seconds, and longer than
+    /// [`in_flight_wait`](Webhooks::in_flight_wait). See [`IdempotencyLayer::lease`] and [`Worker::lease`].
     pub fn lease(mut self, lease: Duration) -> Self {
         self.shared.given.lease = Some(lease);
         self

@@ -292,7 +292,10 @@ fn check_opens_what_run_would_and_handles_nothing() {
     assert_eq!(listed(), before);
     assert!(!handled.exists());
 
-    let store = run("receiver", &["check", "--demo", "--listen", "127.0.0.1:0"]);
+    let store = run(
+        "receiver",
+        &["check", "--demo", "--lease", "2", "--listen", "127.0.0.1:0"],
+    );
     assert_eq!(store.code, 0, "{store:?}");
     assert!(store.out.contains("memory\n"), "{store:?}");
 }
