@@ -10,12 +10,11 @@ use tokio::time::{sleep, timeout};
 use tower::{Layer, ServiceExt};
 
 use crate::input::{Action, Config, Schedule};
-use crate::model::{Authentic, Model, Run};
+use crate::model::{Authentic, Model, Run, declared};
 use crate::service::{Call, Calls, End, Moment, Number, events, webhooks};
 use crate::wire::Request;
 use crate::{Received, receive};
 
-const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 const IN_FLIGHT_WAIT: Duration = Duration::from_secs(5);
 const STORE_TIMEOUT: Duration = Duration::from_secs(2);
 const LEASE: Duration = Duration::from_secs(60);
@@ -77,6 +76,7 @@ pub(crate) async fn deliver(config: &Config, requests: &[Request], schedule: &Sc
     let traces = traces.map(|(number, exchange)| {
         let request = requests[number % requests.len()].without_pauses();
         Trace {
+            body_time: model.body_time(declared(&request).unwrap_or_default()),
             authentic: model.check(&request),
             polls: exchange.polls,
             end: exchange.end.unwrap_or((drained, None)),
@@ -150,6 +150,7 @@ impl<F: Future<Output = Received>> Exchange<F> {
 struct Trace {
     /// The delivery, or the status of its refusal.
     authentic: Result<Authentic, u16>,
+    body_time: Duration,
     polls: Polls,
     /// With the answer, unless the client disconnected.
     end: (Moment, Option<Received>),
@@ -270,7 +271,9 @@ impl Judge<'_> {
             Ok(authentic) => authentic,
             Err(status) => {
                 assert!(call.is_none());
-                assert!(answer == (*status, false) || self.is_late(answer, began, *answered));
+                assert!(
+                    answer == (*status, false) || self.is_late(number, answer, began, *answered)
+                );
                 return;
             }
         };
@@ -292,14 +295,14 @@ impl Judge<'_> {
             (200, true) => self.can_replay(authentic, *answered),
             (409, false) => self.can_conflict(number, authentic, *answered),
             (422, false) => self.can_contradict(number, authentic, *answered),
-            answer => self.is_late(answer, began, *answered),
+            answer => self.is_late(number, answer, began, *answered),
         };
         assert!(is_possible, "{answer:?} for {number}: {authentic:?}");
     }
 
     /// The time limit of a body holds while others are polled, too.
-    fn is_late(&self, answer: (u16, bool), began: Moment, answered: Moment) -> bool {
-        answer == (408, false) && answered.at - began.at >= BODY_TIMEOUT
+    fn is_late(&self, number: usize, answer: (u16, bool), began: Moment, answered: Moment) -> bool {
+        answer == (408, false) && answered.at - began.at >= self.traces[number].body_time
     }
 
     /// The successes that ended before `moment`.

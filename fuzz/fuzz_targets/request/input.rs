@@ -359,7 +359,10 @@ fn ragged(u: &mut Unstructured<'_>, body: Vec<u8>) -> Result<Vec<Step>> {
     for piece in pieces(u, body)? {
         steps.push(piece);
         steps.push(match u.int_in_range(0..=5)? {
-            0..=3 => Step::Wait(Duration::from_secs(3 * u.int_in_range(0..=4)?)),
+            0..=3 => match u.int_in_range(0..=4)? {
+                0 => continue,
+                times => Step::Wait(Duration::from_secs(3 * times)),
+            },
             4 => Step::Trailers,
             _ => Step::Break,
         });

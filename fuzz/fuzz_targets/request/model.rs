@@ -109,17 +109,8 @@ impl<'a> Model<'a> {
 
     fn receive(&self, request: &Request) -> Result<Vec<u8>, u16> {
         let limit = self.config.max_body;
-        let declared = match request.all("content-length")[..] {
-            [] => None,
-            [first, ref others @ ..] => {
-                let digits = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
-                if !digits || others.iter().any(|other| *other != first) {
-                    return Err(400);
-                }
-                let length = |digits: &[u8]| str::from_utf8(digits).ok()?.parse::<usize>().ok();
-                Some(length(first).unwrap_or(usize::MAX))
-            }
-        };
+        let declared = declared(request)?;
+        let time = self.body_time(declared);
         let known = if request.exact_size_known {
             request.size()
         } else {
@@ -138,7 +129,7 @@ impl<'a> Model<'a> {
                 Step::Trailers => {}
                 Step::Break => return Err(400),
             }
-            if waited > Duration::from_secs(10) {
+            if waited > time {
                 return Err(408);
             }
             if body.len() > limit {
@@ -155,6 +146,13 @@ impl<'a> Model<'a> {
             Some(declared) if declared != body.len() => Err(400),
             _ => Ok(body),
         }
+    }
+
+    /// How long a body may take. One that declares no length may be the largest.
+    pub(crate) fn body_time(&self, declared: Option<usize>) -> Duration {
+        let length = declared.unwrap_or(self.config.max_body) as u64;
+        let at_32_kib_per_s = Duration::from_millis(length.saturating_mul(1000) / (32 * 1024));
+        (Duration::from_secs(2) + at_32_kib_per_s).min(Duration::from_secs(10))
     }
 
     fn is_signed(&self, request: &Request, body: &[u8]) -> bool {
@@ -227,6 +225,19 @@ impl<'a> Model<'a> {
             ..Answer::status(if fails { 500 } else { 200 })
         }
     }
+}
+
+/// The length that a request declares for its body, or the status of its refusal.
+pub(crate) fn declared(request: &Request) -> Result<Option<usize>, u16> {
+    let [first, ref others @ ..] = request.all("content-length")[..] else {
+        return Ok(None);
+    };
+    let digits = !first.is_empty() && first.iter().all(u8::is_ascii_digit);
+    if !digits || others.iter().any(|other| *other != first) {
+        return Err(400);
+    }
+    let length = |digits: &[u8]| str::from_utf8(digits).ok()?.parse::<usize>().ok();
+    Ok(Some(length(first).unwrap_or(usize::MAX)))
 }
 
 fn claimed_tag(request: &Request) -> Option<[u8; 32]> {
