@@ -84,8 +84,8 @@ impl fmt::Debug for IdempotencyKey {
 pub struct RawDelivery {
     content: Arc<Content>,
     attempt: Option<NonZeroU32>,
-    /// Whether a layer or a worker makes the attempt, and reports it.
-    is_in_attempt: bool,
+    /// The namespace of the layer or worker that makes the attempt, and reports it.
+    namespace: Option<Arc<str>>,
 }
 
 #[derive(Clone)]
@@ -133,7 +133,7 @@ impl RawDelivery {
         Self {
             content: Arc::new(content),
             attempt: None,
-            is_in_attempt: false,
+            namespace: None,
         }
     }
 
@@ -151,19 +151,19 @@ impl RawDelivery {
         self
     }
 
-    /// Notes that a layer or a worker makes the attempt, and its number if it is known.
-    pub(crate) fn begin_attempt(&mut self, number: Option<NonZeroU32>) {
-        self.is_in_attempt = true;
+    /// Notes that a layer or a worker of this namespace makes the attempt, and its number if it is known.
+    pub(crate) fn begin_attempt(&mut self, namespace: &Arc<str>, number: Option<NonZeroU32>) {
+        self.namespace = Some(Arc::clone(namespace));
         self.attempt = number.or(self.attempt);
     }
 
-    /// Whether a layer or a worker makes the attempt. If so, it reports the attempt to an observer.
+    /// The namespace of the layer or worker that makes the attempt, if one does. It reports the attempt to an observer.
     #[cfg_attr(
         not(feature = "postgres"),
         allow(dead_code, reason = "only transactional handlers ask")
     )]
-    pub(crate) fn is_in_attempt(&self) -> bool {
-        self.is_in_attempt
+    pub(crate) fn namespace(&self) -> Option<&str> {
+        self.namespace.as_deref()
     }
 
     /// Returns the value of the event header. It is not signed.

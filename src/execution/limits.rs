@@ -1,6 +1,7 @@
 //! The settings of an attempt: what callers set, what follows from it, and whether it keeps the promises.
 
 use std::fmt::Debug;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::config::ConfigError;
@@ -9,7 +10,7 @@ use crate::event::SenderPolicy;
 /// The limits of attempts: of the idempotency layer's, of a worker's, and of transactional handlers'.
 #[derive(Clone, Debug)]
 pub(crate) struct Limits {
-    pub(crate) namespace: String,
+    pub(crate) namespace: Arc<str>,
     pub(crate) policy: SenderPolicy,
     pub(crate) retention: Duration,
     /// `None` for attempts that hold no lease.
@@ -58,7 +59,7 @@ impl Limits {
         let policy = given.sender_policy.unwrap_or_default();
         let cut = |given: Option<Duration>, default| given.unwrap_or(default).min(LONGEST);
         Self {
-            namespace: given.namespace.clone().unwrap_or_default(),
+            namespace: given.namespace.as_deref().unwrap_or_default().into(),
             policy,
             retention: given.retention.unwrap_or_else(|| policy.retention()),
             lease: defaults

@@ -72,7 +72,9 @@ where
     if let Some(number) = claims.attempt() {
         Span::current().record("attempt", number.get());
     }
-    Verified::begin_attempt(&mut request, claims.attempt(), claims.are_held());
+    let (number, are_held) = (claims.attempt(), claims.are_held());
+    let namespace = &leases.limits.namespace;
+    Verified::begin_attempt(&mut request, namespace, number, are_held);
 
     let delivery = request.body().delivery();
     let watch = AttemptWatch::new(&leases.observers, delivery, None);

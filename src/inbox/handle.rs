@@ -41,7 +41,7 @@ pub(super) struct Shared<Q> {
     pub(super) backlog: Backlog,
     /// Those of the receivers and workers that clones of the inbox have made. A queue knows only their digests, which no
     /// key can be looked up with.
-    namespaces: Mutex<BTreeSet<String>>,
+    namespaces: Mutex<BTreeSet<Arc<str>>>,
     #[cfg(feature = "metrics")]
     pub(super) gauges: crate::telemetry::Gauges,
 }

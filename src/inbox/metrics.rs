@@ -1,5 +1,7 @@
 //! The metrics of an inbox that no observation changes.
 
+use std::ops::Add;
+
 use super::handle::Inbox;
 use super::queue::Queue;
 use super::records::KindStats;
@@ -19,7 +21,7 @@ impl<Q: Queue> Inbox<Q> {
         let size = self.settings.call("size", self.shared.queue.size()).await?;
         let record = |name, value: fn(&KindStats) -> f64| {
             let values = stats.kinds.iter().map(|kind| (&kind.kind, value(kind)));
-            self.shared.gauges.set(name, values);
+            self.shared.gauges.set(name, values, Add::add);
         };
         record(WAITING, |kind| kind.waiting as f64);
         record(IN_PROGRESS, |kind| kind.in_progress as f64);
@@ -30,13 +32,13 @@ impl<Q: Queue> Inbox<Q> {
             let age = stats.age(kind).unwrap_or_default();
             (&kind.kind, age.as_secs_f64())
         });
-        self.shared.gauges.set(OLDEST, ages);
+        self.shared.gauges.set(OLDEST, ages, f64::max);
         let is_paused = stats.is_paused;
         let values = stats.kinds.iter().map(|kind| {
             let is_paused = is_paused || kind.is_paused;
             (&kind.kind, f64::from(u8::from(is_paused)))
         });
-        self.shared.gauges.set(PAUSED, values);
+        self.shared.gauges.set(PAUSED, values, f64::max);
         metrics::gauge!(BYTES).set(size as f64);
         Ok(())
     }

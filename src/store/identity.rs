@@ -120,17 +120,16 @@ impl Identity {
         Self { key, guard }
     }
 
-    /// By the key that a transaction inserts. It is kept apart, so that an `IdempotencyLayer` can use the same table.
+    /// By the key that a transaction inserts. It is kept apart, so that an `IdempotencyLayer` can use the same table, and
+    /// so are those of several layers and workers.
     #[cfg(feature = "postgres")]
     pub(crate) fn in_transaction(delivery: &RawDelivery, namespace: &str) -> Option<EventKey> {
         let key = delivery.key()?.as_bytes();
         let body = BodyDigest::of(delivery.body());
-        Some(EventKey::in_space(
-            KeySpace::Transactions,
-            namespace,
-            key,
-            body,
-        ))
+        let outside = delivery.namespace().unwrap_or_default();
+        let namespace = format!("{}:{outside}{namespace}", outside.len());
+        let space = KeySpace::Transactions;
+        Some(EventKey::in_space(space, &namespace, key, body))
     }
 }
 

@@ -15,7 +15,7 @@ pub(super) fn label(kind: &EventKind) -> SharedString {
     }
 }
 
-/// Sets gauges by kind. A kind that is missing later is set to zero then.
+/// Sets gauges by kind. A kind that is missing later is set to zero then. Kinds that share a label have one value, joined.
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     kinds: Kinds,
@@ -26,13 +26,15 @@ impl Gauges {
         &self,
         name: &'static str,
         values: impl IntoIterator<Item = (&'a EventKind, f64)>,
+        join: fn(f64, f64) -> f64,
     ) {
-        let mut sums = BTreeMap::<EventKind, f64>::new();
+        let mut joined = BTreeMap::<EventKind, f64>::new();
         for (kind, value) in values {
-            *sums.entry(self.kinds.bounded(kind)).or_default() += value;
+            let of_label = joined.entry(self.kinds.bounded(kind)).or_default();
+            *of_label = join(*of_label, value);
         }
         for kind in self.kinds.all() {
-            let value = sums.get(&kind).copied().unwrap_or_default();
+            let value = joined.get(&kind).copied().unwrap_or_default();
             gauge!(name, "kind" => label(&kind)).set(value);
         }
     }

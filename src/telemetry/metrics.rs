@@ -165,6 +165,7 @@ impl FailureBudget {
         self.gauges().set(
             BUDGET_SPENT,
             verified.map(|(kind, spent)| (kind, f64::from(spent.failures))),
+            f64::max,
         );
         gauge!(BUDGET_LIMIT).set(f64::from(self.limit()));
         gauge!(UNVERIFIED).set(f64::from(self.unverified().failures));
@@ -177,7 +178,7 @@ impl Silence {
     pub fn record_metrics(&self) {
         let silent = self.silent();
         let silent = silent.iter().map(|silent| (&silent.kind, 1.0));
-        self.gauges().set(SILENT, silent);
+        self.gauges().set(SILENT, silent, f64::max);
 
         let now = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         for (kind, last) in self.last_deliveries() {

@@ -100,7 +100,7 @@
 //!   [Spec 6, rule 5](crate::docs::platform#spec-6-rule-5), is also handled in a transaction, but again each time.
 //!   Refuse such deliveries with [`SignatureLayer::require_key`](crate::SignatureLayer::require_key).
 //! - **One event has one kind**, and one handler. Two [`Transactions`] on one table keep their events apart by
-//!   [`Transactions::namespace`] alone.
+//!   [`Transactions::namespace`], and so do layers and workers by theirs.
 //!
 //! # How a run ends
 //!

@@ -144,9 +144,9 @@ pub(super) struct Key {
 impl Transactions {
     /// Observes an attempt that no layer and no worker makes.
     fn watch(&self, delivery: &RawDelivery) -> AttemptWatch {
-        let observers = match delivery.is_in_attempt() {
-            true => &Observers::default(),
-            false => &self.observers,
+        let observers = match delivery.namespace() {
+            Some(_) => &Observers::default(),
+            None => &self.observers,
         };
         AttemptWatch::new(observers, delivery, None)
     }

@@ -226,6 +226,27 @@ async fn effect_and_settlement_are_one_commit() {
     assert_eq!(crm.runs(), 4);
 }
 
+/// Also with one router for both.
+#[tokio::test(flavor = "multi_thread")]
+async fn equal_keys_of_two_namespaces_are_two_events() {
+    let app = App::start().await;
+    let crm = SettlingCrm::default();
+    let router = crm.router(&app.pool);
+    let inboxes = ["", "crm"].map(|namespace| app.inbox.clone().namespace(namespace));
+    let workers = inboxes
+        .each_ref()
+        .map(|inbox| inbox.worker(router.clone()).spawn());
+    for inbox in &inboxes {
+        let webhooks = SignatureLayer::new(secret()).layer(inbox.accept());
+        send(&webhooks, event("a")).await.assert_ok();
+    }
+    eventually("both", async || app.handled().await.0 == 2).await;
+    assert_eq!((crm.runs(), app.effects().await), (2, 2));
+    for worker in workers {
+        end(worker).await;
+    }
+}
+
 /// Without waiting for the next time at which the worker asks the queue.
 #[tokio::test(flavor = "multi_thread")]
 async fn next_event_of_the_lane_follows_at_once() {

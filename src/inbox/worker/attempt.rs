@@ -196,7 +196,7 @@ impl<Q: Queue> Pool<Q> {
             return Outcome::Crashed { crashes };
         }
         let mut delivery = event.delivery.clone();
-        delivery.begin_attempt(None);
+        delivery.begin_attempt(&self.settings.limits.namespace, None);
         let lease = delivery.lease();
         let cut = async {
             let outcome = held.ended().await;

@@ -10,7 +10,7 @@ use super::pool::Pool;
 use crate::error::Chain;
 use crate::outcome::Outcome;
 
-/// The task that extends the leases of a worker whenever a third of them has passed.
+/// The task that extends the leases of a worker, all together, after each third of their time.
 pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
     let lease = pool.settings.limits.lease();
     let mut has_failed = false;
@@ -19,31 +19,23 @@ pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
         let pause = if has_failed { lease / 10 } else { lease / 3 };
         let next = Instant::now() + pause;
         let next = pool.leases.first_expiry().map_or(next, |at| at.min(next));
-        let is_check = tokio::select! {
-            () = sleep_until(next) => false,
-            () = pool.leases.checked() => true,
-        };
-        has_failed = extend_all(&pool, lease, is_check, has_failed).await;
+        tokio::select! {
+            () = sleep_until(next) => {}
+            () = pool.leases.checked() => {}
+        }
+        has_failed = extend_all(&pool, lease, has_failed).await;
     }
 }
 
-/// Extends the leases that have no more than two thirds of their time left, or all of them, and ends the attempts whose
-/// leases are lost. Returns whether that failed.
-async fn extend_all<Q: Queue>(
-    pool: &Pool<Q>,
-    lease: Duration,
-    is_check: bool,
-    had_failed: bool,
-) -> bool {
+/// Extends the leases, and ends the attempts whose leases are lost. Returns whether that failed.
+async fn extend_all<Q: Queue>(pool: &Pool<Q>, lease: Duration, had_failed: bool) -> bool {
     let asked = Instant::now();
     pool.leases.expire(asked);
-    let due = pool
-        .leases
-        .due((!is_check).then_some(asked + lease * 2 / 3));
-    if due.is_empty() {
+    let going = pool.leases.held();
+    if going.is_empty() {
         return false;
     }
-    let leases: Vec<_> = due.iter().map(|held| held.lease).collect();
+    let leases: Vec<_> = going.iter().map(|held| held.lease).collect();
     let mut limit = asked + pool.settings.limits.store_timeout;
     if let Some(expiry) = pool.leases.first_expiry() {
         limit = limit.min(expiry);
@@ -53,7 +45,7 @@ async fn extend_all<Q: Queue>(
     match pool.settings.call_within(limit, "extend", extend).await {
         Ok(extended) => {
             let mut is_any_unknown = false;
-            for (held, is_held) in due.iter().zip(extended) {
+            for (held, is_held) in going.iter().zip(extended) {
                 match is_held {
                     Some(true) => held.extended(asked + lease),
                     Some(false) => held.end(Outcome::LeaseLost),
@@ -67,7 +59,7 @@ async fn extend_all<Q: Queue>(
             if !had_failed {
                 tracing::warn!(
                     reason = Chain(&error).to_string(),
-                    attempts = due.len(),
+                    attempts = going.len(),
                     "the leases of attempts in progress could not be renewed; renewal is retried until they expire"
                 );
             }

@@ -90,16 +90,13 @@ impl HeldLeases {
         self.check.notified().await;
     }
 
-    /// Returns the leases that expire at this time at the latest, of attempts that still hold theirs. With `None`, all of
-    /// them.
-    pub(super) fn due(&self, until: Option<Instant>) -> Vec<Arc<Shared>> {
+    /// Returns the leases of the attempts that still hold theirs.
+    pub(super) fn held(&self) -> Vec<Arc<Shared>> {
         let all = lock(&self.all);
-        let due = all.values().filter(|held| {
-            let state = lock(&held.state);
-            let is_due = until.is_none_or(|until| state.valid_until <= until);
-            !matches!(state.end, Some(Outcome::LeaseLost)) && is_due
-        });
-        due.cloned().collect()
+        let held = all
+            .values()
+            .filter(|held| !matches!(lock(&held.state).end, Some(Outcome::LeaseLost)));
+        held.cloned().collect()
     }
 
     /// Ends the attempts whose leases have expired.
