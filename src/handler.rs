@@ -96,16 +96,8 @@ pub type HandlerResult = Result<(), HandlerError>;
 /// Every error converts into one with `?`, which retries the event. The text of the error is logged and
 /// never sent to the platform.
 ///
-/// Inline, the error determines the answer, and the platform retries. In an [inbox](crate::docs::inbox), the event was
-/// answered before, and the worker retries:
-///
-/// | created by | answer inline | the event inline | the event in an inbox |
-/// |---|---|---|---|
-/// | `?`, [`retry`](Self::retry) | 500 | is delivered again after 10 minutes | is tried again after 5 seconds, and then less and less often, up to once an hour |
-/// | [`retry_after`](Self::retry_after) | 500 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay, or after the usual one if that is longer |
-/// | [`snooze`](Self::snooze) | 503 with `Retry-After` | is delivered again after 10 minutes | is tried again after the delay; the attempt does not count |
-/// | [`discard`](Self::discard) | 200 | is given up | is given up |
-/// | [`dead_letter`](Self::dead_letter) | 200 | is given up, with a warning | waits for a person |
+/// Inline, it determines the [response](crate::docs::responses#event-router), after which the platform retries or not.
+/// In an inbox, it determines [what becomes of the event](crate::docs::inbox#when-an-attempt-fails).
 ///
 /// ```
 /// use std::time::Duration;

@@ -32,7 +32,7 @@ fn files_of_tests_are_short() {
 /// The largest share of files that import each other, in percent.
 const MOST_IN_CIRCLES: usize = 15;
 
-/// Prints the circles: `cargo test --test layering -- --nocapture few_files`.
+/// Prints the circles: `bash tests/run --test layering -- --nocapture few_files`.
 #[test]
 fn few_files_are_in_circles() {
     let sources = Crate::of_this_repository();

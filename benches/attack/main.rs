@@ -2,7 +2,7 @@
 //!
 //! Run with:
 //!     cargo build --release --example receiver
-//!     cargo bench --bench attack
+//!     cargo bench --workspace --bench attack
 
 mod attackers;
 

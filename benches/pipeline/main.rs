@@ -1,6 +1,6 @@
 //! Measures a delivery within this process, against handwritten receivers.
 //!
-//! Run with: cargo bench --bench pipeline
+//! Run with: cargo bench --workspace --bench pipeline
 
 mod by_hand;
 mod contest;

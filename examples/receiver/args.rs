@@ -63,7 +63,6 @@ pub(crate) struct Listening {
 pub(crate) struct Secrets {
     /// The secret that is set in the partner portal; repeat it to accept several
     ///
-    /// It must not be reused for anything else; 20 random bytes in hex are recommended.
     /// Every user of this machine can read it in the list of processes. Prefer the environment variable
     /// WEBHOOK_SECRET or --secret-file. Without any of the three, the receiver creates a random secret
     /// and prints the command that sends a first event.
@@ -229,8 +228,9 @@ pub(crate) struct Limits {
 
     /// How many connections may be open
     ///
-    /// When less than an eighth is free, one is closed for each new one: the oldest that has sent no delivery with a
-    /// valid signature, after at least 500 ms. Those at work on a complete request are never closed. Requests have at
+    /// When less than an eighth is free, one is closed for each new one: the one that has proved nothing by a valid
+    /// signature for longest, after at least 500 ms, or else the one that has been idle for longest. Those at work on a
+    /// complete request are never closed. Requests have at
     /// most 100 headers, of at most 32 KiB together, so that an unfinished one takes about 48 KiB of memory; add
     /// --max-buffered for bodies. Lowered if the limit of open files requires it.
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = value_parser!(u32).range(1..1_000_000))]

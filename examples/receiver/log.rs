@@ -65,15 +65,20 @@ pub(crate) fn init_warnings() {
 }
 
 /// The outcomes of requests that were not verified, which anybody can cause.
-const UNVERIFIED: [&str; 7] = [
+const UNVERIFIED: [&str; 9] = [
     "body-timeout",
     "body-too-large",
     "disconnected",
+    CHALLENGE,
+    "invalid-challenge",
     "invalid-signature",
     "malformed-body",
     "method-not-allowed",
     "overloaded",
 ];
+
+/// A challenge that proves nothing, if its span has no kind.
+const CHALLENGE: &str = "handled";
 
 /// Notes of each delivery how it has ended.
 struct Ends;
@@ -133,8 +138,8 @@ impl<F> Throttled<F> {
         let outcome = match end {
             Some(End {
                 outcome: Some(outcome),
-                ..
-            }) => outcome.as_str(),
+                has_kind,
+            }) if !has_kind || outcome != CHALLENGE => outcome.as_str(),
             Some(End { has_kind: true, .. }) => return true,
             _ => "disconnected", // before it was verified
         };

@@ -33,7 +33,7 @@ pub(crate) struct Options {
     #[arg(long, value_name = "URL", default_value = "http://127.0.0.1:3000/webhooks", value_parser = url)]
     url: Uri,
 
-    /// The receiver's secret, which must not be reused for anything else; 20 random bytes in hex are recommended
+    /// The receiver's secret
     ///
     /// Every user of this machine can read it in the list of processes: pass a secret that matters in the
     /// environment variable.

@@ -25,9 +25,7 @@ use crate::sender::SecretCoding;
 ///
 /// Any non-empty sequence of characters is a secret, and the chat platform's bytes are used as they are: one that looks
 /// like hex is not decoded. Give a secret as the sender shows it, such as `whsec_…`: a [`Sender`](crate::Sender) knows
-/// whether to decode it. **The secret must not be reused for anything else; 20 random bytes in hex are
-/// recommended**, as `openssl rand -hex 20` prints them: who guesses the secret can send any event
-/// ([threat model](crate::docs::threat_model#the-secret)).
+/// whether to decode it. [Create it](crate::docs::production#secrets) at random: who guesses it can send any event.
 ///
 /// Only keyed states of hashes are kept. They, and the bytes given to [`new`](Self::new), are
 /// zeroed on drop, and `Debug` shows none of them. With the feature `public-keys`, a text that

@@ -377,6 +377,27 @@ fn attackers_without_the_secret_do_not_shut_out_deliveries() {
 }
 
 #[test]
+fn one_that_sent_a_valid_signature_is_not_closed_for_those_that_send_nothing() {
+    let receiver = Receiver::start(&["--secret", "s", "--max-connections", "16"]);
+    let mut genuine = connect(&receiver);
+    let signature = Secret::new("s").unwrap().sign(b"{}");
+    let signed = format!("\r\nX-Service-Hmac-Sha256: {signature}\r\n\r\n");
+    let signed = request("{}").replace("\r\n\r\n", &signed);
+    let mut deliver = || {
+        genuine.write_all(signed.as_bytes()).unwrap();
+        let answer = answer(&genuine);
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        read_body(&genuine, &answer);
+    };
+    deliver();
+    // Longer than any connection has before it may be closed.
+    thread::sleep(Duration::from_millis(600));
+    let _silent: Vec<_> = (0..16).filter_map(|_| receiver.connect()).collect();
+    thread::sleep(Duration::from_millis(100));
+    deliver();
+}
+
+#[test]
 fn large_bodies_that_are_held_back_do_not_shut_out_large_deliveries() {
     let receiver = Receiver::start(&["--secret", "s", "--max-buffered", "12000000"]);
 
@@ -429,6 +450,34 @@ fn forgeries_do_not_flood_the_log() {
         // One in a second, on a machine of any speed.
         assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {log}");
     }
+}
+
+#[test]
+fn forged_challenges_do_not_flood_the_log() {
+    const REQUESTS: usize = 200;
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    fs::write(&token, "the token").unwrap();
+    let token = token.to_str().unwrap();
+    let args = ["--sender", "meta", "--sender-token-file", token];
+    let receiver = Receiver::start(&[&["--secret", "s"], &args[..]].concat());
+    let query = "hub.mode=subscribe&hub.verify_token=forged&hub.challenge=1";
+    let forged = format!("GET /webhooks?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    let mut stream = connect(&receiver);
+    for _ in 0..REQUESTS {
+        stream.write_all(forged.as_bytes()).unwrap();
+        let answer = answer(&stream);
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        read_body(&stream, &answer);
+    }
+    receiver.signal(Signal::SIGTERM);
+    let log = until("the end", || {
+        let log = receiver.err();
+        log.contains("stopped").then_some(log)
+    });
+    let ends = log.lines().filter(|line| is_end(line, "invalid-challenge"));
+    let ends = ends.count();
+    assert!((1..REQUESTS / 4).contains(&ends), "{ends}: {log}");
 }
 
 /// Whether a line of the log, in any format, is that of the end of a delivery with an outcome.

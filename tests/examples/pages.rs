@@ -111,6 +111,15 @@ fn every_command_names_what_exists_and_has_valid_options() {
     assert!(checked.len() > 20, "{checked:?}");
 }
 
+/// The commands in the first column of the table of `receiver inbox`.
+fn of_the_table(page: &str) -> Vec<String> {
+    let rows = page.split("| command | effect |\n|---|---|\n").nth(1);
+    let rows = rows.unwrap_or_default().split("\n\n").next().unwrap();
+    let cells = rows.lines().filter_map(|row| row.split('|').nth(1));
+    let quoted = cells.flat_map(|cell| cell.split('`').skip(1).step_by(2));
+    quoted.map(|it| format!("receiver inbox {it}")).collect()
+}
+
 /// The options of `receiver` in lines without `cargo`.
 #[test]
 fn commands_of_the_receiver_have_valid_options() {
@@ -120,7 +129,9 @@ fn commands_of_the_receiver_have_valid_options() {
         let fenced = text.split("```sh\n").skip(1);
         let fenced = fenced.flat_map(|block| block.split("```").next().unwrap_or_default().lines());
         let quoted = text.split('`').skip(1).step_by(2);
-        for command in fenced.chain(quoted.filter(|it| it.starts_with("receiver inbox "))) {
+        let quoted = quoted.filter(|it| it.starts_with("receiver "));
+        let commands = fenced.chain(quoted).map(str::to_owned);
+        for command in commands.chain(of_the_table(&text)) {
             let command = command
                 .trim()
                 .trim_start_matches("target/release/examples/");
@@ -143,7 +154,7 @@ fn commands_of_the_receiver_have_valid_options() {
             checked += 1;
         }
     }
-    assert!(checked > 10, "{checked}");
+    assert!(checked > 40, "{checked}");
 }
 
 /// Spec 6, rule 5, with the page's own lines.

@@ -39,13 +39,6 @@ use crate::store::StoreError;
 ///
 /// Clones share their events.
 ///
-/// ```
-/// use tower_webhook::inbox::Inbox;
-/// use tower_webhook::memory::MemoryQueue;
-///
-/// let inbox = Inbox::new(MemoryQueue::new());
-/// ```
-///
 /// # Testing
 ///
 /// A handler that fails for a week takes milliseconds:
