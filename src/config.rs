@@ -2,7 +2,6 @@
 
 use std::env::VarError;
 use std::ffi::OsString;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -100,99 +99,36 @@ pub enum ConfigError {
     ),
 }
 
-impl fmt::Display for ConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::EmptySecret => f.write_str(
-                "the secret is empty: set the secret that is configured in the partner portal",
-            ),
-            Self::NoSecrets => f.write_str(
-                "there is no secret: pass at least one that is configured in the partner portal",
-            ),
-            Self::Environment { name, .. } => write!(
-                f,
-                "the environment variable `{name}` holds no secret: set it to the secret that is \
-                 configured in the partner portal"
-            ),
-            Self::SecretFile { path, .. } => write!(
-                f,
-                "a file of secrets must be readable UTF-8 with one secret per line: `{}` cannot be read",
-                path.display()
-            ),
-            Self::HeaderPrefix(prefix) => write!(
-                f,
-                "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens"
-            ),
-            Self::Sender { name, reason } => write!(f, "the sender `{name}`: {reason}"),
-            #[cfg(feature = "public-keys")]
-            Self::PublicKey { reason } => write!(f, "a public key cannot be used: {reason}"),
-            #[cfg(feature = "redis")]
-            Self::RedisPrefix(prefix) => write!(
-                f,
-                "{prefix:?} cannot be the prefix of keys in Redis: use 1 to 64 printable ASCII \
-                 characters, without spaces and braces"
-            ),
-            Self::RetentionTooShort {
-                retention,
-                retry_for,
-            } => write!(
-                f,
-                "a retention of {retention:?} is too short: the sender retries for {retry_for:?}, \
-                 and an event whose key is forgotten is handled again; choose a longer retention"
-            ),
-            Self::LeaseTooShort { lease } => write!(
-                f,
-                "a lease of {lease:?} is too short to be renewed in time: choose at least 100 ms"
-            ),
-            Self::LeaseTooLong { lease, retry_every } => write!(
-                f,
-                "a lease of {lease:?} is too long: the sender retries every {retry_every:?}, and \
-                 the first retry after a crash would find the key claimed; choose a shorter lease"
-            ),
-            Self::WaitTooLong { wait, lease } => write!(
-                f,
-                "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: choose a \
-                 shorter wait, or set a longer lease first"
-            ),
-            Self::SchemaName(name) => write!(
-                f,
-                "`{}` cannot be the name of a schema: use 1 to 63 bytes without NUL that do not \
-                 begin with `pg_`",
-                name.escape_debug()
-            ),
-            Self::SetTwice {
-                setting,
-                piece,
-                values,
-            } => set_twice(f, setting, piece, values.as_ref()),
-            Self::Zero(limit) => write!(f, "`{limit}` must be more than zero"),
-        }
-    }
-}
-
-fn set_twice(
-    f: &mut fmt::Formatter<'_>,
-    setting: &str,
-    piece: &str,
-    values: Option<&[String; 2]>,
-) -> fmt::Result {
-    match values {
-        Some([builder, other]) => write!(
-            f,
-            "`{setting}` is {builder} on `Webhooks` and {other} on `{piece}`"
-        )?,
-        None => write!(f, "`{setting}` is set on `Webhooks` and on `{piece}`")?,
-    }
-    f.write_str(": set it on one of them")
-}
-
-impl std::error::Error for ConfigError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Environment { source, .. } => Some(source),
-            Self::SecretFile { source, .. } => Some(source),
-            _ => None,
-        }
+errors! {
+    ConfigError {
+        Self::EmptySecret => "the secret is empty: set the secret that is configured in the partner portal";
+        Self::NoSecrets => "there is no secret: pass at least one that is configured in the partner portal";
+        Self::Environment { name, source } => "the environment variable `{name}` holds no secret: set it to the secret \
+            that is configured in the partner portal" => source;
+        Self::SecretFile { path, source } => "a file of secrets must be readable UTF-8 with one secret per line: `{}` \
+            cannot be read", path.display() => source;
+        Self::HeaderPrefix(prefix) => "`{prefix}` cannot be the prefix of a header: use letters, digits and hyphens";
+        Self::Sender { name, reason } => "the sender `{name}`: {reason}";
+        #[cfg(feature = "public-keys")]
+        Self::PublicKey { reason } => "a public key cannot be used: {reason}";
+        #[cfg(feature = "redis")]
+        Self::RedisPrefix(prefix) => "{prefix:?} cannot be the prefix of keys in Redis: use 1 to 64 printable ASCII \
+            characters, without spaces and braces";
+        Self::RetentionTooShort { retention, retry_for } => "a retention of {retention:?} is too short: the sender \
+            retries for {retry_for:?}, and an event whose key is forgotten is handled again; choose a longer retention";
+        Self::LeaseTooShort { lease } => "a lease of {lease:?} is too short to be renewed in time: choose at least \
+            100 ms";
+        Self::LeaseTooLong { lease, retry_every } => "a lease of {lease:?} is too long: the sender retries every \
+            {retry_every:?}, and the first retry after a crash would find the key claimed; choose a shorter lease";
+        Self::WaitTooLong { wait, lease } => "duplicates cannot wait {wait:?} for a run whose lease is {lease:?}: \
+            choose a shorter wait, or set a longer lease first";
+        Self::SchemaName(name) => "`{}` cannot be the name of a schema: use 1 to 63 bytes without NUL that do not \
+            begin with `pg_`", name.escape_debug();
+        Self::SetTwice { setting, piece, values: Some([builder, other]) } => "`{setting}` is {builder} on `Webhooks` \
+            and {other} on `{piece}`: set it on one of them";
+        Self::SetTwice { setting, piece, values: None } => "`{setting}` is set on `Webhooks` and on `{piece}`: set it \
+            on one of them";
+        Self::Zero(limit) => "`{limit}` must be more than zero";
     }
 }
 

@@ -440,31 +440,25 @@ impl From<Cause> for DecodeError {
     }
 }
 
+messages! {
+    Cause {
+        Self::NotUtf8(error) => "the body is not UTF-8 from byte {} on", error.valid_up_to();
+        Self::NotAnObject => "the body is not a JSON object";
+        Self::Json(error) => "{}: line {}, column {}", refused(error), error.line(), error.column();
+    }
+}
+
+fn refused(error: &serde_json::Error) -> &'static str {
+    match error.classify() {
+        Category::Data => "the payload's type does not accept the body",
+        Category::Eof => "the body ends within its JSON",
+        Category::Syntax | Category::Io => "the body is not JSON",
+    }
+}
+
 impl fmt::Display for DecodeError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &*self.0 {
-            Cause::NotUtf8(error) => {
-                write!(
-                    f,
-                    "the body is not UTF-8 from byte {} on",
-                    error.valid_up_to()
-                )
-            }
-            Cause::NotAnObject => f.write_str("the body is not a JSON object"),
-            Cause::Json(error) => {
-                let what = match error.classify() {
-                    Category::Data => "the payload's type does not accept the body",
-                    Category::Eof => "the body ends within its JSON",
-                    Category::Syntax | Category::Io => "the body is not JSON",
-                };
-                write!(
-                    f,
-                    "{what}: line {}, column {}",
-                    error.line(),
-                    error.column()
-                )
-            }
-        }
+        self.0.fmt(f)
     }
 }
 

@@ -120,6 +120,7 @@ pub type HandlerResult = Result<(), HandlerError>;
 /// ```
 pub struct HandlerError(Verdict);
 
+#[derive(Debug)]
 enum Verdict {
     Retry {
         reason: BoxError,
@@ -302,15 +303,8 @@ impl fmt::Display for HandlerError {
 impl fmt::Debug for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0 {
-            Verdict::Retry { reason, after } => f
-                .debug_struct("Retry")
-                .field("reason", reason)
-                .field("after", after)
-                .finish(),
-            Verdict::Snooze(delay) => f.debug_tuple("Snooze").field(delay).finish(),
-            Verdict::Discard(reason) => f.debug_tuple("Discard").field(reason).finish(),
-            Verdict::DeadLetter(reason) => f.debug_tuple("DeadLetter").field(reason).finish(),
             Verdict::Ended(outcome) => outcome.fmt(f),
+            verdict => verdict.fmt(f),
         }
     }
 }

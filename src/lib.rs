@@ -226,6 +226,9 @@
 )]
 
 // Core types.
+#[macro_use]
+mod macros;
+
 mod config;
 mod deadline;
 mod delivery;

@@ -3,7 +3,6 @@
 use std::any::type_name;
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::fmt;
 use std::future::{Future, ready};
 use std::marker::PhantomData;
 use std::pin::Pin;
@@ -220,15 +219,11 @@ impl Service<RawDelivery> for EventRouter {
     }
 }
 
-impl fmt::Debug for EventRouter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let kinds: Vec<_> = self.shared.handlers.keys().collect();
-        f.debug_struct("EventRouter")
-            .field("kinds", &kinds)
-            .field("fallback", &self.shared.fallback.is_some())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(
+    EventRouter,
+    |it| kinds = it.shared.handlers.keys().collect::<Vec<_>>(),
+    fallback = it.shared.fallback.is_some()
+);
 
 /// The response future of [`EventRouter`] as a service of deliveries.
 #[must_use = "futures do nothing unless polled"]
@@ -244,11 +239,7 @@ impl Future for RouterFuture {
     }
 }
 
-impl fmt::Debug for RouterFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouterFuture").finish_non_exhaustive()
-    }
-}
+partial_debug!(RouterFuture);
 
 /// A handler whose event's type was erased.
 trait Route: Send + Sync {

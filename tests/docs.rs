@@ -384,9 +384,11 @@ fn in_rustdoc(target: &str) -> Option<String> {
 
 fn definitions_for_rustdoc() -> BTreeMap<String, String> {
     let modules = read(&root().join(PAGES).join("mod.rs"));
-    let links = modules
+    let everywhere = read(&root().join(PAGES).join("links.txt"));
+    let by_feature = modules
         .lines()
         .filter_map(|line| line.split_once("doc = \"")?.1.split('"').next());
+    let links = everywhere.lines().chain(by_feature);
     let lists = modules.split("pictures = [").skip(1);
     let lists = lists.map(|rest| rest.split_once(']').expect("`]`").0);
     let names = lists.flat_map(|list| list.split('"').skip(1).step_by(2));

@@ -107,29 +107,19 @@ impl FromStr for BaseUrl {
     }
 }
 
-impl TryFrom<&str> for BaseUrl {
-    type Error = AdminConfigError;
+macro_rules! try_from {
+    ($($Text:ty)+) => {$(
+        impl TryFrom<$Text> for BaseUrl {
+            type Error = AdminConfigError;
 
-    fn try_from(text: &str) -> Result<Self, AdminConfigError> {
-        text.parse()
-    }
+            fn try_from(text: $Text) -> Result<Self, AdminConfigError> {
+                text.parse()
+            }
+        }
+    )+};
 }
 
-impl TryFrom<String> for BaseUrl {
-    type Error = AdminConfigError;
-
-    fn try_from(text: String) -> Result<Self, AdminConfigError> {
-        text.parse()
-    }
-}
-
-impl TryFrom<&String> for BaseUrl {
-    type Error = AdminConfigError;
-
-    fn try_from(text: &String) -> Result<Self, AdminConfigError> {
-        text.parse()
-    }
-}
+try_from! { &str String &String }
 
 impl fmt::Debug for BaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,6 +1,5 @@
 //! The client of the Admin API.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -330,15 +329,12 @@ impl AdminClient {
     }
 }
 
-impl fmt::Debug for AdminClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdminClient")
-            .field("endpoint", &self.endpoint)
-            .field("timeout", &self.timeout)
-            .field("max_response", &self.max_response)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(
+    AdminClient,
+    |it| endpoint = it.endpoint,
+    timeout = it.timeout,
+    max_response = it.max_response
+);
 
 /// Reads a body up to `limit` bytes, and returns whether it is complete.
 async fn read(

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::env::VarError;
-use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
@@ -67,63 +66,23 @@ pub enum AdminConfigError {
     ),
 }
 
-impl fmt::Display for AdminConfigError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::EmptyToken => f.write_str(
-                "the access token is empty: create an API key in the partner portal, under \
-                 Settings, Developer",
-            ),
-            Self::InvalidToken => f.write_str(
-                "the access token must consist of visible ASCII characters, without spaces, line \
-                 breaks, quotation marks and backslashes: copy the API key exactly as the partner \
-                 portal shows it",
-            ),
-            Self::TokenVariable { name, .. } => write!(
-                f,
-                "the environment variable `{name}` holds no access token: set it to an API key \
-                 from the partner portal"
-            ),
-            Self::TokenFile { path, .. } => {
-                write!(
-                    f,
-                    "the access token in `{}` cannot be read: give the path of a file that this user can \
-                     read, with an API key from the partner portal in it",
-                    path.display()
-                )
-            }
-            Self::InvalidUrl(_) => f.write_str(
-                "the base URL is not a URL: use an absolute one, such as https://api.example.com",
-            ),
-            Self::UnsupportedScheme(scheme) => write!(
-                f,
-                "the base URL has the scheme `{scheme}`: use one that starts with https://"
-            ),
-            Self::UnexpectedPart(part) => write!(
-                f,
-                "the base URL has {part}: remove it; `/graphql` is appended to the rest"
-            ),
-            Self::PlainHttp { host } => write!(
-                f,
-                "plain http would expose the access token on the way to `{host}`: use https, or \
-                 allow it with `BaseUrl::dangerously_allow_http`"
-            ),
-            Self::Tls(_) => f.write_str(
-                "TLS cannot be set up: check that the operating system's certificates are \
-                 installed (on Debian, the package `ca-certificates`)",
-            ),
-        }
-    }
-}
-
-impl std::error::Error for AdminConfigError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::TokenVariable { source, .. } => Some(source),
-            Self::TokenFile { source, .. } => Some(source),
-            Self::InvalidUrl(source) | Self::Tls(source) => Some(&**source),
-            _ => None,
-        }
+errors! {
+    AdminConfigError {
+        Self::EmptyToken => "the access token is empty: create an API key in the partner portal, under Settings, \
+            Developer";
+        Self::InvalidToken => "the access token must consist of visible ASCII characters, without spaces, line breaks, \
+            quotation marks and backslashes: copy the API key exactly as the partner portal shows it";
+        Self::TokenVariable { name, source } => "the environment variable `{name}` holds no access token: set it to an API \
+            key from the partner portal" => source;
+        Self::TokenFile { path, source } => "the access token in `{}` cannot be read: give the path of a file that this \
+            user can read, with an API key from the partner portal in it", path.display() => source;
+        Self::InvalidUrl(source) => "the base URL is not a URL: use an absolute one, such as https://api.example.com" => &**source;
+        Self::UnsupportedScheme(scheme) => "the base URL has the scheme `{scheme}`: use one that starts with https://";
+        Self::UnexpectedPart(part) => "the base URL has {part}: remove it; `/graphql` is appended to the rest";
+        Self::PlainHttp { host } => "plain http would expose the access token on the way to `{host}`: use https, or \
+            allow it with `BaseUrl::dangerously_allow_http`";
+        Self::Tls(source) => "TLS cannot be set up: check that the operating system's certificates are installed (on \
+            Debian, the package `ca-certificates`)" => &**source;
     }
 }
 

@@ -23,14 +23,11 @@ pub struct GraphQlResponse {
     pub extensions: Map<String, Value>,
 }
 
-impl fmt::Debug for GraphQlResponse {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphQlResponse")
-            .field("data", &self.data.as_ref().map(|_| format_args!("..")))
-            .field("errors", &self.errors)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(
+    GraphQlResponse,
+    |it| data = it.data.as_ref().map(|_| format_args!("..")),
+    errors = it.errors
+);
 
 /// An error in a [`GraphQlResponse`], in which the [`AccessToken`](super::AccessToken) is redacted.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]

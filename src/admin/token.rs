@@ -1,7 +1,6 @@
 //! The access token and its redaction.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::fs;
 use std::iter::successors;
 use std::path::Path;
@@ -194,11 +193,7 @@ impl AccessToken {
     }
 }
 
-impl fmt::Debug for AccessToken {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AccessToken").finish_non_exhaustive()
-    }
-}
+partial_debug!(AccessToken);
 
 #[derive(Debug, PartialEq)]
 enum Found {
@@ -259,6 +254,7 @@ fn backslashes(text: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt;
     use std::time::Duration;
 
     use super::*;

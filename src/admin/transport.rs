@@ -1,6 +1,5 @@
 //! The transport: HTTP over the network, or any other service.
 
-use std::fmt;
 use std::future::{Future, poll_fn};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
@@ -134,11 +133,7 @@ impl Service<Request<Full<Bytes>>> for Transport {
     }
 }
 
-impl fmt::Debug for Transport {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Transport").finish_non_exhaustive()
-    }
-}
+partial_debug!(Transport);
 
 /// The response future of [`Transport`].
 #[must_use = "futures do nothing unless polled"]
@@ -152,8 +147,4 @@ impl Future for TransportFuture {
     }
 }
 
-impl fmt::Debug for TransportFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TransportFuture").finish_non_exhaustive()
-    }
-}
+partial_debug!(TransportFuture);

@@ -1,7 +1,6 @@
 //! The body of a response.
 
 use std::error::Error;
-use std::fmt;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
@@ -97,11 +96,7 @@ impl<B> Default for ResponseBody<B> {
     }
 }
 
-impl<B> fmt::Debug for ResponseBody<B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseBody").finish_non_exhaustive()
-    }
-}
+partial_debug!([B] ResponseBody<B>);
 
 impl<B: Body<Data: Buf + From<Bytes>>> Body for ResponseBody<B> {
     type Data = B::Data;

@@ -1,7 +1,6 @@
 //! An [`EventRouter`] as the innermost service of the layers.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -47,9 +46,4 @@ impl Future for RouterResponseFuture {
     }
 }
 
-impl fmt::Debug for RouterResponseFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RouterResponseFuture")
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(RouterResponseFuture);

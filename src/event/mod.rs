@@ -279,11 +279,7 @@ impl FromStr for EventKind {
     }
 }
 
-impl fmt::Display for EventKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
-    }
-}
+display!(EventKind, |it| &it.0);
 
 impl fmt::Debug for EventKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -295,13 +291,10 @@ impl fmt::Debug for EventKind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidKind(());
 
-impl fmt::Display for InvalidKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(
-            "an event kind must be visible ASCII of at most 128 bytes, such as `chat-rated`",
-        )
-    }
-}
+display!(
+    InvalidKind,
+    |_it| "an event kind must be visible ASCII of at most 128 bytes, such as `chat-rated`"
+);
 
 impl std::error::Error for InvalidKind {}
 

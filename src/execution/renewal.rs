@@ -5,7 +5,6 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
@@ -24,6 +23,7 @@ use crate::error::Chain;
 use crate::store::{Lease, SettleError, Store};
 
 /// The renewals of a layer's leases. Clones are handles to the same ones.
+#[derive(Clone)]
 pub(crate) struct Renewals<St> {
     waiting: Arc<Mutex<Queues<St>>>,
     /// Leases enqueued so far.
@@ -130,21 +130,7 @@ impl<St> Default for Renewals<St> {
     }
 }
 
-impl<St> Clone for Renewals<St> {
-    fn clone(&self) -> Self {
-        Self {
-            waiting: Arc::clone(&self.waiting),
-            count: Arc::clone(&self.count),
-            clocks: self.clocks.clone(),
-        }
-    }
-}
-
-impl<St> fmt::Debug for Renewals<St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Renewals").finish_non_exhaustive()
-    }
-}
+partial_debug!([St] Renewals<St>);
 
 /// Which task notices that a lease is due.
 enum Seen<St> {

@@ -1,7 +1,6 @@
 //! Deliveries that are not handled: duplicates, and those whose key cannot be claimed. `answer/statuses.rs` has the responses to
 //! the outcomes that are found here, such as the 409 of one in flight.
 
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -37,11 +36,7 @@ impl Answer for Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().detail)
-    }
-}
+display!(Refusal, |it| it.row().detail);
 
 impl std::error::Error for Refusal {}
 

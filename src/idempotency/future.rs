@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
@@ -99,8 +98,4 @@ impl<B: 'static, E: 'static, St> Drop for ResponseFuture<B, E, St> {
     }
 }
 
-impl<B, E, St> fmt::Debug for ResponseFuture<B, E, St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
-    }
-}
+partial_debug!([B, E, St] ResponseFuture<B, E, St>);

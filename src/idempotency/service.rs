@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -14,6 +13,7 @@ use crate::store::Store;
 use crate::verified::Verified;
 
 /// The service of [`IdempotencyLayer`](super::IdempotencyLayer).
+#[derive(Debug)]
 pub struct Idempotency<S, St> {
     inner: S,
     leases: Arc<Leases<St>>,
@@ -62,15 +62,5 @@ impl<S: Clone, St> Clone for Idempotency<S, St> {
             leases: Arc::clone(&self.leases),
             rules: self.rules,
         }
-    }
-}
-
-impl<S: fmt::Debug, St: fmt::Debug> fmt::Debug for Idempotency<S, St> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Idempotency")
-            .field("inner", &self.inner)
-            .field("leases", &self.leases)
-            .field("rules", &self.rules)
-            .finish()
     }
 }

@@ -2,7 +2,6 @@
 
 use std::convert::Infallible;
 use std::error::Error;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -38,6 +37,7 @@ use crate::verified::Verified;
 ///
 /// It answers 200 when the event is stored, or was stored before. See the
 /// [table of responses](crate::docs::responses#inbox).
+#[derive(Debug)]
 pub struct Accept<Q> {
     inbox: Inbox<Q>,
 }
@@ -58,14 +58,6 @@ impl<Q> Clone for Accept<Q> {
         Self {
             inbox: self.inbox.clone(),
         }
-    }
-}
-
-impl<Q: fmt::Debug> fmt::Debug for Accept<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Accept")
-            .field("inbox", &self.inbox)
-            .finish()
     }
 }
 
@@ -137,11 +129,7 @@ impl Future for AcceptFuture {
     }
 }
 
-impl fmt::Debug for AcceptFuture {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AcceptFuture").finish_non_exhaustive()
-    }
-}
+partial_debug!(AcceptFuture);
 
 fn refuse<R: Answer + Error + Send + Sync + 'static>(refusal: R) -> Response<Body> {
     refusal.log(&refusal.row());
@@ -184,11 +172,7 @@ impl Answer for Refusal {
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().detail)
-    }
-}
+display!(Refusal, |it| it.row().detail);
 
 impl Error for Refusal {}
 

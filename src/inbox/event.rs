@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::num::ParseIntError;
 use std::str::FromStr;
 use std::time::Duration;
 
@@ -23,19 +22,7 @@ use crate::store::{EventKey, Fence};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId(pub i64);
 
-impl fmt::Display for EventId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for EventId {
-    type Err = ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
-        text.parse().map(Self)
-    }
-}
+number!(EventId);
 
 /// A lane: its events are handled one after another, in the order of acceptance.
 ///
@@ -244,11 +231,7 @@ impl EventState {
     }
 }
 
-impl fmt::Display for EventState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+display!(EventState, |it| it.name());
 
 impl FromStr for EventState {
     type Err = UnknownState;

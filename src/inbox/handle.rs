@@ -1,7 +1,6 @@
 //! The handle on an inbox: its settings, and what a person asks of its events.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -583,10 +582,4 @@ impl<Q> Clone for Inbox<Q> {
     }
 }
 
-impl<Q: fmt::Debug> fmt::Debug for Inbox<Q> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Inbox")
-            .field("queue", &self.shared.queue)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!([Q: std::fmt::Debug] Inbox<Q>, |it| queue = it.shared.queue);

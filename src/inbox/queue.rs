@@ -1,7 +1,5 @@
 //! The contract of a queue: the storage behind an inbox. This is the worker's half; [`Records`] is a person's half.
 
-use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
@@ -32,117 +30,105 @@ pub trait Queue: Work + Records {}
 #[diagnostic::do_not_recommend]
 impl<Q: Work + Records> Queue for Q {}
 
-/// Stores accepted events, hands them to workers under leases, and records how their attempts end.
-///
-/// # Lanes
-///
-/// The unsettled events of a [`Lane`](super::Lane) stand in line, in the order of their numbers. Only the first one can
-/// be taken, when it is due; the others wait for it. An event leaves the line when it is settled. An event that is
-/// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
-/// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
-/// line, and neither does one that was redriven after it had left its line.
-///
-/// # Fences
-///
-/// [`settle`](Self::settle) and [`extend`](Self::extend) compare the lease's fence, and change nothing if the event was
-/// taken again, redriven or discarded since. A lease that has expired may still be extended and settled, if the event
-/// was not taken again since.
-///
-/// # Time
-///
-/// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
-///
-/// A future that is dropped before it is ready may or may not have taken effect. No method has a default, so that no
-/// queue inherits a race.
-pub trait Work: Send + Sync + 'static {
-    /// Whether other processes may use the same events. If so, a worker asks for events regularly.
-    const SHARED: bool;
+also_for_arc! {
+    /// Stores accepted events, hands them to workers under leases, and records how their attempts end.
+    ///
+    /// # Lanes
+    ///
+    /// The unsettled events of a [`Lane`](super::Lane) stand in line, in the order of their numbers. Only the first one can
+    /// be taken, when it is due; the others wait for it. An event leaves the line when it is settled. An event that is
+    /// retried without [blocking](Settlement::Retry::blocks_lane) the lane leaves the line, too, and returns to the place
+    /// of its number when it is due. A dead letter that holds its lane stays in line. An event without a lane stands in no
+    /// line, and neither does one that was redriven after it had left its line.
+    ///
+    /// # Fences
+    ///
+    /// [`settle`](Self::settle) and [`extend`](Self::extend) compare the lease's fence, and change nothing if the event was
+    /// taken again, redriven or discarded since. A lease that has expired may still be extended and settled, if the event
+    /// was not taken again since.
+    ///
+    /// # Time
+    ///
+    /// All times are those of the queue's own clock. If it jumps, each event in progress may be tried once more.
+    ///
+    /// A future that is dropped before it is ready may or may not have taken effect. No method has a default, so that no
+    /// queue inherits a race.
+    pub trait Work: Send + Sync + 'static {
+        /// Whether other processes may use the same events. If so, a worker asks for events regularly.
+        const SHARED: bool;
 
-    /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
-    /// as the queue.
-    ///
-    /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
-    /// and is the first one in its lane.
-    ///
-    /// # Errors
-    ///
-    /// When the queue cannot be reached or does not work. In that case, the event may or may not have been stored.
-    fn accept(
-        &self,
-        event: NewEvent,
-        take: Option<&Take>,
-    ) -> impl Future<Output = Result<Accepted, StoreError>> + Send;
+        /// Stores an event, or recognises it as a duplicate, in one atomic step. When this returns, the event is as durable
+        /// as the queue.
+        ///
+        /// With `take`, the event is taken in the same step if it can be taken: it is of one of the kinds, is not paused,
+        /// and is the first one in its lane.
+        ///
+        /// # Errors
+        ///
+        /// When the queue cannot be reached or does not work. In that case, the event may or may not have been stored.
+        async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError>;
 
-    /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
-    /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
-    /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
-    ///
-    /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> impl Future<Output = Result<Claims, StoreError>> + Send;
+        /// Takes up to `limit` events that can be taken: they are due, of one of the kinds, not paused, and first in their
+        /// lanes. At most `suspects` events that have crashed before come first, and then the others, those that have been
+        /// due for longest first. An event that waited behind others of its lane is due when it becomes the first one.
+        ///
+        /// The expiry of a lease counts as a [crash](TakenEvent::crashes) of its event.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims, StoreError>;
 
-    /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
-    /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn extend(
-        &self,
-        leases: &[EventLease],
-        lease: Duration,
-    ) -> impl Future<Output = Result<Vec<Option<bool>>, StoreError>> + Send;
+        /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
+        /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn extend(&self, leases: &[EventLease], lease: Duration) -> Result<Vec<Option<bool>>, StoreError>;
 
-    /// Ends the attempt under a lease. When this returns, its end is as durable as the queue.
-    ///
-    /// With `next`, the next event of the lane is taken in the same step, if it can be taken.
-    ///
-    /// Every settlement but [`Released`](Settlement::Released) resets the count of [crashes](TakenEvent::crashes).
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn settle(
-        &self,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> impl Future<Output = Result<Settled, StoreError>> + Send;
+        /// Ends the attempt under a lease. When this returns, its end is as durable as the queue.
+        ///
+        /// With `next`, the next event of the lane is taken in the same step, if it can be taken.
+        ///
+        /// Every settlement but [`Released`](Settlement::Released) resets the count of [crashes](TakenEvent::crashes).
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn settle(
+            &self,
+            lease: &EventLease,
+            settlement: &Settlement,
+            next: Option<&Take>,
+        ) -> Result<Settled, StoreError>;
 
-    /// Returns the number of the event that was accepted with a key, by the digest of namespace and key
-    /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
-    /// if the key was accepted again after its retention. The event may have been deleted. The number is 0 if the key was
-    /// completed in a store that shares its keys with the queue.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn find(&self, key: u128) -> impl Future<Output = Result<Option<EventId>, StoreError>> + Send;
+        /// Returns the number of the event that was accepted with a key, by the digest of namespace and key
+        /// ([`EventKey::key`](crate::store::EventKey::key)), or `None` if no such event is known. The newest event is returned
+        /// if the key was accepted again after its retention. The event may have been deleted. The number is 0 if the key was
+        /// completed in a store that shares its keys with the queue.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
 
-    /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
-    /// ago, and settled events whose retention has expired. Dead letters stay. Returns whether there may be more to
-    /// delete.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn purge(&self, keep_bodies: Duration)
-    -> impl Future<Output = Result<bool, StoreError>> + Send;
+        /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
+        /// ago, and settled events whose retention has expired. Dead letters stay. Returns whether there may be more to
+        /// delete.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
 
-    /// Returns the size of the queue in bytes, without room that it can reuse.
-    ///
-    /// # Errors
-    ///
-    /// As for [`accept`](Self::accept).
-    fn size(&self) -> impl Future<Output = Result<u64, StoreError>> + Send;
+        /// Returns the size of the queue in bytes, without room that it can reuse.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn size(&self) -> Result<u64, StoreError>;
+    }
 }
 
 /// The result of accepting an event.
@@ -187,57 +173,4 @@ pub enum Settled {
     Ended(Option<Box<TakenEvent>>),
     /// The lease was lost, and nothing was changed.
     Lost,
-}
-
-impl<Q: Work> Work for Arc<Q> {
-    const SHARED: bool = Q::SHARED;
-
-    fn accept(
-        &self,
-        event: NewEvent,
-        take: Option<&Take>,
-    ) -> impl Future<Output = Result<Accepted, StoreError>> + Send {
-        (**self).accept(event, take)
-    }
-
-    fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> impl Future<Output = Result<Claims, StoreError>> + Send {
-        (**self).claim(take, limit, suspects)
-    }
-
-    fn extend(
-        &self,
-        leases: &[EventLease],
-        lease: Duration,
-    ) -> impl Future<Output = Result<Vec<Option<bool>>, StoreError>> + Send {
-        (**self).extend(leases, lease)
-    }
-
-    fn settle(
-        &self,
-        lease: &EventLease,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> impl Future<Output = Result<Settled, StoreError>> + Send {
-        (**self).settle(lease, settlement, next)
-    }
-
-    fn find(&self, key: u128) -> impl Future<Output = Result<Option<EventId>, StoreError>> + Send {
-        (**self).find(key)
-    }
-
-    fn purge(
-        &self,
-        keep_bodies: Duration,
-    ) -> impl Future<Output = Result<bool, StoreError>> + Send {
-        (**self).purge(keep_bodies)
-    }
-
-    fn size(&self) -> impl Future<Output = Result<u64, StoreError>> + Send {
-        (**self).size()
-    }
 }

@@ -1,9 +1,7 @@
 //! The part of a queue that a person uses: lists, counts, and changes by hand.
 
 use std::fmt;
-use std::future::Future;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -14,115 +12,94 @@ use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
 use crate::store::StoreError;
 
-/// Lists the events of a queue, and changes them.
-///
-/// An [`Inbox`](super::Inbox) has the same methods, and wakes or interrupts its workers where a change needs it. Use
-/// these methods only where no inbox is at hand.
-///
-/// Concurrent calls for many events are much quicker than one after another: they share transactions.
-///
-/// A future that is dropped before it is ready may or may not have taken effect. The trait gains methods in minor
-/// releases, so implementing it is not supported.
-pub trait Records: Send + Sync + 'static {
-    /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
-    /// one.
+also_for_arc! {
+    /// Lists the events of a queue, and changes them.
     ///
-    /// # Errors
+    /// An [`Inbox`](super::Inbox) has the same methods, and wakes or interrupts its workers where a change needs it. Use
+    /// these methods only where no inbox is at hand.
     ///
-    /// When the queue cannot be reached or does not work. In that case, a change may or may not have been made.
-    fn list(
-        &self,
-        filter: &Filter,
-        page: Page,
-    ) -> impl Future<Output = Result<Listed, StoreError>> + Send;
+    /// Concurrent calls for many events are much quicker than one after another: they share transactions.
+    ///
+    /// A future that is dropped before it is ready may or may not have taken effect. The trait gains methods in minor
+    /// releases, so implementing it is not supported.
+    pub trait Records: Send + Sync + 'static {
+        /// Returns a page of the events that match. If [`Listed::searched`] is set, a page that is not full is not the last
+        /// one.
+        ///
+        /// # Errors
+        ///
+        /// When the queue cannot be reached or does not work. In that case, a change may or may not have been made.
+        async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError>;
 
-    /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
-    /// after `after`, and with `chat`, only the lane of that chat.
-    ///
-    /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
-    /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
-    /// event is taken again.
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> impl Future<Output = Result<Vec<BlockedLane>, StoreError>> + Send;
+        /// Returns up to `limit` lanes that wait for an event that has failed, sorted by the numbers of these events: those
+        /// after `after`, and with `chat`, only the lane of that chat.
+        ///
+        /// A lane is blocked if the event that was taken last from it, or otherwise its first event, has failed or crashed
+        /// and is tried again, or is a dead letter that holds the lane. A lease that has expired may count only when the
+        /// event is taken again.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn blocked_lanes(
+            &self,
+            chat: Option<&str>,
+            after: Option<EventId>,
+            limit: usize,
+        ) -> Result<Vec<BlockedLane>, StoreError>;
 
-    /// Returns an event with its body and its failures, or `None` if there is no such event.
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn get(
-        &self,
-        id: EventId,
-    ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send;
+        /// Returns an event with its body and its failures, or `None` if there is no such event.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError>;
 
-    /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
-    /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
-    /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]). With `from`, an event in
-    /// another state is not changed either; the comparison and the change are one atomic step.
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn redrive(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
+        /// Makes an event due now. A settled or dead event is tried again, without waiting for its lane, and its counts of
+        /// failures and crashes start at zero. A dead letter that holds its lane continues to hold it. An unsettled event
+        /// keeps its place in line. An event in progress is not changed ([`Change::WrongState`]). With `from`, an event in
+        /// another state is not changed either; the comparison and the change are one atomic step.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError>;
 
-    /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
-    /// another state is not changed, as for [`redrive`](Self::redrive).
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> impl Future<Output = Result<Change, StoreError>> + Send;
+        /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
+        /// another state is not changed, as for [`redrive`](Self::redrive).
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError>;
 
-    /// Deletes the bodies and headers of events of a chat, and the texts of their failures, in a step of at most
-    /// [`FORGET_STEP`] events. Events that are unsettled or dead are discarded.
-    ///
-    /// The first step is called without `events`. The others are called with the [`rest`](Forgotten::rest) that the one
-    /// before has returned, which ends with the newest event at the first step.
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-    ) -> impl Future<Output = Result<Forgotten, StoreError>> + Send;
+        /// Deletes the bodies and headers of events of a chat, and the texts of their failures, in a step of at most
+        /// [`FORGET_STEP`] events. Events that are unsettled or dead are discarded.
+        ///
+        /// The first step is called without `events`. The others are called with the [`rest`](Forgotten::rest) that the one
+        /// before has returned, which ends with the newest event at the first step.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn forget(&self, chat: &str, events: Option<RangeInclusive<EventId>>) -> Result<Forgotten, StoreError>;
 
-    /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
-    ///
-    /// Events of a kind are taken if neither the kind nor everything is paused.
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        paused: bool,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send;
+        /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
+        ///
+        /// Events of a kind are taken if neither the kind nor everything is paused.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError>;
 
-    /// Counts the unsettled events and the dead letters, by kind.
-    ///
-    /// # Errors
-    ///
-    /// As for [`list`](Self::list).
-    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send;
+        /// Counts the unsettled events and the dead letters, by kind.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn stats(&self) -> Result<Stats, StoreError>;
+    }
 }
 
 /// The number of events that one step of [`Records::forget`] looks at, at most.
@@ -466,66 +443,4 @@ pub struct BlockedLane {
 impl BlockedLane {
     /// How many of the events that wait are counted.
     pub const MOST_WAITING: u64 = 1000;
-}
-
-impl<Q: Records> Records for Arc<Q> {
-    fn list(
-        &self,
-        filter: &Filter,
-        page: Page,
-    ) -> impl Future<Output = Result<Listed, StoreError>> + Send {
-        (**self).list(filter, page)
-    }
-
-    fn blocked_lanes(
-        &self,
-        chat: Option<&str>,
-        after: Option<EventId>,
-        limit: usize,
-    ) -> impl Future<Output = Result<Vec<BlockedLane>, StoreError>> + Send {
-        (**self).blocked_lanes(chat, after, limit)
-    }
-
-    fn get(
-        &self,
-        id: EventId,
-    ) -> impl Future<Output = Result<Option<EventRecord>, StoreError>> + Send {
-        (**self).get(id)
-    }
-
-    fn redrive(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> impl Future<Output = Result<Change, StoreError>> + Send {
-        (**self).redrive(id, from)
-    }
-
-    fn discard(
-        &self,
-        id: EventId,
-        from: Option<EventState>,
-    ) -> impl Future<Output = Result<Change, StoreError>> + Send {
-        (**self).discard(id, from)
-    }
-
-    fn forget(
-        &self,
-        chat: &str,
-        events: Option<RangeInclusive<EventId>>,
-    ) -> impl Future<Output = Result<Forgotten, StoreError>> + Send {
-        (**self).forget(chat, events)
-    }
-
-    fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        paused: bool,
-    ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        (**self).pause(kind, paused)
-    }
-
-    fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send {
-        (**self).stats()
-    }
 }

@@ -1,6 +1,5 @@
 //! The workers of an inbox in this process, which get events in the step that accepts them.
 
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -106,13 +105,5 @@ impl Room {
     /// Handles an event whose lease was requested at `asked`, and those of its lane that follow.
     pub(super) async fn handle(self, event: TakenEvent, asked: Instant) {
         (self.start)(event, asked).await;
-    }
-}
-
-impl fmt::Debug for Workers {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Workers")
-            .field("count", &lock(&self.all).len())
-            .finish()
     }
 }

@@ -38,7 +38,7 @@ impl Identity {
     async fn get(&self) -> Result<Option<&str>, Error> {
         let look = || async {
             let tables = &self.tables;
-            let values = [Value::Text(Some(tables.schema.name().to_owned()))];
+            let values = [Value::Text(tables.schema.name().to_owned())];
             let sql = tables.schema.sql(IDENTITY).into();
             let row = tables.pool.fetch(&sql, &values).await;
             let row: Option<PgRow> = row.map_err(|cause| tables.error(cause))?;

@@ -1,7 +1,6 @@
 //! The server's errors, and why a server is refused.
 
 use std::error::Error;
-use std::fmt;
 
 use redis::{ErrorKind, RedisError, ServerErrorKind};
 
@@ -110,53 +109,25 @@ impl From<Refusal> for OpenError {
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::InvalidUrl(_) => f.write_str(
-                "the URL is not the URL of a Redis server: write it as \
-                 `redis://USER:PASSWORD@HOST:PORT/DATABASE`",
-            ),
-            Self::NoTls(_) => f.write_str(
-                "the URL asks for TLS, which is not compiled in: add the `redis` crate with its \
-                 feature `tokio-rustls-comp` or `tokio-native-tls-comp` to your dependencies, as the \
-                 documentation of `RedisStore` shows",
-            ),
-            Self::Unreachable(address, _) => write!(
-                f,
-                "the Redis server at {address} cannot be reached: it must be running, and the network \
-                 must let this machine connect"
-            ),
-            Self::Unauthenticated(address, _) => write!(
-                f,
-                "the Redis server at {address} does not accept the user or password of the URL: \
-                 correct them"
-            ),
-            Self::Failed(address, _) => write!(
-                f,
-                "the Redis server at {address} cannot do what the store needs: resolve the error that \
-                 it reports"
-            ),
-            Self::TooOld { version } => write!(
-                f,
-                "the server is Redis {version}: use Redis 7.0 or later, or Valkey"
-            ),
-            Self::Replica => f.write_str(
-                "the Redis server is a replica, which cannot record anything: use the URL of its \
-                 primary",
-            ),
-            Self::Evicts { policy } => write!(
-                f,
-                "the Redis server's `maxmemory-policy` is `{policy}`, so it may forget an event \
-                 before its time, which is then handled again: set it to `noeviction`, or use a \
-                 server of its own"
-            ),
-            Self::Sharded { size } => write!(
-                f,
-                "the Redis server is one of {size} that divide the keys of a cluster, and the store \
-                 talks to one only: use a server that has all keys"
-            ),
-        }
+errors! {
+    Refusal {
+        Self::InvalidUrl(source) => "the URL is not the URL of a Redis server: write it as \
+            `redis://USER:PASSWORD@HOST:PORT/DATABASE`" => cause(source);
+        Self::NoTls(source) => "the URL asks for TLS, which is not compiled in: add the `redis` crate with its feature \
+            `tokio-rustls-comp` or `tokio-native-tls-comp` to your dependencies, as the documentation of `RedisStore` \
+            shows" => cause(source);
+        Self::Unreachable(address, source) => "the Redis server at {address} cannot be reached: it must be running, and the \
+            network must let this machine connect" => cause(source);
+        Self::Unauthenticated(address, source) => "the Redis server at {address} does not accept the user or password of \
+            the URL: correct them" => cause(source);
+        Self::Failed(address, source) => "the Redis server at {address} cannot do what the store needs: resolve the error \
+            that it reports" => cause(source);
+        Self::TooOld { version } => "the server is Redis {version}: use Redis 7.0 or later, or Valkey";
+        Self::Replica => "the Redis server is a replica, which cannot record anything: use the URL of its primary";
+        Self::Evicts { policy } => "the Redis server's `maxmemory-policy` is `{policy}`, so it may forget an event \
+            before its time, which is then handled again: set it to `noeviction`, or use a server of its own";
+        Self::Sharded { size } => "the Redis server is one of {size} that divide the keys of a cluster, and the store \
+            talks to one only: use a server that has all keys";
     }
 }
 
@@ -165,21 +136,6 @@ fn cause(error: &RedisError) -> &(dyn Error + 'static) {
     match error.source() {
         Some(cause) if cause.to_string() == error.to_string() => cause,
         _ => error,
-    }
-}
-
-impl Error for Refusal {
-    fn source(&self) -> Option<&(dyn Error + 'static)> {
-        match self {
-            Self::InvalidUrl(source)
-            | Self::NoTls(source)
-            | Self::Unreachable(_, source)
-            | Self::Unauthenticated(_, source)
-            | Self::Failed(_, source) => Some(cause(source)),
-            Self::TooOld { .. } | Self::Replica | Self::Evicts { .. } | Self::Sharded { .. } => {
-                None
-            }
-        }
     }
 }
 

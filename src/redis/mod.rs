@@ -5,7 +5,6 @@ mod error;
 mod scripts;
 mod server;
 
-use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,14 +142,11 @@ impl RedisStore {
     }
 }
 
-impl fmt::Debug for RedisStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RedisStore")
-            .field("address", &self.shared.connection.address())
-            .field("prefix", &self.prefix)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(
+    RedisStore,
+    |it| address = it.shared.connection.address(),
+    prefix = it.prefix
+);
 
 impl Store for RedisStore {
     const DURABLE_LEASES: bool = true;

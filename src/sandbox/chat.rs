@@ -1,7 +1,5 @@
 //! Chats that a test scripts.
 
-use std::fmt;
-
 use bytes::Bytes;
 
 use super::invent::invent;
@@ -42,13 +40,7 @@ pub struct SimulatedChat {
     index: usize,
 }
 
-impl fmt::Debug for SimulatedChat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SimulatedChat")
-            .field("index", &self.index)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(SimulatedChat, |it| index = it.index);
 
 impl SimulatedChat {
     pub(super) fn new(sandbox: Sandbox, index: usize) -> Self {

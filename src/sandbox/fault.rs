@@ -104,11 +104,7 @@ impl Fault {
     }
 }
 
-impl fmt::Display for Fault {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
+display!(Fault, |it| it.name());
 
 /// The [`Fault`] of an [`Attempt`](super::Attempt), with its parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -118,6 +114,12 @@ pub struct Injected {
     pub fault: Fault,
     /// The time, byte or number of polls that the [`Fault`] documents, else 0.
     pub parameter: u64,
+}
+
+impl Injected {
+    pub(super) fn parts(self) -> (Fault, u64) {
+        (self.fault, self.parameter)
+    }
 }
 
 impl fmt::Display for Injected {

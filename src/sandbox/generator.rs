@@ -25,14 +25,6 @@ enum Phase {
 }
 
 impl Generator {
-    fn new(sandbox: Sandbox, seed: u64) -> Self {
-        Self {
-            sandbox,
-            rng: Rng::with_seed(seed),
-            chats: Vec::new(),
-        }
-    }
-
     /// Creates the next event: in a new chat, or in one that is not rated yet.
     pub fn step(&mut self) -> EventId {
         loop {
@@ -128,6 +120,10 @@ impl Sandbox {
     /// ```
     #[must_use]
     pub fn generator(&self) -> Generator {
-        Generator::new(self.clone(), self.shared.settings.seed)
+        Generator {
+            sandbox: self.clone(),
+            rng: Rng::with_seed(self.shared.settings.seed),
+            chats: Vec::new(),
+        }
     }
 }

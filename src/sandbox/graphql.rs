@@ -1,7 +1,6 @@
 //! The Admin API's endpoint (Spec 4.1), as far as the spec shows its schema.
 
 use std::convert::Infallible;
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -236,11 +235,7 @@ where
     }
 }
 
-impl fmt::Debug for GraphQl {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GraphQl").finish_non_exhaustive()
-    }
-}
+partial_debug!(GraphQl);
 
 struct Query(Arc<Shared>);
 

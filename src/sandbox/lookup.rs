@@ -3,7 +3,7 @@
 use super::chat::SimulatedChat;
 use super::platform::Sandbox;
 use super::report::{Attempt, EventId, EventReport, EventState, Report};
-use super::state::{Due, State, Why};
+use super::state::{Due, EventRecord, State, Why};
 use crate::event::EventKind;
 
 /// Selects events: those that have all values which are not `None`. By default all events.
@@ -85,11 +85,8 @@ impl Sandbox {
     ) -> Vec<EventReport> {
         let state = self.lock();
         let events = state.select(filter);
-        let events = events.filter(|event| after.is_none_or(|after| event.id > after));
-        let ids: Vec<_> = events.map(|event| event.id).take(most).collect();
-        ids.into_iter()
-            .filter_map(|id| state.report_of(id))
-            .collect()
+        let events = events.filter(|it| after.is_none_or(|after| it.report.id > after));
+        events.map(|it| state.report(it)).take(most).collect()
     }
 
     /// Returns the reports on the newest `most` events that a filter selects, newest first, and of them only
@@ -103,11 +100,8 @@ impl Sandbox {
     ) -> Vec<EventReport> {
         let state = self.lock();
         let events = state.select(filter).rev();
-        let events = events.filter(|event| before.is_none_or(|before| event.id < before));
-        let ids: Vec<_> = events.map(|event| event.id).take(most).collect();
-        ids.into_iter()
-            .filter_map(|id| state.report_of(id))
-            .collect()
+        let events = events.filter(|it| before.is_none_or(|before| it.report.id < before));
+        events.map(|it| state.report(it)).take(most).collect()
     }
 
     /// Returns the latest `most` attempts that have ended, latest first, at most 1,000.
@@ -167,9 +161,9 @@ impl Sandbox {
 }
 
 impl State {
-    fn select(&self, filter: &EventFilter) -> impl DoubleEndedIterator<Item = &EventReport> {
-        let events = self.events.iter().map(|event| &event.report);
-        events.filter(|event| filter.matches(event))
+    fn select(&self, filter: &EventFilter) -> impl DoubleEndedIterator<Item = &EventRecord> {
+        let events = self.events.iter();
+        events.filter(|event| filter.matches(&event.report))
     }
 
     fn resend(&mut self, EventId(id): EventId) -> bool {

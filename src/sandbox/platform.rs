@@ -1,6 +1,5 @@
 //! The handle to a simulated platform.
 
-use std::fmt;
 use std::sync::{Arc, MutexGuard};
 use std::time::Duration;
 
@@ -424,8 +423,4 @@ impl Sandbox {
     }
 }
 
-impl fmt::Debug for Sandbox {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sandbox").finish_non_exhaustive()
-    }
-}
+partial_debug!(Sandbox);

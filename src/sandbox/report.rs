@@ -1,8 +1,6 @@
 //! Reports on events and attempts.
 
 use std::fmt;
-use std::num::ParseIntError;
-use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,39 +17,13 @@ use crate::event::{EventKind, Timestamp};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EventId(pub(super) usize);
 
-impl fmt::Display for EventId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for EventId {
-    type Err = ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
-        text.parse().map(Self)
-    }
-}
-
 /// The number of an [`Attempt`], counted from 0 over all events in the order in which they began.
 ///
 /// A service [in process](super::Sandbox::in_process) finds it in the extensions of its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttemptId(pub(super) u64);
 
-impl fmt::Display for AttemptId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
-impl FromStr for AttemptId {
-    type Err = ParseIntError;
-
-    fn from_str(text: &str) -> Result<Self, ParseIntError> {
-        text.parse().map(Self)
-    }
-}
+number!(EventId, AttemptId);
 
 /// One request to the receiver. See [`Sandbox::attempts`](super::Sandbox::attempts) and
 /// [`EventReport::attempts`].
@@ -124,16 +96,14 @@ impl AttemptResult {
     }
 }
 
-impl fmt::Display for AttemptResult {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Answered(status) => write!(f, "{}", status.as_u16()),
-            Self::NotAccepted(status) => write!(f, "{} instead of 200", status.as_u16()),
-            Self::Withheld(Some(status)) => write!(f, "{} withheld", status.as_u16()),
-            Self::Withheld(None) => f.write_str("no answer"),
-            Self::TimedOut => f.write_str("timed out"),
-            Self::Failed(reason) => f.write_str(reason),
-        }
+messages! {
+    AttemptResult {
+        Self::Answered(status) => "{}", status.as_u16();
+        Self::NotAccepted(status) => "{} instead of 200", status.as_u16();
+        Self::Withheld(Some(status)) => "{} withheld", status.as_u16();
+        Self::Withheld(None) => "no answer";
+        Self::TimedOut => "timed out";
+        Self::Failed(reason) => "{reason}";
     }
 }
 

@@ -101,23 +101,10 @@ const HOLD: Duration = Duration::from_secs(60);
 async fn deliver(shared: Arc<Shared>, plan: Plan) {
     // A duplicate only reports the fault that caused it.
     let fault = plan.fault.filter(|_| !plan.is_duplicate);
+    let fault = fault.map(Injected::parts);
     match (fault, &plan.overtaken) {
-        (
-            Some(Injected {
-                fault: Fault::Delay,
-                parameter,
-            }),
-            _,
-        ) => {
-            sleep(Duration::from_millis(parameter)).await;
-        }
-        (
-            Some(Injected {
-                fault: Fault::Reorder,
-                ..
-            }),
-            Some(overtaken),
-        ) => {
+        (Some((Fault::Delay, millis)), _) => sleep(Duration::from_millis(millis)).await,
+        (Some((Fault::Reorder, _)), Some(overtaken)) => {
             let _ = timeout(HOLD, overtaken.notified()).await;
         }
         _ => {}
@@ -126,7 +113,7 @@ async fn deliver(shared: Arc<Shared>, plan: Plan) {
     // After the delay: retries are counted from the time at which the request is sent.
     let began = shared.lock().clock.now();
     let genuine = attempt(&shared, &plan, plan.body.clone());
-    match fault.map(|injected| (injected.fault, injected.parameter)) {
+    match fault {
         Some((Fault::ConcurrentDuplicate, _)) => {
             let duplicate = attempt(&shared, &plan, plan.body.clone());
             tokio::join!(genuine, duplicate);
@@ -201,9 +188,7 @@ fn request(
     body: Bytes,
     id: AttemptId,
 ) -> Result<Request<Body>, http::Error> {
-    let fault = plan
-        .fault
-        .map(|injected| (injected.fault, injected.parameter));
+    let fault = plan.fault.map(Injected::parts);
     let key = plan.key.as_deref().map(HeaderValue::from_str).transpose()?;
     let signed = match fault {
         // A well-formed signature of something else: it must fail in the comparison, not in a check of its form.
@@ -246,7 +231,7 @@ async fn exchange(
     (AttemptResult, Option<String>),
     Option<BoxFuture<AttemptResponse>>,
 ) {
-    let fault = fault.map(|injected| (injected.fault, injected.parameter));
+    let fault = fault.map(Injected::parts);
     let polls = match fault {
         Some((Fault::Disconnect, polls)) => polls,
         _ => u64::MAX,

@@ -519,20 +519,14 @@ impl State {
         }
     }
 
-    pub(super) fn end_send(&mut self, id: usize, began: Duration, fault: Option<Injected>) {
+    pub(super) fn end_send(&mut self, id: usize, began: Duration, fault: Option<(Fault, u64)>) {
         self.in_flight -= 1;
         let event = &mut self.events[id];
         event.in_flight = false;
         let first = event.first;
         match (event.report.state, fault) {
             (EventState::Waiting, _) => self.wait_for_retry(id, began),
-            (
-                EventState::Delivered,
-                Some(Injected {
-                    fault: Fault::Duplicate,
-                    parameter,
-                }),
-            ) if parameter > 0 => {
+            (EventState::Delivered, Some((Fault::Duplicate, parameter))) if parameter > 0 => {
                 let at = first.saturating_add(Duration::from_millis(parameter));
                 self.timers.insert((at, Timer::Duplicate(id, parameter)));
             }

@@ -1,7 +1,6 @@
 //! The target of deliveries: a service in this process, or a URL.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::future::{Future, poll_fn, ready};
 use std::io;
 use std::pin::Pin;
@@ -252,23 +251,12 @@ impl http_body::Body for Body {
     }
 }
 
-impl fmt::Debug for Body {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Body")
-            .field("bytes", &self.bytes.len())
-            .field("cut", &self.cut)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(Body, |it| bytes = it.bytes.len(), cut = it.cut);
 
 /// The error of a request's [`Body`] that a [`Fault::TruncateBody`](super::Fault::TruncateBody) truncated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BodyTruncated(());
 
-impl fmt::Display for BodyTruncated {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the sandbox truncated the body")
-    }
-}
+display!(BodyTruncated, |_it| "the sandbox truncated the body");
 
 impl std::error::Error for BodyTruncated {}

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -321,8 +320,4 @@ fn read(
     Ok(Read::Event(Verified::new(delivery, digest)))
 }
 
-impl<S: Service<Request<Verified>>, B> fmt::Debug for ResponseFuture<S, B> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ResponseFuture").finish_non_exhaustive()
-    }
-}
+partial_debug!([S: Service<Request<Verified>>, B] ResponseFuture<S, B>);

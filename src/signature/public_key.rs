@@ -1,7 +1,6 @@
 //! Public keys in place of secrets.
 
 use std::collections::hash_map::RandomState;
-use std::fmt;
 use std::hash::{BuildHasher, Hasher};
 use std::sync::Arc;
 
@@ -66,13 +65,7 @@ impl From<PublicKey> for Secrets {
     }
 }
 
-impl fmt::Debug for PublicKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PublicKey")
-            .field("label", &self.0.label())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(PublicKey, |it| label = it.0.label());
 
 /// What stands in a [`Secret`] for the secret that a public key is not: should it ever be asked for a tag, nobody can
 /// have made an equal one.

@@ -178,11 +178,7 @@ impl fmt::Display for Reason<'_> {
     }
 }
 
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().detail)
-    }
-}
+display!(Refusal, |it| it.row().detail);
 
 impl Error for Refusal {
     fn source(&self) -> Option<&(dyn Error + 'static)> {

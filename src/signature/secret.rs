@@ -229,13 +229,7 @@ fn digest(keyed: Hmac<Sha256>) -> NonZeroU16 {
     NonZeroU16::new(u16::from_be_bytes([tag[0], tag[1]])).unwrap_or(NonZeroU16::MIN)
 }
 
-impl fmt::Debug for Secret {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Secret")
-            .field("label", &self.label)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(Secret, |it| label = it.label);
 
 /// A handle to the set of accepted secrets. Clones are cheap, and share the set.
 ///

@@ -1,4 +1,3 @@
-use std::fmt;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
@@ -22,7 +21,7 @@ use crate::sender::{Reply, Sender};
 use crate::verified::Verified;
 
 /// The service of [`SignatureLayer`](super::SignatureLayer).
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Signature<S> {
     inner: S,
     config: Arc<Config>,
@@ -141,14 +140,5 @@ fn challenge(refusal: Refusal, parts: &Parts, sender: &Sender) -> Result<Reply, 
     match greeted {
         None => Err(refusal),
         Some(reply) => reply.map_err(Refusal::InvalidChallenge),
-    }
-}
-
-impl<S: fmt::Debug> fmt::Debug for Signature<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Signature")
-            .field("inner", &self.inner)
-            .field("config", &self.config)
-            .finish()
     }
 }

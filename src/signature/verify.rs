@@ -1,6 +1,5 @@
 //! The decision whether a body is authentic: a function of its bytes, the header and the secrets.
 
-use std::fmt;
 use std::num::NonZeroU16;
 use std::sync::Arc;
 
@@ -48,11 +47,7 @@ impl SignatureError {
     }
 }
 
-impl fmt::Display for SignatureError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.as_str())
-    }
-}
+display!(SignatureError, |it| it.as_str());
 
 impl std::error::Error for SignatureError {}
 

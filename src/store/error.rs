@@ -97,14 +97,10 @@ pub enum SettleError {
     Store(StoreError),
 }
 
-impl fmt::Display for SettleError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::LeaseExpired => {
-                f.write_str("the lease expired; another run may have claimed the key")
-            }
-            Self::Store(error) => error.fmt(f),
-        }
+messages! {
+    SettleError {
+        Self::LeaseExpired => "the lease expired; another run may have claimed the key";
+        Self::Store(error) => "{error}";
     }
 }
 

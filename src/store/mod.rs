@@ -26,7 +26,7 @@
 //! Implement [`Store`], and test it with the `conformance` module (feature `conformance`). Two rules matter
 //! most: `claim` is **one** atomic step, never a look-up followed by an insertion; and every other call
 //! compares the [`Fence`] and changes nothing when another one holds the key. Derive `Clone`, or wrap the
-//! store in an [`Arc`]: a layer clones its store for each service that it makes.
+//! store in an [`Arc`](std::sync::Arc): a layer clones its store for each service that it makes.
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
@@ -37,9 +37,7 @@ mod identity;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 mod open_error;
 
-use std::future::Future;
 use std::num::NonZeroU32;
-use std::sync::Arc;
 use std::time::Duration;
 
 pub use self::error::{SettleError, StoreError, StoreErrorKind};
@@ -48,114 +46,66 @@ pub(crate) use self::identity::{BodyDigest, Identity, KeySpace};
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]
 pub use self::open_error::{OpenError, OpenErrorKind};
 
-/// Remembers which keys are in flight and which are done.
-///
-/// All times are the store's own: shared stores use their server's clock, so that a machine
-/// whose clock jumps does no harm.
-///
-/// A future that is dropped before it is ready may or may not have taken effect; a claim that took
-/// effect this way must expire with its lease at the latest.
-///
-/// No method has a default, so that no store inherits a race.
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is not a store",
-    note = "use one of `tower_webhook::store`, or implement `Store` and run its conformance suite"
-)]
-pub trait Store: Send + Sync + 'static {
-    /// Whether a claim stays when the process that holds it dies.
+also_for_arc! {
+    /// Remembers which keys are in flight and which are done.
     ///
-    /// Where it does, leases are kept short and renewed while the run lasts. Where it does not, as
-    /// in memory, a lease is taken once for the longest time that a run may need. There, a claim whose
-    /// future was dropped must not have taken effect: its key would be taken until that lease expires.
-    const DURABLE_LEASES: bool;
+    /// All times are the store's own: shared stores use their server's clock, so that a machine
+    /// whose clock jumps does no harm.
+    ///
+    /// A future that is dropped before it is ready may or may not have taken effect; a claim that took
+    /// effect this way must expire with its lease at the latest.
+    ///
+    /// No method has a default, so that no store inherits a race.
+    #[diagnostic::on_unimplemented(
+        message = "`{Self}` is not a store",
+        note = "use one of `tower_webhook::store`, or implement `Store` and run its conformance suite"
+    )]
+    pub trait Store: Send + Sync + 'static {
+        /// Whether a claim stays when the process that holds it dies.
+        ///
+        /// Where it does, leases are kept short and renewed while the run lasts. Where it does not, as
+        /// in memory, a lease is taken once for the longest time that a run may need. There, a claim whose
+        /// future was dropped must not have taken effect: its key would be taken until that lease expires.
+        const DURABLE_LEASES: bool;
 
-    /// Claims the key, in one atomic step, if it is neither in flight nor done.
-    ///
-    /// The claim expires after `lease`, unless it is renewed. The number of claims is remembered for `retain`,
-    /// unless the key is completed: then the record of the success replaces it.
-    ///
-    /// # Errors
-    ///
-    /// When the store cannot be reached or does not work. The claim may or may not have been made then.
-    fn claim(
-        &self,
-        id: &EventKey,
-        lease: Duration,
-        retain: Duration,
-    ) -> impl Future<Output = Result<Claim, StoreError>> + Send;
+        /// Claims the key, in one atomic step, if it is neither in flight nor done.
+        ///
+        /// The claim expires after `lease`, unless it is renewed. The number of claims is remembered for `retain`,
+        /// unless the key is completed: then the record of the success replaces it.
+        ///
+        /// # Errors
+        ///
+        /// When the store cannot be reached or does not work. The claim may or may not have been made then.
+        async fn claim(&self, id: &EventKey, lease: Duration, retain: Duration) -> Result<Claim, StoreError>;
 
-    /// Returns the state of the key, without changing anything.
-    ///
-    /// # Errors
-    ///
-    /// As for [`claim`](Self::claim).
-    fn peek(&self, id: &EventKey) -> impl Future<Output = Result<KeyState, StoreError>> + Send;
+        /// Returns the state of the key, without changing anything.
+        ///
+        /// # Errors
+        ///
+        /// As for [`claim`](Self::claim).
+        async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError>;
 
-    /// Extends the lease: it expires `extend` from now.
-    ///
-    /// # Errors
-    ///
-    /// [`SettleError::LeaseExpired`] when the lease has expired, even if no other run has claimed the key
-    /// since.
-    fn renew(
-        &self,
-        lease: &Lease,
-        extend: Duration,
-    ) -> impl Future<Output = Result<(), SettleError>> + Send;
+        /// Extends the lease: it expires `extend` from now.
+        ///
+        /// # Errors
+        ///
+        /// [`SettleError::LeaseExpired`] when the lease has expired, even if no other run has claimed the key
+        /// since.
+        async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError>;
 
-    /// Marks the key as done for `retain`. When this returns, the record is as durable as the store.
-    ///
-    /// # Errors
-    ///
-    /// As for [`renew`](Self::renew).
-    fn complete(
-        &self,
-        lease: &Lease,
-        retain: Duration,
-    ) -> impl Future<Output = Result<(), SettleError>> + Send;
+        /// Marks the key as done for `retain`. When this returns, the record is as durable as the store.
+        ///
+        /// # Errors
+        ///
+        /// As for [`renew`](Self::renew).
+        async fn complete(&self, lease: &Lease, retain: Duration) -> Result<(), SettleError>;
 
-    /// Releases the key, which is free from then on.
-    ///
-    /// # Errors
-    ///
-    /// As for [`renew`](Self::renew).
-    fn release(&self, lease: &Lease) -> impl Future<Output = Result<(), SettleError>> + Send;
-}
-
-impl<T: Store> Store for Arc<T> {
-    const DURABLE_LEASES: bool = T::DURABLE_LEASES;
-
-    fn claim(
-        &self,
-        id: &EventKey,
-        lease: Duration,
-        retain: Duration,
-    ) -> impl Future<Output = Result<Claim, StoreError>> + Send {
-        T::claim(self, id, lease, retain)
-    }
-
-    fn peek(&self, id: &EventKey) -> impl Future<Output = Result<KeyState, StoreError>> + Send {
-        T::peek(self, id)
-    }
-
-    fn renew(
-        &self,
-        lease: &Lease,
-        extend: Duration,
-    ) -> impl Future<Output = Result<(), SettleError>> + Send {
-        T::renew(self, lease, extend)
-    }
-
-    fn complete(
-        &self,
-        lease: &Lease,
-        retain: Duration,
-    ) -> impl Future<Output = Result<(), SettleError>> + Send {
-        T::complete(self, lease, retain)
-    }
-
-    fn release(&self, lease: &Lease) -> impl Future<Output = Result<(), SettleError>> + Send {
-        T::release(self, lease)
+        /// Releases the key, which is free from then on.
+        ///
+        /// # Errors
+        ///
+        /// As for [`renew`](Self::renew).
+        async fn release(&self, lease: &Lease) -> Result<(), SettleError>;
     }
 }
 

@@ -58,35 +58,48 @@ pub struct Metrics {
     kinds: Kinds,
 }
 
-const DELIVERIES: &str = "webhook_deliveries_total";
-const DELIVERY_DURATION: &str = "webhook_delivery_duration_seconds";
-const ATTEMPTS: &str = "webhook_attempts_total";
-const ATTEMPT_DURATION: &str = "webhook_attempt_duration_seconds";
-const START_DELAY: &str = "webhook_start_delay_seconds";
-const DEAD_LETTERS: &str = "webhook_dead_letters_total";
-const LEASES_LOST: &str = "webhook_leases_lost_total";
-const DETACHED: &str = "webhook_detached_total";
-const CALL_DURATION: &str = "webhook_call_duration_seconds";
-const CALL_ERRORS: &str = "webhook_call_errors_total";
-const TRIPPED: &str = "webhook_inbox_tripped";
-const BUDGET_SPENT: &str = "webhook_failure_budget_spent";
-const BUDGET_LIMIT: &str = "webhook_failure_budget_limit";
-const UNVERIFIED: &str = "webhook_unverified_failures";
-const SILENT: &str = "webhook_silent";
-const LAST_DELIVERY: &str = "webhook_last_delivery_timestamp_seconds";
-const EXPECTED: &str = "webhook_expected_within_seconds";
-pub(crate) const BUFFERED: &str = "webhook_buffered_bytes";
-pub(crate) const DETACHED_NOW: &str = "webhook_detached_runs";
-#[cfg(feature = "moka")]
-const EVICTIONS: &str = "webhook_evictions_total";
-pub(crate) const WAITING: &str = "webhook_inbox_waiting";
-pub(crate) const IN_PROGRESS: &str = "webhook_inbox_in_progress";
-pub(crate) const RETRYING: &str = "webhook_inbox_retrying";
-pub(crate) const DEAD: &str = "webhook_inbox_dead_letters";
-pub(crate) const BLOCKED: &str = "webhook_inbox_blocked_lanes";
-pub(crate) const OLDEST: &str = "webhook_inbox_oldest_seconds";
-pub(crate) const PAUSED: &str = "webhook_inbox_paused";
-pub(crate) const BYTES: &str = "webhook_inbox_bytes";
+/// The metrics: how each is described to a recorder, its name, its unit and its description.
+macro_rules! metrics {
+    ($($(#[$cfg:meta])* $describe:ident $NAME:ident = $name:literal, $unit:ident, $text:literal;)*) => {
+        $($(#[$cfg])* pub(crate) const $NAME: &str = $name;)*
+
+        fn describe() {
+            $($(#[$cfg])* $describe!($NAME, metrics::Unit::$unit, $text);)*
+        }
+    };
+}
+
+metrics! {
+    describe_counter DELIVERIES = "webhook_deliveries_total", Count, "Deliveries, and requests that were refused.";
+    describe_histogram DELIVERY_DURATION = "webhook_delivery_duration_seconds", Seconds, "Time from the headers of a request to its answer.";
+    describe_counter ATTEMPTS = "webhook_attempts_total", Count, "Attempts to handle an event.";
+    describe_histogram ATTEMPT_DURATION = "webhook_attempt_duration_seconds", Seconds, "Duration of an attempt.";
+    describe_histogram START_DELAY = "webhook_start_delay_seconds", Seconds, "Time from the acceptance of an event by an inbox to the start of an attempt.";
+    describe_counter DEAD_LETTERS = "webhook_dead_letters_total", Count, "Events that became dead letters, or were accepted as such.";
+    describe_counter LEASES_LOST = "webhook_leases_lost_total", Count, "Attempts whose lease was lost.";
+    describe_counter DETACHED = "webhook_detached_total", Count, "Attempts that continued after their client disconnected.";
+    describe_histogram CALL_DURATION = "webhook_call_duration_seconds", Seconds, "Duration of a call of the store or the queue.";
+    describe_counter CALL_ERRORS = "webhook_call_errors_total", Count, "Calls of the store or the queue that failed.";
+    describe_gauge TRIPPED = "webhook_inbox_tripped", Count, "1 while a kind is tripped in this process.";
+    describe_gauge BUDGET_SPENT = "webhook_failure_budget_spent", Count, "Failed deliveries in the last hour.";
+    describe_gauge BUDGET_LIMIT = "webhook_failure_budget_limit", Count, "Failed deliveries in an hour above which the platform disables a webhook.";
+    describe_gauge UNVERIFIED = "webhook_unverified_failures", Count, "Requests in the last hour that ended before verification.";
+    describe_gauge SILENT = "webhook_silent", Count, "1 while no event of the kind has been delivered for longer than expected.";
+    describe_gauge LAST_DELIVERY = "webhook_last_delivery_timestamp_seconds", Seconds, "Time of the last delivery, since 1970-01-01 00:00 UTC.";
+    describe_gauge EXPECTED = "webhook_expected_within_seconds", Seconds, "Time within which the next delivery is expected.";
+    describe_gauge BUFFERED = "webhook_buffered_bytes", Bytes, "Memory of the bodies that are being received.";
+    describe_gauge DETACHED_NOW = "webhook_detached_runs", Count, "Attempts in progress whose client disconnected.";
+    #[cfg(feature = "moka")]
+    describe_counter EVICTIONS = "webhook_evictions_total", Count, "Keys that the memory store evicted before the end of their retention.";
+    describe_gauge WAITING = "webhook_inbox_waiting", Count, "Events that wait for their first attempt.";
+    describe_gauge IN_PROGRESS = "webhook_inbox_in_progress", Count, "Events with an attempt in progress.";
+    describe_gauge RETRYING = "webhook_inbox_retrying", Count, "Events that wait for another attempt.";
+    describe_gauge DEAD = "webhook_inbox_dead_letters", Count, "Dead letters.";
+    describe_gauge BLOCKED = "webhook_inbox_blocked_lanes", Count, "Lanes that wait for an event that has failed.";
+    describe_gauge OLDEST = "webhook_inbox_oldest_seconds", Seconds, "Age of the oldest event that is not settled.";
+    describe_gauge PAUSED = "webhook_inbox_paused", Count, "1 while a kind is paused.";
+    describe_gauge BYTES = "webhook_inbox_bytes", Bytes, "Size of the queue.";
+}
 
 impl Metrics {
     /// Describes the metrics to the recorder that is installed, and records all that is observed.
@@ -191,140 +204,4 @@ impl Silence {
             gauge!(EXPECTED, "kind" => label(&kind)).set(within);
         }
     }
-}
-
-fn describe() {
-    describe_deliveries();
-    describe_calls();
-    describe_budget();
-    describe_silence();
-    describe_process();
-    describe_inbox();
-}
-
-fn describe_deliveries() {
-    use metrics::Unit::{Count, Seconds};
-
-    describe_counter!(
-        DELIVERIES,
-        Count,
-        "Deliveries, and requests that were refused."
-    );
-    describe_histogram!(
-        DELIVERY_DURATION,
-        Seconds,
-        "Time from the headers of a request to its answer."
-    );
-    describe_counter!(ATTEMPTS, Count, "Attempts to handle an event.");
-    describe_histogram!(ATTEMPT_DURATION, Seconds, "Duration of an attempt.");
-    describe_histogram!(
-        START_DELAY,
-        Seconds,
-        "Time from the acceptance of an event by an inbox to the start of an attempt."
-    );
-    describe_counter!(
-        DEAD_LETTERS,
-        Count,
-        "Events that became dead letters, or were accepted as such."
-    );
-    describe_counter!(LEASES_LOST, Count, "Attempts whose lease was lost.");
-    describe_counter!(
-        DETACHED,
-        Count,
-        "Attempts that continued after their client disconnected."
-    );
-}
-
-fn describe_calls() {
-    use metrics::Unit::{Count, Seconds};
-
-    describe_histogram!(
-        CALL_DURATION,
-        Seconds,
-        "Duration of a call of the store or the queue."
-    );
-    describe_counter!(
-        CALL_ERRORS,
-        Count,
-        "Calls of the store or the queue that failed."
-    );
-}
-
-fn describe_budget() {
-    use metrics::Unit::Count;
-
-    describe_gauge!(BUDGET_SPENT, Count, "Failed deliveries in the last hour.");
-    describe_gauge!(
-        BUDGET_LIMIT,
-        Count,
-        "Failed deliveries in an hour above which the platform disables a webhook."
-    );
-    describe_gauge!(
-        UNVERIFIED,
-        Count,
-        "Requests in the last hour that ended before verification."
-    );
-}
-
-fn describe_silence() {
-    use metrics::Unit::{Count, Seconds};
-
-    describe_gauge!(
-        SILENT,
-        Count,
-        "1 while no event of the kind has been delivered for longer than expected."
-    );
-    describe_gauge!(
-        LAST_DELIVERY,
-        Seconds,
-        "Time of the last delivery, since 1970-01-01 00:00 UTC."
-    );
-    describe_gauge!(
-        EXPECTED,
-        Seconds,
-        "Time within which the next delivery is expected."
-    );
-}
-
-fn describe_process() {
-    use metrics::Unit::{Bytes, Count};
-
-    describe_gauge!(
-        BUFFERED,
-        Bytes,
-        "Memory of the bodies that are being received."
-    );
-    describe_gauge!(
-        DETACHED_NOW,
-        Count,
-        "Attempts in progress whose client disconnected."
-    );
-    #[cfg(feature = "moka")]
-    describe_counter!(
-        EVICTIONS,
-        Count,
-        "Keys that the memory store evicted before the end of their retention."
-    );
-}
-
-fn describe_inbox() {
-    use metrics::Unit::{Bytes, Count, Seconds};
-
-    describe_gauge!(TRIPPED, Count, "1 while a kind is tripped in this process.");
-    describe_gauge!(WAITING, Count, "Events that wait for their first attempt.");
-    describe_gauge!(IN_PROGRESS, Count, "Events with an attempt in progress.");
-    describe_gauge!(RETRYING, Count, "Events that wait for another attempt.");
-    describe_gauge!(DEAD, Count, "Dead letters.");
-    describe_gauge!(
-        BLOCKED,
-        Count,
-        "Lanes that wait for an event that has failed."
-    );
-    describe_gauge!(
-        OLDEST,
-        Seconds,
-        "Age of the oldest event that is not settled."
-    );
-    describe_gauge!(PAUSED, Count, "1 while a kind is paused.");
-    describe_gauge!(BYTES, Bytes, "Size of the queue.");
 }

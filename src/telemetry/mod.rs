@@ -50,14 +50,14 @@ pub use self::budget::{FailureBudget, Spent};
 pub(crate) use self::calls::CallError;
 #[cfg(feature = "metrics")]
 pub(crate) use self::gauges::Gauges;
+#[cfg(all(feature = "metrics", feature = "moka"))]
+pub(crate) use self::metrics::EVICTIONS;
 #[cfg(feature = "metrics")]
 pub use self::metrics::Metrics;
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{
-    BLOCKED, BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
+    BLOCKED, BUFFERED, BYTES, DEAD, DETACHED_NOW, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
 };
-#[cfg(feature = "metrics")]
-pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};
 pub(crate) use self::observer::Observers;
 pub use self::observer::{
     AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,

@@ -7,7 +7,6 @@ use std::sync::atomic::Ordering;
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::yield_now;
 use tokio::time::Instant;
-use tower_service::Service;
 use tracing::Instrument;
 
 use super::super::decide::{self, Ended, decide};
@@ -15,12 +14,11 @@ use super::super::event::{EventState, Settlement, Take, TakenEvent};
 use super::super::queue::{Queue, Settled};
 use super::super::trip::{Changed, Probe, handler_works};
 use super::leases::HeldLease;
-use super::pool::Pool;
+use super::pool::{Pool, Serve};
 use crate::delivery::RawDelivery;
-use crate::error::{BoxError, Chain};
+use crate::error::Chain;
 use crate::event::EventKind;
-use crate::execution::lock;
-use crate::execution::{Tries, attempt};
+use crate::execution::{Tries, attempt, lock};
 use crate::outcome::Outcome;
 use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
 
@@ -39,18 +37,12 @@ pub(super) struct Attempt<Q> {
 const LANE_TURN: u32 = 32;
 
 /// Handles an event, and those of its lane that follow.
-pub(super) async fn run<Q, S>(
+pub(super) async fn run<Q: Queue, S: Serve>(
     pool: Arc<Pool<Q>>,
     service: S,
     first: Attempt<Q>,
     permit: OwnedSemaphorePermit,
-) where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+) {
     let mut turns = 1;
     let mut next = Some(first);
     while let Some(this) = next {
@@ -124,7 +116,7 @@ impl<Q: Queue> Pool<Q> {
     }
 
     /// Makes one attempt, and returns the next event of the lane if it was taken.
-    async fn attempt<S>(
+    async fn attempt<S: Serve>(
         self: &Arc<Self>,
         service: S,
         Attempt {
@@ -135,10 +127,7 @@ impl<Q: Queue> Pool<Q> {
         }: Attempt<Q>,
         takes_next: bool,
         span: &DeliverySpan,
-    ) -> Option<Attempt<Q>>
-    where
-        S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send> + Send,
-    {
+    ) -> Option<Attempt<Q>> {
         let limits = &self.settings.limits;
         let held = self.leases.hold(event.lease, asked + limits.lease());
         if held.is_first() {
@@ -183,10 +172,12 @@ impl<Q: Queue> Pool<Q> {
     }
 
     /// Runs the handler, and returns the attempt's outcome.
-    async fn handle<S>(&self, service: S, event: &TakenEvent, held: &HeldLease<'_>) -> Outcome
-    where
-        S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send> + Send,
-    {
+    async fn handle<S: Serve>(
+        &self,
+        service: S,
+        event: &TakenEvent,
+        held: &HeldLease<'_>,
+    ) -> Outcome {
         // It was being taken when the worker was stopped.
         if self.stops() {
             return Outcome::Interrupted;
@@ -364,10 +355,7 @@ fn follows(state: EventState, settlement: &Settlement) -> bool {
     }
 }
 
-async fn call<S>(mut service: S, delivery: RawDelivery) -> Outcome
-where
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>>,
-{
+async fn call(mut service: impl Serve, delivery: RawDelivery) -> Outcome {
     if let Err(error) = poll_fn(|cx| service.poll_ready(cx)).await {
         return Outcome::failed(error);
     }

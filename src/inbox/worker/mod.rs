@@ -9,7 +9,6 @@ mod registry;
 mod suspects;
 mod tasks;
 
-use std::fmt;
 use std::future::Future;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -77,19 +76,15 @@ impl<Q: Queue> Inbox<Q> {
     /// Returns a worker that handles events with `service`: an [`EventRouter`](crate::EventRouter), or any service of
     /// [`RawDelivery`] whose response is an [`Outcome`](crate::Outcome).
     pub fn worker<S>(&self, service: S) -> Worker<Q, S> {
-        Worker::new(self.clone(), service)
-    }
-}
-
-impl<Q: Queue, S> Worker<Q, S> {
-    fn new(inbox: Inbox<Q>, service: S) -> Self {
-        Self {
-            inbox,
+        Worker {
+            inbox: self.clone(),
             service,
             rules: Rules::default(),
         }
     }
+}
 
+impl<Q: Queue, S> Worker<Q, S> {
     /// Sets the number of events that are handled at the same time: 32 by default, and at least 1.
     pub fn concurrency(mut self, events: usize) -> Self {
         self.rules.concurrency = events.clamp(1, MOST);
@@ -277,22 +272,11 @@ where
         let place = registry::register(&pool, &service);
         // Not aborted, but stopped: what it takes meanwhile is released.
         let of = || Arc::clone(&pool);
-        let produce = {
-            let pool = of();
-            move || producer::produce(Arc::clone(&pool), service.clone())
-        };
+        let produce = move |pool| producer::produce(pool, service.clone());
         tokio::spawn(tasks::keep(of(), "claims", produce));
-        let extend = {
-            let pool = of();
-            move || extension::extend(Arc::clone(&pool))
-        };
-        let purge = {
-            let pool = of();
-            move || producer::purge(Arc::clone(&pool))
-        };
         let tasks = vec![
-            tokio::spawn(tasks::keep(of(), "leases", extend)).abort_handle(),
-            tokio::spawn(tasks::keep(of(), "purge", purge)).abort_handle(),
+            tokio::spawn(tasks::keep(of(), "leases", extension::extend)).abort_handle(),
+            tokio::spawn(tasks::keep(of(), "purge", producer::purge)).abort_handle(),
         ];
         WorkerHandle {
             control: pool,
@@ -302,14 +286,7 @@ where
     }
 }
 
-impl<Q: fmt::Debug, S> fmt::Debug for Worker<Q, S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Worker")
-            .field("inbox", &self.inbox)
-            .field("rules", &self.rules)
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!([Q: std::fmt::Debug, S] Worker<Q, S>, |it| inbox = it.inbox, rules = it.rules);
 
 /// The most events that are handled at the same time, which a drain can wait for in one call.
 const MOST: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
@@ -426,11 +403,7 @@ impl Drop for WorkerHandle {
     }
 }
 
-impl fmt::Debug for WorkerHandle {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("WorkerHandle").finish_non_exhaustive()
-    }
-}
+partial_debug!(WorkerHandle);
 
 #[cfg(test)]
 mod tests {

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use tokio::sync::{Notify, Semaphore, watch};
 use tokio::time::Instant;
+use tower_service::Service;
 
 use super::super::event::Take;
 use super::super::handle::{Settings, Shared};
@@ -12,7 +13,10 @@ use super::super::rules::Rules;
 use super::super::trip::Trips;
 use super::leases::HeldLeases;
 use super::suspects::Suspects;
+use crate::delivery::RawDelivery;
+use crate::error::BoxError;
 use crate::execution::{Clocks, lock};
+use crate::outcome::Outcome;
 
 /// When the queue is asked for events. `None` when nothing is known to become due.
 #[derive(Default)]
@@ -50,6 +54,23 @@ pub(super) struct Pool<Q> {
     /// Keeps the timers of the runtime in time beside handlers that block.
     pub(super) clocks: Clocks,
     pub(super) stop: watch::Sender<Stop>,
+}
+
+/// The service that handles deliveries.
+pub(super) trait Serve:
+    Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+    + Clone
+    + Send
+    + 'static
+{
+}
+
+impl<S> Serve for S where
+    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
+        + Clone
+        + Send
+        + 'static
+{
 }
 
 impl<Q> Pool<Q> {

@@ -6,16 +6,13 @@ use std::time::Duration;
 
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, sleep, sleep_until};
-use tower_service::Service;
 
 use super::super::event::{Kinds, Take};
 use super::super::queue::Queue;
 use super::attempt::{Attempt, Of, Tried, run};
-use super::pool::{Pool, Stop};
-use crate::delivery::RawDelivery;
-use crate::error::{BoxError, Chain};
+use super::pool::{Pool, Serve, Stop};
+use crate::error::Chain;
 use crate::execution::lock;
-use crate::outcome::Outcome;
 use crate::store::StoreError;
 
 /// The maximum number of events that are taken at once.
@@ -25,14 +22,7 @@ const BATCH: usize = 64;
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 
 /// The task that takes events.
-pub(super) async fn produce<Q, S>(pool: Arc<Pool<Q>>, service: S)
-where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+pub(super) async fn produce<Q: Queue, S: Serve>(pool: Arc<Pool<Q>>, service: S) {
     let mut pause = Duration::ZERO;
     pool.ask_now();
     while !pool.stops() {
@@ -94,18 +84,11 @@ async fn permits<Q>(pool: &Pool<Q>) -> Vec<OwnedSemaphorePermit> {
 }
 
 /// Takes events, and starts their attempts.
-async fn ask<Q, S>(
+async fn ask<Q: Queue, S: Serve>(
     pool: &Arc<Pool<Q>>,
     service: S,
     mut permits: Vec<OwnedSemaphorePermit>,
-) -> Result<(), StoreError>
-where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+) -> Result<(), StoreError> {
     let of = Arc::clone(pool);
     let start = move |attempt, permit| {
         tokio::spawn(run(Arc::clone(&of), service.clone(), attempt, permit));

@@ -3,27 +3,16 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-use tower_service::Service;
-
 use super::super::event::{EventId, NewEvent};
 use super::super::queue::Queue;
 use super::super::workers::{Local, Place, Revocation, Room};
 use super::attempt::{Attempt, run};
-use super::pool::Pool;
-use crate::delivery::RawDelivery;
-use crate::error::BoxError;
+use super::pool::{Pool, Serve};
 use crate::execution::lock;
 use crate::outcome::Outcome;
 
 /// Lets the inbox of a worker hand events to it.
-pub(super) fn register<Q, S>(pool: &Arc<Pool<Q>>, service: &S) -> Place
-where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+pub(super) fn register<Q: Queue, S: Serve>(pool: &Arc<Pool<Q>>, service: &S) -> Place {
     pool.shared.workers.register(Arc::new(Served {
         pool: Arc::downgrade(pool),
         service: Mutex::new(service.clone()),
@@ -36,14 +25,7 @@ struct Served<Q, S> {
     service: Mutex<S>,
 }
 
-impl<Q, S> Local for Served<Q, S>
-where
-    Q: Queue,
-    S: Service<RawDelivery, Response = Outcome, Error: Into<BoxError>, Future: Send>
-        + Clone
-        + Send
-        + 'static,
-{
+impl<Q: Queue, S: Serve> Local for Served<Q, S> {
     fn reserve(&self, event: &NewEvent) -> Option<Room> {
         let pool = self.pool.upgrade()?;
         let take = pool.take();

@@ -18,9 +18,13 @@ const PAUSE: Duration = Duration::from_secs(1);
 pub(super) async fn keep<Q, F: Future<Output = ()>>(
     pool: Arc<Pool<Q>>,
     task: &'static str,
-    mut start: impl FnMut() -> F,
+    mut start: impl FnMut(Arc<Pool<Q>>) -> F,
 ) {
-    while AssertUnwindSafe(start()).catch_unwind().await.is_err() {
+    while AssertUnwindSafe(start(Arc::clone(&pool)))
+        .catch_unwind()
+        .await
+        .is_err()
+    {
         pool.panics.fetch_add(1, Ordering::Relaxed);
         tracing::error!(
             task,

@@ -3,7 +3,6 @@
 mod in_flight;
 mod settled;
 
-use std::fmt;
 use std::hash::BuildHasher;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,7 +139,7 @@ impl MokaStore {
     /// Records the [`evictions`](Self::evictions): see the [table of metrics](crate::docs::metrics).
     #[cfg(feature = "metrics")]
     pub fn record_metrics(&self) {
-        metrics::counter!("webhook_evictions_total").absolute(self.evictions());
+        metrics::counter!(crate::telemetry::EVICTIONS).absolute(self.evictions());
     }
 
     fn part(&self, key: u128) -> &Part {
@@ -187,13 +186,7 @@ impl Default for MokaStore {
     }
 }
 
-impl fmt::Debug for MokaStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MokaStore")
-            .field("evictions", &self.evictions())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(MokaStore, |it| evictions = it.evictions());
 
 impl Store for MokaStore {
     const DURABLE_LEASES: bool = false;

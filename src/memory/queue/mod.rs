@@ -9,7 +9,6 @@ mod purge;
 mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -115,13 +114,7 @@ impl MemoryQueue {
     }
 }
 
-impl fmt::Debug for MemoryQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("MemoryQueue")
-            .field("events", &self.lock().events.len())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(MemoryQueue, |it| events = it.lock().events.len());
 
 /// The name of an event that is due, in the order in which events are taken.
 type Due = (Instant, i64);

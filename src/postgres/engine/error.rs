@@ -1,7 +1,6 @@
 //! The server's errors, each with what to do about it.
 
 use std::error::Error as StdError;
-use std::fmt;
 
 use super::name::Schema;
 use crate::error::BoxError;
@@ -115,11 +114,7 @@ struct Advised {
     error: sqlx::Error,
 }
 
-impl fmt::Display for Advised {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.advice)
-    }
-}
+display!(Advised, |it| &it.advice);
 
 impl StdError for Advised {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {

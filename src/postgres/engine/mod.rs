@@ -12,4 +12,4 @@ pub(crate) use self::error::{code, corrupt, is_locked, is_without_answer};
 pub(crate) use self::migrate::{Format, Migration};
 pub(crate) use self::name::Schema;
 pub(crate) use self::tables::Tables;
-pub(crate) use self::value::{List, Uuid, Value, column, micros};
+pub(crate) use self::value::{Uuid, Value, column, micros};

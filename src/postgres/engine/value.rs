@@ -22,13 +22,22 @@ pub(crate) enum Value {
     Number(i64),
     /// A number that may be NULL.
     Optional(Option<i64>),
-    /// A text that may be NULL.
-    Text(Option<String>),
+    Text(String),
     Bytes(Bytes),
-    List(List),
+    Ids(Vec<Option<u128>>),
+    Numbers(Vec<Option<i64>>),
+    Flags(Vec<bool>),
+    Texts(Vec<String>),
+    /// An array of texts that may be NULL.
+    OptionalTexts(Option<Vec<String>>),
+    Blobs(Vec<Option<Bytes>>),
 }
 
 impl Value {
+    pub(crate) fn numbers(numbers: impl IntoIterator<Item = i64>) -> Self {
+        Self::Numbers(numbers.into_iter().map(Some).collect())
+    }
+
     /// Adds it to a statement.
     pub(super) fn bind<'q>(
         &self,
@@ -38,35 +47,15 @@ impl Value {
             Self::Id(id) => query.bind(Uuid(*id)),
             Self::Number(number) => query.bind(*number),
             Self::Optional(number) => query.bind(*number),
-            Self::Text(text) => query.bind(text.as_deref()),
+            Self::Text(text) => query.bind(text.as_str()),
             Self::Bytes(bytes) => query.bind(bytes.as_ref()),
-            Self::List(list) => list.bind(query),
-        }
-    }
-}
-
-/// A parameter that is an array.
-#[derive(Clone)]
-pub(crate) enum List {
-    Ids(Vec<Option<u128>>),
-    Numbers(Vec<Option<i64>>),
-    Flags(Vec<bool>),
-    Texts(Option<Vec<String>>),
-    Bytes(Vec<Option<Bytes>>),
-}
-
-impl List {
-    fn bind<'q>(
-        &self,
-        query: Query<'q, Postgres, PgArguments>,
-    ) -> Query<'q, Postgres, PgArguments> {
-        match self {
             Self::Ids(ids) => query.bind(ids.iter().map(|id| id.map(Uuid)).collect::<Vec<_>>()),
             Self::Numbers(numbers) => query.bind(numbers.as_slice()),
             Self::Flags(flags) => query.bind(flags.as_slice()),
-            Self::Texts(texts) => query.bind(texts.as_deref()),
-            Self::Bytes(bytes) => {
-                query.bind(bytes.iter().map(Option::as_deref).collect::<Vec<_>>())
+            Self::Texts(texts) => query.bind(texts.as_slice()),
+            Self::OptionalTexts(texts) => query.bind(texts.as_deref()),
+            Self::Blobs(blobs) => {
+                query.bind(blobs.iter().map(Option::as_deref).collect::<Vec<_>>())
             }
         }
     }

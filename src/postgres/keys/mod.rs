@@ -3,7 +3,6 @@
 mod statements;
 pub(crate) mod transaction;
 
-use std::fmt;
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -159,7 +158,7 @@ impl PostgresStore {
     /// anywhere: several instances begin with different pages.
     async fn purge_step(&self, page: Option<i64>) -> Result<Purged, StoreError> {
         let values = [
-            Value::Text(Some(self.tables.schema.table("keys"))),
+            Value::Text(self.tables.schema.table("keys")),
             Value::Optional(page),
             Value::Number(PAGES_PER_STEP),
         ];
@@ -228,13 +227,7 @@ impl PostgresStore {
     }
 }
 
-impl fmt::Debug for PostgresStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresStore")
-            .field("schema", &self.tables.schema.name())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(PostgresStore, |it| schema = it.tables.schema.name());
 
 impl Store for PostgresStore {
     const DURABLE_LEASES: bool = true;

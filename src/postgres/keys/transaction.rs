@@ -1,6 +1,5 @@
 //! Keys that are inserted by the transaction that handles their event, and need no lease.
 
-use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -209,31 +208,15 @@ impl CommitError {
     }
 }
 
-impl fmt::Display for CommitError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Aborted => {
-                "the handler returned `Ok` although one of its statements had failed, and with it \
-                 its transaction: return the error, or put the statement into a savepoint"
-            }
-            Self::EndedBefore => {
-                "the handler ended the transaction that it was given, or dropped a `begin` midway, \
-                 or left a savepoint open: the transaction is its caller's to end"
-            }
-            Self::LeaseLost => "the lease on the event was lost",
-            Self::Refused(_) => "the transaction was rolled back",
-            Self::Unknown(_) => "the server did not confirm the commit",
-        })
-    }
-}
-
-impl std::error::Error for CommitError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Self::Refused(error) => Some(&**error),
-            Self::Unknown(error) => Some(error),
-            Self::Aborted | Self::EndedBefore | Self::LeaseLost => None,
-        }
+errors! {
+    CommitError {
+        Self::Aborted => "the handler returned `Ok` although one of its statements had failed, and with it its \
+            transaction: return the error, or put the statement into a savepoint";
+        Self::EndedBefore => "the handler ended the transaction that it was given, or dropped a `begin` midway, or \
+            left a savepoint open: the transaction is its caller's to end";
+        Self::LeaseLost => "the lease on the event was lost";
+        Self::Refused(error) => "the transaction was rolled back" => &**error;
+        Self::Unknown(error) => "the server did not confirm the commit" => error;
     }
 }
 

@@ -7,17 +7,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
-use super::batches::{Batches, Call, Executed, Row};
+use super::batches::{Batches, Call, Executed, Result, Row};
 use super::database::Database;
 use super::parameters::{failures, some, sort};
 use super::rows::{duration, time};
-use super::settle::Settle;
-use crate::inbox::event::{EventId, EventLease, Kinds, Lane, NewEvent, Take, TakenEvent};
+use crate::inbox::event::{EventId, EventLease, Lane, NewEvent, Take, TakenEvent};
 use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
-use crate::postgres::engine::{List, Uuid, Value, column, corrupt, micros};
+use crate::postgres::engine::{Uuid, Value, column, corrupt, micros};
 use crate::store::engine_error::Error;
-use crate::store::{EventKey, Fence, StoreError};
+use crate::store::{EventKey, Fence};
 
 /// Many events at once, in their order.
 const ACCEPT: &str = "
@@ -33,29 +32,17 @@ const FIND: &str =
 pub(super) struct Accept {
     database: Arc<Database>,
     calls: Arc<Batches<Acceptance>>,
-    find: Arc<str>,
 }
 
 impl Accept {
-    pub(super) fn new(database: &Arc<Database>, settle: &Arc<Settle>) -> Self {
-        let sql = database.sql(ACCEPT);
-        let of_calls = Arc::clone(database);
-        let execute = move |calls| {
-            let (database, sql) = (Arc::clone(&of_calls), Arc::clone(&sql));
-            async move { execute(&database, &sql, calls).await }
-        };
+    pub(super) fn new(database: &Arc<Database>) -> Self {
         Self {
             database: Arc::clone(database),
-            calls: Batches::new(execute, database.locked(), settle.release()),
-            find: database.sql(FIND),
+            calls: database.batches(execute),
         }
     }
 
-    pub(super) async fn accept(
-        &self,
-        event: NewEvent,
-        take: Option<&Take>,
-    ) -> Result<Accepted, StoreError> {
+    pub(super) async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted> {
         let take = take.filter(|take| take.kinds.takes(event.namespace, event.delivery.kind()));
         let lease = take.map(|take| micros(take.lease));
         let mut accepted = self.calls.call(Acceptance { event, lease }).await?;
@@ -68,8 +55,8 @@ impl Accept {
         Ok(accepted)
     }
 
-    pub(super) async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
-        let rows = self.database.call(&self.find, [Value::Id(key)]).await?;
+    pub(super) async fn find(&self, key: u128) -> Result<Option<EventId>> {
+        let rows = self.database.call(FIND, [Value::Id(key)]).await?;
         let event = rows.first().map(|row| column(row, 0)).transpose()?;
         Ok(event.map(EventId))
     }
@@ -87,10 +74,6 @@ impl Call for Acceptance {
 
     const TAKES: bool = true;
 
-    fn kinds(&self) -> Option<&Kinds> {
-        None
-    }
-
     fn row(&self) -> Option<Row> {
         Some((self.event.lane?.0, 0))
     }
@@ -103,26 +86,18 @@ impl Call for Acceptance {
     }
 }
 
-async fn execute(
-    database: &Database,
-    sql: &Arc<str>,
-    mut calls: Vec<Acceptance>,
-) -> Executed<Accepted> {
+async fn execute(database: Arc<Database>, mut calls: Vec<Acceptance>) -> Executed<Accepted> {
     let order = sort(&mut calls, |call| call.event.lane);
-    let accepted = database.execute(sql, &calls, values, accepted);
+    let accepted = database.execute(ACCEPT, &calls, values, accepted);
     accepted.await.unsort(&order)
 }
 
 fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
     let events = || calls.iter().map(|call| &call.event);
-    let ids =
-        |id: fn(&NewEvent) -> Option<u128>| Value::List(List::Ids(events().map(id).collect()));
-    let bytes = |bytes: fn(&NewEvent) -> Option<Bytes>| {
-        Value::List(List::Bytes(events().map(bytes).collect()))
-    };
-    let numbers = |number: fn(&NewEvent) -> Option<i64>| {
-        Value::List(List::Numbers(events().map(number).collect()))
-    };
+    let ids = |id: fn(&NewEvent) -> Option<u128>| Value::Ids(events().map(id).collect());
+    let bytes = |bytes: fn(&NewEvent) -> Option<Bytes>| Value::Blobs(events().map(bytes).collect());
+    let numbers =
+        |number: fn(&NewEvent) -> Option<i64>| Value::Numbers(events().map(number).collect());
     let kind = |event: &'a NewEvent| (event.delivery.kind(), event.namespace);
     let mut kinds: Vec<_> = events().map(kind).collect();
     kinds.sort();
@@ -141,9 +116,9 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
         ids(|event| event.key.as_ref().map(EventKey::body)),
         ids(|event| event.guard.as_ref().map(EventKey::key)),
         ids(|event| event.guard.as_ref().map(EventKey::body)),
-        Value::List(List::Texts(Some(names))),
-        Value::List(List::Numbers(namespaces.collect())),
-        Value::List(List::Numbers(kind.collect())),
+        Value::Texts(names),
+        Value::Numbers(namespaces.collect()),
+        Value::Numbers(kind.collect()),
         bytes(|event| {
             let key = event.delivery.key()?;
             Some(Bytes::copy_from_slice(key.as_bytes()))
@@ -152,9 +127,9 @@ fn values<'a>(calls: &'a [Acceptance]) -> Vec<Value> {
         numbers(|event| Some(Lane::of_chat(event.chat.as_ref()?).0)),
         numbers(|event| event.lane.map(|lane| lane.0)),
         bytes(|event| Some(event.delivery.body().clone())),
-        some(headers, List::Bytes),
+        some(headers, Value::Blobs),
         numbers(|event| Some(micros(event.retain))),
-        Value::List(List::Numbers(calls.iter().map(|call| call.lease).collect())),
+        Value::Numbers(calls.iter().map(|call| call.lease).collect()),
         outcomes,
         reasons,
         took,

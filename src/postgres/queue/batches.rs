@@ -36,12 +36,15 @@ pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// The interval at which locked rows are looked at.
 const PROBE: Duration = Duration::from_millis(100);
 
+/// The result of a call of the queue.
+pub(super) type Result<T, E = StoreError> = std::result::Result<T, E>;
+
 type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// What became of a statement for several calls.
 pub(super) enum Executed<R> {
     /// Each call has a result.
-    Done(Vec<Result<R, StoreError>>),
+    Done(Vec<Result<R>>),
     /// The statement waited for a lock until the server ended it, and had no effect.
     Blocked,
 }
@@ -63,8 +66,7 @@ type Execute<C> = Box<dyn Fn(Vec<C>) -> Boxed<Executed<<C as Call>::Return>> + S
 pub(super) type Row = (i64, i64);
 
 /// Returns those of the rows that others have locked, at once.
-pub(super) type Locked =
-    Box<dyn Fn(BTreeSet<Row>) -> Boxed<Result<BTreeSet<Row>, StoreError>> + Send + Sync>;
+pub(super) type Locked = Box<dyn Fn(BTreeSet<Row>) -> Boxed<Result<BTreeSet<Row>>> + Send + Sync>;
 
 /// Gives up events that nobody waits for any more.
 pub(super) type Release = Arc<dyn Fn(Vec<EventLease>) -> Boxed<()> + Send + Sync>;
@@ -75,16 +77,22 @@ pub(super) trait Call: Clone + Send + 'static {
     type Return: Send + 'static;
 
     /// Whether its statement may take events, and has the number of the call as its last parameter.
-    const TAKES: bool;
+    const TAKES: bool = false;
 
     /// The kinds of which an event may be taken. One statement has one set of them.
-    fn kinds(&self) -> Option<&Kinds>;
+    fn kinds(&self) -> Option<&Kinds> {
+        None
+    }
 
     /// The row that it locks, if that may exist.
-    fn row(&self) -> Option<Row>;
+    fn row(&self) -> Option<Row> {
+        None
+    }
 
     /// The lease of the event that was taken.
-    fn lease(returned: &Self::Return) -> Option<EventLease>;
+    fn lease(_: &Self::Return) -> Option<EventLease> {
+        None
+    }
 }
 
 /// The calls of one kind of statement.
@@ -109,7 +117,7 @@ struct State<C: Call> {
 
 struct Job<C: Call> {
     call: C,
-    caller: oneshot::Sender<Result<C::Return, StoreError>>,
+    caller: oneshot::Sender<Result<C::Return>>,
 }
 
 impl<C: Call> Batches<C> {
@@ -140,7 +148,7 @@ impl<C: Call> Batches<C> {
     }
 
     /// Has a call executed, by the task that does so, or by a new one.
-    pub(super) async fn call(self: &Arc<Self>, call: C) -> Result<C::Return, StoreError> {
+    pub(super) async fn call(self: &Arc<Self>, call: C) -> Result<C::Return> {
         let (caller, result) = oneshot::channel();
         self.lock().waiting.push_back(Job { call, caller });
         self.start();
@@ -298,7 +306,7 @@ impl<C: Call> Batches<C> {
 
 /// A caller. One that gives up at the moment of the result gives up what was taken for it.
 struct Waits<C: Call> {
-    result: oneshot::Receiver<Result<C::Return, StoreError>>,
+    result: oneshot::Receiver<Result<C::Return>>,
     release: Release,
 }
 
@@ -341,7 +349,7 @@ impl<C: Call> Drop for Task<'_, C> {
 }
 
 /// The error of a statement, for each of its calls.
-pub(super) fn share<R>(error: StoreError, count: usize) -> Vec<Result<R, StoreError>> {
+pub(super) fn share<R>(error: StoreError, count: usize) -> Vec<Result<R>> {
     if count == 1 {
         return vec![Err(error)];
     }
@@ -387,14 +395,8 @@ mod tests {
     impl Call for Any {
         type Return = Option<EventLease>;
 
-        const TAKES: bool = false;
-
         fn kinds(&self) -> Option<&Kinds> {
             Some(&self.0)
-        }
-
-        fn row(&self) -> Option<Row> {
-            None
         }
 
         fn lease(taken: &Self::Return) -> Option<EventLease> {

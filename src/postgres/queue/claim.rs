@@ -10,10 +10,9 @@ use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
-use super::batches::{GRACE, Release};
+use super::batches::{GRACE, Release, Result};
 use super::database::Database;
 use super::floors::{Floor, Floors, LONGEST_LOOK};
-use super::settle::Settle;
 use super::{parameters, rows};
 use crate::error::Chain;
 use crate::inbox::event::Take;
@@ -41,33 +40,24 @@ pub(super) struct Claim(Arc<Shared>);
 
 struct Shared {
     database: Arc<Database>,
-    claim: Arc<str>,
     floors: Floors,
-    settle: Arc<Settle>,
     release: Release,
     /// One claim that was given up is waited for at a time.
     abandoned: Arc<Semaphore>,
 }
 
 impl Claim {
-    pub(super) fn new(database: &Arc<Database>, settle: &Arc<Settle>) -> Self {
+    pub(super) fn new(database: &Arc<Database>) -> Self {
         Self(Arc::new(Shared {
             database: Arc::clone(database),
-            claim: database.sql(CLAIM),
             floors: Floors::default(),
-            settle: Arc::clone(settle),
-            release: settle.release(),
+            release: database.release(),
             abandoned: Arc::new(Semaphore::new(1)),
         }))
     }
 
     /// Takes at most `limit` events.
-    pub(super) async fn claim(
-        &self,
-        take: &Take,
-        limit: usize,
-        suspects: usize,
-    ) -> Result<Claims, StoreError> {
+    pub(super) async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
         let floors = &self.0.floors;
         if floors.begin_look(&take.kinds) {
             let (claim, take) = (self.clone(), take.clone());
@@ -90,7 +80,7 @@ impl Claim {
         take: &Take,
         [limit, suspects]: [usize; 2],
         floor: &Floor,
-    ) -> Result<Claims, StoreError> {
+    ) -> Result<Claims> {
         let Shared {
             database, floors, ..
         } = &*self.0;
@@ -105,7 +95,7 @@ impl Claim {
         ];
         values.extend(floor.values());
         database.give_up_unanswered().await;
-        let mut rows = database.take(&self.0.claim, values).await?;
+        let mut rows = database.take(CLAIM, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
         let took = rows::duration(&last, TOOK)?.unwrap_or_default();
         if let Some(by) = rows::duration(&last, SET_BACK)?.filter(|by| !by.is_zero()) {
@@ -124,7 +114,7 @@ impl Claim {
             } else if rows::crashes(row, 0)? >= LAST_LOOK
                 && let Some(lease) = rows::lease(row, 0)?
             {
-                self.0.settle.bury(lease).await;
+                database.bury(lease).await;
             }
         }
         Ok(Claims {
@@ -148,7 +138,7 @@ impl Claim {
     }
 }
 
-type Execution = Pin<Box<dyn Future<Output = Result<Claims, StoreError>> + Send>>;
+type Execution = Pin<Box<dyn Future<Output = Result<Claims>> + Send>>;
 
 /// Executes a claim. When it is dropped before that, it waits a little for the server, and releases what was taken:
 /// those events would be taken until their leases expire, and would count as crashed.
@@ -160,7 +150,7 @@ struct Claiming {
 }
 
 impl Future for Claiming {
-    type Output = Result<Claims, StoreError>;
+    type Output = Result<Claims>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let claims = self.execution.as_mut().poll(cx);

@@ -12,11 +12,9 @@ use sqlx::postgres::PgRow;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-use super::batches::{Call, Executed, GRACE, Locked, Row, share};
+use super::batches::{Call, Executed, GRACE, Locked, Result, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
-use crate::postgres::engine::{
-    List, Tables, Value, code, column, corrupt, is_locked, is_without_answer,
-};
+use crate::postgres::engine::{Tables, Value, code, column, corrupt, is_locked, is_without_answer};
 use crate::postgres::lease::{Identity, TransactionalLease};
 use crate::store::StoreError;
 use crate::store::engine_error::Error;
@@ -25,7 +23,6 @@ use crate::store::engine_error::Error;
 pub(super) struct Database {
     pub(super) tables: Arc<Tables>,
     identity: Arc<Identity>,
-    give_up: Arc<str>,
     /// Whether transactions have another isolation level by default than the one that the functions need.
     begins: Arc<AtomicBool>,
     /// How many more calls may have a connection.
@@ -116,6 +113,8 @@ fn number() -> String {
 const MOST_CONNECTIONS: usize = 5;
 const MOST_READS: usize = 2;
 
+const GIVE_UP: &str = "SELECT {schema}.give_up($1)";
+
 const LOCKED: &str = "
     SELECT r.lane, r.own FROM unnest($1::bigint[], $2::bigint[]) AS r (lane, own) WHERE {schema}.is_locked(r.lane, r.own)";
 
@@ -124,7 +123,6 @@ impl Database {
         let tables = Arc::new(tables);
         Self {
             identity: Arc::new(Identity::new(&tables)),
-            give_up: tables.schema.sql("SELECT {schema}.give_up($1)").into(),
             tables,
             begins: Arc::new(AtomicBool::new(false)),
             connections: Arc::new(Semaphore::new(MOST_CONNECTIONS)),
@@ -134,28 +132,24 @@ impl Database {
     }
 
     /// A statement, with the schema's name in it.
-    pub(super) fn sql(&self, sql: &str) -> Arc<str> {
+    fn sql(&self, sql: &str) -> Arc<str> {
         self.tables.schema.sql(sql).into()
     }
 
     /// Executes a statement that calls a function of the schema, and returns its rows.
     pub(super) async fn call(
         &self,
-        sql: &Arc<str>,
+        sql: &str,
         values: impl Into<Vec<Value>>,
-    ) -> Result<Vec<PgRow>, StoreError> {
+    ) -> Result<Vec<PgRow>> {
         let rows = self.try_call(sql, values.into(), None).await;
         rows.map_err(|error| self.error(error))
     }
 
     /// As [`call`](Self::call), for a statement that may take events, and has the number of the call as its last parameter.
-    pub(super) async fn take(
-        &self,
-        sql: &Arc<str>,
-        mut values: Vec<Value>,
-    ) -> Result<Vec<PgRow>, StoreError> {
+    pub(super) async fn take(&self, sql: &str, mut values: Vec<Value>) -> Result<Vec<PgRow>> {
         let call = number();
-        values.push(Value::Text(Some(call.clone())));
+        values.push(Value::Text(call.clone()));
         let rows = self.try_call(sql, values, Some(call)).await;
         rows.map_err(|error| self.error(error))
     }
@@ -164,29 +158,25 @@ impl Database {
     pub(super) async fn give_up_unanswered(&self) {
         let calls = self.unanswered.all();
         if !calls.is_empty() {
-            let values = [Value::List(List::Texts(Some(calls)))];
+            let values = [Value::Texts(calls)];
             // The next claim tries it again.
-            let _ = self.call(&self.give_up, values).await;
+            let _ = self.call(GIVE_UP, values).await;
         }
     }
 
-    pub(super) async fn call_one(
-        &self,
-        sql: &Arc<str>,
-        values: impl Into<Vec<Value>>,
-    ) -> Result<PgRow, StoreError> {
+    pub(super) async fn call_one(&self, sql: &str, values: impl Into<Vec<Value>>) -> Result<PgRow> {
         one(self.call(sql, values).await?)
     }
 
     /// Executes a statement that may change something, and may take events if it has a number.
     async fn try_call(
         &self,
-        sql: &Arc<str>,
+        sql: &str,
         values: Vec<Value>,
         number: Option<String>,
     ) -> sqlx::Result<Vec<PgRow>> {
         let (tables, begins) = (Arc::clone(&self.tables), Arc::clone(&self.begins));
-        let sql = Arc::clone(sql);
+        let sql = self.sql(sql);
         let mut asked = Asked {
             number: None,
             unanswered: Arc::clone(&self.unanswered),
@@ -230,17 +220,13 @@ impl Database {
 
     /// Finds locked rows.
     pub(super) fn locked(self: &Arc<Self>) -> Locked {
-        let (database, sql) = (Arc::clone(self), self.sql(LOCKED));
+        let database = Arc::clone(self);
         Box::new(move |rows: BTreeSet<Row>| {
-            let (database, sql) = (Arc::clone(&database), Arc::clone(&sql));
+            let database = Arc::clone(&database);
             Box::pin(async move {
-                let list = |of: fn(&Row) -> i64| {
-                    Value::List(List::Numbers(
-                        rows.iter().map(|row| Some(of(row))).collect(),
-                    ))
-                };
-                let values = [list(|row| row.0), list(|row| row.1)];
-                let locked = database.call(&sql, values).await?;
+                let (lanes, own) = rows.iter().copied().unzip::<_, _, Vec<_>, Vec<_>>();
+                let values = [Value::numbers(lanes), Value::numbers(own)];
+                let locked = database.call(LOCKED, values).await?;
                 let locked = locked
                     .iter()
                     .map(|row| Ok((column(row, 0)?, column(row, 1)?)));
@@ -252,7 +238,7 @@ impl Database {
     /// Executes one statement for several calls, with a row for each.
     pub(super) async fn execute<C: Call>(
         &self,
-        sql: &Arc<str>,
+        sql: &str,
         calls: &[C],
         values: fn(&[C]) -> Vec<Value>,
         returned: fn(&C, &PgRow) -> Result<C::Return, Error>,
@@ -260,7 +246,7 @@ impl Database {
         let number = C::TAKES.then(number);
         let values = |calls: &[C]| {
             let mut values = values(calls);
-            values.extend(number.clone().map(|number| Value::Text(Some(number))));
+            values.extend(number.clone().map(Value::Text));
             values
         };
         let rows = match self.try_call(sql, values(calls), number.clone()).await {
@@ -288,19 +274,11 @@ impl Database {
     }
 
     /// Executes a statement that only reads.
-    pub(super) async fn read(
-        &self,
-        sql: &Arc<str>,
-        values: &[Value],
-    ) -> Result<Vec<PgRow>, StoreError> {
+    pub(super) async fn read(&self, sql: &str, values: &[Value]) -> Result<Vec<PgRow>> {
         Ok(self.search(sql, values).await?.0)
     }
 
-    pub(super) async fn read_one(
-        &self,
-        sql: &Arc<str>,
-        values: &[Value],
-    ) -> Result<PgRow, StoreError> {
+    pub(super) async fn read_one(&self, sql: &str, values: &[Value]) -> Result<PgRow> {
         one(self.read(sql, values).await?)
     }
 
@@ -308,11 +286,11 @@ impl Database {
     /// connections to others.
     pub(super) async fn search(
         &self,
-        sql: &Arc<str>,
+        sql: &str,
         values: &[Value],
-    ) -> Result<(Vec<PgRow>, Duration), StoreError> {
+    ) -> Result<(Vec<PgRow>, Duration)> {
         let reads = Arc::clone(&self.reads).acquire_owned().await;
-        let (tables, sql, values) = (Arc::clone(&self.tables), Arc::clone(sql), values.to_vec());
+        let (tables, sql, values) = (Arc::clone(&self.tables), self.sql(sql), values.to_vec());
         let found = self.within(async move {
             let found = tables.pool.fetch_without_jit(&sql, &values).await;
             drop(reads);
@@ -354,7 +332,7 @@ async fn fetch(
 /// What the functions fail with where transactions are repeatable reads or serializable by default.
 const NOT_READ_COMMITTED: &str = "TW001";
 
-fn one(mut rows: Vec<PgRow>) -> Result<PgRow, StoreError> {
+fn one(mut rows: Vec<PgRow>) -> Result<PgRow> {
     let row = rows.pop();
     row.ok_or_else(|| corrupt("an answer without a row").into())
 }

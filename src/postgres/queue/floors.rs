@@ -10,7 +10,7 @@ use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use crate::inbox::event::Kinds;
-use crate::postgres::engine::{List, Value, column};
+use crate::postgres::engine::{Value, column};
 use crate::store::engine_error::Error;
 
 /// What a claim knows from an earlier one: that there was nothing to take before these times. Zeros know nothing.
@@ -26,9 +26,7 @@ pub(super) struct Floor {
 impl Floor {
     pub(super) fn values(&self) -> [Value; 4] {
         [
-            Value::List(List::Numbers(
-                self.kinds.iter().copied().map(Some).collect(),
-            )),
+            Value::numbers(self.kinds.iter().copied()),
             Value::Number(self.ready),
             Value::Number(self.crashed),
             Value::Number(self.leased),

@@ -2,20 +2,19 @@
 
 use std::fmt::Write;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::time::Instant;
 
+use super::batches::Result;
 use super::database::Database;
 use super::places::{COLUMNS, Look};
 use super::rows;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Lane};
 use crate::inbox::records::{EventSummary, Filter, Listed, Page};
-use crate::postgres::engine::{List as Array, Value, column};
-use crate::store::StoreError;
+use crate::postgres::engine::{Value, column};
 
 /// The numbers of kinds that were accepted.
 const KINDS: &str = "SELECT id::bigint FROM {schema}.kinds WHERE name = ANY ($1)";
@@ -32,29 +31,13 @@ const LARGEST_STEP: i64 = 50_000;
 /// An event may have a smaller number than one that was accepted up to so many microseconds before it.
 const DISORDER: i64 = 60_000_000;
 
-pub(super) struct List {
-    database: Arc<Database>,
-    kinds: Arc<str>,
-    numbers: Arc<str>,
-    from_number: Arc<str>,
-}
-
-impl List {
-    pub(super) fn new(database: &Arc<Database>) -> Self {
-        Self {
-            database: Arc::clone(database),
-            kinds: database.sql(KINDS),
-            numbers: database.sql(NUMBERS),
-            from_number: database.sql(FROM_NUMBER),
-        }
-    }
-
-    pub(super) async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+impl Database {
+    pub(super) async fn list(&self, filter: &Filter, page: Page) -> Result<Listed> {
         let kinds = self.numbers_of(&filter.kinds).await?;
         if kinds.is_empty() && !filter.kinds.is_empty() {
             return Ok(Listed::default());
         }
-        let search = Search::new(&self.database, filter, kinds, page.newest_first);
+        let search = Search::new(filter, kinds, page.newest_first);
         let numbers = match (page.after, page.newest_first) {
             (None, _) => i64::MIN..=i64::MAX,
             (Some(id), true) => i64::MIN..=id.0.saturating_sub(1),
@@ -77,13 +60,13 @@ impl List {
     }
 
     /// The numbers of those kinds that are known.
-    async fn numbers_of(&self, kinds: &[EventKind]) -> Result<Vec<i64>, StoreError> {
+    async fn numbers_of(&self, kinds: &[EventKind]) -> Result<Vec<i64>> {
         if kinds.is_empty() {
             return Ok(Vec::new());
         }
         let names = kinds.iter().map(ToString::to_string).collect();
-        let names = [Value::List(Array::Texts(Some(names)))];
-        let rows = self.database.read(&self.kinds, &names).await?;
+        let names = [Value::Texts(names)];
+        let rows = self.read(KINDS, &names).await?;
         Ok(rows
             .iter()
             .map(|row| column(row, 0))
@@ -95,8 +78,8 @@ impl List {
         &self,
         filter: &Filter,
         numbers: RangeInclusive<i64>,
-    ) -> Result<RangeInclusive<i64>, StoreError> {
-        let row = self.database.read_one(&self.numbers, &[]).await?;
+    ) -> Result<RangeInclusive<i64>> {
+        let row = self.read_one(NUMBERS, &[]).await?;
         let (Some(oldest), Some(newest)) = (column(&row, 0)?, column(&row, 1)?) else {
             return Ok(RangeInclusive::new(1, 0));
         };
@@ -114,16 +97,12 @@ impl List {
     }
 
     /// The first of these numbers whose event was accepted at a time in microseconds or later, or the one after the last.
-    async fn accepted_at(
-        &self,
-        numbers: RangeInclusive<i64>,
-        time: i64,
-    ) -> Result<i64, StoreError> {
+    async fn accepted_at(&self, numbers: RangeInclusive<i64>, time: i64) -> Result<i64> {
         let (mut low, mut high) = (*numbers.start(), numbers.end().saturating_add(1));
         while low < high {
             let middle = low + (high - low) / 2;
             let values = [Value::Number(middle)];
-            let rows = self.database.read(&self.from_number, &values);
+            let rows = self.read(FROM_NUMBER, &values);
             match rows.await?.first() {
                 Some(row) if column::<i64>(row, 1)? < time => {
                     low = column::<i64>(row, 0)?.saturating_add(1);
@@ -141,7 +120,7 @@ impl List {
         numbers: RangeInclusive<i64>,
         page: Page,
         (began, within): (Instant, Duration),
-    ) -> Result<Listed, StoreError> {
+    ) -> Result<Listed> {
         let mut listed = Listed::default();
         let (mut first, mut last) = numbers.into_inner();
         let mut size = STEP;
@@ -176,13 +155,9 @@ impl List {
     }
 
     /// The next of these numbers that may match.
-    async fn next(
-        &self,
-        search: &Search,
-        numbers: RangeInclusive<i64>,
-    ) -> Result<Option<i64>, StoreError> {
+    async fn next(&self, search: &Search, numbers: RangeInclusive<i64>) -> Result<Option<i64>> {
         let values = [*numbers.start(), *numbers.end()].map(Value::Number);
-        let rows = self.database.read(&search.next, &values).await?;
+        let rows = self.read(&search.next, &values).await?;
         Ok(rows.first().map(|row| column(row, 0)).transpose()?)
     }
 
@@ -192,9 +167,9 @@ impl List {
         search: &Search,
         numbers: RangeInclusive<i64>,
         limit: usize,
-    ) -> Result<(Vec<EventSummary>, Duration), StoreError> {
+    ) -> Result<(Vec<EventSummary>, Duration)> {
         let values = search.values(&numbers, limit);
-        let (rows, took) = self.database.search(&search.sql, &values).await?;
+        let (rows, took) = self.search(&search.sql, &values).await?;
         let events = rows.iter().map(rows::summary).collect::<Result<_, _>>()?;
         Ok((events, took))
     }
@@ -259,9 +234,9 @@ impl Source {
 
 /// A statement, and its parameters after the range of numbers, which are the first two, and the limit.
 struct Search {
-    sql: Arc<str>,
+    sql: String,
     /// A statement for the first number of a range that may match.
-    next: Arc<str>,
+    next: String,
     parameters: Vec<Value>,
     has_steps: bool,
 }
@@ -285,15 +260,14 @@ impl Conditions {
         let mut new = Self::default();
         if !filter.states.is_empty() {
             let names = filter.states.iter().map(ToString::to_string).collect();
-            let states = new.parameter(Value::List(Array::Texts(Some(names))));
+            let states = new.parameter(Value::Texts(names));
             let _ = write!(
                 new.of_places,
                 " AND s.state = ANY ({states}::text[]::{{schema}}.event_state[])"
             );
         }
         if !kinds.is_empty() {
-            let kinds = kinds.into_iter().map(Some).collect();
-            let kinds = new.parameter(Value::List(Array::Numbers(kinds)));
+            let kinds = new.parameter(Value::numbers(kinds));
             let (table, conditions) = match source {
                 Source::Kept | Source::Lane => ("s", &mut new.of_places),
                 _ => ("e", &mut new.of_events),
@@ -356,7 +330,7 @@ impl Conditions {
 
 impl Search {
     /// With the numbers of the filter's kinds.
-    fn new(database: &Database, filter: &Filter, kinds: Vec<i64>, newest_first: bool) -> Self {
+    fn new(filter: &Filter, kinds: Vec<i64>, newest_first: bool) -> Self {
         let source = Source::of(filter);
         let conditions = Conditions::new(source, filter, kinds);
         let order = match newest_first {
@@ -374,8 +348,8 @@ impl Search {
             "SELECT seq FROM {{schema}}.{table} WHERE seq BETWEEN $1 AND $2 ORDER BY seq {order} LIMIT 1"
         );
         Self {
-            next: database.sql(&next),
-            sql: database.sql(&sql),
+            next,
+            sql,
             parameters: conditions.parameters,
             has_steps: match source {
                 Source::Chat | Source::Lane => false,
@@ -499,9 +473,9 @@ mod tests {
                 (&[EventState::Handled, EventState::Dead], true, true),
             ] {
                 let filter = filter(states, true, error);
-                let search = Search::new(&database, &filter, vec![2], newest_first);
+                let search = Search::new(&filter, vec![2], newest_first);
                 let values = search.values(&(1..=i64::MAX), 50);
-                let explain = format!("EXPLAIN {}", search.sql).into();
+                let explain = format!("EXPLAIN {}", search.sql);
                 let plan = database.search(&explain, &values).await.unwrap();
                 let lines = plan.0.iter().map(|row| column::<String>(row, 0).unwrap());
                 let plan = lines.collect::<Vec<_>>().join("\n");

@@ -13,7 +13,6 @@ mod purge;
 mod rows;
 mod settle;
 
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,10 +22,8 @@ use sqlx::postgres::PgPool;
 use self::accept::Accept;
 use self::claim::Claim;
 use self::database::Database;
-use self::list::List;
 use self::person::Person;
-use self::purge::Purge;
-use self::settle::{Ends, Settle};
+use self::settle::Ends;
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take};
@@ -69,11 +66,8 @@ struct Shared {
     database: Arc<Database>,
     accept: Accept,
     claim: Claim,
-    settle: Arc<Settle>,
     ends: Ends,
     person: Person,
-    list: List,
-    purge: Purge,
 }
 
 impl PostgresQueue {
@@ -110,15 +104,11 @@ impl PostgresQueue {
 
     fn on(tables: Tables) -> Self {
         let database = Arc::new(Database::new(tables));
-        let settle = Settle::new(&database);
         let shared = Shared {
-            accept: Accept::new(&database, &settle),
-            claim: Claim::new(&database, &settle),
-            ends: settle.ends(),
-            person: Person::new(&database, &settle),
-            list: List::new(&database),
-            purge: Purge::new(&database),
-            settle,
+            accept: Accept::new(&database),
+            claim: Claim::new(&database),
+            ends: database.ends(),
+            person: Person::new(&database),
             database,
         };
         Self {
@@ -143,13 +133,8 @@ impl PostgresQueue {
     }
 }
 
-impl fmt::Debug for PostgresQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PostgresQueue")
-            .field("schema", &self.shared.database.tables.schema.name())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(PostgresQueue, |it| schema =
+    it.shared.database.tables.schema.name());
 
 impl Work for PostgresQueue {
     const SHARED: bool = true;
@@ -172,7 +157,7 @@ impl Work for PostgresQueue {
         leases: &[EventLease],
         lease: Duration,
     ) -> Result<Vec<Option<bool>>, StoreError> {
-        self.shared.settle.extend(leases, lease).await
+        self.shared.database.extend(leases, lease).await
     }
 
     async fn settle(
@@ -181,8 +166,8 @@ impl Work for PostgresQueue {
         settlement: &Settlement,
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        let Shared { settle, ends, .. } = &*self.shared;
-        settle.settle(ends, lease, settlement, next).await
+        let Shared { database, ends, .. } = &*self.shared;
+        database.settle(ends, lease, settlement, next).await
     }
 
     async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError> {
@@ -190,17 +175,17 @@ impl Work for PostgresQueue {
     }
 
     async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.shared.purge.purge(keep_bodies).await
+        self.shared.database.purge(keep_bodies).await
     }
 
     async fn size(&self) -> Result<u64, StoreError> {
-        self.shared.purge.size().await
+        self.shared.database.size().await
     }
 }
 
 impl Records for PostgresQueue {
     async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
-        self.shared.list.list(filter, page).await
+        self.shared.database.list(filter, page).await
     }
 
     async fn blocked_lanes(

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::event::EventKind;
 use crate::inbox::event::{EventLease, Failure, Kinds};
-use crate::postgres::engine::{List, Value, micros};
+use crate::postgres::engine::{Value, micros};
 
 pub(super) fn number(count: usize) -> Value {
     Value::Number(i64::try_from(count).unwrap_or(i64::MAX))
@@ -17,7 +17,7 @@ pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 3] {
         let (only, except) = (kinds.included(), kinds.excluded());
         (only.map(names), names(except))
     });
-    let [only, except] = [only, Some(except)].map(|names| Value::List(List::Texts(names)));
+    let [only, except] = [only, Some(except)].map(Value::OptionalTexts);
     let namespace = kinds.map(|kinds| kinds.namespace.0);
     [Value::Optional(namespace), only, except]
 }
@@ -25,11 +25,10 @@ pub(super) fn kinds(kinds: Option<&Kinds>) -> [Value; 3] {
 /// The parameters by which events in progress are found.
 pub(super) fn handles<'a>(leases: impl Iterator<Item = &'a EventLease> + Clone) -> [Value; 3] {
     [
-        List::Numbers(leases.clone().map(|lease| Some(lease.id.0)).collect()),
-        List::Ids(leases.clone().map(|lease| Some(lease.fence.0)).collect()),
-        List::Numbers(leases.map(|lease| Some(lease.place)).collect()),
+        Value::numbers(leases.clone().map(|lease| lease.id.0)),
+        Value::Ids(leases.clone().map(|lease| Some(lease.fence.0)).collect()),
+        Value::numbers(leases.map(|lease| lease.place)),
     ]
-    .map(Value::List)
 }
 
 /// The parameters of failures: outcomes, reasons and durations.
@@ -40,7 +39,7 @@ pub(super) fn failures<'a>(
         let texts = failures.clone();
         some(
             texts.map(|failure| failure.map(|failure| text(failure).clone().into())),
-            List::Bytes,
+            Value::Blobs,
         )
     };
     [
@@ -48,7 +47,7 @@ pub(super) fn failures<'a>(
         texts(|failure| &failure.reason),
         some(
             failures.clone().map(|failure| failure?.took.map(micros)),
-            List::Numbers,
+            Value::Numbers,
         ),
     ]
 }
@@ -56,11 +55,11 @@ pub(super) fn failures<'a>(
 /// The parameter of what few calls have: an array without elements if none has it.
 pub(super) fn some<T>(
     each: impl Iterator<Item = Option<T>>,
-    list: fn(Vec<Option<T>>) -> List,
+    value: fn(Vec<Option<T>>) -> Value,
 ) -> Value {
     let each: Vec<_> = each.collect();
     let has_any = each.iter().any(Option::is_some);
-    Value::List(list(if has_any { each } else { Vec::new() }))
+    value(if has_any { each } else { Vec::new() })
 }
 
 /// Sorts calls by their lanes, so that no two statements wait for each other, and returns the former positions.

@@ -7,18 +7,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use sqlx::postgres::PgRow;
 
-use super::batches::{Batches, Call, Executed, Row, share};
+use super::batches::{Batches, Call, Executed, Result, share};
 use super::database::Database;
 use super::places::{COLUMNS, NO_FENCE, NOW, every_event, state};
-use super::settle::Settle;
 use super::{parameters, rows};
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, EventState, Failure, Kinds, Lane};
+use crate::inbox::event::{EventId, EventState, Failure, Lane};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Stats,
 };
-use crate::postgres::engine::{List, Value, column, corrupt};
-use crate::store::StoreError;
+use crate::postgres::engine::{Value, column, corrupt};
 use crate::store::engine_error::Error;
 
 const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
@@ -38,41 +36,30 @@ pub(super) struct Person {
     database: Arc<Database>,
     gets: Arc<Batches<Get>>,
     changes: Arc<Batches<Changing>>,
-    blocked_lanes: Arc<str>,
-    forget: Arc<str>,
-    pause: Arc<str>,
-    stats: Arc<str>,
 }
 
 impl Person {
-    pub(super) fn new(database: &Arc<Database>, settle: &Arc<Settle>) -> Self {
+    pub(super) fn new(database: &Arc<Database>) -> Self {
         let get = format!(
             "SELECT {COLUMNS}, e.body, e.headers FROM {} WHERE e.seq = ANY ($1)",
             every_event()
         );
-        let sql = [database.sql(&get), database.sql(FAILURES)];
-        let of_gets = Arc::clone(database);
-        let gets = move |calls| {
-            let (database, sql) = (Arc::clone(&of_gets), sql.clone());
-            async move { records(&database, &sql, calls).await }
+        let get: Arc<str> = get.into();
+        let gets = move |database: Arc<Database>, calls| {
+            let get = Arc::clone(&get);
+            async move { records(&database, &get, calls).await }
         };
-        let (of_changes, sql) = (Arc::clone(database), database.sql(CHANGE));
-        let changes = move |calls: Vec<Changing>| {
-            let (database, sql) = (Arc::clone(&of_changes), Arc::clone(&sql));
-            async move { database.execute(&sql, &calls, changed, change).await }
+        let changes = |database: Arc<Database>, calls: Vec<Changing>| async move {
+            database.execute(CHANGE, &calls, changed, change).await
         };
         Self {
             database: Arc::clone(database),
-            gets: Batches::new(gets, database.locked(), settle.release()),
-            changes: Batches::new(changes, database.locked(), settle.release()),
-            blocked_lanes: database.sql(BLOCKED_LANES),
-            forget: database.sql(FORGET),
-            pause: database.sql(PAUSE),
-            stats: database.sql(&count()),
+            gets: database.batches(gets),
+            changes: database.batches(changes),
         }
     }
 
-    pub(super) async fn get(&self, id: EventId) -> Result<Option<EventRecord>, StoreError> {
+    pub(super) async fn get(&self, id: EventId) -> Result<Option<EventRecord>> {
         self.gets.call(Get(id)).await
     }
 
@@ -81,13 +68,13 @@ impl Person {
         chat: Option<&str>,
         after: Option<EventId>,
         limit: usize,
-    ) -> Result<Vec<BlockedLane>, StoreError> {
+    ) -> Result<Vec<BlockedLane>> {
         let values = [
             Value::Optional(chat.map(|chat| Lane::of_chat(chat).0)),
             Value::Number(after.map_or(i64::MIN, |id| id.0)),
             parameters::number(limit),
         ];
-        let lanes = self.database.read(&self.blocked_lanes, &values).await?;
+        let lanes = self.database.read(BLOCKED_LANES, &values).await?;
         Ok(lanes.iter().map(blocked_lane).collect::<Result<_, _>>()?)
     }
 
@@ -97,7 +84,7 @@ impl Person {
         id: EventId,
         from: Option<EventState>,
         redrives: bool,
-    ) -> Result<Change, StoreError> {
+    ) -> Result<Change> {
         self.changes.call(Changing { id, from, redrives }).await
     }
 
@@ -105,7 +92,7 @@ impl Person {
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
-    ) -> Result<Forgotten, StoreError> {
+    ) -> Result<Forgotten> {
         let (first, last) = events.map_or((i64::MIN, None), |events| {
             (events.start().0, Some(events.end().0))
         });
@@ -116,7 +103,7 @@ impl Person {
             Value::Optional(last),
             parameters::number(FORGET_STEP),
         ];
-        let row = self.database.call_one(&self.forget, values).await?;
+        let row = self.database.call_one(FORGET, values).await?;
         let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
         Ok(Forgotten {
             bodies: column::<i64>(&row, 0)?.unsigned_abs(),
@@ -126,19 +113,15 @@ impl Person {
         })
     }
 
-    pub(super) async fn pause(
-        &self,
-        kind: Option<&EventKind>,
-        paused: bool,
-    ) -> Result<(), StoreError> {
+    pub(super) async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<()> {
         let kind = kind.map(ToString::to_string).unwrap_or_default();
-        let values = [Value::Text(Some(kind)), Value::Number(paused.into())];
-        self.database.call(&self.pause, values).await?;
+        let values = [Value::Text(kind), Value::Number(paused.into())];
+        self.database.call(PAUSE, values).await?;
         Ok(())
     }
 
-    pub(super) async fn stats(&self) -> Result<Stats, StoreError> {
-        let rows = self.database.read(&self.stats, &[]).await?;
+    pub(super) async fn stats(&self) -> Result<Stats> {
+        let rows = self.database.read(&count(), &[]).await?;
         let first = rows.first();
         let first = first.ok_or_else(|| corrupt("counts without the row of all kinds"))?;
         let mut stats = Stats {
@@ -163,20 +146,6 @@ struct Get(EventId);
 
 impl Call for Get {
     type Return = Option<EventRecord>;
-
-    const TAKES: bool = false;
-
-    fn kinds(&self) -> Option<&Kinds> {
-        None
-    }
-
-    fn row(&self) -> Option<Row> {
-        None
-    }
-
-    fn lease(_: &Option<EventRecord>) -> Option<EventLease> {
-        None
-    }
 }
 
 /// A call for a change.
@@ -189,33 +158,14 @@ struct Changing {
 
 impl Call for Changing {
     type Return = Change;
-
-    const TAKES: bool = false;
-
-    fn kinds(&self) -> Option<&Kinds> {
-        None
-    }
-
-    fn row(&self) -> Option<Row> {
-        None
-    }
-
-    fn lease(_: &Change) -> Option<EventLease> {
-        None
-    }
 }
 
 /// Reads events, and then their failures.
-async fn records(
-    database: &Database,
-    [events, failures]: &[Arc<str>; 2],
-    calls: Vec<Get>,
-) -> Executed<Option<EventRecord>> {
-    let ids = calls.iter().map(|Get(id)| Some(id.0)).collect();
-    let ids = [Value::List(List::Numbers(ids))];
+async fn records(database: &Database, get: &str, calls: Vec<Get>) -> Executed<Option<EventRecord>> {
+    let ids = [Value::numbers(calls.iter().map(|Get(id)| id.0))];
     let read = async {
-        let (events, _) = database.search(events, &ids).await?;
-        let (failures, _) = database.search(failures, &ids).await?;
+        let (events, _) = database.search(get, &ids).await?;
+        let (failures, _) = database.search(FAILURES, &ids).await?;
         let mut found = HashMap::new();
         for event in &events {
             found.insert(column::<i64>(event, 0)?, (event, Vec::new()));
@@ -233,7 +183,7 @@ async fn records(
         });
         Ok(records.collect())
     };
-    let read: Result<_, StoreError> = read.await;
+    let read: Result<_> = read.await;
     Executed::Done(read.unwrap_or_else(|error| share(error, calls.len())))
 }
 
@@ -254,13 +204,9 @@ fn changed(calls: &[Changing]) -> Vec<Value> {
         .iter()
         .map(|call| call.from.map_or("", EventState::name));
     vec![
-        Value::List(List::Numbers(
-            calls.iter().map(|call| Some(call.id.0)).collect(),
-        )),
-        Value::List(List::Texts(Some(froms.map(str::to_owned).collect()))),
-        Value::List(List::Flags(
-            calls.iter().map(|call| call.redrives).collect(),
-        )),
+        Value::numbers(calls.iter().map(|call| call.id.0)),
+        Value::Texts(froms.map(str::to_owned).collect()),
+        Value::Flags(calls.iter().map(|call| call.redrives).collect()),
     ]
 }
 

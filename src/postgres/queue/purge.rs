@@ -1,11 +1,10 @@
 //! Bodies and events are deleted after their times, and the size of what is left.
 
-use std::sync::Arc;
 use std::time::Duration;
 
+use super::batches::Result;
 use super::database::Database;
 use crate::postgres::engine::{Value, column, micros};
-use crate::store::StoreError;
 
 const PURGE: &str = "SELECT {schema}.purge($1, $2)";
 
@@ -14,35 +13,19 @@ const SIZE: &str = "SELECT {schema}.size($1)";
 /// How many events a step of purging deletes, or deletes the bodies of.
 const EVENTS_PER_STEP: i64 = 1000;
 
-pub(super) struct Purge {
-    database: Arc<Database>,
-    purge: Arc<str>,
-    size: Arc<str>,
-}
-
-impl Purge {
-    pub(super) fn new(database: &Arc<Database>) -> Self {
-        Self {
-            database: Arc::clone(database),
-            purge: database.sql(PURGE),
-            size: database.sql(SIZE),
-        }
-    }
-
-    pub(super) async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
+impl Database {
+    pub(super) async fn purge(&self, keep_bodies: Duration) -> Result<bool> {
         let values = [
             Value::Number(micros(keep_bodies)),
             Value::Number(EVENTS_PER_STEP),
         ];
-        let row = self.database.call_one(&self.purge, values);
+        let row = self.call_one(PURGE, values);
         Ok(column(&row.await?, 0)?)
     }
 
-    pub(super) async fn size(&self) -> Result<u64, StoreError> {
-        let values = [Value::Text(Some(
-            self.database.tables.schema.table("events"),
-        ))];
-        let row = self.database.call_one(&self.size, values).await?;
+    pub(super) async fn size(&self) -> Result<u64> {
+        let values = [Value::Text(self.tables.schema.table("events"))];
+        let row = self.call_one(SIZE, values).await?;
         Ok(column::<i64>(&row, 0)?.unsigned_abs())
     }
 }

@@ -1,19 +1,19 @@
 //! Attempts end, those of concurrent calls by one statement, and their leases are extended.
 
+use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 use tokio::time::{sleep, timeout};
 
-use super::batches::{Batches, Call, Executed, Release, Row};
+use super::batches::{Batches, Call, Executed, Release, Result, Row};
 use super::database::Database;
 use super::parameters::{failures, handles, kinds, sort, unsort};
 use super::rows;
 use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
-use crate::postgres::engine::{List, Value, column, micros};
-use crate::store::StoreError;
+use crate::postgres::engine::{Value, column, micros};
 use crate::store::engine_error::Error;
 
 /// Many attempts at once, in their order. Not the function limits the time for locks, as the transactions of handlers
@@ -32,39 +32,32 @@ const EXTEND: &str = "SELECT {schema}.extend($1, $2, $3, $4)";
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(60);
 const RELEASE_PAUSE: Duration = Duration::from_millis(200);
 
-pub(super) struct Settle {
-    database: Arc<Database>,
-    settle: Arc<str>,
-    extend: Arc<str>,
-}
-
 /// The calls that end attempts.
 pub(super) type Ends = Arc<Batches<End>>;
 
-impl Settle {
-    pub(super) fn new(database: &Arc<Database>) -> Arc<Self> {
-        Arc::new(Self {
-            database: Arc::clone(database),
-            settle: database.sql(SETTLE),
-            extend: database.sql(EXTEND),
-        })
+impl Database {
+    /// Collects calls that share a statement.
+    pub(super) fn batches<C: Call, F>(
+        self: &Arc<Self>,
+        execute: impl Fn(Arc<Self>, Vec<C>) -> F + Send + Sync + 'static,
+    ) -> Arc<Batches<C>>
+    where
+        F: Future<Output = Executed<C::Return>> + Send + 'static,
+    {
+        let database = Arc::clone(self);
+        let execute = move |calls| execute(Arc::clone(&database), calls);
+        Batches::new(execute, self.locked(), self.release())
     }
 
-    /// Collects calls that share a statement.
     pub(super) fn ends(self: &Arc<Self>) -> Ends {
-        let settle = Arc::clone(self);
-        let execute = move |calls| {
-            let settle = Arc::clone(&settle);
-            async move { settle.execute(calls).await }
-        };
-        Batches::new(execute, self.database.locked(), self.release())
+        self.batches(|database, calls| async move { database.end(calls).await })
     }
 
     /// Gives up events that nobody waits for.
     pub(super) fn release(self: &Arc<Self>) -> Release {
-        let settle = Arc::clone(self);
+        let database = Arc::clone(self);
         Arc::new(move |leases: Vec<EventLease>| {
-            let settle = Arc::clone(&settle);
+            let database = Arc::clone(&database);
             let released = leases.into_iter().map(|lease| End {
                 lease,
                 settlement: Settlement::Released,
@@ -74,7 +67,7 @@ impl Settle {
             Box::pin(async move {
                 let release = async {
                     loop {
-                        match settle.execute(released.clone()).await {
+                        match database.end(released.clone()).await {
                             Executed::Done(ends) if ends.iter().all(Result::is_ok) => return,
                             // One that was released is lost then.
                             Executed::Done(_) | Executed::Blocked => sleep(RELEASE_PAUSE).await,
@@ -102,7 +95,7 @@ impl Settle {
             },
             next: None,
         };
-        self.execute(vec![end]).await;
+        self.end(vec![end]).await;
     }
 
     pub(super) async fn settle(
@@ -111,7 +104,7 @@ impl Settle {
         lease: &EventLease,
         settlement: &Settlement,
         next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
+    ) -> Result<Settled> {
         let end = End {
             lease: *lease,
             settlement: settlement.clone(),
@@ -119,17 +112,15 @@ impl Settle {
         };
         let mut settled = ends.call(end).await?;
         if let Settled::Ended(Some(next)) = &mut settled {
-            self.database.lend(next);
+            self.lend(next);
         }
         Ok(settled)
     }
 
-    async fn execute(&self, mut calls: Vec<End>) -> Executed<Settled> {
+    async fn end(&self, mut calls: Vec<End>) -> Executed<Settled> {
         // Events without a lane have one place. Renewals lock rows in the same order.
         let order = sort(&mut calls, |call| (call.lease.place, call.lease.id));
-        let settled = self
-            .database
-            .execute(&self.settle, &calls, values, |_, row| settled(row));
+        let settled = self.execute(SETTLE, &calls, values, |_, row| settled(row));
         settled.await.unsort(&order)
     }
 
@@ -137,7 +128,7 @@ impl Settle {
         &self,
         leases: &[EventLease],
         lease: Duration,
-    ) -> Result<Vec<Option<bool>>, StoreError> {
+    ) -> Result<Vec<Option<bool>>> {
         if leases.is_empty() {
             return Ok(Vec::new());
         }
@@ -145,7 +136,7 @@ impl Settle {
         let order = sort(&mut leases, |lease| (lease.place, lease.id));
         let [ids, fences, places] = handles(leases.iter());
         let values = [ids, fences, places, Value::Number(micros(lease))];
-        let rows = self.database.call(&self.extend, values).await?;
+        let rows = self.call(EXTEND, values).await?;
         let held = rows.iter().map(|row| column(row, 0));
         Ok(unsort(held.collect::<Result<_, _>>()?, &order))
     }
@@ -195,8 +186,7 @@ fn name(settlement: &Settlement) -> &'static str {
 
 fn values(calls: &[End]) -> Vec<Value> {
     let settlements = || calls.iter().map(|end| &end.settlement);
-    let flags =
-        |flag: fn(&Settlement) -> bool| Value::List(List::Flags(settlements().map(flag).collect()));
+    let flags = |flag: fn(&Settlement) -> bool| Value::Flags(settlements().map(flag).collect());
     let [ids, fences, places] = handles(calls.iter().map(|end| &end.lease));
     let names = settlements().map(|end| name(end).to_owned());
     let afters = settlements().map(|settlement| match settlement {
@@ -233,12 +223,12 @@ fn values(calls: &[End]) -> Vec<Value> {
         ids,
         fences,
         places,
-        Value::List(List::Texts(Some(names.collect()))),
-        Value::List(List::Numbers(afters.collect())),
-        Value::List(List::Numbers(uncounted.collect())),
+        Value::Texts(names.collect()),
+        Value::Numbers(afters.collect()),
+        Value::Numbers(uncounted.collect()),
         flags(blocks),
         flags(holds),
-        Value::List(List::Numbers(leases.collect())),
+        Value::Numbers(leases.collect()),
         namespace,
         only,
         except,

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use rusqlite::Connection;
+use rusqlite::{Connection, Result};
 
 use super::checkpoint;
 use super::clock::{AGREEMENT, Clock};
@@ -28,7 +28,7 @@ enum Apart {
     Yes,
 }
 
-fn execute_apart(job: &mut dyn Job, tx: &mut Tx<'_>, path: &Arc<Path>) -> rusqlite::Result<()> {
+fn execute_apart(job: &mut dyn Job, tx: &mut Tx<'_>, path: &Arc<Path>) -> Result<()> {
     // A statement that meets damage may have changed some rows already.
     tx.db.execute_batch("SAVEPOINT job")?;
     match job.execute(tx) {
@@ -63,7 +63,7 @@ impl Batches {
         format: &'static Format,
         upkeep: Vec<Box<dyn Upkeep>>,
         clock: Arc<Mutex<Clock>>,
-    ) -> rusqlite::Result<Self> {
+    ) -> Result<Self> {
         // Another connection does the checkpoints. A commit walks through all that is cached whenever a
         // page was split, so the cache is small.
         db.execute_batch(
@@ -91,11 +91,7 @@ impl Batches {
         &self.db
     }
 
-    pub(super) fn commit(
-        &mut self,
-        path: &Arc<Path>,
-        jobs: &mut [Box<dyn Job>],
-    ) -> rusqlite::Result<()> {
+    pub(super) fn commit(&mut self, path: &Arc<Path>, jobs: &mut [Box<dyn Job>]) -> Result<()> {
         match self.commit_all(path, jobs, Apart::No) {
             Err(error) if is_damage(&error) => self.commit_all(path, jobs, Apart::Yes),
             result => result,
@@ -107,7 +103,7 @@ impl Batches {
         path: &Arc<Path>,
         jobs: &mut [Box<dyn Job>],
         apart: Apart,
-    ) -> rusqlite::Result<()> {
+    ) -> Result<()> {
         let need = jobs.iter().map(|job| job.need()).max();
         let need = need.unwrap_or(Need::Read);
         self.synchronize(need)?;
@@ -178,7 +174,7 @@ impl Batches {
     /// Sets whether commits wait for the disk, which SQLite takes between transactions only.
     ///
     /// One that does not wait is on the disk with the next one that does: both are in the same log.
-    fn synchronize(&mut self, need: Need) -> rusqlite::Result<()> {
+    fn synchronize(&mut self, need: Need) -> Result<()> {
         let synchronous = match need {
             Need::Read => return Ok(()),
             _ if self.synchronous == Some(need) => return Ok(()),
@@ -195,7 +191,7 @@ impl Batches {
 struct Transaction<'a>(&'a Connection);
 
 impl<'a> Transaction<'a> {
-    fn begin(db: &'a Connection, need: Need) -> rusqlite::Result<Self> {
+    fn begin(db: &'a Connection, need: Need) -> Result<Self> {
         let begin = match need {
             Need::Read => "BEGIN DEFERRED",
             Need::Write | Need::Durable => "BEGIN IMMEDIATE",
@@ -204,7 +200,7 @@ impl<'a> Transaction<'a> {
         Ok(Self(db))
     }
 
-    fn commit(self) -> rusqlite::Result<()> {
+    fn commit(self) -> Result<()> {
         self.0.prepare_cached("COMMIT")?.execute([]).map(drop)
     }
 }

@@ -109,53 +109,40 @@ pub(crate) fn is_damage(error: &rusqlite::Error) -> bool {
 
 impl fmt::Display for FileError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the SQLite file `{}` ", self.path.display())?;
-        match &*self.reason {
-            Reason::Sqlite(error) => f.write_str(explain(error)),
-            Reason::Create(_) => f.write_str(
-                "cannot be created: its directory must exist, and this user must be allowed to write \
-                 there",
-            ),
-            Reason::ReadOnly => f.write_str(READ_ONLY),
-            Reason::Foreign => f.write_str(
-                "is the database of another program, and was left as it is: choose another path",
-            ),
-            Reason::Draft => f.write_str(
-                "was written by an unreleased draft of this library, and was left as it is: choose another path",
-            ),
-            Reason::NewerSchema { version, lowest } => write!(
-                f,
-                "has version {version} of the schema, which only release {} of this library or a later one may \
-                 use, and this is release {}: use a later release, or another path",
-                lowest.as_deref().unwrap_or("(unknown)"),
-                env!("CARGO_PKG_VERSION"),
-            ),
-            Reason::NoWal { journal } => write!(
-                f,
-                "can have no write-ahead log, only the journal `{journal}`: put it on a disk of this \
-                 machine, not on a network's"
-            ),
-            Reason::Thread(_) => f.write_str("needs a thread of its own, which cannot be started: raise the limit of threads"),
-            Reason::Replaced => f.write_str(
-                "was deleted or replaced while this process had it open, and nothing is written any more: put it \
-                 back, or restart this process to use the file that is there now",
-            ),
-            Reason::LogReplaced { saved } => write!(
-                f,
-                "has lost its `-wal` or `-shm`, which was deleted or replaced while this process had it open, and \
-                 nothing is written any more: {}stop all processes that use the file, and start them again",
-                match saved {
-                    true => "nothing is lost; ",
-                    false => "what only that log holds is lost when this process ends; put it back if it was moved, or ",
-                }
-            ),
-            Reason::Truncated => f.write_str(
-                "was truncated while this process had it open, or its `-wal` was, and nothing is written any more: \
-                 stop all processes that use it, move the three files away, and restore a copy or start with an empty \
-                 file",
-            ),
-            Reason::Ended => f.write_str("is no longer written, because its thread has ended: restart this process"),
-        }
+        write!(
+            f,
+            "the SQLite file `{}` {}",
+            self.path.display(),
+            self.reason
+        )
+    }
+}
+
+messages! {
+    Reason {
+        Self::Sqlite(error) => "{}", explain(error);
+        Self::Create(_) => "cannot be created: its directory must exist, and this user must be allowed to write there";
+        Self::ReadOnly => "{READ_ONLY}";
+        Self::Foreign => "is the database of another program, and was left as it is: choose another path";
+        Self::Draft => "was written by an unreleased draft of this library, and was left as it is: choose another path";
+        Self::NewerSchema { version, lowest } => "has version {version} of the schema, which only release {} of this \
+            library or a later one may use, and this is release {}: use a later release, or another path",
+            lowest.as_deref().unwrap_or("(unknown)"), env!("CARGO_PKG_VERSION");
+        Self::NoWal { journal } => "can have no write-ahead log, only the journal `{journal}`: put it on a disk of \
+            this machine, not on a network's";
+        Self::Thread(_) => "needs a thread of its own, which cannot be started: raise the limit of threads";
+        Self::Replaced => "was deleted or replaced while this process had it open, and nothing is written any more: \
+            put it back, or restart this process to use the file that is there now";
+        Self::LogReplaced { saved: true } => "has lost its `-wal` or `-shm`, which was deleted or replaced while this \
+            process had it open, and nothing is written any more: nothing is lost; stop all processes that use the \
+            file, and start them again";
+        Self::LogReplaced { saved: false } => "has lost its `-wal` or `-shm`, which was deleted or replaced while this \
+            process had it open, and nothing is written any more: what only that log holds is lost when this process \
+            ends; put it back if it was moved, or stop all processes that use the file, and start them again";
+        Self::Truncated => "was truncated while this process had it open, or its `-wal` was, and nothing is written \
+            any more: stop all processes that use it, move the three files away, and restore a copy or start with an \
+            empty file";
+        Self::Ended => "is no longer written, because its thread has ended: restart this process";
     }
 }
 

@@ -2,7 +2,6 @@
 
 pub(super) mod rows;
 
-use std::fmt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -95,13 +94,7 @@ pub(super) fn open(path: &Path, machine: Machine, checkpoint_every: i32) -> Resu
     Engine::open(path, &FORMAT, upkeep, machine, checkpoint_every)
 }
 
-impl fmt::Debug for SqliteStore {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteStore")
-            .field("path", &self.engine.path())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(SqliteStore, |it| path = it.engine.path());
 
 impl Store for SqliteStore {
     const DURABLE_LEASES: bool = true;

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, params};
 
 use crate::sqlite::engine::clock::{self, after};
 use crate::sqlite::engine::{Tx, Upkeep};
@@ -88,7 +88,7 @@ struct Known {
 }
 
 impl Known {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    fn read(row: &Row<'_>) -> Result<Self> {
         Ok(Self {
             id: row.get(0)?,
             body: row.get(1)?,
@@ -136,7 +136,7 @@ pub(in crate::sqlite) fn claim(
     id: EventKey,
     lease: Duration,
     retain: Duration,
-) -> rusqlite::Result<Claim> {
+) -> Result<Claim> {
     let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
     let fence = Fence(tx.token());
     let lease_until = clock::lease_end(tx.now, lease);
@@ -177,7 +177,7 @@ pub(in crate::sqlite) fn claim(
     Ok(Claim::Acquired(Lease::new(id, fence, attempt)))
 }
 
-pub(in crate::sqlite) fn peek(tx: &Tx<'_>, key: u128) -> rusqlite::Result<KeyState> {
+pub(in crate::sqlite) fn peek(tx: &Tx<'_>, key: u128) -> Result<KeyState> {
     let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key
         .query_row([key.to_be_bytes()], Known::read)
@@ -193,7 +193,7 @@ pub(in crate::sqlite) struct Taken {
 }
 
 /// Returns whether the key is done or in flight.
-pub(in crate::sqlite) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Option<Taken>> {
+pub(in crate::sqlite) fn taken(tx: &Tx<'_>, id: EventKey) -> Result<Option<Taken>> {
     let mut by_key = tx.prepare(BY_KEY)?;
     let known = by_key
         .query_row([id.key().to_be_bytes()], Known::read)
@@ -202,7 +202,7 @@ pub(in crate::sqlite) fn taken(tx: &Tx<'_>, id: EventKey) -> rusqlite::Result<Op
 }
 
 /// The number of the event that was accepted with a key, or 0 if a run has completed it.
-pub(in crate::sqlite) fn event(tx: &Tx<'_>, key: u128) -> rusqlite::Result<Option<i64>> {
+pub(in crate::sqlite) fn event(tx: &Tx<'_>, key: u128) -> Result<Option<i64>> {
     let mut event = tx.prepare(EVENT)?;
     let event = event.query_row([key.to_be_bytes()], |row| row.get(0));
     event.optional()
@@ -214,7 +214,7 @@ pub(in crate::sqlite) fn record(
     id: EventKey,
     event: i64,
     keep_until: i64,
-) -> rusqlite::Result<Option<Taken>> {
+) -> Result<Option<Taken>> {
     let (key, body) = (id.key().to_be_bytes(), id.body().to_be_bytes());
     let new = tx
         .prepare(NEW_OF_EVENT)?
@@ -241,12 +241,7 @@ pub(in crate::sqlite) enum Settle {
 }
 
 /// Renews or settles a lease, and returns whether it was still valid.
-pub(in crate::sqlite) fn settle(
-    tx: &Tx<'_>,
-    key: u128,
-    fence: Fence,
-    how: Settle,
-) -> rusqlite::Result<bool> {
+pub(in crate::sqlite) fn settle(tx: &Tx<'_>, key: u128, fence: Fence, how: Settle) -> Result<bool> {
     let (statement, until) = match how {
         Settle::Renew(extend) => (RENEW, clock::lease_end(tx.now, extend)),
         Settle::Complete(retain) => (COMPLETE, after(tx.now, retain)),
@@ -275,7 +270,7 @@ pub(in crate::sqlite) struct Purge {
 }
 
 impl Upkeep for Purge {
-    fn step(&mut self, tx: &Tx<'_>, calls: u16) -> rusqlite::Result<()> {
+    fn step(&mut self, tx: &Tx<'_>, calls: u16) -> Result<()> {
         const FARTHEST: i64 = 1 << 20;
 
         // Before anything can fail, so that the next step looks at other rows.

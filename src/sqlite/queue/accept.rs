@@ -1,6 +1,6 @@
 //! How an event is stored, or recognised as a duplicate.
 
-use rusqlite::params;
+use rusqlite::{Result, params};
 
 use super::row::{self, Work};
 use super::{chats, kinds, lanes};
@@ -27,7 +27,7 @@ pub(super) const STATEMENTS: [&str; 3] = [INSERT, INSERT_BODY, LAST];
 #[derive(Default)]
 struct Last(Option<i64>);
 
-pub(super) fn last(tx: &mut Tx<'_>) -> rusqlite::Result<i64> {
+pub(super) fn last(tx: &mut Tx<'_>) -> Result<i64> {
     if let Last(Some(last)) = *tx.memo() {
         return Ok(last);
     }
@@ -36,11 +36,7 @@ pub(super) fn last(tx: &mut Tx<'_>) -> rusqlite::Result<i64> {
     Ok(last)
 }
 
-pub(super) fn accept(
-    tx: &mut Tx<'_>,
-    event: &NewEvent,
-    take: Option<&Take>,
-) -> rusqlite::Result<Accepted> {
+pub(super) fn accept(tx: &mut Tx<'_>, event: &NewEvent, take: Option<&Take>) -> Result<Accepted> {
     let guard = event
         .guard
         .filter(|guard| event.key.is_none_or(|key| key.key() != guard.key()));
@@ -106,13 +102,7 @@ pub(super) fn accept(
 }
 
 /// Writes an event and its body.
-fn insert(
-    tx: &mut Tx<'_>,
-    event: &NewEvent,
-    seq: i64,
-    kind: i64,
-    keep_until: i64,
-) -> rusqlite::Result<()> {
+fn insert(tx: &mut Tx<'_>, event: &NewEvent, seq: i64, kind: i64, keep_until: i64) -> Result<()> {
     let delivery = &event.delivery;
     tx.prepare(INSERT)?.execute(params![
         seq,

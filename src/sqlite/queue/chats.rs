@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Result, params};
 
 use crate::inbox::event::Lane;
 use crate::sqlite::engine::{Tx, is_damage};
@@ -58,7 +58,7 @@ impl Events {
         Self(seqs.flat_map(|seq| place(seq).to_be_bytes()).collect())
     }
 
-    fn find(tx: &Tx<'_>, run: i64, lane: i64) -> rusqlite::Result<Option<Self>> {
+    fn find(tx: &Tx<'_>, run: i64, lane: i64) -> Result<Option<Self>> {
         let mut in_run = tx.prepare(IN_RUN)?;
         let events = in_run.query_row([run, lane], |row| row.get(0));
         Ok(events.optional()?.map(Self))
@@ -72,7 +72,7 @@ impl Events {
 }
 
 /// Writes a run, when its last number was given before this one.
-pub(super) fn accepted(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
+pub(super) fn accepted(tx: &Tx<'_>, seq: i64) -> Result<()> {
     if seq % RUN != 0 {
         return Ok(());
     }
@@ -88,7 +88,7 @@ pub(super) fn accepted(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
 
 /// The lanes of the chats of events, and their numbers. Without those on damaged pages, which must not keep others from
 /// being accepted.
-fn lanes(tx: &Tx<'_>, first: i64, last: i64) -> rusqlite::Result<Vec<(i64, i64)>> {
+fn lanes(tx: &Tx<'_>, first: i64, last: i64) -> Result<Vec<(i64, i64)>> {
     /// About as many events as a page has.
     const PAGE: i64 = 32;
 
@@ -124,7 +124,7 @@ pub(super) fn find(
     last: i64,
     newest_first: bool,
     most: usize,
-) -> rusqlite::Result<Vec<i64>> {
+) -> Result<Vec<i64>> {
     let order = usize::from(newest_first);
     let (from, to) = (*range.start(), *range.end().min(&last));
     let begin_of_last = last - last % RUN;
@@ -179,7 +179,7 @@ pub(super) fn find(
 }
 
 /// Removes events that are about to be deleted, which are written if they are in another run than the last number.
-pub(super) fn remove(tx: &Tx<'_>, events: &[i64], last: i64) -> rusqlite::Result<()> {
+pub(super) fn remove(tx: &Tx<'_>, events: &[i64], last: i64) -> Result<()> {
     let mut chat = tx.prepare(CHAT)?;
     // Neighbours are on the same page.
     let mut lanes: BTreeMap<_, BTreeSet<i64>> = BTreeMap::new();

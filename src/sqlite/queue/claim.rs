@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, params};
 
 use super::kinds::Names;
 use super::lanes;
@@ -46,7 +46,7 @@ struct Head {
 }
 
 impl Head {
-    fn read(place: Place) -> impl Fn(&Row<'_>) -> rusqlite::Result<Self> {
+    fn read(place: Place) -> impl Fn(&Row<'_>) -> Result<Self> {
         move |row| {
             Ok(Self {
                 place,
@@ -57,7 +57,7 @@ impl Head {
         }
     }
 
-    fn first(tx: &Tx<'_>, place: Place, kind: i64) -> rusqlite::Result<Option<Self>> {
+    fn first(tx: &Tx<'_>, place: Place, kind: i64) -> Result<Option<Self>> {
         let mut first = tx.prepare(FIRST)?;
         first
             .query_row(params![place, kind], Self::read(place))
@@ -65,7 +65,7 @@ impl Head {
     }
 
     /// One for each kind.
-    fn all(tx: &Tx<'_>, place: Place) -> rusqlite::Result<Vec<Self>> {
+    fn all(tx: &Tx<'_>, place: Place) -> Result<Vec<Self>> {
         let mut heads: Vec<Self> = Vec::new();
         let mut next = tx.prepare(NEXT_KIND)?;
         loop {
@@ -89,12 +89,7 @@ impl Earliest {
     }
 }
 
-pub(super) fn claim(
-    tx: &mut Tx<'_>,
-    take: &Take,
-    limit: usize,
-    suspects: usize,
-) -> rusqlite::Result<Claims> {
+pub(super) fn claim(tx: &mut Tx<'_>, take: &Take, limit: usize, suspects: usize) -> Result<Claims> {
     let mut names = Names::default();
     let mut next = Earliest::default();
     return_to_lines(tx, take, &mut names, &mut next)?;
@@ -144,12 +139,7 @@ pub(super) fn claim(
 
 /// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Adds
 /// to `next` when the next one does.
-fn return_to_lines(
-    tx: &Tx<'_>,
-    take: &Take,
-    names: &mut Names,
-    next: &mut Earliest,
-) -> rusqlite::Result<()> {
+fn return_to_lines(tx: &Tx<'_>, take: &Take, names: &mut Names, next: &mut Earliest) -> Result<()> {
     let mut returns = RETURNS;
     for place in [Place::Taken, Place::Aside] {
         for head in Head::all(tx, place)? {
@@ -180,7 +170,7 @@ pub(super) fn extend(
     tx: &Tx<'_>,
     leases: &[EventLease],
     lease: Duration,
-) -> rusqlite::Result<Vec<Option<bool>>> {
+) -> Result<Vec<Option<bool>>> {
     let until = row::lease_end(tx.now, lease);
     let mut extend = tx.prepare(EXTEND)?;
     leases

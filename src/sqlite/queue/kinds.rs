@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, params};
 
 use super::row;
 use crate::event::EventKind;
@@ -65,7 +65,7 @@ pub(super) struct Known {
 }
 
 impl Known {
-    fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    fn read(row: &Row<'_>) -> Result<Self> {
         Ok(Self {
             id: row.get(0)?,
             is_paused: row.get(1)?,
@@ -77,11 +77,7 @@ impl Known {
 type Memo = Vec<(Namespace, EventKind, Known)>;
 
 /// Finds a kind, and gives it a number if it has none.
-pub(super) fn find(
-    tx: &mut Tx<'_>,
-    namespace: Namespace,
-    kind: &EventKind,
-) -> rusqlite::Result<Known> {
+pub(super) fn find(tx: &mut Tx<'_>, namespace: Namespace, kind: &EventKind) -> Result<Known> {
     let memo = tx.memo::<Memo>();
     let is_it = |known: &&_| matches!(known, (within, of, _) if *within == namespace && of == kind);
     if let Some((.., known)) = memo.iter().find(is_it) {
@@ -106,22 +102,18 @@ pub(super) fn find(
 }
 
 /// Deletes the kinds that have no event.
-pub(super) fn purge(tx: &mut Tx<'_>) -> rusqlite::Result<()> {
+pub(super) fn purge(tx: &mut Tx<'_>) -> Result<()> {
     tx.prepare(PURGE)?.execute([])?;
     tx.memo::<Memo>().clear();
     Ok(())
 }
 
 /// Whether there may be events of a kind.
-pub(super) fn is_known(tx: &Tx<'_>, kind: &EventKind) -> rusqlite::Result<bool> {
+pub(super) fn is_known(tx: &Tx<'_>, kind: &EventKind) -> Result<bool> {
     tx.prepare(IS_KNOWN)?.exists([kind.as_str()])
 }
 
-pub(super) fn pause(
-    tx: &mut Tx<'_>,
-    kind: Option<&EventKind>,
-    paused: bool,
-) -> rusqlite::Result<()> {
+pub(super) fn pause(tx: &mut Tx<'_>, kind: Option<&EventKind>, paused: bool) -> Result<()> {
     let id = match kind {
         Some(kind) => find(tx, Namespace::default(), kind)?.id,
         None => 0,
@@ -132,7 +124,7 @@ pub(super) fn pause(
 }
 
 /// All kinds by number, and whether they are paused themselves. With that of everything, which is 0.
-pub(super) fn all(tx: &Tx<'_>) -> rusqlite::Result<Vec<(i64, Option<EventKind>, bool)>> {
+pub(super) fn all(tx: &Tx<'_>) -> Result<Vec<(i64, Option<EventKind>, bool)>> {
     let mut all = tx.prepare(ALL)?;
     let kinds = all.query_map([], |row| {
         let id = row.get(0)?;
@@ -146,7 +138,7 @@ pub(super) fn all(tx: &Tx<'_>) -> rusqlite::Result<Vec<(i64, Option<EventKind>, 
 }
 
 /// The namespaces of all kinds.
-pub(super) fn namespaces(tx: &Tx<'_>) -> rusqlite::Result<BTreeSet<Namespace>> {
+pub(super) fn namespaces(tx: &Tx<'_>) -> Result<BTreeSet<Namespace>> {
     let mut all = tx.prepare(ALL)?;
     let namespaces = all.query_map([], |row| row.get(3).map(Namespace))?;
     namespaces.collect()
@@ -163,7 +155,7 @@ struct Named {
 }
 
 impl Names {
-    fn find(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<&Named> {
+    fn find(&mut self, tx: &Tx<'_>, id: i64) -> Result<&Named> {
         use std::collections::hash_map::Entry;
 
         match self.0.entry(id) {
@@ -182,12 +174,12 @@ impl Names {
         }
     }
 
-    pub(super) fn name(&mut self, tx: &Tx<'_>, id: i64) -> rusqlite::Result<EventKind> {
+    pub(super) fn name(&mut self, tx: &Tx<'_>, id: i64) -> Result<EventKind> {
         Ok(self.find(tx, id)?.name.clone())
     }
 
     /// Whether events of the kind may be taken: the worker takes them, and they are not paused.
-    pub(super) fn is_open(&mut self, tx: &Tx<'_>, id: i64, take: &Take) -> rusqlite::Result<bool> {
+    pub(super) fn is_open(&mut self, tx: &Tx<'_>, id: i64, take: &Take) -> Result<bool> {
         let kind = self.find(tx, id)?;
         Ok(!kind.is_paused && take.kinds.takes(kind.namespace, &kind.name))
     }

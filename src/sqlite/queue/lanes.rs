@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use bytes::Bytes;
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Result, params};
 
 use super::kinds::Names;
 use super::row::{self, Work};
@@ -56,7 +56,7 @@ pub(super) const STATEMENTS: [&str; 9] = [
 ];
 
 /// Whether an event stands in the line now.
-pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
+pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> Result<bool> {
     let mut place = tx.prepare(FIRST_PLACE)?;
     let mut place = || place.query_row([lane], |row| row.get(0)).optional();
     let first: Option<Place> = place()?;
@@ -68,20 +68,20 @@ pub(super) fn is_busy(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<bool> {
     Ok(place()?.is_some_and(|place| place != Place::Aside))
 }
 
-fn set_place(tx: &Tx<'_>, seq: i64, place: Place) -> rusqlite::Result<()> {
+fn set_place(tx: &Tx<'_>, seq: i64, place: Place) -> Result<()> {
     tx.prepare(MOVE)?.execute(params![seq, place])?;
     Ok(())
 }
 
 /// Makes an event ready that could not be taken before.
-fn promote(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<()> {
+fn promote(tx: &Tx<'_>, work: &Work) -> Result<()> {
     let promoted = params![work.seq, work.ready(), tx.now];
     tx.prepare(PROMOTE)?.execute(promoted)?;
     Ok(())
 }
 
 /// Lets the events of a lane return to their line that were put aside until now.
-pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
+pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> Result<()> {
     let mut returned = tx.prepare(RETURNED)?;
     while let Some(mut work) = returned.query_row([lane, tx.now], Work::read).optional()? {
         join(tx, &mut work)?;
@@ -90,7 +90,7 @@ pub(super) fn return_now(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<()> {
 }
 
 /// The event that others of its lane wait for, or the first one that waits.
-pub(super) fn first(tx: &Tx<'_>, lane: i64) -> rusqlite::Result<Option<Work>> {
+pub(super) fn first(tx: &Tx<'_>, lane: i64) -> Result<Option<Work>> {
     let mut first = tx.prepare(FIRST)?;
     first.query_row([lane], Work::read).optional()
 }
@@ -100,7 +100,7 @@ pub(super) fn advance(
     tx: &mut Tx<'_>,
     lane: Option<i64>,
     take: Option<&Take>,
-) -> rusqlite::Result<Option<TakenEvent>> {
+) -> Result<Option<TakenEvent>> {
     let Some(lane) = lane else { return Ok(None) };
     let Some(before) = first(tx, lane)? else {
         return Ok(None);
@@ -121,7 +121,7 @@ pub(super) fn take_first(
     tx: &mut Tx<'_>,
     lane: i64,
     take: Option<&Take>,
-) -> rusqlite::Result<Option<TakenEvent>> {
+) -> Result<Option<TakenEvent>> {
     let Some(first) = first(tx, lane)? else {
         return Ok(None);
     };
@@ -143,7 +143,7 @@ pub(super) fn take_first(
 }
 
 /// The event that waits in the line of another one and has a smaller number, because it was aside before.
-fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
+fn before(tx: &Tx<'_>, work: &Work) -> Result<Option<Work>> {
     let Some(lane) = work.lane else {
         return Ok(None);
     };
@@ -154,7 +154,7 @@ fn before(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Option<Work>> {
 
 /// Puts an event whose lease expired back in its line. It can still be settled under that lease while it is first
 /// there.
-pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> Result<()> {
     work.crashes = work.crashes.saturating_add(1);
     work.place = place_in_line(tx, work)?;
     tx.prepare(EXPIRE)?
@@ -163,7 +163,7 @@ pub(super) fn expire(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
 }
 
 /// The place of an event that is put back in its line. If another one is before it, that one is made ready.
-fn place_in_line(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Place> {
+fn place_in_line(tx: &Tx<'_>, work: &Work) -> Result<Place> {
     match before(tx, work)? {
         Some(before) => {
             set_place(tx, before.seq, before.ready())?;
@@ -174,13 +174,13 @@ fn place_in_line(tx: &Tx<'_>, work: &Work) -> rusqlite::Result<Place> {
 }
 
 /// Puts an event that was taken, or held its lane, back in its line by its number.
-pub(super) fn stand(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+pub(super) fn stand(tx: &Tx<'_>, work: &mut Work) -> Result<()> {
     work.place = place_in_line(tx, work)?;
     work.update(tx)
 }
 
 /// Returns an event that was aside to its line.
-pub(super) fn join(tx: &Tx<'_>, work: &mut Work) -> rusqlite::Result<()> {
+pub(super) fn join(tx: &Tx<'_>, work: &mut Work) -> Result<()> {
     let first = match work.lane {
         Some(lane) => first(tx, lane)?.filter(|first| first.place != Place::Aside),
         None => None,
@@ -206,7 +206,7 @@ pub(super) fn take(
     work: &Work,
     kind: EventKind,
     take: &Take,
-) -> rusqlite::Result<Option<TakenEvent>> {
+) -> Result<Option<TakenEvent>> {
     let fence = tx.token();
     tx.prepare(TAKE)?.execute(params![
         work.seq,

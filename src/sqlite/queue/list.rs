@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, params};
 
 use super::kinds::Names;
 use super::row::{self, Work};
@@ -47,7 +47,7 @@ pub(super) struct Found {
     pub(super) seen: Option<EventId>,
 }
 
-pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> rusqlite::Result<Found> {
+pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
     let mut found = Found {
         events: Vec::new(),
         seen: None,
@@ -89,7 +89,7 @@ fn range(
     filter: &Filter,
     page: Page,
     newest: i64,
-) -> rusqlite::Result<Option<RangeInclusive<i64>>> {
+) -> Result<Option<RangeInclusive<i64>>> {
     let mut first = tx.prepare(FIRST)?;
     let mut first: i64 = first.query_row([i64::MIN], |row| row.get(0))?;
     let mut last = newest;
@@ -115,7 +115,7 @@ fn range(
 }
 
 /// The first event that was accepted at a time or later, or a number beyond the last one.
-fn accepted_at(tx: &Tx<'_>, first: i64, last: i64, time: i64) -> rusqlite::Result<i64> {
+fn accepted_at(tx: &Tx<'_>, first: i64, last: i64, time: i64) -> Result<i64> {
     let mut at_least = tx.prepare(FIRST)?;
     let (mut low, mut high) = (first, last.saturating_add(1));
     while low < high {
@@ -136,11 +136,7 @@ fn millis(time: SystemTime) -> i64 {
     i64::try_from(since_1970.as_millis()).unwrap_or(i64::MAX)
 }
 
-pub(super) fn summary(
-    tx: &Tx<'_>,
-    id: EventId,
-    names: &mut Names,
-) -> rusqlite::Result<Option<EventSummary>> {
+pub(super) fn summary(tx: &Tx<'_>, id: EventId, names: &mut Names) -> Result<Option<EventSummary>> {
     let mut summary = tx.prepare(SUMMARY)?;
     let found = summary.query_row([id.0], |row| read_summary(tx, row, id, names));
     Ok(found.optional()?.flatten())
@@ -151,7 +147,7 @@ fn read_summary(
     row: &Row<'_>,
     id: EventId,
     names: &mut Names,
-) -> rusqlite::Result<Option<EventSummary>> {
+) -> Result<Option<EventSummary>> {
     let settled_at = || Ok::<_, rusqlite::Error>(Some(row::time(row.get(5)?)));
     let mut failures = row.get(6)?;
     let mut due_at = None;
@@ -195,7 +191,7 @@ fn read_summary(
     }))
 }
 
-pub(super) fn get(tx: &Tx<'_>, id: EventId) -> rusqlite::Result<Option<EventRecord>> {
+pub(super) fn get(tx: &Tx<'_>, id: EventId) -> Result<Option<EventRecord>> {
     let Some(summary) = summary(tx, id, &mut Names::default())? else {
         return Ok(None);
     };
@@ -235,7 +231,7 @@ pub(super) fn blocked_lanes(
     lane: Option<Lane>,
     after: Option<EventId>,
     limit: usize,
-) -> rusqlite::Result<Vec<BlockedLane>> {
+) -> Result<Vec<BlockedLane>> {
     let after = after.map_or(i64::MIN, |EventId(seq)| seq);
     let found: Vec<Work> = match lane {
         Some(lane) => {

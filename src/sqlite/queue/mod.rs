@@ -15,7 +15,6 @@ mod stats;
 #[cfg(test)]
 mod tests;
 
-use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
@@ -126,13 +125,7 @@ impl SqliteQueue {
     }
 }
 
-impl fmt::Debug for SqliteQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("SqliteQueue")
-            .field("path", &self.engine.path())
-            .finish_non_exhaustive()
-    }
-}
+partial_debug!(SqliteQueue, |it| path = it.engine.path());
 
 impl Work for SqliteQueue {
     const SHARED: bool = true;

@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use rusqlite::OptionalExtension;
+use rusqlite::{OptionalExtension, Result};
 
 use super::kinds::Names;
 use super::purge::delete_body;
@@ -32,7 +32,7 @@ struct Event {
     failures: u32,
 }
 
-fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
+fn event(tx: &Tx<'_>, seq: i64) -> Result<Option<Event>> {
     let mut event = tx.prepare(EVENT)?;
     let event = event.query_row([seq], |row| {
         Ok(Event {
@@ -47,7 +47,7 @@ fn event(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Event>> {
 }
 
 /// Whether an event is in the state that a person has seen.
-fn is_in(tx: &Tx<'_>, seq: i64, from: Option<EventState>) -> rusqlite::Result<bool> {
+fn is_in(tx: &Tx<'_>, seq: i64, from: Option<EventState>) -> Result<bool> {
     let Some(from) = from else { return Ok(true) };
     let event = list::summary(tx, EventId(seq), &mut Names::default())?;
     Ok(event.is_some_and(|event| event.state == from))
@@ -57,7 +57,7 @@ pub(super) fn redrive(
     tx: &Tx<'_>,
     EventId(seq): EventId,
     from: Option<EventState>,
-) -> rusqlite::Result<Change> {
+) -> Result<Change> {
     let Some(event) = event(tx, seq)? else {
         return Ok(Change::NotFound);
     };
@@ -109,7 +109,7 @@ pub(super) fn discard(
     tx: &mut Tx<'_>,
     EventId(seq): EventId,
     from: Option<EventState>,
-) -> rusqlite::Result<Change> {
+) -> Result<Change> {
     let Some(event) = event(tx, seq)? else {
         return Ok(Change::NotFound);
     };
@@ -121,7 +121,7 @@ pub(super) fn discard(
 }
 
 /// Discards an event that is unsettled or dead.
-fn discard_row(tx: &mut Tx<'_>, seq: i64, event: &Event) -> rusqlite::Result<()> {
+fn discard_row(tx: &mut Tx<'_>, seq: i64, event: &Event) -> Result<()> {
     let failures = match Work::find(tx, seq)? {
         Some(work) => {
             Work::remove(tx, seq)?;
@@ -145,7 +145,7 @@ pub(super) fn to_forget(
     tx: &Tx<'_>,
     chat: &str,
     events: Option<&RangeInclusive<EventId>>,
-) -> rusqlite::Result<ToForget> {
+) -> Result<ToForget> {
     let newest = search::last(tx)?.unwrap_or(0);
     let (first, last) = events.map_or((i64::MIN, newest), |events| {
         (events.start().0, events.end().0)
@@ -163,7 +163,7 @@ pub(super) fn to_forget(
 }
 
 /// Deletes the bodies of these events, and returns their number. Those that are unsettled or dead are discarded.
-pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> rusqlite::Result<u64> {
+pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> Result<u64> {
     let mut bodies = 0;
     for seq in events {
         let Some(event) = event(tx, *seq)? else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use rusqlite::Statement;
+use rusqlite::{Result, Statement};
 
 use super::row::DELETE_FAILURES;
 use super::{accept, chats, kinds};
@@ -48,7 +48,7 @@ pub(super) const STATEMENTS: [&str; 6] = [
 /// How many rows of each sort a step deletes.
 const STEP: usize = 256;
 
-pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<bool> {
+pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
     let settled_before = tx.now.saturating_sub(clock::after(0, keep_bodies));
     let bodies = some(&mut *tx.prepare(BODIES)?, settled_before)?;
     for seq in &bodies {
@@ -75,13 +75,13 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> rusqlite::Result<
     Ok(false)
 }
 
-fn some(statement: &mut Statement<'_>, until: i64) -> rusqlite::Result<Vec<i64>> {
+fn some(statement: &mut Statement<'_>, until: i64) -> Result<Vec<i64>> {
     let rows = statement.query_map([until], |row| row.get(0))?;
     rows.take(STEP).collect()
 }
 
 /// Deletes the body of an event that is settled, and with it the headers, and returns whether it had one.
-pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<bool> {
+pub(super) fn delete_body(tx: &Tx<'_>, seq: i64) -> Result<bool> {
     let deleted = tx.prepare(DELETE_BODY)?.execute([seq])?;
     tx.prepare(WITHOUT_BODY)?.execute([seq])?;
     Ok(deleted == 1)

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rusqlite::types::Type;
-use rusqlite::{OptionalExtension, Row, params};
+use rusqlite::{OptionalExtension, Result, Row, params};
 
 use crate::delivery::IdempotencyKey;
 use crate::error::BoxError;
@@ -66,7 +66,7 @@ pub(super) const STATEMENTS: [&str; 7] = [
 ];
 
 impl Work {
-    pub(super) fn read(row: &Row<'_>) -> rusqlite::Result<Self> {
+    pub(super) fn read(row: &Row<'_>) -> Result<Self> {
         Ok(Self {
             seq: row.get(0)?,
             kind: row.get(1)?,
@@ -82,12 +82,12 @@ impl Work {
     }
 
     /// The row of an event that is unsettled or holds its lane.
-    pub(super) fn read_by(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Self> {
+    pub(super) fn read_by(tx: &Tx<'_>, seq: i64) -> Result<Self> {
         tx.prepare(BY_SEQ)?.query_row([seq], Self::read)
     }
 
     /// The same, if it is one of them.
-    pub(super) fn find(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<Option<Self>> {
+    pub(super) fn find(tx: &Tx<'_>, seq: i64) -> Result<Option<Self>> {
         Self::read_by(tx, seq).optional()
     }
 
@@ -100,7 +100,7 @@ impl Work {
     }
 
     /// Inserts the row, with a fence if the event is taken.
-    pub(super) fn insert(&self, tx: &Tx<'_>, fence: Option<u128>) -> rusqlite::Result<()> {
+    pub(super) fn insert(&self, tx: &Tx<'_>, fence: Option<u128>) -> Result<()> {
         tx.prepare(INSERT)?.execute(params![
             self.seq,
             self.kind,
@@ -118,7 +118,7 @@ impl Work {
     }
 
     /// Writes the row of an event that is not taken.
-    pub(super) fn update(&self, tx: &Tx<'_>) -> rusqlite::Result<()> {
+    pub(super) fn update(&self, tx: &Tx<'_>) -> Result<()> {
         tx.prepare(UPDATE)?.execute(params![
             self.seq,
             self.place,
@@ -132,7 +132,7 @@ impl Work {
         Ok(())
     }
 
-    pub(super) fn remove(tx: &Tx<'_>, seq: i64) -> rusqlite::Result<()> {
+    pub(super) fn remove(tx: &Tx<'_>, seq: i64) -> Result<()> {
         tx.prepare(REMOVE)?.execute([seq])?;
         Ok(())
     }
@@ -160,7 +160,7 @@ const OUTCOME: usize = 64;
 const REASON: usize = 1024;
 
 /// Records an attempt that did not succeed.
-pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> rusqlite::Result<()> {
+pub(super) fn fail(tx: &Tx<'_>, seq: i64, failure: &Failure) -> Result<()> {
     let took = failure
         .took
         .map(|took| i64::try_from(took.as_micros()).unwrap_or(i64::MAX));
@@ -213,12 +213,12 @@ pub(super) fn until(due: i64, now: i64) -> Duration {
     Duration::from_millis(u64::try_from(due.saturating_sub(now)).unwrap_or(0))
 }
 
-pub(super) fn read_kind(row: &Row<'_>, column: usize) -> rusqlite::Result<EventKind> {
+pub(super) fn read_kind(row: &Row<'_>, column: usize) -> Result<EventKind> {
     let name = row.get_ref(column)?.as_str()?;
     EventKind::from_bytes(name.as_bytes()).map_err(|error| invalid(column, Type::Text, error))
 }
 
-pub(super) fn read_key(row: &Row<'_>, column: usize) -> rusqlite::Result<Option<IdempotencyKey>> {
+pub(super) fn read_key(row: &Row<'_>, column: usize) -> Result<Option<IdempotencyKey>> {
     let Some(bytes) = row.get_ref(column)?.as_blob_or_null()? else {
         return Ok(None);
     };

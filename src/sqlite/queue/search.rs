@@ -2,7 +2,7 @@
 
 use std::ops::RangeInclusive;
 
-use rusqlite::{OptionalExtension, Params, params};
+use rusqlite::{OptionalExtension, Params, Result, params};
 
 use super::{chats, kinds};
 use crate::delivery::IdempotencyKey;
@@ -73,7 +73,7 @@ const CANDIDATES: usize = 1000;
 const FAILURES: usize = 50;
 
 /// The number of the event that was accepted last.
-pub(super) fn last(tx: &Tx<'_>) -> rusqlite::Result<Option<i64>> {
+pub(super) fn last(tx: &Tx<'_>) -> Result<Option<i64>> {
     tx.prepare(LAST)?.query_row([], |row| row.get(0))
 }
 
@@ -86,7 +86,7 @@ pub(super) fn candidates(
     range: &RangeInclusive<i64>,
     newest: i64,
     page: Page,
-) -> rusqlite::Result<Candidates> {
+) -> Result<Candidates> {
     if let Some(chat) = &filter.chat {
         // As a rule, there is no other condition, so that these are the page.
         let most = page.limit.clamp(FAILURES, CANDIDATES);
@@ -117,12 +117,7 @@ pub(super) fn candidates(
     some(tx, sql, params![first, last], CANDIDATES)
 }
 
-fn some(
-    tx: &Tx<'_>,
-    sql: &'static str,
-    values: impl Params,
-    most: usize,
-) -> rusqlite::Result<Candidates> {
+fn some(tx: &Tx<'_>, sql: &'static str, values: impl Params, most: usize) -> Result<Candidates> {
     let mut found = tx.prepare(sql)?;
     let rows = found.query_map(values, |row| row.get(0))?;
     let found: Vec<i64> = rows.take(most).collect::<Result<_, _>>()?;
@@ -131,11 +126,7 @@ fn some(
 }
 
 /// Events that have failed or are in progress.
-fn tried_or_taken(
-    tx: &Tx<'_>,
-    range: &RangeInclusive<i64>,
-    page: Page,
-) -> rusqlite::Result<Candidates> {
+fn tried_or_taken(tx: &Tx<'_>, range: &RangeInclusive<i64>, page: Page) -> Result<Candidates> {
     let order = usize::from(page.newest_first);
     let values = params![range.start(), range.end()];
     let (mut found, seen) = some(tx, TRIED[order], values, CANDIDATES)?;
@@ -165,7 +156,7 @@ fn within_window(
     filter: &Filter,
     range: &RangeInclusive<i64>,
     page: Page,
-) -> rusqlite::Result<Candidates> {
+) -> Result<Candidates> {
     let (first, last) = (*range.start(), *range.end());
     let (from, to) = match page.newest_first {
         true => (last.saturating_sub(WINDOW - 1).max(first), last),

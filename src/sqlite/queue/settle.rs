@@ -1,6 +1,6 @@
 //! How an attempt ends.
 
-use rusqlite::{OptionalExtension, params};
+use rusqlite::{OptionalExtension, Result, params};
 
 use super::lanes;
 use super::row::{self, Work};
@@ -32,7 +32,7 @@ pub(super) fn settle(
     lease: &EventLease,
     settlement: &Settlement,
     next: Option<&Take>,
-) -> rusqlite::Result<Settled> {
+) -> Result<Settled> {
     let (seq, fence) = (lease.id.0, lease.fence.0.to_be_bytes());
     let state = match settlement {
         Settlement::Handled => Some(State::Handled),
@@ -76,7 +76,7 @@ pub(super) fn settle(
 }
 
 /// Records that an event is settled, or a dead letter.
-pub(super) fn end(tx: &Tx<'_>, seq: i64, state: State, failures: u32) -> rusqlite::Result<()> {
+pub(super) fn end(tx: &Tx<'_>, seq: i64, state: State, failures: u32) -> Result<()> {
     tx.prepare(END)?
         .execute(params![seq, state, tx.now, failures])?;
     Ok(())
@@ -88,7 +88,7 @@ fn put_back(
     mut work: Work,
     settlement: &Settlement,
     next: Option<&Take>,
-) -> rusqlite::Result<Settled> {
+) -> Result<Settled> {
     if work.place != Place::Taken {
         // Its lease expired, but it did not crash.
         work.crashes = work.crashes.saturating_sub(1);
