@@ -226,9 +226,8 @@ impl<T> Webhooks<T> {
     }
 
     /// Keeps the events of these kinds only. After verification, an event of another kind is answered with 200
-    /// ([`Outcome::Filtered`]), and neither stored nor remembered: if the kind is kept later, a delivery of the event that
-    /// the platform repeats is handled. Observers see it as any delivery. A call replaces earlier calls of this and of
-    /// [`keep_handled`](Self::keep_handled).
+    /// ([`Outcome::Filtered`]), and neither stored nor remembered: its key stays free. Observers see it as any delivery. A
+    /// call replaces earlier calls of this and of [`keep_handled`](Self::keep_handled).
     ///
     /// By default, an inbox stores the events of all kinds, since a worker that is deployed tomorrow may handle them.
     ///
