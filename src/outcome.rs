@@ -45,6 +45,9 @@ pub enum Outcome {
     Replayed,
     /// This kind of event has no handler, and the delivery is acknowledged.
     Ignored,
+    /// This kind of event is not [kept](crate::Webhooks::keep_only), and the delivery is acknowledged. No attempt ends
+    /// with it.
+    Filtered,
     /// This kind of event has no handler, and
     /// [`reject_unhandled`](crate::EventRouter::reject_unhandled) was called.
     Unhandled,
@@ -145,6 +148,7 @@ impl Outcome {
             | Self::Discarded(_)
             | Self::DeadLetter(_) => true,
             Self::Ignored
+            | Self::Filtered
             | Self::Unhandled
             | Self::Undecodable(_)
             | Self::Failed { .. }
@@ -176,6 +180,7 @@ impl Outcome {
             Self::Accepted => "accepted",
             Self::Replayed => "replayed",
             Self::Ignored => "ignored",
+            Self::Filtered => "filtered",
             Self::Unhandled => "unhandled",
             Self::Discarded(_) => name::DISCARDED,
             Self::DeadLetter(_) => name::DEAD_LETTER,
@@ -210,6 +215,7 @@ impl Outcome {
             | Self::Accepted
             | Self::Replayed
             | Self::Ignored
+            | Self::Filtered
             | Self::Unhandled
             | Self::Snoozed { .. }
             | Self::TimedOut { .. }
@@ -227,7 +233,7 @@ impl Outcome {
                 Settlement::Discarded(self.failure(None))
             }
             (_, true) => Settlement::Handled,
-            (Self::Ignored, false) => Settlement::Ignored,
+            (Self::Ignored | Self::Filtered, false) => Settlement::Ignored,
             (_, false) => Settlement::Released,
         }
     }

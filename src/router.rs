@@ -1,7 +1,7 @@
 //! Routes deliveries to the handler of their kind.
 
 use std::any::type_name;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::{Future, ready};
 use std::marker::PhantomData;
@@ -26,6 +26,7 @@ const MINUTE: u64 = 60;
 ///
 /// A kind without a handler is answered with 200 and not remembered, unless a
 /// [`fallback`](Self::fallback) takes it or [`reject_unhandled`](Self::reject_unhandled) was called.
+/// [`Webhooks::keep_handled`](crate::Webhooks::keep_handled) decides it before a store or an inbox is asked.
 /// A handler that panics has failed, like one that returned an error.
 ///
 /// Behind [`IdempotencyLayer`](crate::IdempotencyLayer), handlers have a time limit, and continue when
@@ -181,6 +182,16 @@ impl EventRouter {
     /// ```
     pub fn handle(&self, delivery: RawDelivery) -> impl Future<Output = Outcome> + Send + 'static {
         self.route(delivery)
+    }
+
+    /// The kinds that a handler takes: all with a fallback.
+    pub(crate) fn handled(&self) -> Option<BTreeSet<EventKind>> {
+        let Shared {
+            handlers, fallback, ..
+        } = &*self.shared;
+        fallback
+            .is_none()
+            .then(|| handlers.keys().cloned().collect())
     }
 
     fn route(&self, delivery: RawDelivery) -> BoxFuture<Outcome> {

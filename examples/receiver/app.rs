@@ -254,6 +254,9 @@ pub(crate) fn webhooks(args: &Options, route: &Route) -> Webhooks {
     if args.secrets.require_key {
         webhooks = webhooks.require_key();
     }
+    if !route.keep_only.is_empty() {
+        webhooks = webhooks.keep_only(route.keep_only.iter().cloned());
+    }
     webhooks
         .sender(route.sender.clone())
         .max_body(args.limits.max_body as usize)

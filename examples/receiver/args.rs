@@ -48,11 +48,11 @@ pub(crate) struct Listening {
     /// A file in JSON with several routes, each with a path, a sender and secrets of its own
     ///
     /// As in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]}. A route
-    /// may also have `sender-url`, `sender-token-file`, `header-prefix`, `namespace`, `inbox` or `store`, and `forward` in
+    /// may also have `sender-url`, `sender-token-file`, `header-prefix`, `namespace`, `keep-only` (a list), `inbox` or `store`, and `forward` in
     /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
     /// to those that name none. A change of FILE needs a restart; SIGHUP reloads what it names.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
-        "secret_file", "demo", "dangerously_unsigned", "namespace", "exec", "forward"])]
+        "secret_file", "demo", "dangerously_unsigned", "namespace", "keep_only", "exec", "forward"])]
     pub(crate) config: Option<PathBuf>,
 
     #[command(flatten)]
@@ -133,6 +133,12 @@ pub(crate) struct Kept {
     #[arg(long, requires = "later", value_name = "NAME", value_delimiter = ',')]
     #[cfg_attr(not(any(feature = "postgres", feature = "sqlite")), allow(dead_code))]
     pub(crate) keep_header: Vec<HeaderName>,
+
+    /// Keep events of this kind only: others are answered with 200, and neither stored, remembered nor handled
+    ///
+    /// Repeat it for more kinds, or separate them by commas. By default, all are kept.
+    #[arg(long, value_name = "KIND", value_delimiter = ',')]
+    pub(crate) keep_only: Vec<EventKind>,
 
     /// The name of this receiver's keys in a store that others share
     ///

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use axum::http::Uri;
 use serde::{Deserialize, Deserializer, de};
-use tower_webhook::Secrets;
+use tower_webhook::{EventKind, Secrets};
 
 use crate::args::{self, Options};
 use crate::forward;
@@ -34,6 +34,8 @@ struct Entry {
     secret_file: PathBuf,
     #[serde(default, deserialize_with = "namespace")]
     namespace: Option<String>,
+    #[serde(default, deserialize_with = "kinds")]
+    keep_only: Vec<EventKind>,
     #[serde(default, deserialize_with = "inbox")]
     inbox: Option<Place>,
     #[serde(default, deserialize_with = "store")]
@@ -94,6 +96,7 @@ impl Entry {
                 let default = || default_namespace(&which, &sender);
                 self.namespace.unwrap_or_else(default)
             },
+            keep_only: self.keep_only,
             which,
             sender,
             secrets: Some(secrets),
@@ -118,6 +121,19 @@ fn namespace<'de, D: Deserializer<'de>>(from: D) -> Result<Option<String>, D::Er
         _ => Ok(text.to_owned()),
     };
     parsed(from, "namespace", given).map(Some)
+}
+
+fn kinds<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<EventKind>, D::Error> {
+    let refused = |what: &dyn Display| de::Error::custom(format_args!("`keep-only`: {what}"));
+    let names = Vec::<String>::deserialize(from)?;
+    if names.is_empty() {
+        return Err(refused(&"it is empty: leave it out to keep all"));
+    }
+    let kinds = names.iter().map(|name| {
+        let kind = name.parse();
+        kind.map_err(|error| refused(&format_args!("`{name}`: {error}")))
+    });
+    kinds.collect()
 }
 
 fn inbox<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Place>, D::Error> {

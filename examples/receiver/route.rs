@@ -1,14 +1,15 @@
 //! The routes of a receiver: one from the options, or several from a file.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use axum::http::Uri;
-use tower_webhook::{Secrets, Sender, SignatureLayer};
+use tower_webhook::{EventKind, Secrets, Sender, SignatureLayer};
 
 use crate::args::Options;
 use crate::cli::misused;
 use crate::config;
+use crate::kinds;
 use crate::secrets::secrets;
 use crate::senders::Which;
 use crate::store::Place;
@@ -23,6 +24,8 @@ pub(crate) struct Route {
     pub(crate) secrets: Option<Secrets>,
     pub(crate) secret_file: Option<PathBuf>,
     pub(crate) namespace: String,
+    /// The kinds that are kept: all without any.
+    pub(crate) keep_only: Vec<EventKind>,
     pub(crate) place: Place,
     pub(crate) is_inbox: bool,
     pub(crate) exec: Option<String>,
@@ -48,6 +51,7 @@ impl Route {
 pub(crate) fn routes(args: &Options) -> anyhow::Result<(Vec<Route>, Option<String>)> {
     let Some(file) = &args.listening.config else {
         let (route, random) = of_options(args)?;
+        warn_of_unknown(&route);
         return Ok((vec![route], random));
     };
     let routes = config::routes(file, args).and_then(|routes| {
@@ -56,7 +60,17 @@ pub(crate) fn routes(args: &Options) -> anyhow::Result<(Vec<Route>, Option<Strin
     });
     let name = file.display();
     let routes = routes.unwrap_or_else(|error| misused(format!("`{name}`: {error}")));
+    routes.iter().for_each(warn_of_unknown);
     Ok((routes, None))
+}
+
+/// Warns of kinds to keep that the platform does not have. Those of other senders are not known.
+fn warn_of_unknown(route: &Route) {
+    for kind in route.keep_only.iter().filter(|_| route.which.is_platform()) {
+        if let Some(unknown) = kinds::unknown(kind, BTreeSet::new()) {
+            tracing::warn!(path = route.path, "--keep-only: {unknown}");
+        }
+    }
 }
 
 fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
@@ -68,6 +82,7 @@ fn of_options(args: &Options) -> anyhow::Result<(Route, Option<String>)> {
     let route = Route {
         path: args.listening.path.clone(),
         namespace: given.unwrap_or_else(|| default_namespace(&which, &sender)),
+        keep_only: args.kept.keep_only.clone(),
         which,
         sender,
         secrets,

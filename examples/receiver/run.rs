@@ -140,6 +140,7 @@ fn announce(args: &Options, route: &Route, max_connections: usize) {
         store = (!route.is_inbox).then(|| display(&route.place)),
         sender = route.sender.name(),
         namespace = route.namespace,
+        keep_only = (!route.keep_only.is_empty()).then(|| debug(&route.keep_only)),
         action = route.action(),
         concurrency = limits.concurrency,
         max_attempts = limits.max_attempts,

@@ -17,6 +17,7 @@ impl Answer for Outcome {
             Self::Accepted            => row!("accepted", OK),
             Self::Replayed            => row!("replayed", OK),
             Self::Ignored             => row!("ignored", OK),
+            Self::Filtered            => row!("filtered", OK),
             Self::Discarded(_)        => row!("discarded", OK),
             Self::DeadLetter(_)       => row!("dead-letter", OK),
             Self::Unhandled           => row!("unhandled", NOT_FOUND 404 "Not Found", "This receiver does not handle this kind of event."),
@@ -64,6 +65,7 @@ impl Answer for Outcome {
             Self::Replayed => tracing::debug!(outcome, "the event had been handled before"),
             // The router says so.
             Self::Ignored => {}
+            Self::Filtered => tracing::debug!(outcome, "this kind of event is not kept"),
             Self::Discarded(reason) => tracing::warn!(
                 outcome,
                 reason = Chain(reason.as_ref()).to_string(),
@@ -140,6 +142,7 @@ mod tests {
             Outcome::Accepted,
             Outcome::Replayed,
             Outcome::Ignored,
+            Outcome::Filtered,
             Outcome::Discarded(reason()),
             Outcome::DeadLetter(reason()),
             Outcome::Unhandled,
@@ -167,11 +170,12 @@ mod tests {
 
     /// The rows of outcomes, as they are documented.
     #[rustfmt::skip]
-    const TABLE: [Documented; 18] = [
+    const TABLE: [Documented; 19] = [
         (200, "handled", None),
         (200, "accepted", None),
         (200, "replayed", Some(("idempotent-replayed", "true"))),
         (200, "ignored", None),
+        (200, "filtered", None),
         (200, "discarded", None),
         (200, "dead-letter", None),
         (404, "unhandled", None),

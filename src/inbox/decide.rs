@@ -51,7 +51,7 @@ pub(super) fn decide(ended: Ended<'_>, rules: &Rules) -> Decision {
         Outcome::Handled | Outcome::Replayed | Outcome::Accepted => {
             decided(Settlement::Handled, Line::Handled)
         }
-        Outcome::Ignored => decided(Settlement::Ignored, Line::Ignored),
+        Outcome::Ignored | Outcome::Filtered => decided(Settlement::Ignored, Line::Ignored),
         Outcome::Discarded(_) => {
             let failure = outcome.failure(took);
             decided(Settlement::Discarded(failure), Line::Discarded)

@@ -61,6 +61,7 @@ pub(super) fn handler_works(outcome: &Outcome) -> Option<bool> {
         | Outcome::Replayed
         | Outcome::Accepted
         | Outcome::Ignored
+        | Outcome::Filtered
         | Outcome::Unhandled
         | Outcome::Discarded(_)
         | Outcome::DeadLetter(_)

@@ -196,7 +196,10 @@ fn reason(decision: &Decision) -> Option<String> {
         .map(|error| Chain(error).to_string());
     match (refusal.or(error), outcome) {
         (Some(error), _) => Some(format!("{name}: {error}")),
-        (None, Some(Outcome::Handled | Outcome::Replayed | Outcome::Ignored)) => None,
+        (
+            None,
+            Some(Outcome::Handled | Outcome::Replayed | Outcome::Ignored | Outcome::Filtered),
+        ) => None,
         (None, _) => Some(name.to_owned()),
     }
 }

@@ -1,9 +1,11 @@
 //! The settings of a layer and its services.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::buffer::Bounds;
 use super::verify::Authentication;
+use crate::event::EventKind;
 use crate::sender::Sender;
 use crate::telemetry::{Observers, Throttle};
 
@@ -13,6 +15,8 @@ pub(super) struct Config {
     pub(super) sender: Sender,
     pub(super) bounds: Bounds,
     pub(super) require_key: bool,
+    /// The kinds that are passed on. `None` is all.
+    pub(super) kept: Option<Arc<BTreeSet<EventKind>>>,
     pub(super) throttle: Arc<Throttle>,
     pub(super) observers: Observers,
 }

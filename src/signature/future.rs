@@ -137,9 +137,13 @@ where
                     let response = match read {
                         Ok(Read::Event(verified)) => {
                             watch.verified(verified.delivery());
-                            let request = Some(verified.into_request(parts));
-                            this.state.set(State::Verified { inner, request });
-                            continue;
+                            let kind = verified.delivery().kind();
+                            if config.kept.as_ref().is_none_or(|kept| kept.contains(kind)) {
+                                let request = Some(verified.into_request(parts));
+                                this.state.set(State::Verified { inner, request });
+                                continue;
+                            }
+                            filtered(kind.clone(), span)
                         }
                         Ok(Read::Challenge(reply)) => {
                             replied(reply, Some(EventKind::from_static("challenge")), span)
@@ -211,6 +215,13 @@ fn refuse<B>(
     span.finish(row.name);
     headers.clear();
     ResponseBody::refuse_request(refusal, kind, is_verified, headers)
+}
+
+/// Answers an authentic delivery that the inner service never sees.
+fn filtered<B>(kind: EventKind, span: &DeliverySpan) -> Response<ResponseBody<B>> {
+    let mut response = ResponseBody::answer(Outcome::Filtered);
+    span.finish(Decision::sent_as(&mut response, kind));
+    response
 }
 
 /// The response to a challenge, which has a kind if it was verified.

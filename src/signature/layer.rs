@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,7 +11,7 @@ use super::service::Signature;
 use super::sign::check;
 use super::verify::Authentication;
 use crate::config::ConfigError;
-use crate::event::SenderPolicy;
+use crate::event::{EventKind, SenderPolicy};
 use crate::sender::Sender;
 use crate::telemetry::{Observer, Observers};
 
@@ -47,6 +48,7 @@ impl SignatureLayer {
                     budget: Budget::new(64 * 1024 * 1024, SenderPolicy::default().retry_every),
                 },
                 require_key: false,
+                kept: None,
                 throttle: Arc::default(),
                 observers: Observers::default(),
             },
@@ -165,6 +167,12 @@ impl SignatureLayer {
     #[cfg(feature = "metrics")]
     pub fn record_metrics(&self) {
         metrics::gauge!(crate::telemetry::BUFFERED).set(self.buffered() as f64);
+    }
+
+    /// Answers authentic deliveries of other kinds than these. `None` is all.
+    pub(crate) fn keep(mut self, kinds: Option<BTreeSet<EventKind>>) -> Self {
+        self.config.kept = kinds.map(Arc::new);
+        self
     }
 
     /// Derives `Retry-After` from the limits of a sender.

@@ -23,7 +23,7 @@ pub(crate) struct DeliverySpan {
 const SYSTEM: &str = "webhook";
 
 /// The outcomes that are no errors.
-const SUCCESSES: [&str; 4] = ["handled", "accepted", "replayed", "ignored"];
+const SUCCESSES: [&str; 5] = ["handled", "accepted", "replayed", "ignored", "filtered"];
 
 /// Set by a proxy or by another layer. It is not signed.
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");

@@ -10,12 +10,14 @@ use super::running::{Running, Work};
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
+use crate::event::EventKind;
 use crate::execution::{Given, Limits};
 use crate::idempotency::{Idempotency, IdempotencyLayer, Rules};
 use crate::inbox::{Accept, Inbox, Queue, Worker};
 #[cfg(feature = "moka")]
 use crate::memory::MokaStore;
 use crate::outcome::Outcome;
+use crate::router::EventRouter;
 use crate::sender::Sender;
 use crate::signature::{Secrets, Signature, SignatureLayer};
 use crate::store::Store;
@@ -223,6 +225,46 @@ impl<T> Webhooks<T> {
         self
     }
 
+    /// Keeps the events of these kinds only. After verification, an event of another kind is answered with 200
+    /// ([`Outcome::Filtered`]), and neither stored nor remembered: its key stays free. Observers see it as any delivery. A
+    /// call replaces earlier calls of this and of [`keep_handled`](Self::keep_handled).
+    ///
+    /// By default, an inbox stores the events of all kinds, since a worker that is deployed tomorrow may handle them.
+    ///
+    /// ```
+    /// # use tower_webhook::{EventKind, Secret, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let webhooks = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .keep_only([EventKind::CHAT_CLOSED, EventKind::CHAT_RATED]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keep_only(mut self, kinds: impl IntoIterator<Item = EventKind>) -> Self {
+        let kinds = kinds.into_iter().collect();
+        self.shared.signature = self.shared.signature.keep(Some(kinds));
+        self
+    }
+
+    /// Keeps the events only whose kind has a handler in `router`, as [`keep_only`](Self::keep_only). A router with a
+    /// [`fallback`](EventRouter::fallback) handles all. [`reject_unhandled`](EventRouter::reject_unhandled) has no effect
+    /// then, because the router never sees another kind.
+    ///
+    /// ```
+    /// # use tower_webhook::event::ChatRated;
+    /// # use tower_webhook::{Delivery, EventRouter, Secret, Webhooks};
+    /// # fn main() -> Result<(), tower_webhook::ConfigError> {
+    /// let events = EventRouter::new().on::<ChatRated>(async |_: Delivery<ChatRated>| Ok(()));
+    /// let (webhooks, running) = Webhooks::new(Secret::new("8c1f…")?)
+    ///     .keep_handled(&events)
+    ///     .start(events)?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn keep_handled(mut self, router: &EventRouter) -> Self {
+        self.shared.signature = self.shared.signature.keep(router.handled());
+        self
+    }
+
     /// Reports each delivery, each attempt, and each call of the store or queue to an observer: see
     /// [`telemetry`](crate::telemetry). An observer that was set on a piece sees the same, if there is none here.
     ///
@@ -340,7 +382,7 @@ impl<St: Store> Webhooks<IdempotencyLayer<St>> {
         self
     }
 
-    /// Starts the receiver. `service` is an [`EventRouter`](crate::EventRouter), an axum `Router`, or any other service of
+    /// Starts the receiver. `service` is an [`EventRouter`], an axum `Router`, or any other service of
     /// `Request<`[`Verified`](crate::Verified)`>`.
     ///
     /// # Errors
@@ -405,7 +447,7 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
         self
     }
 
-    /// Starts the receiver and a worker. `service` is an [`EventRouter`](crate::EventRouter), or any other service of
+    /// Starts the receiver and a worker. `service` is an [`EventRouter`], or any other service of
     /// [`RawDelivery`] whose response is an [`Outcome`].
     ///
     /// # Errors

@@ -684,6 +684,41 @@ fn a_kind_that_nobody_has_seen_is_a_typing_error() {
 }
 
 #[test]
+fn other_kinds_than_those_to_keep_are_not_stored() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    let keep = ["--keep-only", "message-created,chat-ratid"];
+    let receiver = start(&url, "true", &keep);
+    let log = receiver.err();
+    assert!(log.contains("WARN"), "{log}");
+    assert!(log.contains("did you mean `chat-rated`?"), "{log}");
+    for kind in ["chat-rated", "chat-rated", "message-created"] {
+        send(&receiver, kind, "a");
+    }
+    let listed = lines(&inbox(&url, &["list", "--json"]));
+    let [kept] = &*listed else {
+        panic!("{listed:?}")
+    };
+    assert_eq!(
+        (&kept["kind"], &kept["key"]),
+        (&"message-created".into(), &"a".into())
+    );
+
+    let check = ["check", "--secret", "s", "--listen", "127.0.0.1:0"];
+    let checked = run("receiver", &[&check[..], &keep].concat());
+    assert_eq!(checked.code, 0, "{checked:?}");
+    assert!(
+        checked.err.contains("did you mean `chat-rated`?"),
+        "{checked:?}"
+    );
+    for kind in ["", "two words", "chat-rated,"] {
+        let wrong = run("receiver", &["--secret", "s", "--keep-only", kind]);
+        assert_eq!(wrong.code, 2, "{kind}: {wrong:?}");
+        assert!(wrong.err.contains("visible ASCII"), "{kind}: {wrong:?}");
+    }
+}
+
+#[test]
 fn a_person_is_forgotten_by_a_command() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);

@@ -121,7 +121,7 @@ fn help_lists_every_flag_and_no_secret() {
             "--store", "WEBHOOK_STORE", "sqlite:webhooks.db", "--concurrency", "--max-attempts", "--namespace",
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
-            "--on-failure", "--keep-header", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
+            "--on-failure", "--keep-header", "--keep-only", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
             "--console-actor", "--metrics-host", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
         ("receiver send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",

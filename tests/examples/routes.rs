@@ -115,6 +115,49 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
     }
 }
 
+#[test]
+fn each_route_keeps_its_own_kinds() {
+    let files = Files::new();
+    let config = files.write(
+        "routes.json",
+        r#"{"routes": [
+            {"path": "/webhooks", "secret-file": "DIR/one", "keep-only": ["chat-clozed", "chat-rated"]},
+            {"path": "/github", "sender": "github", "secret-file": "DIR/two", "keep-only": ["push", "chat-clozed"],
+                "inbox": "sqlite:DIR/webhooks.db"}
+        ]}"#,
+    );
+    let receiver = Receiver::start(&["--config", &config]);
+    let github = |kind| ["--sender", "github", "--event", kind, "--key", kind];
+    let platform = |kind| ["--event", kind, "--key", kind];
+    #[rustfmt::skip]
+    let deliveries: [(&str, &str, &[&str]); 4] = [
+        ("/webhooks", "first", &platform("chat-closed")),
+        ("/webhooks", "first", &platform("chat-rated")),
+        ("/github", "second", &github("watch")),
+        ("/github", "second", &github("push")),
+    ];
+    for (path, secret, args) in deliveries {
+        let sent = send(&receiver, path, secret, args);
+        assert_eq!(sent.code, 0, "{args:?}: {sent:?}");
+    }
+    let lines = until("the lines", || {
+        let out = receiver.out();
+        (out.lines().count() == 2).then_some(out)
+    });
+    for kept in [r#""event":"chat-rated""#, r#""event":"push""#] {
+        assert!(lines.contains(kept), "{kept}: {lines}");
+    }
+    let err = receiver.err();
+    assert_eq!(
+        err.matches("did you mean `chat-closed`?").count(),
+        1,
+        "{err}"
+    );
+    assert!(err.contains("keep_only=[push, chat-clozed]"), "{err}");
+    receiver.signal(Signal::SIGTERM);
+    assert_eq!(receiver.program.finish().code, 0);
+}
+
 /// A receiver for GitHub, with the secrets in the file `one`, and for `acme.json`, with those in `two`.
 struct Hearing {
     files: Files,
@@ -298,6 +341,18 @@ const WRONG: &[(&str, &[&str])] = &[
         &["`namespace`: it is empty"],
     ),
     (
+        "{\"routes\":[{\"path\":\"/a\",\n\"keep-only\":[]}]}",
+        &["`keep-only`: it is empty", "line 2"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","keep-only":["push","two words"]}]}"#,
+        &["`keep-only`: `two words`: ", "visible ASCII"],
+    ),
+    (
+        r#"{"routes":[{"path":"/a","keep-only":"push"}]}"#,
+        &["invalid type: string \"push\", expected a sequence"],
+    ),
+    (
         r#"{"routes":[{"path":"/a","secret-file":"DIR/one","exec":"x","forward":"http://127.0.0.1/"}]}"#,
         &["takes the place of `exec`"],
     ),
@@ -370,6 +425,7 @@ fn a_file_is_not_combined_with_options_of_one_route() {
         "--demo",
         "--dangerously-unsigned",
         "--namespace=n",
+        "--keep-only=push",
         "--exec=true",
         "--forward=http://127.0.0.1:1/",
     ] {

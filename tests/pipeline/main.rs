@@ -7,6 +7,8 @@ mod cancellation;
 mod compile_errors;
 mod decision;
 mod extractor;
+#[cfg(feature = "moka")]
+mod kept;
 mod payloads;
 mod router;
 mod runs;

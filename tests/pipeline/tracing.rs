@@ -160,6 +160,7 @@ fn rows() -> Vec<(&'static str, Option<Level>, Setup)> {
         ("body-changed", WARN, setup(&[]).layer(Webhooks::reject_changed_bodies).before(Before::Delivered(other_body()))),
         ("body-replayed", WARN, setup(&[]).layer(Webhooks::replay_guard).before(Before::Delivered(boxed(delivery(MARKED).key("b"))))),
         ("ignored", None, setup(&[]).request(|it| it.kind("chat-archived"))),
+        ("filtered", None, setup(&[]).layer(|it| it.keep_only([EventKind::CHAT_CLOSED]))),
         ("unhandled", WARN, setup(&[]).router(EventRouter::reject_unhandled).request(|it| it.kind("chat-archived"))),
         undecodable(br#"{"id":"marker-of-the-payload"#),
         undecodable(br#"{"id":"marker-of-the-payload"} marker-of-the-payload"#),

@@ -21,6 +21,7 @@ mod crashes;
 mod endings;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod inline;
+mod kept;
 mod lanes;
 mod leases;
 mod make;
@@ -64,6 +65,7 @@ pub(crate) use self::endings::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
+pub(crate) use self::kept::other_kinds_leave_nothing;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
     lanes_keep_their_order, retries_keep_their_place, skipped_events_return,
@@ -173,6 +175,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         deliveries_return_unchanged
         accepted_events_are_taken
         events_arrive_dead
+        other_kinds_leave_nothing
         abandoned_accepts_lose_nothing
         lanes_keep_their_order
         lanes_run_one_at_a_time
