@@ -1,5 +1,6 @@
 //! The routes, and the pages that they answer.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use futures_util::future::try_join_all;
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -23,7 +25,7 @@ use super::actions;
 use super::bulk::Seen;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
-use super::page::{self, Site, View};
+use super::page::{self, Blocked, Site, View};
 use super::problem::Problem;
 use super::request::{Search, action, find_job, id, inbox, text};
 use super::settings::Console;
@@ -108,22 +110,39 @@ async fn wrong_method(State(console): State<Arc<Console>>, site: Extension<Site>
 
 async fn overview(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
     let view = View::new(&console, &site);
-    let stats = match &console.inbox {
-        Some(inbox) => Some(inbox.stats().await),
-        None => None,
+    let Some(inbox) = &console.inbox else {
+        return answer(&view, Ok(page::overview(&view, None, &[], None)));
     };
-    answer(
-        &view,
-        match stats.transpose() {
-            Ok(stats) => Ok(page::overview(&view, stats.as_ref(), None)),
-            // What does not come from the queue is shown all the same.
-            Err(error) => Ok(page::overview(
-                &view,
-                None,
-                Some(&Chain(&error).to_string()),
-            )),
-        },
-    )
+    // What does not come from the queue is shown all the same.
+    let page = match inbox.stats().await {
+        Ok(stats) => {
+            let waits = stats.0.kinds.iter().any(|kind| kind.blocking > 0);
+            let blocked = match waits {
+                true => worst(&**inbox).await.unwrap_or_default(),
+                false => Vec::new(),
+            };
+            page::overview(&view, Some(&stats), &blocked, None)
+        }
+        Err(error) => page::overview(&view, None, &[], Some(&Chain(&error).to_string())),
+    };
+    answer(&view, Ok(page))
+}
+
+/// The number of blocked lanes on the overview.
+const WORST: usize = 3;
+
+/// Those of the first blocked lanes in which most events wait, and why.
+async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
+    let mut lanes = inbox.blocked_lanes(None, None, LANES).await?;
+    lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
+    lanes.truncate(WORST);
+    let blocked = lanes.into_iter().map(async |lane| {
+        let record = inbox.get(lane.event.id).await?;
+        let failure = record.and_then(|record| record.failures.into_iter().next_back());
+        let failure = failure.map(|past| past.failure);
+        Ok(Blocked { lane, failure })
+    });
+    try_join_all(blocked).await
 }
 
 /// The number of events on a page.

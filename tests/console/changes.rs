@@ -133,7 +133,7 @@ async fn all_that_match_are_changed_after_a_preview() {
     let preview = get(&app, "/all?action=discard&state=dead").await;
     preview
         .is(200)
-        .shows("Are you sure that you want to discard 1200 events?");
+        .shows("Are you sure that you want to discard 1,200 events?");
     let none = get(&app, "/all?action=discard&state=handled").await;
     none.shows("0 events").shows("disabled");
 
@@ -155,7 +155,7 @@ async fn all_that_match_are_changed_after_a_preview() {
         sleep(Duration::from_millis(1)).await;
         job = get(&app, "/jobs/1").await;
     }
-    job.shows("Done.").shows("1200 discarded").hides("Cancel");
+    job.shows("Done.").shows("1,200 discarded").hides("Cancel");
     let stats = inbox.stats().await.unwrap();
     assert_eq!((stats.dead(), stats.unsettled()), (2, 0));
     let unseen = post(&app, "/all", "action=discard&state=dead").await;

@@ -16,7 +16,7 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent};
-use tower_webhook::inbox::{EventState, Failure, Filter, Inbox, Lane, Page, Queue};
+use tower_webhook::inbox::{EventId, EventState, Failure, Filter, Inbox, Lane, Page, Queue};
 use tower_webhook::{EventKind, EventRouter, RawDelivery};
 
 use support::DAY;
@@ -138,32 +138,94 @@ async fn explains_wrong_requests<Q: Queue>(inbox: Inbox<Q>) {
 }
 
 #[tokio::test(start_paused = true)]
+async fn overview_says_in_a_sentence_what_is_wrong() {
+    says_what_is_wrong(inbox()).await;
+}
+
+async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
+    let app = Console::new().inbox(inbox.clone()).router();
+    let well = get(&app, "/").await;
+    well.is(200)
+        .shows(r#"<div class="alert good"><p><b>All is well: </b>nothing is wrong."#)
+        .hides("Chats that wait most");
+
+    let inbox = four_events_of(inbox).await;
+    let dead = "<b>1 dead letter</b> of <b>chat-rated</b> waits for a person.";
+    let lane = "1 chat waits for an event that has failed.";
+    let warned = get(&app, "/").await;
+    warned
+        .shows(&format!(
+            r#"<div class="alert warn"><p><b>Warning: </b>{dead}"#
+        ))
+        .shows("And 1 more:")
+        .shows(&format!(
+            r#"<li><span class="badge warn">Warning</span> {lane}"#
+        ));
+    // The chat and the reason, without a click.
+    let (_, blocked) = warned.text.split_once("Chats that wait most").unwrap();
+    for shown in [
+        r#"<a href="/chat?id=stuck">stuck</a>"#,
+        ">1 event</td>",
+        r#"<a href="/events/3">event 3</a>, chat-rated"#,
+        r#"<b class="bad">failed</b>: the CRM is down"#,
+    ] {
+        assert!(blocked.contains(shown), "{shown}: {blocked}");
+    }
+    let hidden = Console::new().inbox(inbox.clone()).hide_payloads().router();
+    get(&hidden, "/")
+        .await
+        .shows("(reason hidden)")
+        .hides("the CRM is down");
+
+    for n in 0..1_000 {
+        let kind = if n < 600 {
+            "chat-opened"
+        } else {
+            "chat-closed"
+        };
+        accept_dead(&inbox, kind.parse().unwrap(), n).await;
+    }
+    inbox.pause(None).await.unwrap();
+    get(&app, "/")
+        .await
+        .shows(r#"<div class="alert bad"><p><b>Critical: </b><b>1,001 dead letters</b> of <b>chat-opened</b>, <b>chat-closed</b> and 1 more wait for a person. <a href="/events?state=dead">"#)
+        .shows("And 2 more:")
+        .shows("Everything is paused.")
+        // The total.
+        .shows(r#"<a class="bad" href="/events?state=dead">1,001</a>"#)
+        .shows(r#"<a class="bad" href="/events?state=dead&amp;kind=chat-opened">600</a>"#);
+}
+
+/// Adds a dead letter.
+async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> EventId {
+    let event = NewEvent {
+        namespace: Namespace::default(),
+        delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
+        key: None,
+        guard: None,
+        chat: None,
+        lane: Some(Lane((n % 1_000) as i64)),
+        retain: DAY,
+        dead: Some(Failure {
+            outcome: "dead-letter".to_owned(),
+            reason: "the CRM is down".to_owned(),
+            took: None,
+        }),
+    };
+    match inbox.queue().accept(event, None).await.unwrap() {
+        Accepted::New { id, .. } => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn cancelled_redrive_of_100_000_events_loses_and_duplicates_nothing() {
     cancelled_redrive(inbox(), 100_000).await;
 }
 
 /// Redrives so many dead letters, more than the console counts, and cancels half-way. A worker handles them meanwhile.
 async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
-    let accept = async |kind: EventKind, n: usize| {
-        let event = NewEvent {
-            namespace: Namespace::default(),
-            delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
-            key: None,
-            guard: None,
-            chat: None,
-            lane: Some(Lane((n % 1_000) as i64)),
-            retain: DAY,
-            dead: Some(Failure {
-                outcome: "dead-letter".to_owned(),
-                reason: "the CRM is down".to_owned(),
-                took: None,
-            }),
-        };
-        match inbox.queue().accept(event, None).await.unwrap() {
-            Accepted::New { id, .. } => (id, n),
-            other => panic!("{other:?}"),
-        }
-    };
+    let accept = async |kind, n| (accept_dead(&inbox, kind, n).await, n);
     let accepted = stream::iter(0..count).map(|n| accept(EventKind::CHAT_RATED, n));
     let mut numbers: HashMap<_, _> = accepted.buffer_unordered(256).collect().await;
     numbers.extend([accept(EventKind::CHAT_CLOSED, count).await]);
@@ -183,7 +245,8 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     let redrive = "action=redrive&state=dead&kind=chat-rated";
     let redriven = |job: &Seen| -> usize {
         let (before, _) = job.text.split_once(" redriven<").unwrap();
-        before.rsplit('>').next().unwrap().parse().unwrap()
+        let number = before.rsplit('>').next().unwrap().replace(',', "");
+        number.parse().unwrap()
     };
     all(&app, redrive).await.is(303);
     // Paused time stands still until the job has ended.
@@ -250,7 +313,7 @@ mod durable {
     use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue};
     use tower_webhook::memory::MemoryQueue;
 
-    use super::{cancelled_redrive, explains_wrong_requests, get, post};
+    use super::{cancelled_redrive, explains_wrong_requests, get, post, says_what_is_wrong};
     use support::database::Database;
     use support::delivery::{RequestExt, delivery, send};
     use support::inbox::webhooks;
@@ -312,6 +375,14 @@ mod durable {
         explains_wrong_requests(Inbox::new(file.queue())).await;
         let database = Database::create().await;
         explains_wrong_requests(Inbox::new(database.queue().await)).await;
+    }
+
+    #[tokio::test]
+    async fn overview_of_a_file_or_a_database_says_in_a_sentence_what_is_wrong() {
+        let file = Scratch::new();
+        says_what_is_wrong(Inbox::new(file.queue())).await;
+        let database = Database::create().await;
+        says_what_is_wrong(Inbox::new(database.queue().await)).await;
     }
 
     fn redrives() -> usize {

@@ -8,7 +8,7 @@ use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
 use super::parts::{chat, kinds, state};
-use super::text::{ago, clip, kind, time};
+use super::text::{ago, clip, count, kind, time};
 use super::view::View;
 use crate::inbox::{BlockedLane, EventState, EventSummary};
 
@@ -218,17 +218,18 @@ pub(super) fn waiting(lane: &BlockedLane) -> String {
     match lane.waiting {
         1 => "1 event".to_owned(),
         BlockedLane::MOST_WAITING.. => {
-            format!("at least {} events", BlockedLane::MOST_WAITING)
+            format!("at least {} events", count(BlockedLane::MOST_WAITING))
         }
         other => format!("{other} events"),
     }
 }
 
 fn counted(counted: Counted) -> String {
+    let number = count(counted.events as u64);
     match counted.is_more {
-        true => format!("at least {} events", counted.events),
+        true => format!("at least {number} events"),
         false if counted.events == 1 => "1 event".to_owned(),
-        false => format!("{} events", counted.events),
+        false => format!("{number} events"),
     }
 }
 
@@ -305,8 +306,8 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                     dt { "Matched" } dd { (counted(job.matched)) }
                     @let (reached, newest) = job.searched.until();
                     dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
-                    dt { "Changed" } dd { (changed) " " (job.action.past()) }
-                    dt { "Skipped" } dd { (skipped) }
+                    dt { "Changed" } dd { (count(changed)) " " (job.action.past()) }
+                    dt { "Skipped" } dd { (count(skipped)) }
                 }
                 @if end.is_none() && !is_cancelled {
                     form method="post" action=(view.url(format_args!("/jobs/{}/cancel", job.number))) {

@@ -1,5 +1,6 @@
 //! The pages. `maud` escapes all texts in them.
 
+mod causes;
 mod event;
 mod events;
 mod overview;
@@ -9,7 +10,7 @@ mod view;
 
 pub(super) use self::event::{Place, chat, event};
 pub(super) use self::events::{confirm, events, job, lanes};
-pub(super) use self::overview::overview;
+pub(super) use self::overview::{Blocked, overview};
 pub(super) use self::view::{Site, View, problem};
 
 pub(super) const STYLE: &str =

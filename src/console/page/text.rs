@@ -32,6 +32,19 @@ pub(super) fn kind(kind: &EventKind) -> String {
     clip(kind.as_str(), 60)
 }
 
+/// Formats a number such as `36,532`.
+pub(super) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Formats a time such as `20 Nov 20:56:43`.
 pub(super) fn time(at: SystemTime) -> Markup {
     let text = date(at);

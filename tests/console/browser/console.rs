@@ -270,6 +270,11 @@ async fn pages_are_accessible_on_a_desktop() {
 }
 
 #[tokio::test]
+async fn pages_are_accessible_on_a_tablet() {
+    accessible(820).await;
+}
+
+#[tokio::test]
 async fn pages_are_accessible_on_a_phone() {
     accessible(390).await;
 }
@@ -301,6 +306,7 @@ async fn accessible(width: u32) {
         page.until_contains("#alerts", "ended before verification")
             .await;
         page.until_contains("#alerts", "chat-opened").await;
+        sentence_is_seen_at_once(&page).await;
         for path in [
             "",
             "events?chat=stuck",
@@ -335,6 +341,17 @@ async fn accessible(width: u32) {
         }
     };
     Window::new(width).open(&url, test).await;
+}
+
+/// What is wrong is on the first screen, and below it the chat that waits and why.
+async fn sentence_is_seen_at_once(page: &Page) {
+    page.goto(page.client.current_url().await.unwrap().as_str())
+        .await;
+    let bottom = "const { bottom } = document.querySelector('#alerts p').getBoundingClientRect();
+        return [bottom < innerHeight, document.querySelector('#alerts p').textContent.split(':')[0]]";
+    assert_eq!(page.script(bottom).await, Some(json!([true, "Critical"])));
+    page.until_contains("#blocked", "stuck").await;
+    page.until_contains("#blocked", ERROR).await;
 }
 
 #[tokio::test]

@@ -122,10 +122,11 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         page.follow(".site a").await;
         page.until_contains("h1", "Overview").await;
         until("an inbox without unsettled events", async || {
-            let left = "return document.querySelectorAll('#kinds-table a, #alerts p').length";
+            let left = "return document.querySelectorAll('#kinds-table a, #alerts :not(.good) > p').length";
             (page.script(left).await? == json!(0)).then_some(())
         })
         .await;
+        page.until_contains("#alerts", "nothing is wrong").await;
         page.picture("drained").await;
         page.has_no_errors().await;
     };
