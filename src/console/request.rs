@@ -54,10 +54,10 @@ pub(super) struct Search {
     pub(super) chat: String,
     #[serde(default)]
     pub(super) key: String,
-    /// The number of hours within which the event was accepted.
+    /// The number of hours within which the event was accepted, or failed last if that is its state.
     #[serde(default)]
     pub(super) hours: String,
-    /// The times between which the event was accepted, such as `2026-11-22T20:15`.
+    /// The times between which it was, such as `2026-11-22T20:15`.
     #[serde(default)]
     pub(super) from: String,
     #[serde(default)]
@@ -92,22 +92,20 @@ impl Search {
     }
 
     pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
-        let mut filter = Filter::default();
         // A search would tell which texts they have.
         if console.hides_payloads && text(&self.error).is_some() {
             return Err(Problem::bad("The texts of errors are hidden."));
         }
-        match self.state.as_str() {
-            "" => {}
-            "unsettled" => {
-                let all = EventState::ALL.into_iter();
-                filter.states = all.filter(|state| state.is_unsettled()).collect();
-            }
-            state => {
-                let unknown = |error| Problem::bad(format!("`{state}`: {error}."));
-                filter.states = vec![state.parse().map_err(unknown)?];
-            }
-        }
+        let (from, until) = (self.since()?, time(&self.until)?);
+        let mut filter = match self.state.as_str() {
+            "failed" => Filter::failed(from, until),
+            state => Filter {
+                states: states(state)?,
+                accepted_from: from,
+                accepted_until: until,
+                ..Filter::default()
+            },
+        };
         let kind = self.kind.trim();
         if !kind.is_empty() {
             let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
@@ -120,16 +118,19 @@ impl Search {
             let wrong = || Problem::bad("The key contains characters that no header can have.");
             filter.key = Some(value.and_then(IdempotencyKey::new).ok_or_else(wrong)?);
         }
-        if let Some(hours) = text(&self.hours) {
-            let wrong = || Problem::bad(format!("`{hours}` is not a number of hours."));
-            let hours: u32 = hours.parse().map_err(|_| wrong())?;
-            let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
-            filter.accepted_from = SystemTime::now().checked_sub(ago);
-        }
-        // With both, the later one.
-        filter.accepted_from = filter.accepted_from.max(time(&self.from)?);
-        filter.accepted_until = time(&self.until)?;
         Ok(filter)
+    }
+
+    /// The later one of the two times from which on events match.
+    fn since(&self) -> Result<Option<SystemTime>, Problem> {
+        let from = time(&self.from)?;
+        let Some(hours) = text(&self.hours) else {
+            return Ok(from);
+        };
+        let wrong = |_| Problem::bad(format!("`{hours}` is not a number of hours."));
+        let hours: u32 = hours.parse().map_err(wrong)?;
+        let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
+        Ok(from.max(SystemTime::now().checked_sub(ago)))
     }
 
     /// What the preview has seen that the operator confirms.
@@ -176,6 +177,20 @@ impl Search {
             }
         }
         query.finish()
+    }
+}
+
+fn states(name: &str) -> Result<Vec<EventState>, Problem> {
+    match name {
+        "" => Ok(Vec::new()),
+        "unsettled" => {
+            let all = EventState::ALL.into_iter();
+            Ok(all.filter(|state| state.is_unsettled()).collect())
+        }
+        name => {
+            let unknown = |error| Problem::bad(format!("`{name}`: {error}."));
+            Ok(vec![name.parse().map_err(unknown)?])
+        }
     }
 }
 

@@ -328,9 +328,9 @@ impl<Q: Queue> Inbox<Q> {
             };
             let mut events = self.with_key(key).await?;
             events.retain(|event| {
-                let failures = event.failures.iter().map(|past| &past.failure);
+                let failures = event.failures.iter().map(|past| (past.at, &past.failure));
                 filter.matches(&event.summary)
-                    && filter.has_error(failures)
+                    && filter.matches_failures(failures)
                     && page.is_after(event.summary.id)
             });
             let mut events: Vec<_> = events.into_iter().map(|event| event.summary).collect();

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
 use futures_util::StreamExt;
@@ -17,10 +17,10 @@ use tokio::time::sleep;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent};
 use tower_webhook::inbox::{EventId, EventState, Failure, Filter, Inbox, Lane, Page, Queue};
-use tower_webhook::{EventKind, EventRouter, RawDelivery};
+use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 
-use support::DAY;
-use support::inbox::{inbox, states};
+use support::inbox::{NotingCrm, inbox, states};
+use support::{DAY, SECOND};
 
 use super::{Seen, all, four_events_of, get, post, request};
 
@@ -196,6 +196,68 @@ async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
         .shows(r#"<a class="bad" href="/events?state=dead&amp;kind=chat-opened">600</a>"#);
 }
 
+#[tokio::test(start_paused = true)]
+async fn failed_events_are_found_by_their_last_failure_and_redriven() {
+    finds_what_failed(inbox()).await;
+}
+
+async fn finds_what_failed<Q: Queue>(inbox: Inbox<Q>) {
+    let inbox = four_events_of(inbox).await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    let listed = async |query: &str| {
+        let list = get(&app, &format!("/events?{query}")).await;
+        let has = |id: &i64| {
+            list.is(200)
+                .text
+                .contains(&format!(r#"href="/events/{id}""#))
+        };
+        [1, 2, 3, 4].into_iter().filter(has).collect::<Vec<i64>>()
+    };
+    assert_eq!(listed("state=failed").await, [2, 3]);
+    assert_eq!(listed("state=failed&error=CRM").await, [3]);
+
+    // The event that is retried fails again, and the dead letter does not.
+    let fails = EventRouter::new()
+        .fallback(async |_: RawDelivery| Err(HandlerError::retry("timeout of the CRM")));
+    let last = async || {
+        let failures = inbox.get(EventId(3)).await.unwrap().unwrap().failures;
+        failures.last().unwrap().at
+    };
+    let before = last().await;
+    sleep(2 * SECOND).await;
+    inbox.redrive(EventId(3), None).await.unwrap();
+    let worker = inbox.worker(fails).only([EventKind::CHAT_RATED]).spawn();
+    sleep(SECOND).await;
+    worker.drain(SECOND).await.unwrap();
+    assert!(last().await >= before + 2 * SECOND);
+    let between = field(before + 2 * SECOND);
+    assert_eq!(listed(&format!("state=failed&from={between}")).await, [3]);
+    assert_eq!(listed(&format!("state=failed&until={between}")).await, [2]);
+    let all = format!("state=failed&error=timeout&from={between}");
+    assert_eq!(listed(&all).await, [3]);
+
+    let asked = get(&app, &format!("/all?action=redrive&{all}")).await;
+    asked.is(200).shows("redrive 1 event?");
+    let worker = inbox.worker(NotingCrm::default().router()).spawn();
+    super::all(&app, &format!("action=redrive&{all}"))
+        .await
+        .is(303);
+    inbox.finish().await.unwrap();
+    // Handled events no longer match.
+    assert_eq!(listed("state=failed").await, [2]);
+    assert!(listed(&all).await.is_empty());
+    drop(worker);
+}
+
+/// Writes a time as the field of a form.
+fn field(at: SystemTime) -> String {
+    let date = httpdate::fmt_http_date(at);
+    let parts: Vec<_> = date.split(' ').collect();
+    let months = "JanFebMarAprMayJunJulAugSepOctNovDec";
+    let month = months.find(parts[2]).unwrap() / 3 + 1;
+    format!("{}-{month:02}-{}T{}", parts[3], parts[1], parts[4])
+}
+
 /// Adds a dead letter.
 async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> EventId {
     let event = NewEvent {
@@ -313,7 +375,10 @@ mod durable {
     use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue};
     use tower_webhook::memory::MemoryQueue;
 
-    use super::{cancelled_redrive, explains_wrong_requests, get, post, says_what_is_wrong};
+    use super::{
+        cancelled_redrive, explains_wrong_requests, finds_what_failed, get, post,
+        says_what_is_wrong,
+    };
     use support::database::Database;
     use support::delivery::{RequestExt, delivery, send};
     use support::inbox::webhooks;
@@ -383,6 +448,14 @@ mod durable {
         says_what_is_wrong(Inbox::new(file.queue())).await;
         let database = Database::create().await;
         says_what_is_wrong(Inbox::new(database.queue().await)).await;
+    }
+
+    #[tokio::test]
+    async fn failed_events_of_a_file_or_a_database_are_found_and_redriven() {
+        let file = Scratch::new();
+        finds_what_failed(Inbox::new(file.queue())).await;
+        let database = Database::create().await;
+        finds_what_failed(Inbox::new(database.queue().await)).await;
     }
 
     fn redrives() -> usize {

@@ -39,18 +39,6 @@ pub(in super::super) fn events(
                     } @else {
                         div #rows data-live { (table(view, rows, Columns::All)) }
                     }
-                    @if view.can_change() {
-                        @if search.state.is_empty() {
-                            p { "To change all that match, choose a state." }
-                        } @else {
-                            p {
-                                "All that match: "
-                                a href=(view.url(format_args!("/all?{query}&action=redrive"))) { "Redrive all…" }
-                                " "
-                                a href=(view.url(format_args!("/all?{query}&action=discard"))) { "Discard all…" }
-                            }
-                        }
-                    }
                 }
                 (rest(&view.url(format_args!("/events?{query}")), more, !search.after.is_empty()))
             }
@@ -88,6 +76,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                     label for="state" { "State" }
                     select #state name="state" {
                         (option("", &search.state, "any"))
+                        (option("failed", &search.state, "failed: retrying or dead"))
                         (option("unsettled", &search.state, "unsettled"))
                         @for name in states { (option(name, &search.state, name)) }
                     }
@@ -101,7 +90,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                 @if !view.console.hides_payloads { div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); } }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
-                    label for="hours" { "Accepted within" }
+                    label for="hours" { "Within" }
                     select #hours name="hours" {
                         (option("", &search.hours, "any time"))
                         (option("1", &search.hours, "1 hour"))
@@ -109,8 +98,8 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                         (option("168", &search.hours, "7 days"))
                     }
                 }
-                @for (name, text, value) in [("from", "Accepted from (UTC)", &search.from), ("until", "Accepted until (UTC)", &search.until)] {
-                    div.grow.narrow { label for=(name) { (text) } input #(name) type="datetime-local" name=(name) value=(value); }
+                @for (name, text, value) in [("from", "Since (UTC)", &search.from), ("until", "Until (UTC)", &search.until)] {
+                    div.grow.time { label for=(name) { (text) } input #(name) type="datetime-local" name=(name) value=(value); }
                 }
                 div.grow.narrow {
                     label for="order" { "Order" }
@@ -119,7 +108,21 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                         (option("oldest", &search.order, "oldest first"))
                     }
                 }
+            }
+            p.quiet.small { "Times are those of acceptance, and with the state " i { "failed" } ", of the last failure." }
+            div.row.middle {
                 button.main { "Find" }
+                @if view.can_change() {
+                    @if search.state.is_empty() {
+                        span.quiet { "To change all that match, choose a state." }
+                    } @else {
+                        @let all = |action, text, class| html! {
+                            button class=(class) formaction=(view.url("/all")) name="action" value=(action) { (text) }
+                        };
+                        (all("redrive", "Redrive all…", ""))
+                        (all("discard", "Discard all…", "danger apart"))
+                    }
+                }
             }
         }
     }

@@ -88,7 +88,10 @@ pub(in super::super) fn overview(
         }
         div.stack {
             section {
-                h2 { "Kinds" }
+                div.head {
+                    h2 { "Kinds" }
+                    @if console.inbox.is_some() { a.end href=(view.events(&[("state", "failed")])) { "All that have failed" } }
+                }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, is_paused))
                     @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {

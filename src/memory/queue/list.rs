@@ -40,8 +40,9 @@ impl State {
         let select = |(id, event): (&i64, &Event)| {
             let is_after = page.is_after(EventId(*id));
             let summary = is_after.then(|| self.summary(*id, event))?;
-            let failures = event.past.iter().map(|(_, failure)| failure);
-            (filter.matches(&summary) && filter.has_error(failures)).then_some(summary)
+            let failures = event.past.iter();
+            let failures = failures.map(|(at, failure)| (self.time_of_day(*at), failure));
+            (filter.matches(&summary) && filter.matches_failures(failures)).then_some(summary)
         };
         match page.newest_first {
             true => self

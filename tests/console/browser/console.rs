@@ -4,7 +4,7 @@ use axum::Router;
 use axum::response::Html;
 use axum::routing::get;
 use serde_json::json;
-use tower_webhook::inbox::EventState;
+use tower_webhook::inbox::{EventId, EventState};
 
 use crate::chromium::{HOSTILE, Page, Window};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
@@ -123,7 +123,9 @@ async fn filters(page: &Page) {
     assert_eq!(page.script(chat).await, Some(json!(HOSTILE)));
 }
 
-const FIND: &str = "form[method=get] button";
+const FIND: &str = "main form[method=get] button";
+const REDRIVE_ALL: &str = "button[formaction][value=redrive]";
+const DISCARD_ALL: &str = "button[formaction][value=discard]";
 
 /// The first event of a lane fails once more, and then succeeds, with those behind it.
 async fn retry_now(page: &Page, desk: &Desk) {
@@ -194,7 +196,7 @@ async fn selected_events(page: &Page, desk: &Desk) {
 /// The rest, of which the first ones are redriven before the job is cancelled.
 async fn all_that_match(page: &Page, desk: &Desk) {
     let left = CLOSED - 3;
-    page.follow("a[href*='action=discard']").await;
+    page.follow(DISCARD_ALL).await;
     page.until_contains("h1", &format!("discard {left} events?"))
         .await;
     page.follow("main form a").await;
@@ -202,7 +204,7 @@ async fn all_that_match(page: &Page, desk: &Desk) {
 
     desk.redrives.forget_permits(usize::MAX);
     desk.redrives.add_permits(20);
-    page.follow("a[href*='action=redrive']").await;
+    page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {left} events?"))
         .await;
     page.follow("main form button").await;
@@ -221,7 +223,7 @@ async fn all_that_match(page: &Page, desk: &Desk) {
 
     page.follow("#job a").await;
     assert_eq!(page.rows().await as u64, dead);
-    page.follow("a[href*='action=redrive']").await;
+    page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {dead} events?"))
         .await;
     page.follow("main form button").await;
@@ -262,6 +264,50 @@ async fn pauses(page: &Page, desk: &Desk) {
         let is_checked = "return document.getElementById('pause').checked";
         assert_eq!(page.script(is_checked).await, Some(json!(true)));
     }
+}
+
+#[tokio::test]
+async fn retry_of_what_failed_since_a_time_takes_three_clicks() {
+    three_clicks(Window::new(1280)).await;
+}
+
+#[tokio::test]
+async fn retry_of_what_failed_since_a_time_takes_three_clicks_without_scripts_on_a_phone() {
+    let window = Window {
+        scripts: false,
+        ..Window::new(390)
+    };
+    three_clicks(window).await;
+}
+
+async fn three_clicks(window: Window) {
+    let desk = Desk::new("timeout of the CRM");
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        page.follow("a[href='/events?state=failed']").await;
+        assert_eq!(page.rows().await, 2);
+        page.set("#error", "timeout").await;
+        let since = "const from = document.getElementById('from');
+            from.value = '2020-01-01T02:00';
+            return from.value";
+        let since = page.script(since).await;
+        assert_eq!(since, Some(json!("2020-01-01T02:00")));
+        // The whole time can be read.
+        let cut = "const { clientWidth, scrollWidth } = document.getElementById('from');
+            return [scrollWidth <= clientWidth, clientWidth >= 190]";
+        assert_eq!(page.script(cut).await, Some(json!([true, true])));
+        page.follow(REDRIVE_ALL).await;
+        page.until_contains("h1", "redrive 2 events?").await;
+        desk.repair();
+        page.follow("main form button").await;
+        page.until_reloaded("#job", "2 redriven").await;
+    };
+    window.open(&url, test).await;
+    desk.until(2, EventState::Handled).await;
+    desk.until(3, EventState::Handled).await;
+    let handled = desk.inbox.get(EventId(1)).await.unwrap().unwrap();
+    assert!(!handled.summary.is_redriven);
 }
 
 #[tokio::test]

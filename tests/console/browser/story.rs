@@ -114,7 +114,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         page.until_contains("#state", "handled").await;
         page.follow(".site a").await;
         page.follow("#kinds-table a[href*='state=dead']").await;
-        page.follow("a[href*='action=redrive']").await;
+        page.follow("button[formaction][value=redrive]").await;
         let question = format!("redrive {CLOSED} events?");
         page.until_contains("h1", &question).await;
         page.follow("main form button").await;
