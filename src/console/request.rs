@@ -71,7 +71,7 @@ pub(super) struct Search {
     pub(super) after: String,
     #[serde(default)]
     pub(super) action: String,
-    /// The id of the chat, on its page.
+    /// The id of the chat, on its page, or what is looked for.
     #[serde(default)]
     pub(super) id: String,
     /// What a preview has seen: see [`Seen`].
@@ -114,9 +114,8 @@ impl Search {
         filter.chat = text(&self.chat);
         filter.error = text(&self.error);
         if let Some(key) = text(&self.key) {
-            let value = HeaderValue::from_str(&key).ok();
             let wrong = || Problem::bad("The key contains characters that no header can have.");
-            filter.key = Some(value.and_then(IdempotencyKey::new).ok_or_else(wrong)?);
+            filter.key = Some(self::key(&key).ok_or_else(wrong)?);
         }
         Ok(filter)
     }
@@ -178,6 +177,10 @@ impl Search {
         }
         query.finish()
     }
+}
+
+pub(super) fn key(text: &str) -> Option<IdempotencyKey> {
+    IdempotencyKey::new(HeaderValue::from_str(text).ok()?)
 }
 
 fn states(name: &str) -> Result<Vec<EventState>, Problem> {

@@ -10,7 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use futures_util::future::try_join_all;
+use futures_util::future::{try_join_all, try_join3};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -27,10 +27,10 @@ use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Blocked, Site, View};
 use super::problem::Problem;
-use super::request::{Search, action, find_job, id, inbox, text};
+use super::request::{Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
 use crate::error::Chain;
-use crate::inbox::{EventState, Filter, Listed, Page};
+use crate::inbox::{EventState, EventSummary, Filter, Listed, Page};
 use crate::store::StoreError;
 
 impl Console {
@@ -46,6 +46,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/events", get(events))
         .route("/events/{id}", get(event))
         .route("/chat", get(chat))
+        .route("/find", get(find))
         .route("/lanes", get(lanes))
         .route(
             "/style.css",
@@ -254,6 +255,57 @@ async fn chat(
         Ok(page::chat(&view, &chat, &events, more))
     };
     answer(&view, chat.await)
+}
+
+/// Shows the event with a number, and those of a key and a chat.
+async fn find(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let find = async {
+        let Query(search) = search?;
+        let nothing = || Problem::bad("Which chat, key or number of an event?");
+        let wanted = text(&search.id).ok_or_else(nothing)?;
+        let inbox = &**inbox(&console)?;
+        let number = async {
+            match wanted.parse() {
+                Ok(id) => inbox.get(id).await,
+                Err(_) => Ok(None),
+            }
+        };
+        let of_key = key(&wanted).map(|key| Filter {
+            key: Some(key),
+            ..Filter::default()
+        });
+        let of_chat = Filter {
+            chat: Some(wanted.clone()),
+            ..Filter::default()
+        };
+        let (number, of_key, of_chat) =
+            try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
+        let number = number.map(|record| record.summary);
+        Ok(page::found(
+            &view,
+            &wanted,
+            number.as_slice(),
+            &of_key,
+            &of_chat,
+        ))
+    };
+    answer(&view, find.await)
+}
+
+/// The newest events that match.
+async fn newest(
+    inbox: &dyn Operations,
+    filter: Option<Filter>,
+) -> Result<Vec<EventSummary>, StoreError> {
+    match filter {
+        Some(filter) => Ok(inbox.list(&filter, Page::newest(ROWS)).await?.events),
+        None => Ok(Vec::new()),
+    }
 }
 
 /// The number of blocked lanes that are shown.

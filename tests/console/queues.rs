@@ -19,7 +19,8 @@ use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent};
 use tower_webhook::inbox::{EventId, EventState, Failure, Filter, Inbox, Lane, Page, Queue};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 
-use support::inbox::{NotingCrm, inbox, states};
+use support::delivery::{RequestExt, delivery, send};
+use support::inbox::{NotingCrm, inbox, states, webhooks};
 use support::{DAY, SECOND};
 
 use super::{Seen, all, four_events_of, get, post, request};
@@ -249,6 +250,48 @@ async fn finds_what_failed<Q: Queue>(inbox: Inbox<Q>) {
     drop(worker);
 }
 
+#[tokio::test(start_paused = true)]
+async fn one_box_finds_events_by_chat_key_and_number() {
+    finds_in_one_box(inbox()).await;
+}
+
+async fn finds_in_one_box<Q: Queue>(inbox: Inbox<Q>) {
+    let webhooks = webhooks(&inbox);
+    for (chat, key) in [("3", "x"), ("b", "3"), ("c", "y"), ("3", "z")] {
+        let body = format!(r#"{{"id":"{chat}","rating":1}}"#);
+        send(&webhooks, delivery(body).key(key)).await.assert_ok();
+    }
+    let app = Console::new().inbox(inbox).router();
+    let found = async |wanted: &str| {
+        let page = get(&app, &format!("/find?id={wanted}")).await;
+        let links = page.is(200).text.split(r#"<td><a href="/events/"#).skip(1);
+        let ids = links.map(|link| link.split('"').next().unwrap().parse().unwrap());
+        (ids.collect::<Vec<i64>>(), page)
+    };
+    let (ids, page) = found("3").await;
+    assert_eq!(ids, [3, 2, 4, 1]);
+    for title in ["event with this number", "with this key", "of this chat"] {
+        page.shows(title);
+    }
+    page.shows(r#"<a href="/chat?id=3">All events of the chat"#);
+    assert_eq!(found("+y+").await.0, [3]);
+    assert_eq!(found("b").await.0, [2]);
+    assert_eq!(found("1").await.0, [1]);
+    for unknown in ["5", "-1", "%00", "%C3%A9", "99999999999999999999999"] {
+        let (ids, page) = found(unknown).await;
+        assert!(ids.is_empty(), "{ids:?}");
+        page.shows("No event has this number or key");
+    }
+    get(&app, "/find?id=+")
+        .await
+        .is(400)
+        .shows("Which chat, key");
+    get(&app, "/find").await.is(400).shows("Which chat, key");
+    let without = Console::new().router();
+    get(&without, "/find?id=3").await.is(404);
+    get(&without, "/").await.hides("search");
+}
+
 /// Writes a time as the field of a form.
 fn field(at: SystemTime) -> String {
     let date = httpdate::fmt_http_date(at);
@@ -376,7 +419,7 @@ mod durable {
     use tower_webhook::memory::MemoryQueue;
 
     use super::{
-        cancelled_redrive, explains_wrong_requests, finds_what_failed, get, post,
+        cancelled_redrive, explains_wrong_requests, finds_in_one_box, finds_what_failed, get, post,
         says_what_is_wrong,
     };
     use support::database::Database;
@@ -456,6 +499,14 @@ mod durable {
         finds_what_failed(Inbox::new(file.queue())).await;
         let database = Database::create().await;
         finds_what_failed(Inbox::new(database.queue().await)).await;
+    }
+
+    #[tokio::test]
+    async fn one_box_finds_events_of_a_file_or_a_database() {
+        let file = Scratch::new();
+        finds_in_one_box(Inbox::new(file.queue())).await;
+        let database = Database::create().await;
+        finds_in_one_box(Inbox::new(database.queue().await)).await;
     }
 
     fn redrives() -> usize {

@@ -224,6 +224,39 @@ fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
     }
 }
 
+/// What was looked for, as a number, a key and a chat.
+pub(in super::super) fn found(
+    view: &View<'_>,
+    wanted: &str,
+    number: &[EventSummary],
+    of_key: &[EventSummary],
+    of_chat: &[EventSummary],
+) -> Markup {
+    let all = [
+        ("The event with this number", number),
+        ("Events with this key", of_key),
+        ("Newest events of this chat", of_chat),
+    ];
+    let content = html! {
+        div.title { h1 { "Find " (clip(wanted, 200)) } }
+        div.stack {
+            @for (title, events) in all {
+                @if !events.is_empty() {
+                    section {
+                        h2 { (title) }
+                        (table(view, events, Columns::All))
+                    }
+                }
+            }
+            @if !of_chat.is_empty() { p { a href=(view.chat(wanted)) { "All events of the chat, in their order" } } }
+            @if all.iter().all(|(_, events)| events.is_empty()) {
+                section { p { "No event has this number or key, or is of this chat. Perhaps its retention has expired." } }
+            }
+        }
+    };
+    view.page(&format!("Find {}", clip(wanted, 60)), "/events", &content)
+}
+
 pub(in super::super) fn chat(
     view: &View<'_>,
     chat: &str,

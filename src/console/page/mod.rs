@@ -8,7 +8,7 @@ mod parts;
 mod text;
 mod view;
 
-pub(super) use self::event::{Place, chat, event};
+pub(super) use self::event::{Place, chat, event, found};
 pub(super) use self::events::{confirm, events, job, lanes};
 pub(super) use self::overview::{Blocked, overview};
 pub(super) use self::view::{Site, View, problem};

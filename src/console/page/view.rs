@@ -83,6 +83,12 @@ impl<'a> View<'a> {
                                 a href=(self.url("/lanes")) aria-current=[current("/lanes")] { "Lanes" }
                             }
                         }
+                        @if self.console.inbox.is_some() {
+                            form.find role="search" method="get" action=(self.url("/find")) {
+                                input type="search" name="id" required placeholder="chat, key or number" aria-label="Chat, key, or number of an event";
+                                button { "Find" }
+                            }
+                        }
                         div.end {
                             span #clock data-live { (now()) }
                             noscript { a href="" { "Refresh" } }

@@ -56,6 +56,7 @@ async fn tour(window: Window) {
     let test = async |page: Page| {
         page.fits().await;
         lists(&page).await;
+        finds(&page).await;
         filters(&page).await;
         retry_now(&page, &desk).await;
         one_event(&page, &desk).await;
@@ -78,6 +79,16 @@ async fn lists(page: &Page) {
     assert_eq!(page.count("a[rel=next]").await, 0);
     page.follow(".pages a").await;
     assert_eq!(page.rows().await, 40);
+}
+
+/// One box on each page, for chats, keys and numbers.
+async fn finds(page: &Page) {
+    for (wanted, found) in [("stuck", 3), ("dead-1", 2), ("4", 1), ("nothing", 0)] {
+        page.set(".find input", wanted).await;
+        page.follow(".find button").await;
+        page.until_contains("h1", &format!("Find {wanted}")).await;
+        assert_eq!(page.count("main tbody tr").await, found, "{wanted}");
+    }
 }
 
 async fn filters(page: &Page) {
@@ -361,6 +372,8 @@ async fn accessible(width: u32) {
             "events/4",
             "lanes",
             "chat?id=stuck",
+            "find?id=stuck",
+            "find?id=nowhere",
             "all?state=dead&action=discard",
             "jobs/1",
             "events/999",
