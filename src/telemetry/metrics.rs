@@ -87,6 +87,7 @@ pub(crate) const BLOCKED: &str = "webhook_inbox_blocked_lanes";
 pub(crate) const OLDEST: &str = "webhook_inbox_oldest_seconds";
 pub(crate) const PAUSED: &str = "webhook_inbox_paused";
 pub(crate) const BYTES: &str = "webhook_inbox_bytes";
+pub(crate) const LIMIT: &str = "webhook_inbox_limit_bytes";
 
 impl Metrics {
     /// Describes the metrics to the recorder that is installed, and records all that is observed.
@@ -326,4 +327,5 @@ fn describe_inbox() {
     );
     describe_gauge!(PAUSED, Count, "1 while a kind is paused.");
     describe_gauge!(BYTES, Bytes, "Size of the queue.");
+    describe_gauge!(LIMIT, Bytes, "Limit of the queue's size.");
 }

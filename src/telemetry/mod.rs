@@ -54,7 +54,7 @@ pub(crate) use self::gauges::Gauges;
 pub use self::metrics::Metrics;
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{
-    BLOCKED, BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
+    BLOCKED, BYTES, DEAD, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING, WAITING,
 };
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{BUFFERED, DETACHED_NOW};

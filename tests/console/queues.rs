@@ -178,14 +178,15 @@ async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
         .shows("(reason hidden)")
         .hides("the CRM is down");
 
-    for n in 0..1_000 {
+    let dead = stream::iter(0..1_000).map(|n| {
         let kind = if n < 600 {
             "chat-opened"
         } else {
             "chat-closed"
         };
-        accept_dead(&inbox, kind.parse().unwrap(), n).await;
-    }
+        accept_dead(&inbox, kind.parse().unwrap(), n)
+    });
+    dead.buffer_unordered(64).collect::<Vec<_>>().await;
     inbox.pause(None).await.unwrap();
     get(&app, "/")
         .await
