@@ -43,6 +43,9 @@ pub(super) fn action(name: &str) -> Result<Action, Problem> {
     Action::parse(name).ok_or_else(unknown)
 }
 
+/// The number of events on a page.
+pub(super) const ROWS: usize = 40;
+
 /// The filter of a list, as in a URL.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Search {
@@ -157,10 +160,9 @@ impl Search {
         })
     }
 
-    /// The query of a URL with the same filter.
-    pub(super) fn query(&self) -> String {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        for (name, value) in [
+    /// The fields of the filter that are not empty.
+    pub(super) fn filled(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let fields = [
             ("state", &self.state),
             ("kind", &self.kind),
             ("chat", &self.chat),
@@ -170,11 +172,15 @@ impl Search {
             ("until", &self.until),
             ("error", &self.error),
             ("order", &self.order),
-        ] {
-            if !value.trim().is_empty() {
-                query.append_pair(name, value.trim());
-            }
-        }
+        ];
+        let fields = fields.into_iter().map(|(name, value)| (name, value.trim()));
+        fields.filter(|(_, value)| !value.is_empty())
+    }
+
+    /// The query of a URL with the same filter.
+    pub(super) fn query(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(self.filled());
         query.finish()
     }
 }
@@ -193,6 +199,51 @@ fn states(name: &str) -> Result<Vec<EventState>, Problem> {
         name => {
             let unknown = |error| Problem::bad(format!("`{name}`: {error}."));
             Ok(vec![name.parse().map_err(unknown)?])
+        }
+    }
+}
+
+/// What an action did, for the page after it.
+#[derive(Clone, Debug)]
+pub(super) enum Did {
+    Changed(Action, Vec<EventId>),
+    Paused(Option<EventKind>),
+    Resumed(Option<EventKind>),
+}
+
+impl Did {
+    /// Adds it to the path of a page, which may have a query.
+    pub(super) fn at(&self, path: &str) -> String {
+        let kind = |kind: &Option<EventKind>| kind.as_ref().map(ToString::to_string);
+        let (name, of) = match self {
+            Self::Changed(action, ids) => {
+                let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+                (action.name(), Some(ids.join(".")))
+            }
+            Self::Paused(of) => ("pause", kind(of)),
+            Self::Resumed(of) => ("resume", kind(of)),
+        };
+        let mut did = form_urlencoded::Serializer::new(String::new());
+        did.append_pair("did", &format!("{name}:{}", of.unwrap_or_default()));
+        let and = if path.contains('?') { '&' } else { '?' };
+        format!("{path}{and}{}", did.finish())
+    }
+
+    pub(super) fn of_query(query: &str) -> Option<Self> {
+        let mut pairs = form_urlencoded::parse(query.as_bytes());
+        let (_, did) = pairs.find(|(name, _)| name == "did")?;
+        let (name, of) = did.split_once(':')?;
+        let kind = || match of {
+            "" => Some(None),
+            of => of.parse().ok().map(Some),
+        };
+        match name {
+            "pause" => kind().map(Self::Paused),
+            "resume" => kind().map(Self::Resumed),
+            name => {
+                let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();
+                Some(Self::Changed(Action::parse(name)?, ids.ok()?))
+            }
         }
     }
 }

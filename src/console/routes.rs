@@ -21,16 +21,16 @@ use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use super::actions;
+use super::actions::{self, Paused};
 use super::bulk::Seen;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
-use super::page::{self, Blocked, Site, View};
+use super::page::{self, Blocked, Site, View, Wrong};
 use super::problem::Problem;
-use super::request::{Search, action, find_job, id, inbox, key, text};
+use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
 use crate::error::Chain;
-use crate::inbox::{EventState, EventSummary, Filter, Listed, Page};
+use crate::inbox::{EventId, EventState, EventSummary, Failure, Filter, Listed, Page};
 use crate::store::StoreError;
 
 impl Console {
@@ -65,7 +65,7 @@ fn router(console: Arc<Console>) -> Router {
             .route("/all", get(confirm).post(actions::change_all))
             .route("/selected", post(actions::change_selected))
             .route("/events/{id}/{action}", post(actions::change))
-            .route("/pause", post(actions::pause))
+            .route("/pause", get(confirm_pause).post(actions::pause))
             .route("/resume", post(actions::resume))
             .route("/jobs/{number}", get(job))
             .route("/jobs/{number}/cancel", post(actions::cancel));
@@ -138,16 +138,17 @@ async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
     lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
     lanes.truncate(WORST);
     let blocked = lanes.into_iter().map(async |lane| {
-        let record = inbox.get(lane.event.id).await?;
-        let failure = record.and_then(|record| record.failures.into_iter().next_back());
-        let failure = failure.map(|past| past.failure);
+        let failure = last_failure(inbox, lane.event.id).await?;
         Ok(Blocked { lane, failure })
     });
     try_join_all(blocked).await
 }
 
-/// The number of events on a page.
-const ROWS: usize = 40;
+async fn last_failure(inbox: &dyn Operations, id: EventId) -> Result<Option<Failure>, StoreError> {
+    let record = inbox.get(id).await?;
+    let failures = record.map(|record| record.failures).unwrap_or_default();
+    Ok(failures.into_iter().next_back().map(|past| past.failure))
+}
 
 async fn events(
     State(console): State<Arc<Console>>,
@@ -155,21 +156,37 @@ async fn events(
     search: Result<Query<Search>, QueryRejection>,
 ) -> Response {
     let view = View::new(&console, &site);
-    let list = async {
-        let Query(search) = search?;
-        let filter = search.filter(&console)?;
-        let mut listed = inbox(&console)?
-            .list(&filter, search.page(ROWS + 1)?)
-            .await?;
-        let is_more = listed.events.len() > ROWS;
-        listed.events.truncate(ROWS);
-        let more = match (is_more, listed.events.last()) {
-            (true, Some(last)) => More::Page(last.id),
-            _ => listed.searched.map_or(More::Nothing, More::Search),
-        };
-        Ok(page::events(&view, &search, &listed.events, more))
+    let search = search.map_err(Problem::from);
+    let search = match search.and_then(|Query(search)| inbox(&console).map(|_| search)) {
+        Ok(search) => search,
+        Err(problem) => return problem.page(&view),
     };
-    answer(&view, list.await)
+    match list(&view, &search, None).await {
+        Ok(page) => Html(page.into_string()).into_response(),
+        // The form stays, with what was wrong in it.
+        Err(problem) => {
+            let wrong = Wrong {
+                reason: problem.reason(&console),
+                checked: &[],
+            };
+            let page = page::events(&view, &search, &[], More::Nothing, Some(wrong));
+            problem.on(page)
+        }
+    }
+}
+
+/// A page of the list of events, with what went wrong with some of them.
+pub(super) async fn list(view: &View<'_>, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
+    let filter = search.filter(view.console)?;
+    let page = search.page(ROWS + 1)?;
+    let mut listed = inbox(view.console)?.list(&filter, page).await?;
+    let is_more = listed.events.len() > ROWS;
+    listed.events.truncate(ROWS);
+    let more = match (is_more, listed.events.last()) {
+        (true, Some(last)) => More::Page(last.id),
+        _ => listed.searched.map_or(More::Nothing, More::Search),
+    };
+    Ok(page::events(view, search, &listed.events, more, wrong))
 }
 
 /// The number of events of a lane that are counted.
@@ -329,6 +346,21 @@ async fn lanes(
     answer(&view, lanes.await)
 }
 
+/// Asks before a kind or everything is paused.
+async fn confirm_pause(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    paused: Result<Query<Paused>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let confirm = async {
+        let Query(paused) = paused?;
+        inbox(&console)?;
+        Ok(page::confirm_pause(&view, paused.kind()?.as_ref()))
+    };
+    answer(&view, confirm.await)
+}
+
 /// Asks before all events that match are changed.
 async fn confirm(
     State(console): State<Arc<Console>>,
@@ -344,10 +376,26 @@ async fn confirm(
         // Before it counts, so that it has seen what is changed.
         let seen = Seen::now(inbox).await?;
         let matched = console.jobs.preview(inbox, &filter, seen).await?;
-        Ok(page::confirm(&view, action, &search, matched, seen))
+        let sample = inbox
+            .list(&filter, Page::oldest(SAMPLE).within(SEARCH))
+            .await?;
+        let sample = try_join_all(sample.events.into_iter().map(async |event| {
+            let failure = last_failure(inbox, event.id).await?;
+            Ok::<_, StoreError>((event, failure))
+        }));
+        Ok(page::confirm(
+            &view,
+            action,
+            &search,
+            (matched, &sample.await?),
+            seen,
+        ))
     };
     answer(&view, confirm.await)
 }
+
+/// The number of events that a question shows.
+const SAMPLE: usize = 5;
 
 async fn job(
     State(console): State<Arc<Console>>,
@@ -384,7 +432,7 @@ mod tests {
     use crate::event::EventKind;
     use crate::inbox::{
         BlockedLane, Change, EventId, EventRecord, EventState, EventSummary, Filter, Listed, Page,
-        Stats,
+        Pause, Stats,
     };
 
     /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
@@ -434,7 +482,11 @@ mod tests {
             Box::pin(pending())
         }
 
-        fn pause<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
+        fn pauses(&self) -> Answer<'_, Vec<Pause>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
+        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: &'a str) -> Answer<'a, ()> {
             Box::pin(async {
                 let _permit = self.permits.acquire().await;
                 Ok(())
@@ -558,7 +610,7 @@ mod tests {
             .with_writer(move || writer.clone());
         let _log = tracing::subscriber::set_default(subscriber.finish());
         let permits = Arc::new(Semaphore::new(0));
-        let pausing = console(&permits).oneshot(post("/pause"));
+        let pausing = console(&permits).oneshot(post_form("/pause", "reason=maintenance"));
         let pausing = timeout(Duration::from_secs(1), pausing).await;
         assert!(pausing.is_err());
         permits.add_permits(1);

@@ -14,7 +14,9 @@ use super::event::{EventId, EventState};
 use super::headers;
 use super::lane::LaneOf;
 use super::queue::Queue;
-use super::records::{BlockedLane, Change, EventRecord, Filter, Listed, Page, Stats, forget_all};
+use super::records::{
+    BlockedLane, Change, EventRecord, Filter, Listed, Page, Pause, Stats, forget_all,
+};
 use super::workers::Workers;
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
@@ -474,14 +476,14 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Pauses the handling of events of one kind, or with `None` of all events. Events are still accepted. The pause is
-    /// stored in the queue: all workers respect it within a second, and after a restart. Attempts in progress are not
-    /// interrupted.
+    /// stored in the queue, with a note that says who paused it and why: all workers respect it within a second, and
+    /// after a restart. Attempts in progress are not interrupted.
     ///
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn pause(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let pause = self.shared.queue.pause(kind, true);
+    pub async fn pause(&self, kind: Option<&EventKind>, note: &str) -> Result<(), StoreError> {
+        let pause = self.shared.queue.pause(kind, Some(note));
         self.settings.call("pause", pause).await
     }
 
@@ -492,10 +494,20 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let resume = self.shared.queue.pause(kind, false);
+        let resume = self.shared.queue.pause(kind, None);
         self.settings.call("pause", resume).await?;
         self.shared.workers.wake();
         Ok(())
+    }
+
+    /// Returns what is paused, sorted by kind: everything comes first.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+        let pauses = self.shared.queue.pauses();
+        self.settings.call("pauses", pauses).await
     }
 
     /// Counts the events that are unsettled or dead, by kind.

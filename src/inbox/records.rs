@@ -104,7 +104,8 @@ pub trait Records: Send + Sync + 'static {
         events: Option<RangeInclusive<EventId>>,
     ) -> impl Future<Output = Result<Forgotten, StoreError>> + Send;
 
-    /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
+    /// Pauses one kind, or with `None` everything, with a note that says who paused it and why. Without a note, the pause
+    /// ends. Attempts in progress are not interrupted.
     ///
     /// Events of a kind are taken if neither the kind nor everything is paused.
     ///
@@ -114,8 +115,15 @@ pub trait Records: Send + Sync + 'static {
     fn pause(
         &self,
         kind: Option<&EventKind>,
-        paused: bool,
+        note: Option<&str>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send;
+
+    /// Returns what is paused, sorted by kind: everything comes first.
+    ///
+    /// # Errors
+    ///
+    /// As for [`list`](Self::list).
+    fn pauses(&self) -> impl Future<Output = Result<Vec<Pause>, StoreError>> + Send;
 
     /// Counts the unsettled events and the dead letters, by kind.
     ///
@@ -166,6 +174,17 @@ pub enum Change {
     WrongState,
     /// The event's body was deleted, so it cannot be handled again.
     WithoutBody,
+}
+
+/// A pause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// The kind that is paused. `None` for everything.
+    pub kind: Option<EventKind>,
+    /// When it was paused last.
+    pub since: SystemTime,
+    /// Who paused it and why.
+    pub note: String,
 }
 
 /// The number of unsettled events and dead letters by kind, and whether they are paused.
@@ -561,9 +580,13 @@ impl<Q: Records> Records for Arc<Q> {
     fn pause(
         &self,
         kind: Option<&EventKind>,
-        paused: bool,
+        note: Option<&str>,
     ) -> impl Future<Output = Result<(), StoreError>> + Send {
-        (**self).pause(kind, paused)
+        (**self).pause(kind, note)
+    }
+
+    fn pauses(&self) -> impl Future<Output = Result<Vec<Pause>, StoreError>> + Send {
+        (**self).pauses()
     }
 
     fn stats(&self) -> impl Future<Output = Result<Stats, StoreError>> + Send {

@@ -156,10 +156,20 @@ async fn links_lead_to_where_the_console_is_mounted() {
         }
         assert!(count > 5);
     }
-    let paused = post(&app, "/ops/webhooks/pause", "").await;
-    assert_eq!(paused.location.as_deref(), Some("/ops/webhooks"));
+    let paused = post(&app, "/ops/webhooks/pause", "reason=test").await;
+    assert_eq!(
+        paused.location.as_deref(),
+        Some("/ops/webhooks?did=pause%3A")
+    );
+    get(&app, "/ops/webhooks?did=pause%3A")
+        .await
+        .is(200)
+        .shows("Everything was paused.");
     let redriven = post(&app, "/ops/webhooks/events/2/redrive", "").await;
-    assert_eq!(redriven.location.as_deref(), Some("/ops/webhooks/events/2"));
+    assert_eq!(
+        redriven.location.as_deref(),
+        Some("/ops/webhooks/events/2?did=redrive%3A2")
+    );
 }
 
 #[tokio::test(start_paused = true)]

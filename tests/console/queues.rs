@@ -187,7 +187,7 @@ async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
         accept_dead(&inbox, kind.parse().unwrap(), n)
     });
     dead.buffer_unordered(64).collect::<Vec<_>>().await;
-    inbox.pause(None).await.unwrap();
+    inbox.pause(None, "").await.unwrap();
     get(&app, "/")
         .await
         .shows(r#"<div class="alert bad"><p><b>Critical: </b><b>1,001 dead letters</b> of <b>chat-opened</b>, <b>chat-closed</b> and 1 more wait for a person. <a href="/events?state=dead">"#)
@@ -239,7 +239,13 @@ async fn finds_what_failed<Q: Queue>(inbox: Inbox<Q>) {
     assert_eq!(listed(&all).await, [3]);
 
     let asked = get(&app, &format!("/all?action=redrive&{all}")).await;
-    asked.is(200).shows("redrive 1 event?");
+    asked
+        .is(200)
+        .shows("redrive 1 event?")
+        .shows("<dt>State</dt><dd>failed</dd>")
+        .shows("<dt>Error contains</dt><dd>timeout</dd>")
+        .shows(r#"<a href="/events/3">3</a>"#)
+        .shows("timeout of the CRM");
     let worker = inbox.worker(NotingCrm::default().router()).spawn();
     super::all(&app, &format!("action=redrive&{all}"))
         .await
@@ -291,6 +297,61 @@ async fn finds_in_one_box<Q: Queue>(inbox: Inbox<Q>) {
     let without = Console::new().router();
     get(&without, "/find?id=3").await.is(404);
     get(&without, "/").await.hides("search");
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_have_a_reason_and_are_on_every_page() {
+    shows_pauses(inbox()).await;
+}
+
+async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
+    let inbox = four_events_of(inbox).await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    get(&app, "/pause?kind=chat-rated")
+        .await
+        .is(200)
+        .shows("Pause chat-rated?")
+        .shows(r#"<input type="hidden" name="kind" value="chat-rated">"#);
+    get(&app, "/pause").await.is(200).shows("Pause everything?");
+    get(&app, "/pause?kind=no+kind").await.is(400);
+    for silent in ["kind=chat-rated", "kind=chat-rated&reason=+"] {
+        post(&app, "/pause", silent).await.is(400).shows("Say why");
+    }
+    assert!(inbox.pauses().await.unwrap().is_empty());
+
+    let reason = "the CRM&apos;s <b>down</b>";
+    let reason: String = form_urlencoded::byte_serialize(reason.as_bytes()).collect();
+    let paused = post(&app, "/pause", &format!("kind=chat-rated&reason={reason}")).await;
+    let location = paused.is(303).location.clone().unwrap();
+    get(&app, &location).await.shows("chat-rated was paused.");
+    let read_only = Console::new().inbox(inbox.clone()).read_only().router();
+    for path in [
+        "/",
+        "/events",
+        "/events/1",
+        "/lanes",
+        "/chat?id=stuck",
+        "/nowhere",
+    ] {
+        for (app, can_resume) in [(&app, true), (&read_only, false)] {
+            let page = get(app, path).await;
+            page.shows("<b>chat-rated is paused</b> since ")
+                .shows("the CRM&amp;apos;s &lt;b&gt;down&lt;/b&gt;");
+            assert_eq!(page.text.contains("Resume"), can_resume, "{path}");
+        }
+    }
+    inbox.pause(None, "ada").await.unwrap();
+    get(&app, "/events")
+        .await
+        .shows("<b>everything is paused</b>");
+    post(&app, "/resume", "").await.is(303);
+    let resumed = post(&app, "/resume", "kind=chat-rated").await;
+    let location = resumed.is(303).location.clone().unwrap();
+    get(&app, &location)
+        .await
+        .shows("chat-rated was resumed.")
+        .hides("is paused");
+    assert!(inbox.pauses().await.unwrap().is_empty());
 }
 
 /// Writes a time as the field of a form.
@@ -348,7 +409,8 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
     let worker = inbox.worker(events).spawn();
 
     let app = Console::new().inbox(inbox.clone()).router();
-    let redrive = "action=redrive&state=dead&kind=chat-rated";
+    // With a time, the queue's own counts do not have the number.
+    let redrive = "action=redrive&state=dead&kind=chat-rated&hours=24";
     let redriven = |job: &Seen| -> usize {
         let (before, _) = job.text.split_once(" redriven<").unwrap();
         let number = before.rsplit('>').next().unwrap().replace(',', "");
@@ -361,6 +423,10 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
             yield_now().await;
         }
     }
+    get(&app, "/jobs/1")
+        .await
+        .shows("at least ")
+        .shows("up to event ");
     post(&app, "/jobs/1/cancel", "").await.is(303);
     let mut job = get(&app, "/jobs/1").await;
     while !job.text.contains("Cancelled.") {
@@ -369,7 +435,7 @@ async fn cancelled_redrive<Q: Queue>(inbox: Inbox<Q>, count: usize) {
         job = get(&app, "/jobs/1").await;
     }
     inbox.finish().await.unwrap();
-    job.shows("at least ").shows("up to event ");
+    job.hides("at least ");
     let (percent, _) = job.text.split_once(r#"" max="100""#).unwrap();
     let percent: usize = percent.rsplit('"').next().unwrap().parse().unwrap();
     assert!((40..100).contains(&percent), "{percent} %");
@@ -421,7 +487,7 @@ mod durable {
 
     use super::{
         cancelled_redrive, explains_wrong_requests, finds_in_one_box, finds_what_failed, get, post,
-        says_what_is_wrong,
+        says_what_is_wrong, shows_pauses,
     };
     use support::database::Database;
     use support::delivery::{RequestExt, delivery, send};
@@ -508,6 +574,14 @@ mod durable {
         finds_in_one_box(Inbox::new(file.queue())).await;
         let database = Database::create().await;
         finds_in_one_box(Inbox::new(database.queue().await)).await;
+    }
+
+    #[tokio::test]
+    async fn pauses_of_a_file_or_a_database_are_on_every_page() {
+        let file = Scratch::new();
+        shows_pauses(Inbox::new(file.queue())).await;
+        let database = Database::create().await;
+        shows_pauses(Inbox::new(database.queue().await)).await;
     }
 
     fn redrives() -> usize {

@@ -662,7 +662,7 @@ async fn paused_inbox() -> (Simulation, Vec<&'static str>) {
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     let operator = Inbox::new(queue);
-    operator.pause(None).await.unwrap();
+    operator.pause(None, "").await.unwrap();
     it.run(5 * MINUTE, 6.0).await;
     it.firing(&["WebhookOldestWaiting"]);
     operator.resume(None).await.unwrap();

@@ -98,6 +98,14 @@ pub(crate) enum Command {
         /// The kind to pause; by default, all kinds
         #[arg(value_name = "KIND")]
         kind: Option<EventKind>,
+        /// Who pauses it and why, for the others
+        #[arg(
+            long,
+            value_name = "TEXT",
+            default_value = "",
+            hide_default_value = true
+        )]
+        note: String,
     },
     /// Resume the handling of events after a pause
     Resume {
@@ -227,7 +235,7 @@ impl Command {
         match self {
             Self::List { matching, .. } | Self::Export { matching } => matching.kinds(),
             Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.kinds(),
-            Self::Pause { kind } | Self::Resume { kind } => kind.as_slice(),
+            Self::Pause { kind, .. } | Self::Resume { kind } => kind.as_slice(),
             _ => &[],
         }
     }

@@ -4,32 +4,49 @@ use std::sync::atomic::Ordering;
 
 use maud::{Markup, html};
 
+use super::super::actions::LONGEST_REASON;
 use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
-use super::parts::{chat, kinds, state};
+use super::parts::{chat, kinds, reason, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
-use crate::inbox::{BlockedLane, EventState, EventSummary};
+use crate::event::EventKind;
+use crate::inbox::{BlockedLane, EventId, EventState, EventSummary, Failure};
+
+/// What was wrong with the events that were selected in a list, or with its filter.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Wrong<'a> {
+    pub(in super::super) reason: &'a str,
+    pub(in super::super) checked: &'a [EventId],
+}
 
 pub(in super::super) fn events(
     view: &View<'_>,
     search: &Search,
     rows: &[EventSummary],
     more: More,
+    wrong: Option<Wrong<'_>>,
 ) -> Markup {
     let query = search.query();
+    let checked = wrong.map_or(&[][..], |wrong| wrong.checked);
     let content = html! {
+        @if let Some(wrong) = wrong {
+            div.alert role="alert" {
+                p { (clip(wrong.reason, 1_000)) }
+                a href=(view.url("/")) { "Back to the overview" }
+            }
+        }
         div.title { h1 { "Events" } }
         div.stack {
             section { (form(view, search)) }
             section {
-                @if rows.is_empty() && !matches!(more, More::Search(_)) { p { "No event matches." } }
+                @if rows.is_empty() && !matches!(more, More::Search(_)) { p { @if wrong.is_none() { "No event matches." } @else { "No list." } } }
                 @else if !rows.is_empty() {
                     @if view.can_change() {
                         form #selected method="post" action=(view.url("/selected")) {
                             input type="hidden" name="query" value=(query);
-                            div #rows { (table(view, rows, Columns::WithBoxes)) }
+                            div #rows { (table(view, rows, Columns::WithBoxes(checked))) }
                             div.row.middle {
                                 span { "Selected:" }
                                 button name="action" value="redrive" { "Redrive" }
@@ -130,22 +147,25 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
 
 /// The columns of a table of events.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Columns {
+pub(super) enum Columns<'a> {
     All,
-    /// With boxes to select events.
-    WithBoxes,
+    /// With boxes to select events, of which these are checked.
+    WithBoxes(&'a [EventId]),
     /// Without the chat, which the page is about.
     OfChat,
 }
 
-pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns) -> Markup {
-    let can_select = columns == Columns::WithBoxes;
+pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns<'_>) -> Markup {
+    let checked = match columns {
+        Columns::WithBoxes(checked) => Some(checked),
+        _ => None,
+    };
     let has_chat = columns != Columns::OfChat;
     html! {
         table {
             thead {
                 tr {
-                    @if can_select { th scope="col" { "Select" } }
+                    @if checked.is_some() { th scope="col" { "Select" } }
                     th scope="col" { "Event" }
                     th scope="col" { "Accepted" }
                     th scope="col" { "Kind" }
@@ -157,8 +177,8 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns) ->
             tbody {
                 @for event in rows {
                     tr {
-                        @if can_select {
-                            td { input type="checkbox" name="id" value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
+                        @if let Some(checked) = checked {
+                            td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
@@ -236,12 +256,13 @@ fn counted(counted: Counted) -> String {
     }
 }
 
-/// Asks before all events that match are changed.
+/// Asks before all events that match are changed: `matched` has their number, and the first of them with their last
+/// failures.
 pub(in super::super) fn confirm(
     view: &View<'_>,
     action: Action,
     search: &Search,
-    matched: Counted,
+    (matched, sample): (Counted, &[(EventSummary, Option<Failure>)]),
     seen: Option<Seen>,
 ) -> Markup {
     let name = action.name();
@@ -261,12 +282,13 @@ pub(in super::super) fn confirm(
     let content = html! {
         section {
             h1 { "Are you sure that you want to " (name) " " (counted(matched)) "?" }
+            dl #filter {
+                @for (field, value) in search.filled() { @if field != "order" { dt { (label(field)) } dd { (clip(value, 200)) } } }
+            }
             p { (effect) }
             form method="post" action=(view.url("/all")) {
                 input type="hidden" name="action" value=(name);
-                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours), ("from", &search.from), ("until", &search.until), ("error", &search.error)] {
-                    input type="hidden" name=(field) value=(value);
-                }
+                @for (field, value) in search.filled() { input type="hidden" name=(field) value=(value); }
                 @if let Some(seen) = seen {
                     input type="hidden" name="newest" value=(seen.newest);
                     input type="hidden" name="at" value=(seen.nanos());
@@ -276,9 +298,76 @@ pub(in super::super) fn confirm(
                     a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
                 }
             }
+            @if !sample.is_empty() {
+                h2 { "The first of them" }
+                table #sample {
+                    thead {
+                        tr {
+                            th scope="col" { "Event" }
+                            th scope="col" { "Accepted" }
+                            th scope="col" { "Kind" }
+                            th scope="col" { "Chat" }
+                            th scope="col" { "State" }
+                            th scope="col" { "Last failure" }
+                        }
+                    }
+                    tbody {
+                        @for (event, failure) in sample {
+                            tr {
+                                td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
+                                td { (time(event.accepted_at)) }
+                                td { (kind(&event.kind)) }
+                                td.wide { (chat(view, event.chat.as_deref())) }
+                                td { (state(event)) }
+                                td.wide { (reason(view, failure.as_ref())) }
+                            }
+                        }
+                    }
+                }
+            }
         }
     };
     view.page("Confirm", "/events", &content)
+}
+
+/// What a field of the filter is called.
+fn label(field: &str) -> &str {
+    match field {
+        "state" => "State",
+        "kind" => "Kind",
+        "chat" => "Chat",
+        "key" => "Key",
+        "hours" => "Within hours",
+        "from" => "Since (UTC)",
+        "until" => "Until (UTC)",
+        "error" => "Error contains",
+        other => other,
+    }
+}
+
+/// Asks before a kind or everything is paused, and for the reason.
+pub(in super::super) fn confirm_pause(view: &View<'_>, paused: Option<&EventKind>) -> Markup {
+    let name = paused.map_or("everything".to_owned(), kind);
+    let content = html! {
+        section {
+            h1 { "Pause " (name) "?" }
+            p { "No process begins to handle these events any more, until somebody resumes them. Deliveries are still accepted." }
+            form method="post" action=(view.url("/pause")) {
+                @if let Some(kind) = paused { input type="hidden" name="kind" value=(kind); }
+                div.row {
+                    div.grow {
+                        label for="reason" { "Reason, which all pages show" }
+                        input #reason name="reason" required maxlength=(LONGEST_REASON) autocomplete="off";
+                    }
+                }
+                div.row.middle {
+                    button.danger { "Yes, pause " (name) }
+                    a href=(view.url("/")) { "No, back to the overview" }
+                }
+            }
+        }
+    };
+    view.page("Pause", "/", &content)
 }
 
 pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u64) -> Markup {
@@ -306,10 +395,13 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                     false => progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {},
                 }
                 dl {
-                    dt { "Matched" } dd { (counted(job.matched)) }
-                    @let (reached, newest) = job.searched.until();
-                    dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
                     dt { "Changed" } dd { (count(changed)) " " (job.action.past()) }
+                    // Once it has ended, these are no news.
+                    @if end.is_none() {
+                        dt { "Matched" } dd { (counted(job.matched)) }
+                        @let (reached, newest) = job.searched.until();
+                        dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
+                    }
                     dt { "Skipped" } dd { (count(skipped)) }
                 }
                 @if end.is_none() && !is_cancelled {

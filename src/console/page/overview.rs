@@ -322,17 +322,19 @@ fn totals(view: &View<'_>, kinds: &[KindStats]) -> Markup {
 
 /// The button that pauses or resumes a kind, or all events.
 fn pause(view: &View<'_>, kind: Option<&EventKind>, is_paused: bool) -> Markup {
-    let (action, text) = match is_paused {
-        true => ("resume", "Resume"),
-        false => ("pause", "Pause"),
+    // A pause has a reason, for which the next page asks.
+    let (method, action, text) = match is_paused {
+        true => ("post", "resume", "Resume"),
+        false => ("get", "pause", "Pause"),
     };
     let name = kind.map_or("all", EventKind::as_str);
     html! {
-        form method="post" action=(view.url(format_args!("/{action}"))) {
+        form method=(method) action=(view.url(format_args!("/{action}"))) {
             @if let Some(kind) = kind { input type="hidden" name="kind" value=(kind); }
             button #{ "pause-" (name) } aria-label={ (text) " " (name) } {
                 (text)
                 @if kind.is_none() { " all" }
+                @if !is_paused { "…" }
             }
         }
     }

@@ -176,6 +176,8 @@ async fn one_event(page: &Page, desk: &Desk) {
     page.until_contains("#headers", TRACE_PARENT).await;
     page.follow("#discard-2").await;
     page.until_contains("#state", "discarded").await;
+    page.until_contains("#notice", "Event 2 was discarded.")
+        .await;
     assert_eq!(page.count("#discard-2").await, 0);
     page.follow("#redrive-2").await;
     page.until_reloaded("#state", "handled").await;
@@ -252,6 +254,11 @@ async fn pauses(page: &Page, desk: &Desk) {
     let mut next = 5 + CLOSED;
     for (button, text) in [("#pause-all", " all"), ("#pause-chat-rated", "")] {
         page.follow(button).await;
+        page.until_contains("h1", "Pause ").await;
+        page.set("#reason", "the CRM is down").await;
+        page.follow("main form button").await;
+        page.until_contains("#notice", "was paused").await;
+        page.until_contains("#paused", "the CRM is down").await;
         page.until_text(button, |found| found == format!("Resume{text}"))
             .await;
         page.until_contains("#kinds-table", "paused").await;
@@ -266,7 +273,7 @@ async fn pauses(page: &Page, desk: &Desk) {
         }
         assert_eq!(desk.state(waiting).await, EventState::Waiting);
         page.follow(button).await;
-        page.until_text(button, |found| found == format!("Pause{text}"))
+        page.until_text(button, |found| found == format!("Pause{text}…"))
             .await;
         desk.until(waiting, EventState::Handled).await;
     }
@@ -352,7 +359,7 @@ async fn accessible(width: u32) {
             desk.accept(event(&format!("stuck-{n}"), 1)).await;
             desk.refuse().await;
         }
-        desk.inbox.pause(None).await.unwrap();
+        desk.inbox.pause(None, "ada: maintenance").await.unwrap();
         // A job that does not end.
         desk.redrives.forget_permits(usize::MAX);
         page.goto(&format!("{url}/all?action=redrive&state=unsettled"))
@@ -374,6 +381,9 @@ async fn accessible(width: u32) {
             "chat?id=stuck",
             "find?id=stuck",
             "find?id=nowhere",
+            "pause?kind=chat-rated",
+            "events/2?did=redrive:2",
+            "events?state=none",
             "all?state=dead&action=discard",
             "jobs/1",
             "events/999",
@@ -519,7 +529,7 @@ async fn slower_of_two_operators_who_change_an_event_gets_a_conflict() {
         desk.accept(event(&format!("dead-{n}"), 1)).await;
     }
     desk.until(3, EventState::Dead).await;
-    desk.inbox.pause(None).await.unwrap();
+    desk.inbox.pause(None, "").await.unwrap();
     let (ada, bob) = (
         desk.serve(desk.console()).await,
         desk.serve(desk.console()).await,

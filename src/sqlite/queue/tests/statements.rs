@@ -138,7 +138,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
         }
         if round % 50 == 0 {
             forget_all(queue, "chat-3").await.unwrap();
-            queue.pause(None, false).await.unwrap();
+            queue.pause(None, None).await.unwrap();
         }
         queue.stats().await.unwrap();
         queue.size().await.unwrap();
