@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::yield_now;
 use tokio::time::{Instant, timeout};
 
@@ -67,9 +67,10 @@ pub(super) struct Jobs {
     all: Mutex<BTreeMap<u64, Arc<Job>>>,
     turns: Arc<Semaphore>,
     previews: Semaphore,
+    exports: Arc<Semaphore>,
 }
 
-/// The number of jobs that run at a time, and of previews. Others wait, because more would slow deliveries down.
+/// The number of jobs that run at a time, of previews, and of exports. Others wait, because more would slow deliveries down.
 const TURNS: usize = 4;
 
 impl Default for Jobs {
@@ -78,6 +79,7 @@ impl Default for Jobs {
             all: Mutex::default(),
             turns: Arc::new(Semaphore::new(TURNS)),
             previews: Semaphore::new(TURNS),
+            exports: Arc::new(Semaphore::new(TURNS)),
         }
     }
 }
@@ -257,7 +259,10 @@ async fn by_stats(inbox: &dyn Operations, filter: &Filter) -> Option<Counted> {
 }
 
 /// Returns the first event of a page of all events, or one before it.
-async fn first(inbox: &dyn Operations, page: Page) -> Result<Option<EventId>, StoreError> {
+pub(super) async fn first(
+    inbox: &dyn Operations,
+    page: Page,
+) -> Result<Option<EventId>, StoreError> {
     let listed = inbox.list(&Filter::default(), page.within(SEARCH)).await?;
     let first = listed.events.first().map(|event| event.id);
     Ok(first.or(listed.searched))
@@ -270,6 +275,10 @@ impl Jobs {
 
     pub(super) fn get(&self, number: u64) -> Option<Arc<Job>> {
         self.lock().get(&number).cloned()
+    }
+
+    pub(super) async fn turn_of_export(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.exports).acquire_owned().await.ok()
     }
 
     /// Counts the events that match.

@@ -70,6 +70,9 @@ pub(super) struct Search {
     pub(super) error: String,
     #[serde(default)]
     pub(super) order: String,
+    /// The format of an export.
+    #[serde(default)]
+    pub(super) format: String,
     #[serde(default)]
     pub(super) after: String,
     #[serde(default)]

@@ -23,6 +23,7 @@ use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::actions::{self, Paused};
 use super::bulk::Seen;
+use super::export::export;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Blocked, Site, View, Wrong};
@@ -45,6 +46,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/", get(overview))
         .route("/events", get(events))
         .route("/events/{id}", get(event))
+        .route("/export", get(export))
         .route("/chat", get(chat))
         .route("/find", get(find))
         .route("/lanes", get(lanes))

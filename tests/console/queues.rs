@@ -3,17 +3,22 @@
 //! `REDRIVES=100000` redrives that many events in a file and in PostgreSQL; the default is 11,000, as the console counts
 //! up to 10,000.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime};
 
+use axum::Router;
 use axum::body::Body;
 use futures_util::StreamExt;
 use futures_util::stream;
-use http::{Method, Request, StatusCode};
+use http::header::HOST;
+use http::{HeaderMap, Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use serde_json::Value;
 use tokio::task::yield_now;
 use tokio::time::sleep;
+use tower::ServiceExt;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent};
 use tower_webhook::inbox::{EventId, EventState, Failure, Filter, Inbox, Lane, Page, Queue};
@@ -354,6 +359,133 @@ async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
     assert!(inbox.pauses().await.unwrap().is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn exports_have_what_the_filter_shows() {
+    exports(inbox()).await;
+}
+
+/// The parts of a file, as they arrive.
+async fn download(app: &Router, path: &str) -> (HeaderMap, Vec<String>) {
+    let request = Request::get(path).header(HOST, "localhost:3001");
+    let request = request.body(Body::empty()).unwrap();
+    let answer = app.clone().oneshot(request).await.unwrap();
+    assert_eq!(answer.status(), StatusCode::OK);
+    let (head, mut body) = answer.into_parts();
+    let mut parts = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let data = frame.unwrap().into_data().unwrap();
+        parts.push(String::from_utf8(data.to_vec()).unwrap());
+    }
+    (head.headers, parts)
+}
+
+async fn exports<Q: Queue>(inbox: Inbox<Q>) {
+    const COUNT: usize = 700;
+    const FORMULA: &str = "=HYPERLINK(\"http://evil\")";
+    let dead = stream::iter(0..COUNT).map(|n| accept_dead(&inbox, EventKind::CHAT_RATED, n));
+    dead.buffer_unordered(64).collect::<Vec<_>>().await;
+    let texts = [
+        FORMULA,
+        "+1",
+        "-1",
+        "@SUM(A1)",
+        "\t1",
+        "\r1",
+        "a\nb,\"c\"",
+        "1=1",
+    ];
+    for text in texts {
+        let event = NewEvent {
+            chat: Some(text.to_owned()),
+            ..dead_letter(EventKind::CHAT_CLOSED, 0, text)
+        };
+        inbox.queue().accept(event, None).await.unwrap();
+    }
+    let console = || Console::new().inbox(inbox.clone()).read_only();
+    let app = console().router();
+    let (headers, parts) = download(&app, "/export?state=dead&kind=chat-rated&format=jsonl").await;
+    assert_eq!(headers["content-type"], "application/x-ndjson");
+    assert_eq!(
+        headers["content-disposition"],
+        "attachment; filename=\"events.jsonl\""
+    );
+    // A part is in memory at a time.
+    assert!(parts.iter().all(|part| part.lines().count() <= 8));
+    let lines: Vec<Value> = parts
+        .iter()
+        .flat_map(|part| part.lines())
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let ids: Vec<_> = lines
+        .iter()
+        .map(|line| line["id"].as_u64().unwrap())
+        .collect();
+    let newest_first: Vec<_> = (1..=COUNT as u64).rev().collect();
+    assert_eq!(ids, newest_first);
+    let payloads: HashSet<_> = lines
+        .iter()
+        .map(|line| line["payload"].as_str().unwrap())
+        .collect();
+    assert!(payloads.len() == COUNT && payloads.contains(r#"{"n":7}"#));
+    assert_eq!(lines[0]["failures"][0]["reason"], "the CRM is down");
+    let (_, oldest) = download(&app, "/export?order=oldest&format=jsonl").await;
+    let oldest = oldest.concat();
+    assert!(oldest.starts_with("{") && oldest.lines().count() == COUNT + texts.len());
+
+    let csv = async |app: &Router| {
+        download(app, "/export?kind=chat-closed&order=oldest&format=csv").await
+    };
+    let (headers, parts) = csv(&app).await;
+    assert_eq!(headers["content-type"], "text/csv; charset=utf-8");
+    let text = parts.concat();
+    assert!(
+        text.starts_with("\"id\",\"kind\",\"chat\",\"key\","),
+        "{text}"
+    );
+    for cell in [
+        "\"'=HYPERLINK(\"\"http://evil\"\")\"",
+        "\"'+1\"",
+        "\"'-1\"",
+        "\"'@SUM(A1)\"",
+        "\"'\t1\"",
+        "\"'\r1\"",
+        "\"a\nb,\"\"c\"\"\"",
+        "\"1=1\"",
+    ] {
+        // As the chat, and as the reason.
+        assert_eq!(
+            text.matches(&format!(",{cell},")).count(),
+            2,
+            "{cell}: {text}"
+        );
+    }
+    assert_eq!(text.matches(r#","{""n"":0}""#).count(), texts.len());
+
+    let hidden = console().hide_payloads().router();
+    let (_, parts) = csv(&hidden).await;
+    let text = parts.concat();
+    assert!(
+        !text.contains("payload") && !text.contains("\"n\""),
+        "{text}"
+    );
+    assert_eq!(text.matches("1=1").count(), 1, "{text}");
+    let (_, parts) = download(&hidden, "/export?kind=chat-rated&format=jsonl").await;
+    let text = parts.concat();
+    assert_eq!(text.lines().count(), COUNT);
+    assert!(!text.contains("payload") && !text.contains("CRM"), "{text}");
+
+    for (query, status) in [
+        ("format=xml", 400),
+        ("", 400),
+        ("format=csv&state=lost", 400),
+        ("format=csv&from=soon", 400),
+    ] {
+        get(&app, &format!("/export?{query}")).await.is(status);
+    }
+    let (_, none) = download(&app, "/export?chat=none&format=jsonl").await;
+    assert_eq!(none.concat(), "");
+}
+
 /// Writes a time as the field of a form.
 fn field(at: SystemTime) -> String {
     let date = httpdate::fmt_http_date(at);
@@ -365,7 +497,15 @@ fn field(at: SystemTime) -> String {
 
 /// Adds a dead letter.
 async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> EventId {
-    let event = NewEvent {
+    let event = dead_letter(kind, n, "the CRM is down");
+    match inbox.queue().accept(event, None).await.unwrap() {
+        Accepted::New { id, .. } => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn dead_letter(kind: EventKind, n: usize, reason: &str) -> NewEvent {
+    NewEvent {
         namespace: Namespace::default(),
         delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
         key: None,
@@ -375,13 +515,9 @@ async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> E
         retain: DAY,
         dead: Some(Failure {
             outcome: "dead-letter".to_owned(),
-            reason: "the CRM is down".to_owned(),
+            reason: reason.to_owned(),
             took: None,
         }),
-    };
-    match inbox.queue().accept(event, None).await.unwrap() {
-        Accepted::New { id, .. } => id,
-        other => panic!("{other:?}"),
     }
 }
 
@@ -486,8 +622,8 @@ mod durable {
     use tower_webhook::memory::MemoryQueue;
 
     use super::{
-        cancelled_redrive, explains_wrong_requests, finds_in_one_box, finds_what_failed, get, post,
-        says_what_is_wrong, shows_pauses,
+        cancelled_redrive, explains_wrong_requests, exports, finds_in_one_box, finds_what_failed,
+        get, post, says_what_is_wrong, shows_pauses,
     };
     use support::database::Database;
     use support::delivery::{RequestExt, delivery, send};
@@ -582,6 +718,14 @@ mod durable {
         shows_pauses(Inbox::new(file.queue())).await;
         let database = Database::create().await;
         shows_pauses(Inbox::new(database.queue().await)).await;
+    }
+
+    #[tokio::test]
+    async fn exports_of_a_file_or_a_database_have_what_the_filter_shows() {
+        let file = Scratch::new();
+        exports(Inbox::new(file.queue())).await;
+        let database = Database::create().await;
+        exports(Inbox::new(database.queue().await)).await;
     }
 
     fn redrives() -> usize {

@@ -129,6 +129,9 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
             p.quiet.small { "Times are those of acceptance, and with the state " i { "failed" } ", of the last failure." }
             div.row.middle {
                 button.main { "Find" }
+                @for (format, text) in [("csv", "Export CSV"), ("jsonl", "Export JSON Lines")] {
+                    button formaction=(view.url("/export")) name="format" value=(format) { (text) }
+                }
                 @if view.can_change() {
                     @if search.state.is_empty() {
                         span.quiet { "To change all that match, choose a state." }
