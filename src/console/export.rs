@@ -19,7 +19,7 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::bulk::first;
 use super::guard::actor;
 use super::operations::{Operations, SEARCH, next};
-use super::page::{Site, View};
+use super::page::{Site, View, clamped};
 use super::problem::Problem;
 use super::request::{Search, inbox};
 use super::settings::Console;
@@ -146,7 +146,7 @@ impl Export {
 }
 
 fn time(at: SystemTime) -> String {
-    humantime::format_rfc3339_millis(at.max(SystemTime::UNIX_EPOCH)).to_string()
+    humantime::format_rfc3339_millis(clamped(at)).to_string()
 }
 
 /// An event as a line of JSON, whose payload is the text that was received, or is escaped if it is none.

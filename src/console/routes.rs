@@ -26,7 +26,7 @@ use super::bulk::Seen;
 use super::export::export;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
-use super::page::{self, Blocked, Site, View, Wrong};
+use super::page::{self, Blocked, Failed, Site, View, Wrong};
 use super::problem::Problem;
 use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
@@ -137,6 +137,7 @@ const WORST: usize = 3;
 /// Those of the first blocked lanes in which most events wait, and why.
 async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
     let mut lanes = inbox.blocked_lanes(None, None, LANES).await?;
+    lanes.retain(|lane| lane.waiting > 0);
     lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
     lanes.truncate(WORST);
     let blocked = lanes.into_iter().map(async |lane| {
@@ -188,7 +189,23 @@ pub(super) async fn list(view: &View<'_>, search: &Search, wrong: Option<Wrong<'
         (true, Some(last)) => More::Page(last.id),
         _ => listed.searched.map_or(More::Nothing, More::Search),
     };
-    Ok(page::events(view, search, &listed.events, more, wrong))
+    let rows = with_failures(&**inbox(view.console)?, listed.events).await?;
+    Ok(page::events(view, search, &rows, more, wrong))
+}
+
+/// Reads the last failures of events.
+async fn with_failures(
+    inbox: &dyn Operations,
+    events: Vec<EventSummary>,
+) -> Result<Vec<Failed>, StoreError> {
+    let rows = events.into_iter().map(async |event| {
+        let failure = match event.failures {
+            0 => None,
+            _ => last_failure(inbox, event.id).await?,
+        };
+        Ok(Failed { event, failure })
+    });
+    try_join_all(rows).await
 }
 
 /// The number of events of a lane that are counted.
@@ -217,7 +234,9 @@ async fn event(
             // A dead letter may hold its lane.
             if event.state.is_unsettled() || event.state == EventState::Dead {
                 let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
-                lane.blocked = blocked.into_iter().next();
+                // One that does not hold the lane waits for nothing.
+                let mut blocked = blocked.into_iter();
+                lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
             }
             let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
             if event.state.is_unsettled() || holds {
@@ -265,7 +284,7 @@ async fn chat(
             (Some(last), None) => More::Page(last),
             (_, searched) => searched.map_or(More::Nothing, More::Search),
         };
-        let events = listed.events;
+        let events = with_failures(&**inbox(&console)?, listed.events).await?;
         if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
             return Err(Problem::not_found(format!(
                 "There is no event of the chat `{chat}`."
@@ -304,25 +323,20 @@ async fn find(
         };
         let (number, of_key, of_chat) =
             try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
-        let number = number.map(|record| record.summary);
-        Ok(page::found(
-            &view,
-            &wanted,
-            number.as_slice(),
-            &of_key,
-            &of_chat,
-        ))
+        let number = number.map(|record| record.summary).into_iter().collect();
+        let number = with_failures(inbox, number).await?;
+        Ok(page::found(&view, &wanted, &number, &of_key, &of_chat))
     };
     answer(&view, find.await)
 }
 
 /// The newest events that match.
-async fn newest(
-    inbox: &dyn Operations,
-    filter: Option<Filter>,
-) -> Result<Vec<EventSummary>, StoreError> {
+async fn newest(inbox: &dyn Operations, filter: Option<Filter>) -> Result<Vec<Failed>, StoreError> {
     match filter {
-        Some(filter) => Ok(inbox.list(&filter, Page::newest(ROWS)).await?.events),
+        Some(filter) => {
+            let listed = inbox.list(&filter, Page::newest(ROWS)).await?;
+            with_failures(inbox, listed.events).await
+        }
         None => Ok(Vec::new()),
     }
 }
@@ -378,18 +392,13 @@ async fn confirm(
         // Before it counts, so that it has seen what is changed.
         let seen = Seen::now(inbox).await?;
         let matched = console.jobs.preview(inbox, &filter, seen).await?;
-        let sample = inbox
-            .list(&filter, Page::oldest(SAMPLE).within(SEARCH))
-            .await?;
-        let sample = try_join_all(sample.events.into_iter().map(async |event| {
-            let failure = last_failure(inbox, event.id).await?;
-            Ok::<_, StoreError>((event, failure))
-        }));
+        let page = Page::oldest(SAMPLE).within(SEARCH);
+        let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
         Ok(page::confirm(
             &view,
             action,
             &search,
-            (matched, &sample.await?),
+            (matched, &sample),
             seen,
         ))
     };
@@ -454,7 +463,7 @@ mod tests {
                 accepted_at: SystemTime::UNIX_EPOCH,
                 due_at: None,
                 settled_at: None,
-                failures: 1,
+                failures: 0,
             };
             let listed = Listed {
                 events: vec![event],

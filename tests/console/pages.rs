@@ -86,6 +86,11 @@ async fn pages_show_what_happened() {
         .shows("Its lane has waited for it for")
         .shows("with 1 event behind it.")
         .shows(r#"<p>Behind it:</p><ol><li><a href="/events/4">event 4</a>, chat-rated"#);
+    get(&app, "/events?state=failed")
+        .await
+        .shows(r#"<b class="bad">failed</b>: the CRM is down"#)
+        .shows(": no such customer")
+        .shows("<time datetime=\"20");
     get(&app, "/lanes")
         .await
         .is(200)

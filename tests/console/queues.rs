@@ -157,7 +157,7 @@ async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
 
     let inbox = four_events_of(inbox).await;
     let dead = "<b>1 dead letter</b> of <b>chat-rated</b> waits for a person.";
-    let lane = "1 chat waits for an event that has failed.";
+    let lane = "1 chat is blocked: its later events wait for one that has failed.";
     let warned = get(&app, "/").await;
     warned
         .shows(&format!(
@@ -345,6 +345,9 @@ async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
             assert_eq!(page.text.contains("Resume"), can_resume, "{path}");
         }
     }
+    let waits = "not tried before somebody resumes it";
+    get(&app, "/events/4").await.shows(waits);
+    get(&app, "/events/2").await.hides(waits);
     inbox.pause(None, "ada").await.unwrap();
     get(&app, "/events")
         .await

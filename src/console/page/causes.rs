@@ -206,7 +206,7 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
 fn tripped(view: &View<'_>, observed: &Observed) -> Option<Cause> {
     let first = observed.tripped.first()?;
     let text = html! {
-        "Events of " (names(&observed.tripped)) " fail in many chats. The worker of this process tries one at a time until one succeeds."
+        "Events of " (names(&observed.tripped)) " fail in many chats: they are tripped. The worker of this process tries one at a time until one succeeds."
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.tripped.len() {
@@ -257,8 +257,10 @@ fn blocked(view: &View<'_>, stats: &Stats) -> Option<Cause> {
     let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
     let text = match lanes {
         0 => return None,
-        1 => html! { "1 chat waits for an event that has failed." },
-        _ => html! { (count(lanes)) " chats wait for an event that has failed." },
+        1 => html! { "1 chat is blocked: its later events wait for one that has failed." },
+        _ => {
+            html! { (count(lanes)) " chats are blocked: their later events wait for one that has failed." }
+        }
     };
     Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))
 }

@@ -14,6 +14,12 @@ use super::view::View;
 use crate::event::EventKind;
 use crate::inbox::{BlockedLane, EventId, EventState, EventSummary, Failure};
 
+/// An event, and its last failure.
+pub(in super::super) struct Failed {
+    pub(in super::super) event: EventSummary,
+    pub(in super::super) failure: Option<Failure>,
+}
+
 /// What was wrong with the events that were selected in a list, or with its filter.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Wrong<'a> {
@@ -24,7 +30,7 @@ pub(in super::super) struct Wrong<'a> {
 pub(in super::super) fn events(
     view: &View<'_>,
     search: &Search,
-    rows: &[EventSummary],
+    rows: &[Failed],
     more: More,
     wrong: Option<Wrong<'_>>,
 ) -> Markup {
@@ -50,7 +56,7 @@ pub(in super::super) fn events(
                             div.row.middle {
                                 span { "Selected:" }
                                 button name="action" value="redrive" { "Redrive" }
-                                button.danger name="action" value="discard" { "Discard" }
+                                button.danger.apart name="action" value="discard" { "Discard" }
                             }
                         }
                     } @else {
@@ -158,7 +164,7 @@ pub(super) enum Columns<'a> {
     OfChat,
 }
 
-pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns<'_>) -> Markup {
+pub(super) fn table(view: &View<'_>, rows: &[Failed], columns: Columns<'_>) -> Markup {
     let checked = match columns {
         Columns::WithBoxes(checked) => Some(checked),
         _ => None,
@@ -174,11 +180,11 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns<'_>
                     th scope="col" { "Kind" }
                     @if has_chat { th scope="col" { "Chat" } }
                     th scope="col" { "State" }
-                    th.number scope="col" { "Failures" }
+                    th scope="col" { "Failures, and the last one" }
                 }
             }
             tbody {
-                @for event in rows {
+                @for Failed { event, failure } in rows {
                     tr {
                         @if let Some(checked) = checked {
                             td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
@@ -188,7 +194,10 @@ pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns<'_>
                         td { (kind(&event.kind)) }
                         @if has_chat { td.wide { (chat(view, event.chat.as_deref())) } }
                         td { (state(event)) }
-                        td.number data-label="Failures" { (event.failures) }
+                        td.wide {
+                            @if event.failures > 0 { (event.failures) " × " }
+                            (reason(view, failure.as_ref(), 50))
+                        }
                     }
                 }
             }
@@ -200,7 +209,7 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
         section {
-            p.quiet { "Chats that wait for an event that has failed: it is tried again, or is a dead letter that holds its lane." }
+            p.quiet { "A lane is the line of a chat's events. These wait for an event that has failed: it is tried again, or is a dead letter that holds its lane." }
             div #lanes data-live {
                 @if lanes.is_empty() { p { "None." } }
                 @else {
@@ -242,6 +251,7 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
 /// The events that wait behind the one that blocks a lane.
 pub(super) fn waiting(lane: &BlockedLane) -> String {
     match lane.waiting {
+        0 => "no event".to_owned(),
         1 => "1 event".to_owned(),
         BlockedLane::MOST_WAITING.. => {
             format!("at least {} events", count(BlockedLane::MOST_WAITING))
@@ -265,7 +275,7 @@ pub(in super::super) fn confirm(
     view: &View<'_>,
     action: Action,
     search: &Search,
-    (matched, sample): (Counted, &[(EventSummary, Option<Failure>)]),
+    (matched, sample): (Counted, &[Failed]),
     seen: Option<Seen>,
 ) -> Markup {
     let name = action.name();
@@ -274,7 +284,7 @@ pub(in super::super) fn confirm(
             "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, also those that were handled, are handled again, out of order. Events in progress, and events without a body, are skipped."
         }
         Action::Discard => {
-            "Each of them is given up: it is not handled any more. Events that are settled are skipped."
+            "Each of them is given up: it is not handled any more. Events that are settled (handled, ignored or discarded) are skipped."
         }
     };
     let class = if action == Action::Discard {
@@ -303,30 +313,7 @@ pub(in super::super) fn confirm(
             }
             @if !sample.is_empty() {
                 h2 { "The first of them" }
-                table #sample {
-                    thead {
-                        tr {
-                            th scope="col" { "Event" }
-                            th scope="col" { "Accepted" }
-                            th scope="col" { "Kind" }
-                            th scope="col" { "Chat" }
-                            th scope="col" { "State" }
-                            th scope="col" { "Last failure" }
-                        }
-                    }
-                    tbody {
-                        @for (event, failure) in sample {
-                            tr {
-                                td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
-                                td { (time(event.accepted_at)) }
-                                td { (kind(&event.kind)) }
-                                td.wide { (chat(view, event.chat.as_deref())) }
-                                td { (state(event)) }
-                                td.wide { (reason(view, failure.as_ref())) }
-                            }
-                        }
-                    }
-                }
+                div #sample { (table(view, sample, Columns::All)) }
             }
         }
     };

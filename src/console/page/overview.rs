@@ -189,7 +189,7 @@ fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
                                 a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
                                 ", " (name(&event.kind)) " " (state(event))
                             }
-                            td.wide { (reason(view, failure.as_ref())) }
+                            td.wide { (reason(view, failure.as_ref(), 200)) }
                         }
                     }
                 }
@@ -303,7 +303,7 @@ fn counts(view: &View<'_>, row: &Row<'_>) -> Markup {
         td data-label="Oldest" {
             @if let Some(age) = row.age { (long(age)) }
             @if let Some(lanes) = row.stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
-                small { a href=(view.url("/lanes")) { (count(lanes)) @if lanes == 1 { " lane waits" } @else { " lanes wait" } } }
+                small { a href=(view.url("/lanes")) { (count(lanes)) @if lanes == 1 { " blocked chat" } @else { " blocked chats" } } }
             }
         }
     }

@@ -35,13 +35,13 @@ pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
     }
 }
 
-/// The last failure of an event.
-pub(super) fn reason(view: &View<'_>, failure: Option<&Failure>) -> Markup {
+/// The last failure of an event, whose reason takes at most so many bytes of HTML.
+pub(super) fn reason(view: &View<'_>, failure: Option<&Failure>, most: usize) -> Markup {
     html! {
         @if let Some(failure) = failure {
             b.bad { (clip(&failure.outcome, 60)) }
             @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-            @else { ": " (clip(&failure.reason, 200)) }
+            @else { ": " (clip(&failure.reason, most)) }
         }
     }
 }

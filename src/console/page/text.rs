@@ -48,7 +48,7 @@ pub(super) fn count(number: u64) -> String {
 /// Formats a time such as `20 Nov 20:56:43`.
 pub(super) fn time(at: SystemTime) -> Markup {
     let text = date(at);
-    html! { time title=(text) { (&text[..6]) (&text[11..]) } }
+    html! { time datetime=(datetime(at)) { (&text[..6]) (&text[11..]) } }
 }
 
 /// Formats a time such as `20:56`.
@@ -58,7 +58,12 @@ pub(super) fn minute(at: SystemTime) -> Markup {
 
 /// Formats a time such as `20 Nov 2026 20:56:43`.
 pub(super) fn full_time(at: SystemTime) -> Markup {
-    html! { time { (date(at)) } }
+    html! { time datetime=(datetime(at)) { (date(at)) } }
+}
+
+/// Formats a time for programs, such as `2026-11-20T20:56:43Z`.
+fn datetime(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(clamped(at)).to_string()
 }
 
 pub(super) fn now() -> Markup {
@@ -66,10 +71,13 @@ pub(super) fn now() -> Markup {
 }
 
 fn date(at: SystemTime) -> String {
-    // The format has a fixed length up to the year 9999, after which it panics.
+    httpdate::fmt_http_date(clamped(at))[5..25].to_owned()
+}
+
+/// The formats have a fixed length up to the year 9999, after which they panic.
+pub(in super::super) fn clamped(at: SystemTime) -> SystemTime {
     let longest = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
-    let at = at.clamp(SystemTime::UNIX_EPOCH, longest);
-    httpdate::fmt_http_date(at)[5..25].to_owned()
+    at.clamp(SystemTime::UNIX_EPOCH, longest)
 }
 
 /// Formats the time since `at`, such as `3 min`.

@@ -1,12 +1,18 @@
 //! The operator's console.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use axum::Router;
-use axum::response::Html;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 use serde_json::json;
 use tower_webhook::inbox::{EventId, EventState};
 
-use crate::chromium::{HOSTILE, Page, Window};
+use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
 use support::delivery::RequestExt;
 
@@ -359,6 +365,8 @@ async fn accessible(width: u32) {
             desk.accept(event(&format!("stuck-{n}"), 1)).await;
             desk.refuse().await;
         }
+        page.goto(&format!("{url}/events/4")).await;
+        page.until_contains("#waits", "Its kind is tripped").await;
         desk.inbox.pause(None, "ada: maintenance").await.unwrap();
         // A job that does not end.
         desk.redrives.forget_permits(usize::MAX);
@@ -421,6 +429,45 @@ async fn sentence_is_seen_at_once(page: &Page) {
     assert_eq!(page.script(bottom).await, Some(json!([true, "Critical"])));
     page.until_contains("#blocked", "stuck").await;
     page.until_contains("#blocked", ERROR).await;
+}
+
+/// Behind a proxy that fails, or whose login has expired.
+#[tokio::test]
+async fn page_says_how_old_its_figures_are() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let fault = Arc::new(AtomicU8::new(0));
+    let proxy = Arc::clone(&fault);
+    let app = desk
+        .console()
+        .router()
+        .layer(from_fn(move |request: Request, next: Next| {
+            let fault = proxy.load(Ordering::SeqCst);
+            async move {
+                match fault {
+                    0 => next.run(request).await,
+                    1 => StatusCode::BAD_GATEWAY.into_response(),
+                    _ => Html("<title>Login</title>").into_response(),
+                }
+            }
+        }));
+    let url = format!("http://127.0.0.1:{}", serve(app).await);
+    let test = async |page: Page| {
+        for (proxy, why) in [(1, "The answer was 502."), (2, "perhaps to log in")] {
+            fault.store(proxy, Ordering::SeqCst);
+            page.until_contains("#stale[role=alert]", why).await;
+            page.until_text("#stale", |text| text.contains("These figures are 1"))
+                .await;
+            page.fits().await;
+            page.is_accessible().await;
+            fault.store(0, Ordering::SeqCst);
+            until("new figures", async || {
+                (page.count("#stale").await == 0).then_some(())
+            })
+            .await;
+        }
+    };
+    Window::new(390).open(&url, test).await;
 }
 
 #[tokio::test]

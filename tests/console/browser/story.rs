@@ -188,7 +188,7 @@ impl Page {
             .devtools(
                 "Page.captureScreenshot",
                 json!({
-                    "format": "webp", "quality": 80,
+                    "format": "webp", "quality": 70,
                     "clip": { "x": 0, "y": 0, "width": self.window.width, "height": height, "scale": 1 },
                 }),
             )
