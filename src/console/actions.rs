@@ -6,16 +6,17 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection};
-use axum::extract::{Form, Path, State};
+use axum::extract::{Form, Path, Query, State};
 use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::bulk::Action;
 use super::guard::actor;
-use super::page::{Site, View};
+use super::page::{Site, View, Wrong};
 use super::problem::Problem;
-use super::request::{Search, action, find_job, id, inbox};
+use super::request::{Did, Search, action, find_job, id, inbox, text};
+use super::routes;
 use super::settings::Console;
 use crate::error::Chain;
 use crate::event::EventKind;
@@ -61,7 +62,7 @@ pub(super) async fn change(
         let from = state(&shown.state)?;
         let made = make(&console, actor(&console, &headers), action, id, from);
         match made.await? {
-            Change::Made => Ok(format!("/events/{id}")),
+            Change::Made => Ok(Did::Changed(action, vec![id]).at(&format!("/events/{id}"))),
             change => Err(refused(id, change)),
         }
     };
@@ -155,44 +156,79 @@ pub(super) async fn change_selected(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Response {
-    let changed = async {
-        let (ids, name, query) = selection(&body?)?;
-        let action = action(&name)?;
-        if ids.is_empty() {
-            return Err(Problem::bad("No event was selected."));
-        }
-        let actor = actor(&console, &headers);
-        let mut unchanged = Vec::new();
-        for (at, &(id, from)) in ids.iter().enumerate() {
-            match make(&console, actor.clone(), action, id, from).await {
-                Ok(Change::Made) => {}
-                Ok(_) => unchanged.push(id.to_string()),
-                Err(mut problem) => {
-                    problem.add(&format!(
-                        "The first {at} of {} events were tried before.",
-                        ids.len()
-                    ));
-                    return Err(problem);
-                }
+    let view = View::new(&console, &site);
+    let selected = async { selection(&body?) };
+    let (ids, name, query) = match selected.await {
+        Ok(selected) => selected,
+        Err(problem) => return problem.page(&view),
+    };
+    // Only what a URL can have.
+    let query = form_urlencoded::Serializer::new(String::new())
+        .extend_pairs(form_urlencoded::parse(query.as_bytes()))
+        .finish();
+    let list = format!("/events?{query}");
+    let problem = match change_each(&console, actor(&console, &headers), &name, &ids).await {
+        Ok(did) => return Redirect::to(&site.url(did.at(&list))).into_response(),
+        Err(problem) => problem,
+    };
+    // The list stays, and what is selected in it.
+    let checked: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
+    let wrong = Wrong {
+        reason: problem.reason(&console),
+        checked: &checked,
+    };
+    let search = list
+        .parse()
+        .ok()
+        .and_then(|uri| Query::try_from_uri(&uri).ok());
+    let page = match search {
+        Some(Query(search)) => routes::list(&view, &search, Some(wrong)).await.ok(),
+        None => None,
+    };
+    match page {
+        Some(page) => problem.on(page),
+        None => problem.page(&view),
+    }
+}
+
+/// Changes events, one after another.
+async fn change_each(
+    console: &Console,
+    actor: Option<String>,
+    name: &str,
+    ids: &[Selected],
+) -> Result<Did, Problem> {
+    let action = action(name)?;
+    if ids.is_empty() {
+        return Err(Problem::bad("No event was selected."));
+    }
+    let mut unchanged = Vec::new();
+    for (at, &(id, from)) in ids.iter().enumerate() {
+        match make(console, actor.clone(), action, id, from).await {
+            Ok(Change::Made) => {}
+            Ok(_) => unchanged.push(id.to_string()),
+            Err(mut problem) => {
+                problem.add(&format!(
+                    "The first {at} of {} events were tried before.",
+                    ids.len()
+                ));
+                return Err(problem);
             }
         }
-        if !unchanged.is_empty() {
-            let count = ids.len() - unchanged.len();
-            let reason = format!(
-                "{count} events were {}. These were not changed, because their state does not allow it, their bodies were deleted, or they no longer exist: {}.",
-                action.past(),
-                unchanged.join(", ")
-            );
-            return Err(Problem::new(StatusCode::CONFLICT, reason));
-        }
-        // Only what a URL can have.
-        let query = form_urlencoded::Serializer::new(String::new())
-            .extend_pairs(form_urlencoded::parse(query.as_bytes()))
-            .finish();
-        Ok(format!("/events?{query}"))
-    };
-    let changed = changed.await;
-    then(&console, &site, changed)
+    }
+    if !unchanged.is_empty() {
+        let count = ids.len() - unchanged.len();
+        let reason = format!(
+            "{count} events were {}. These were not changed, because their state does not allow it, their bodies were deleted, or they no longer exist: {}.",
+            action.past(),
+            unchanged.join(", ")
+        );
+        return Err(Problem::new(StatusCode::CONFLICT, reason));
+    }
+    Ok(Did::Changed(
+        action,
+        ids.iter().map(|(id, _)| *id).collect(),
+    ))
 }
 
 pub(super) async fn change_all(
@@ -242,15 +278,32 @@ pub(super) async fn cancel(
 pub(super) struct Paused {
     #[serde(default)]
     kind: String,
+    /// Why it is paused.
+    #[serde(default)]
+    reason: String,
 }
 
+/// The longest reason for a pause, in characters.
+pub(super) const LONGEST_REASON: usize = 200;
+
 impl Paused {
-    fn kind(&self) -> Result<Option<EventKind>, Problem> {
+    pub(super) fn kind(&self) -> Result<Option<EventKind>, Problem> {
         let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind));
         match self.kind.as_str() {
             "" => Ok(None),
             kind => kind.parse().map(Some).map_err(wrong),
         }
+    }
+
+    /// Who pauses, and why.
+    fn note(&self, actor: Option<&str>) -> Result<String, Problem> {
+        let missing = || Problem::bad("Say why it is paused, for the others.");
+        let reason = text(&self.reason).ok_or_else(missing)?;
+        let reason: String = reason.chars().take(LONGEST_REASON).collect();
+        Ok(match actor {
+            Some(actor) => format!("{actor}: {reason}"),
+            None => reason,
+        })
     }
 }
 
@@ -284,14 +337,25 @@ async fn set_paused(
         let kind = form.kind()?;
         let inbox = Arc::clone(inbox(&console)?);
         let actor = actor(&console, headers);
+        let did = match is_paused {
+            true => Did::Paused(kind.clone()),
+            false => Did::Resumed(kind.clone()),
+        };
+        let note = is_paused.then(|| form.note(actor.as_deref())).transpose()?;
         in_task(async move {
-            let set = match is_paused {
-                true => inbox.pause(kind.as_ref()).await,
-                false => inbox.resume(kind.as_ref()).await,
+            let set = match &note {
+                Some(note) => inbox.pause(kind.as_ref(), note).await,
+                None => inbox.resume(kind.as_ref()).await,
             };
             let kind = kind.as_ref().map(tracing::field::display);
             match &set {
-                Ok(()) => tracing::info!(actor, kind, is_paused, "the console pauses or resumes"),
+                Ok(()) => tracing::info!(
+                    actor,
+                    kind,
+                    is_paused,
+                    note,
+                    "the console pauses or resumes"
+                ),
                 Err(error) => tracing::warn!(
                     actor,
                     kind,
@@ -303,7 +367,7 @@ async fn set_paused(
             set
         })
         .await?;
-        Ok("/".to_owned())
+        Ok(did.at("/"))
     };
     let set = set.await;
     then(&console, &site, set)

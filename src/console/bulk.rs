@@ -4,17 +4,17 @@ use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use futures_util::stream::{self, StreamExt};
-use tokio::sync::{Notify, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::yield_now;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::operations::{Operations, SEARCH, next};
 use crate::error::Chain;
-use crate::inbox::{Change, EventId, EventState, EventSummary, Filter, Page};
+use crate::inbox::{Change, EventId, EventState, EventSummary, Filter, KindStats, Page};
 use crate::store::StoreError;
 
 /// A change of events.
@@ -67,9 +67,10 @@ pub(super) struct Jobs {
     all: Mutex<BTreeMap<u64, Arc<Job>>>,
     turns: Arc<Semaphore>,
     previews: Semaphore,
+    exports: Arc<Semaphore>,
 }
 
-/// The number of jobs that run at a time, and of previews. Others wait, because more would slow deliveries down.
+/// The number of jobs that run at a time, of previews, and of exports. Others wait, because more would slow deliveries down.
 const TURNS: usize = 4;
 
 impl Default for Jobs {
@@ -78,6 +79,7 @@ impl Default for Jobs {
             all: Mutex::default(),
             turns: Arc::new(Semaphore::new(TURNS)),
             previews: Semaphore::new(TURNS),
+            exports: Arc::new(Semaphore::new(TURNS)),
         }
     }
 }
@@ -195,6 +197,9 @@ async fn preview(
     filter: &Filter,
     seen: Option<Seen>,
 ) -> Result<Counted, StoreError> {
+    if let Some(counted) = by_stats(inbox, filter).await {
+        return Ok(counted);
+    }
     let began = Instant::now();
     let mut page = Page::oldest(STEP).within(SEARCH);
     let mut events = 0;
@@ -213,8 +218,51 @@ async fn preview(
     }
 }
 
+/// The number of events, if the counts of the queue have it.
+async fn by_stats(inbox: &dyn Operations, filter: &Filter) -> Option<Counted> {
+    let count = |kind: &KindStats, state: &EventState| match state {
+        EventState::Waiting => kind.waiting,
+        EventState::InProgress => kind.in_progress,
+        EventState::Retrying => kind.retrying,
+        EventState::Dead => kind.dead,
+        _ => 0,
+    };
+    let is_counted = |state: &EventState| state.is_unsettled() || *state == EventState::Dead;
+    let Filter {
+        states,
+        kinds,
+        chat: None,
+        key: None,
+        accepted_from: None,
+        accepted_until: None,
+        error: None,
+        failed_from: None,
+        failed_until: None,
+    } = filter
+    else {
+        return None;
+    };
+    if states.is_empty() || !states.iter().all(is_counted) {
+        return None;
+    }
+    let (stats, age) = timeout(SEARCH, inbox.stats()).await.ok()?.ok()?;
+    let of_kinds = stats.kinds.iter();
+    let of_kinds = of_kinds.filter(|it| kinds.is_empty() || kinds.contains(&it.kind));
+    let events: u64 = of_kinds
+        .flat_map(|kind| states.iter().map(move |state| count(kind, state)))
+        .sum();
+    let is_new = age < Duration::from_secs(10);
+    is_new.then_some(Counted {
+        events: usize::try_from(events).ok()?,
+        is_more: false,
+    })
+}
+
 /// Returns the first event of a page of all events, or one before it.
-async fn first(inbox: &dyn Operations, page: Page) -> Result<Option<EventId>, StoreError> {
+pub(super) async fn first(
+    inbox: &dyn Operations,
+    page: Page,
+) -> Result<Option<EventId>, StoreError> {
     let listed = inbox.list(&Filter::default(), page.within(SEARCH)).await?;
     let first = listed.events.first().map(|event| event.id);
     Ok(first.or(listed.searched))
@@ -227,6 +275,10 @@ impl Jobs {
 
     pub(super) fn get(&self, number: u64) -> Option<Arc<Job>> {
         self.lock().get(&number).cloned()
+    }
+
+    pub(super) async fn turn_of_export(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.exports).acquire_owned().await.ok()
     }
 
     /// Counts the events that match.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::{OriginalUri, Request, State};
 use axum::middleware::Next;
@@ -10,11 +11,16 @@ use axum::response::Response;
 use http::header::{CONTENT_TYPE, HOST};
 use http::uri::Authority;
 use http::{HeaderMap, StatusCode};
+use tokio::time::timeout;
 
 use super::page::{Site, View};
 use super::problem::Problem;
+use super::request::Did;
 use super::settings::Console;
 use crate::telemetry::Short;
+
+/// How long a page waits for what is paused.
+const PAUSES: Duration = Duration::from_secs(1);
 
 /// Refuses requests under other host names, notes where the console is mounted, and makes pages of the refusals of the
 /// layers inside.
@@ -30,8 +36,12 @@ pub(super) async fn guard(
         // Without the slash at its end.
         None => original.path(),
     };
-    let base = base.trim_end_matches('/').to_owned();
-    let site = Site { base };
+    let is_page = !inner.contains('.');
+    let mut site = Site {
+        base: base.trim_end_matches('/').to_owned(),
+        did: original.query().and_then(Did::of_query),
+        pauses: Vec::new(),
+    };
     if !is_known_host(&console, &request) {
         let reason = "The console is not reachable under this host name.";
         let problem = Problem::new(StatusCode::MISDIRECTED_REQUEST, reason);
@@ -48,6 +58,11 @@ pub(super) async fn guard(
     if actors.is_some_and(|name| headers.get_all(name).iter().nth(1).is_some()) {
         let problem = Problem::bad("The header with the operator's name occurs twice.");
         return problem.page(&View::new(&console, &site));
+    }
+    if let Some(inbox) = console.inbox.as_ref().filter(|_| is_page) {
+        // A queue that fails is a matter of the page.
+        let pauses = timeout(PAUSES, inbox.pauses()).await;
+        site.pauses = pauses.ok().and_then(Result::ok).unwrap_or_default();
     }
     request.extensions_mut().insert(site.clone());
     let answer = next.run(request).await;

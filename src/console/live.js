@@ -5,14 +5,32 @@ pause.parentElement.hidden = false;
 // What the focused element is called in the new contents of its part.
 const name = (element) => element.id || element.getAttribute("href");
 
+// Says that the figures are old, and why.
+const stale = document.createElement("p");
+stale.id = "stale";
+stale.className = "alert";
+stale.setAttribute("role", "alert");
+let seen = performance.now();
+function old(why) {
+  const seconds = Math.round((performance.now() - seen) / 1000);
+  if (!stale.isConnected) document.querySelector("main").prepend(stale);
+  // It is read aloud each time.
+  const age = seconds < 10 ? seconds : seconds - (seconds % 10);
+  const text = `${why} These figures are ${age} s old.`;
+  if (stale.textContent !== text) stale.textContent = text;
+}
+
 async function refresh() {
   const began = performance.now();
   try {
     if (pause.checked || document.hidden) return;
     const signal = AbortSignal.timeout(10_000);
     const answer = await fetch(location.pathname + location.search, { headers: { "x-live": "1" }, signal });
-    if (!answer.ok) return;
+    if (!answer.ok) return old(`The answer was ${answer.status}.`);
     const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (!page.getElementById("clock")) return old("The answer was another page, perhaps to log in: reload this one.");
+    seen = performance.now();
+    stale.remove();
     const selected = getSelection();
     for (const old of document.querySelectorAll("[data-live]")) {
       const live = page.getElementById(old.id);
@@ -24,7 +42,7 @@ async function refresh() {
       if (focused) [...old.querySelectorAll("a, button")].find((e) => name(e) === focused)?.focus();
     }
   } catch {
-    document.getElementById("clock").textContent = document.body.dataset.stopped;
+    old(document.body.dataset.stopped);
   } finally {
     // A page that takes long is asked for less often.
     setTimeout(refresh, Math.max(1000, 10 * (performance.now() - began)));
@@ -32,3 +50,9 @@ async function refresh() {
 }
 // The clock alone is no reason to ask.
 if (document.querySelector("main [data-live]")) setTimeout(refresh, 1000);
+
+// The local time.
+addEventListener("mouseover", ({ target }) => {
+  const time = target.closest?.("time[datetime]");
+  if (time) time.title = `${new Date(time.dateTime).toLocaleString()} here`;
+});

@@ -45,6 +45,7 @@
 mod actions;
 mod bulk;
 mod counts;
+mod export;
 mod guard;
 mod operations;
 mod page;

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::counts::Counts;
 use crate::event::EventKind;
 use crate::inbox::{
-    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Queue,
-    Stats,
+    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Pause,
+    Queue, Stats,
 };
 use crate::store::StoreError;
 
@@ -38,8 +38,9 @@ pub(super) trait Operations: Send + Sync {
     ) -> Answer<'a, Vec<BlockedLane>>;
     fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
     fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
+    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: &'a str) -> Answer<'a, ()>;
     fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
+    fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
 }
@@ -85,9 +86,13 @@ impl<Q: Queue> Operations for Counted<Q> {
         Box::pin(self.inbox.discard(id, from))
     }
 
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()> {
+    fn pauses(&self) -> Answer<'_, Vec<Pause>> {
+        read(self.inbox.pauses())
+    }
+
+    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: &'a str) -> Answer<'a, ()> {
         Box::pin(async move {
-            let set = self.inbox.pause(kind).await;
+            let set = self.inbox.pause(kind, note).await;
             self.counts.forget();
             set
         })

@@ -3,8 +3,10 @@
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
 use axum::response::{Html, IntoResponse, Response};
 use http::StatusCode;
+use maud::Markup;
 
 use super::page::{View, problem};
+use super::settings::Console;
 use crate::error::Chain;
 use crate::store::StoreError;
 
@@ -39,12 +41,21 @@ impl Problem {
         self.reason.push_str(sentence);
     }
 
-    pub(super) fn page(self, view: &View<'_>) -> Response {
-        let reason = match self.has_error && view.console.hides_payloads {
+    /// What a page says of it.
+    pub(super) fn reason(&self, console: &Console) -> &str {
+        match self.has_error && console.hides_payloads {
             true => "The queue failed. The log has the reason.",
             false => &self.reason,
-        };
-        let page = problem(view, self.status, reason);
+        }
+    }
+
+    pub(super) fn page(self, view: &View<'_>) -> Response {
+        let page = problem(view, self.status, self.reason(view.console));
+        self.on(page)
+    }
+
+    /// A page that has the reason.
+    pub(super) fn on(self, page: Markup) -> Response {
         (self.status, Html(page.into_string())).into_response()
     }
 }

@@ -43,6 +43,9 @@ pub(super) fn action(name: &str) -> Result<Action, Problem> {
     Action::parse(name).ok_or_else(unknown)
 }
 
+/// The number of events on a page.
+pub(super) const ROWS: usize = 40;
+
 /// The filter of a list, as in a URL.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Search {
@@ -54,10 +57,10 @@ pub(super) struct Search {
     pub(super) chat: String,
     #[serde(default)]
     pub(super) key: String,
-    /// The number of hours within which the event was accepted.
+    /// The number of hours within which the event was accepted, or failed last if that is its state.
     #[serde(default)]
     pub(super) hours: String,
-    /// The times between which the event was accepted, such as `2026-11-22T20:15`.
+    /// The times between which it was, such as `2026-11-22T20:15`.
     #[serde(default)]
     pub(super) from: String,
     #[serde(default)]
@@ -67,11 +70,14 @@ pub(super) struct Search {
     pub(super) error: String,
     #[serde(default)]
     pub(super) order: String,
+    /// The format of an export.
+    #[serde(default)]
+    pub(super) format: String,
     #[serde(default)]
     pub(super) after: String,
     #[serde(default)]
     pub(super) action: String,
-    /// The id of the chat, on its page.
+    /// The id of the chat, on its page, or what is looked for.
     #[serde(default)]
     pub(super) id: String,
     /// What a preview has seen: see [`Seen`].
@@ -92,22 +98,20 @@ impl Search {
     }
 
     pub(super) fn filter(&self, console: &Console) -> Result<Filter, Problem> {
-        let mut filter = Filter::default();
         // A search would tell which texts they have.
         if console.hides_payloads && text(&self.error).is_some() {
             return Err(Problem::bad("The texts of errors are hidden."));
         }
-        match self.state.as_str() {
-            "" => {}
-            "unsettled" => {
-                let all = EventState::ALL.into_iter();
-                filter.states = all.filter(|state| state.is_unsettled()).collect();
-            }
-            state => {
-                let unknown = |error| Problem::bad(format!("`{state}`: {error}."));
-                filter.states = vec![state.parse().map_err(unknown)?];
-            }
-        }
+        let (from, until) = (self.since()?, time(&self.until)?);
+        let mut filter = match self.state.as_str() {
+            "failed" => Filter::failed(from, until),
+            state => Filter {
+                states: states(state)?,
+                accepted_from: from,
+                accepted_until: until,
+                ..Filter::default()
+            },
+        };
         let kind = self.kind.trim();
         if !kind.is_empty() {
             let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
@@ -116,20 +120,22 @@ impl Search {
         filter.chat = text(&self.chat);
         filter.error = text(&self.error);
         if let Some(key) = text(&self.key) {
-            let value = HeaderValue::from_str(&key).ok();
             let wrong = || Problem::bad("The key contains characters that no header can have.");
-            filter.key = Some(value.and_then(IdempotencyKey::new).ok_or_else(wrong)?);
+            filter.key = Some(self::key(&key).ok_or_else(wrong)?);
         }
-        if let Some(hours) = text(&self.hours) {
-            let wrong = || Problem::bad(format!("`{hours}` is not a number of hours."));
-            let hours: u32 = hours.parse().map_err(|_| wrong())?;
-            let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
-            filter.accepted_from = SystemTime::now().checked_sub(ago);
-        }
-        // With both, the later one.
-        filter.accepted_from = filter.accepted_from.max(time(&self.from)?);
-        filter.accepted_until = time(&self.until)?;
         Ok(filter)
+    }
+
+    /// The later one of the two times from which on events match.
+    fn since(&self) -> Result<Option<SystemTime>, Problem> {
+        let from = time(&self.from)?;
+        let Some(hours) = text(&self.hours) else {
+            return Ok(from);
+        };
+        let wrong = |_| Problem::bad(format!("`{hours}` is not a number of hours."));
+        let hours: u32 = hours.parse().map_err(wrong)?;
+        let ago = Duration::from_secs(u64::from(hours) * 60 * 60);
+        Ok(from.max(SystemTime::now().checked_sub(ago)))
     }
 
     /// What the preview has seen that the operator confirms.
@@ -157,10 +163,9 @@ impl Search {
         })
     }
 
-    /// The query of a URL with the same filter.
-    pub(super) fn query(&self) -> String {
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        for (name, value) in [
+    /// The fields of the filter that are not empty.
+    pub(super) fn filled(&self) -> impl Iterator<Item = (&'static str, &str)> {
+        let fields = [
             ("state", &self.state),
             ("kind", &self.kind),
             ("chat", &self.chat),
@@ -170,12 +175,79 @@ impl Search {
             ("until", &self.until),
             ("error", &self.error),
             ("order", &self.order),
-        ] {
-            if !value.trim().is_empty() {
-                query.append_pair(name, value.trim());
+        ];
+        let fields = fields.into_iter().map(|(name, value)| (name, value.trim()));
+        fields.filter(|(_, value)| !value.is_empty())
+    }
+
+    /// The query of a URL with the same filter.
+    pub(super) fn query(&self) -> String {
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(self.filled());
+        query.finish()
+    }
+}
+
+pub(super) fn key(text: &str) -> Option<IdempotencyKey> {
+    IdempotencyKey::new(HeaderValue::from_str(text).ok()?)
+}
+
+fn states(name: &str) -> Result<Vec<EventState>, Problem> {
+    match name {
+        "" => Ok(Vec::new()),
+        "unsettled" => {
+            let all = EventState::ALL.into_iter();
+            Ok(all.filter(|state| state.is_unsettled()).collect())
+        }
+        name => {
+            let unknown = |error| Problem::bad(format!("`{name}`: {error}."));
+            Ok(vec![name.parse().map_err(unknown)?])
+        }
+    }
+}
+
+/// What an action did, for the page after it.
+#[derive(Clone, Debug)]
+pub(super) enum Did {
+    Changed(Action, Vec<EventId>),
+    Paused(Option<EventKind>),
+    Resumed(Option<EventKind>),
+}
+
+impl Did {
+    /// Adds it to the path of a page, which may have a query.
+    pub(super) fn at(&self, path: &str) -> String {
+        let kind = |kind: &Option<EventKind>| kind.as_ref().map(ToString::to_string);
+        let (name, of) = match self {
+            Self::Changed(action, ids) => {
+                let ids: Vec<_> = ids.iter().map(ToString::to_string).collect();
+                (action.name(), Some(ids.join(".")))
+            }
+            Self::Paused(of) => ("pause", kind(of)),
+            Self::Resumed(of) => ("resume", kind(of)),
+        };
+        let mut did = form_urlencoded::Serializer::new(String::new());
+        did.append_pair("did", &format!("{name}:{}", of.unwrap_or_default()));
+        let and = if path.contains('?') { '&' } else { '?' };
+        format!("{path}{and}{}", did.finish())
+    }
+
+    pub(super) fn of_query(query: &str) -> Option<Self> {
+        let mut pairs = form_urlencoded::parse(query.as_bytes());
+        let (_, did) = pairs.find(|(name, _)| name == "did")?;
+        let (name, of) = did.split_once(':')?;
+        let kind = || match of {
+            "" => Some(None),
+            of => of.parse().ok().map(Some),
+        };
+        match name {
+            "pause" => kind().map(Self::Paused),
+            "resume" => kind().map(Self::Resumed),
+            name => {
+                let ids: Result<_, _> = of.split('.').take(ROWS).map(str::parse).collect();
+                Some(Self::Changed(Action::parse(name)?, ids.ok()?))
             }
         }
-        query.finish()
     }
 }
 

@@ -1,5 +1,6 @@
 //! The routes, and the pages that they answer.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -9,6 +10,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
+use futures_util::future::{try_join_all, try_join3};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -19,16 +21,17 @@ use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
-use super::actions;
+use super::actions::{self, Paused};
 use super::bulk::Seen;
+use super::export::export;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
-use super::page::{self, Site, View};
+use super::page::{self, Blocked, Failed, Site, View, Wrong};
 use super::problem::Problem;
-use super::request::{Search, action, find_job, id, inbox, text};
+use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
 use crate::error::Chain;
-use crate::inbox::{EventState, Filter, Listed, Page};
+use crate::inbox::{EventId, EventState, EventSummary, Failure, Filter, Listed, Page};
 use crate::store::StoreError;
 
 impl Console {
@@ -43,7 +46,9 @@ fn router(console: Arc<Console>) -> Router {
         .route("/", get(overview))
         .route("/events", get(events))
         .route("/events/{id}", get(event))
+        .route("/export", get(export))
         .route("/chat", get(chat))
+        .route("/find", get(find))
         .route("/lanes", get(lanes))
         .route(
             "/style.css",
@@ -62,7 +67,7 @@ fn router(console: Arc<Console>) -> Router {
             .route("/all", get(confirm).post(actions::change_all))
             .route("/selected", post(actions::change_selected))
             .route("/events/{id}/{action}", post(actions::change))
-            .route("/pause", post(actions::pause))
+            .route("/pause", get(confirm_pause).post(actions::pause))
             .route("/resume", post(actions::resume))
             .route("/jobs/{number}", get(job))
             .route("/jobs/{number}/cancel", post(actions::cancel));
@@ -108,26 +113,45 @@ async fn wrong_method(State(console): State<Arc<Console>>, site: Extension<Site>
 
 async fn overview(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
     let view = View::new(&console, &site);
-    let stats = match &console.inbox {
-        Some(inbox) => Some(inbox.stats().await),
-        None => None,
+    let Some(inbox) = &console.inbox else {
+        return answer(&view, Ok(page::overview(&view, None, &[], None)));
     };
-    answer(
-        &view,
-        match stats.transpose() {
-            Ok(stats) => Ok(page::overview(&view, stats.as_ref(), None)),
-            // What does not come from the queue is shown all the same.
-            Err(error) => Ok(page::overview(
-                &view,
-                None,
-                Some(&Chain(&error).to_string()),
-            )),
-        },
-    )
+    // What does not come from the queue is shown all the same.
+    let page = match inbox.stats().await {
+        Ok(stats) => {
+            let waits = stats.0.kinds.iter().any(|kind| kind.blocking > 0);
+            let blocked = match waits {
+                true => worst(&**inbox).await.unwrap_or_default(),
+                false => Vec::new(),
+            };
+            page::overview(&view, Some(&stats), &blocked, None)
+        }
+        Err(error) => page::overview(&view, None, &[], Some(&Chain(&error).to_string())),
+    };
+    answer(&view, Ok(page))
 }
 
-/// The number of events on a page.
-const ROWS: usize = 40;
+/// The number of blocked lanes on the overview.
+const WORST: usize = 3;
+
+/// Those of the first blocked lanes in which most events wait, and why.
+async fn worst(inbox: &dyn Operations) -> Result<Vec<Blocked>, StoreError> {
+    let mut lanes = inbox.blocked_lanes(None, None, LANES).await?;
+    lanes.retain(|lane| lane.waiting > 0);
+    lanes.sort_by_key(|lane| (Reverse(lane.waiting), lane.since));
+    lanes.truncate(WORST);
+    let blocked = lanes.into_iter().map(async |lane| {
+        let failure = last_failure(inbox, lane.event.id).await?;
+        Ok(Blocked { lane, failure })
+    });
+    try_join_all(blocked).await
+}
+
+async fn last_failure(inbox: &dyn Operations, id: EventId) -> Result<Option<Failure>, StoreError> {
+    let record = inbox.get(id).await?;
+    let failures = record.map(|record| record.failures).unwrap_or_default();
+    Ok(failures.into_iter().next_back().map(|past| past.failure))
+}
 
 async fn events(
     State(console): State<Arc<Console>>,
@@ -135,21 +159,53 @@ async fn events(
     search: Result<Query<Search>, QueryRejection>,
 ) -> Response {
     let view = View::new(&console, &site);
-    let list = async {
-        let Query(search) = search?;
-        let filter = search.filter(&console)?;
-        let mut listed = inbox(&console)?
-            .list(&filter, search.page(ROWS + 1)?)
-            .await?;
-        let is_more = listed.events.len() > ROWS;
-        listed.events.truncate(ROWS);
-        let more = match (is_more, listed.events.last()) {
-            (true, Some(last)) => More::Page(last.id),
-            _ => listed.searched.map_or(More::Nothing, More::Search),
-        };
-        Ok(page::events(&view, &search, &listed.events, more))
+    let search = search.map_err(Problem::from);
+    let search = match search.and_then(|Query(search)| inbox(&console).map(|_| search)) {
+        Ok(search) => search,
+        Err(problem) => return problem.page(&view),
     };
-    answer(&view, list.await)
+    match list(&view, &search, None).await {
+        Ok(page) => Html(page.into_string()).into_response(),
+        // The form stays, with what was wrong in it.
+        Err(problem) => {
+            let wrong = Wrong {
+                reason: problem.reason(&console),
+                checked: &[],
+            };
+            let page = page::events(&view, &search, &[], More::Nothing, Some(wrong));
+            problem.on(page)
+        }
+    }
+}
+
+/// A page of the list of events, with what went wrong with some of them.
+pub(super) async fn list(view: &View<'_>, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
+    let filter = search.filter(view.console)?;
+    let page = search.page(ROWS + 1)?;
+    let mut listed = inbox(view.console)?.list(&filter, page).await?;
+    let is_more = listed.events.len() > ROWS;
+    listed.events.truncate(ROWS);
+    let more = match (is_more, listed.events.last()) {
+        (true, Some(last)) => More::Page(last.id),
+        _ => listed.searched.map_or(More::Nothing, More::Search),
+    };
+    let rows = with_failures(&**inbox(view.console)?, listed.events).await?;
+    Ok(page::events(view, search, &rows, more, wrong))
+}
+
+/// Reads the last failures of events.
+async fn with_failures(
+    inbox: &dyn Operations,
+    events: Vec<EventSummary>,
+) -> Result<Vec<Failed>, StoreError> {
+    let rows = events.into_iter().map(async |event| {
+        let failure = match event.failures {
+            0 => None,
+            _ => last_failure(inbox, event.id).await?,
+        };
+        Ok(Failed { event, failure })
+    });
+    try_join_all(rows).await
 }
 
 /// The number of events of a lane that are counted.
@@ -178,7 +234,9 @@ async fn event(
             // A dead letter may hold its lane.
             if event.state.is_unsettled() || event.state == EventState::Dead {
                 let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
-                lane.blocked = blocked.into_iter().next();
+                // One that does not hold the lane waits for nothing.
+                let mut blocked = blocked.into_iter();
+                lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
             }
             let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
             if event.state.is_unsettled() || holds {
@@ -226,7 +284,7 @@ async fn chat(
             (Some(last), None) => More::Page(last),
             (_, searched) => searched.map_or(More::Nothing, More::Search),
         };
-        let events = listed.events;
+        let events = with_failures(&**inbox(&console)?, listed.events).await?;
         if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
             return Err(Problem::not_found(format!(
                 "There is no event of the chat `{chat}`."
@@ -235,6 +293,52 @@ async fn chat(
         Ok(page::chat(&view, &chat, &events, more))
     };
     answer(&view, chat.await)
+}
+
+/// Shows the event with a number, and those of a key and a chat.
+async fn find(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let find = async {
+        let Query(search) = search?;
+        let nothing = || Problem::bad("Which chat, key or number of an event?");
+        let wanted = text(&search.id).ok_or_else(nothing)?;
+        let inbox = &**inbox(&console)?;
+        let number = async {
+            match wanted.parse() {
+                Ok(id) => inbox.get(id).await,
+                Err(_) => Ok(None),
+            }
+        };
+        let of_key = key(&wanted).map(|key| Filter {
+            key: Some(key),
+            ..Filter::default()
+        });
+        let of_chat = Filter {
+            chat: Some(wanted.clone()),
+            ..Filter::default()
+        };
+        let (number, of_key, of_chat) =
+            try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
+        let number = number.map(|record| record.summary).into_iter().collect();
+        let number = with_failures(inbox, number).await?;
+        Ok(page::found(&view, &wanted, &number, &of_key, &of_chat))
+    };
+    answer(&view, find.await)
+}
+
+/// The newest events that match.
+async fn newest(inbox: &dyn Operations, filter: Option<Filter>) -> Result<Vec<Failed>, StoreError> {
+    match filter {
+        Some(filter) => {
+            let listed = inbox.list(&filter, Page::newest(ROWS)).await?;
+            with_failures(inbox, listed.events).await
+        }
+        None => Ok(Vec::new()),
+    }
 }
 
 /// The number of blocked lanes that are shown.
@@ -258,6 +362,21 @@ async fn lanes(
     answer(&view, lanes.await)
 }
 
+/// Asks before a kind or everything is paused.
+async fn confirm_pause(
+    State(console): State<Arc<Console>>,
+    site: Extension<Site>,
+    paused: Result<Query<Paused>, QueryRejection>,
+) -> Response {
+    let view = View::new(&console, &site);
+    let confirm = async {
+        let Query(paused) = paused?;
+        inbox(&console)?;
+        Ok(page::confirm_pause(&view, paused.kind()?.as_ref()))
+    };
+    answer(&view, confirm.await)
+}
+
 /// Asks before all events that match are changed.
 async fn confirm(
     State(console): State<Arc<Console>>,
@@ -273,10 +392,21 @@ async fn confirm(
         // Before it counts, so that it has seen what is changed.
         let seen = Seen::now(inbox).await?;
         let matched = console.jobs.preview(inbox, &filter, seen).await?;
-        Ok(page::confirm(&view, action, &search, matched, seen))
+        let page = Page::oldest(SAMPLE).within(SEARCH);
+        let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
+        Ok(page::confirm(
+            &view,
+            action,
+            &search,
+            (matched, &sample),
+            seen,
+        ))
     };
     answer(&view, confirm.await)
 }
+
+/// The number of events that a question shows.
+const SAMPLE: usize = 5;
 
 async fn job(
     State(console): State<Arc<Console>>,
@@ -313,7 +443,7 @@ mod tests {
     use crate::event::EventKind;
     use crate::inbox::{
         BlockedLane, Change, EventId, EventRecord, EventState, EventSummary, Filter, Listed, Page,
-        Stats,
+        Pause, Stats,
     };
 
     /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
@@ -333,7 +463,7 @@ mod tests {
                 accepted_at: SystemTime::UNIX_EPOCH,
                 due_at: None,
                 settled_at: None,
-                failures: 1,
+                failures: 0,
             };
             let listed = Listed {
                 events: vec![event],
@@ -363,7 +493,11 @@ mod tests {
             Box::pin(pending())
         }
 
-        fn pause<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
+        fn pauses(&self) -> Answer<'_, Vec<Pause>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
+        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: &'a str) -> Answer<'a, ()> {
             Box::pin(async {
                 let _permit = self.permits.acquire().await;
                 Ok(())
@@ -487,7 +621,7 @@ mod tests {
             .with_writer(move || writer.clone());
         let _log = tracing::subscriber::set_default(subscriber.finish());
         let permits = Arc::new(Semaphore::new(0));
-        let pausing = console(&permits).oneshot(post("/pause"));
+        let pausing = console(&permits).oneshot(post_form("/pause", "reason=maintenance"));
         let pausing = timeout(Duration::from_secs(1), pausing).await;
         assert!(pausing.is_err());
         permits.add_permits(1);

@@ -13,7 +13,9 @@ use super::event::{EventId, EventState};
 use super::headers;
 use super::lane::LaneOf;
 use super::queue::Queue;
-use super::records::{BlockedLane, Change, EventRecord, Filter, Listed, Page, Stats, forget_all};
+use super::records::{
+    BlockedLane, Change, EventRecord, Filter, Listed, Page, Pause, Stats, forget_all,
+};
 use super::workers::Workers;
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
@@ -327,9 +329,9 @@ impl<Q: Queue> Inbox<Q> {
             };
             let mut events = self.with_key(key).await?;
             events.retain(|event| {
-                let failures = event.failures.iter().map(|past| &past.failure);
+                let failures = event.failures.iter().map(|past| (past.at, &past.failure));
                 filter.matches(&event.summary)
-                    && filter.has_error(failures)
+                    && filter.matches_failures(failures)
                     && page.is_after(event.summary.id)
             });
             let mut events: Vec<_> = events.into_iter().map(|event| event.summary).collect();
@@ -473,14 +475,14 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Pauses the handling of events of one kind, or with `None` of all events. Events are still accepted. The pause is
-    /// stored in the queue: all workers respect it within a second, and after a restart. Attempts in progress are not
-    /// interrupted.
+    /// stored in the queue, with a note that says who paused it and why: all workers respect it within a second, and
+    /// after a restart. Attempts in progress are not interrupted.
     ///
     /// # Errors
     ///
     /// When the queue fails.
-    pub async fn pause(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let pause = self.shared.queue.pause(kind, true);
+    pub async fn pause(&self, kind: Option<&EventKind>, note: &str) -> Result<(), StoreError> {
+        let pause = self.shared.queue.pause(kind, Some(note));
         self.settings.call("pause", pause).await
     }
 
@@ -491,10 +493,20 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let resume = self.shared.queue.pause(kind, false);
+        let resume = self.shared.queue.pause(kind, None);
         self.settings.call("pause", resume).await?;
         self.shared.workers.wake();
         Ok(())
+    }
+
+    /// Returns what is paused, sorted by kind: everything comes first.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+        let pauses = self.shared.queue.pauses();
+        self.settings.call("pauses", pauses).await
     }
 
     /// Counts the events that are unsettled or dead, by kind.

@@ -6,7 +6,9 @@ use super::handle::Inbox;
 use super::queue::Queue;
 use super::records::KindStats;
 use crate::store::StoreError;
-use crate::telemetry::{BLOCKED, BYTES, DEAD, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING};
+use crate::telemetry::{
+    BLOCKED, BYTES, DEAD, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING, WAITING,
+};
 
 impl<Q: Queue> Inbox<Q> {
     /// Records the number of events by kind and state, the age of the oldest one, pauses, and the size of the queue: see
@@ -40,6 +42,7 @@ impl<Q: Queue> Inbox<Q> {
         });
         self.shared.gauges.set(PAUSED, values, f64::max);
         metrics::gauge!(BYTES).set(size as f64);
+        metrics::gauge!(LIMIT).set(self.settings.backlog_limit as f64);
         Ok(())
     }
 }

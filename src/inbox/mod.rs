@@ -79,7 +79,7 @@ pub use self::handle::Inbox;
 pub use self::queue::Queue;
 pub use self::records::{
     BlockedLane, Change, EventRecord, EventSummary, Filter, Forgotten, KindStats, Listed, Page,
-    PastFailure, Records, Stats,
+    PastFailure, Pause, Records, Stats,
 };
 pub use self::retry::Retry;
 pub use self::rules::OnFailure;

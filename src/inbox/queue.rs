@@ -17,7 +17,7 @@ use crate::store::StoreError;
 /// use tower_webhook::store::StoreError;
 ///
 /// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-///     inbox.queue().pause(None, true).await
+///     inbox.queue().pause(None, Some("maintenance")).await
 /// }
 /// ```
 #[diagnostic::on_unimplemented(

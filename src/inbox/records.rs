@@ -84,14 +84,22 @@ also_for_arc! {
         /// As for [`list`](Self::list).
         async fn forget(&self, chat: &str, events: Option<RangeInclusive<EventId>>) -> Result<Forgotten, StoreError>;
 
-        /// Pauses or resumes one kind, or with `None` everything. Attempts in progress are not interrupted.
+        /// Pauses one kind, or with `None` everything, with a note that says who paused it and why. Without a note, the pause
+        /// ends. Attempts in progress are not interrupted.
         ///
         /// Events of a kind are taken if neither the kind nor everything is paused.
         ///
         /// # Errors
         ///
         /// As for [`list`](Self::list).
-        async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError>;
+        async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError>;
+
+        /// Returns what is paused, sorted by kind: everything comes first.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn pauses(&self) -> Result<Vec<Pause>, StoreError>;
 
         /// Counts the unsettled events and the dead letters, by kind.
         ///
@@ -143,6 +151,17 @@ pub enum Change {
     WrongState,
     /// The event's body was deleted, so it cannot be handled again.
     WithoutBody,
+}
+
+/// A pause.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pause {
+    /// The kind that is paused. `None` for everything.
+    pub kind: Option<EventKind>,
+    /// When it was paused last.
+    pub since: SystemTime,
+    /// Who paused it and why.
+    pub note: String,
 }
 
 /// The number of unsettled events and dead letters by kind, and whether they are paused.
@@ -319,10 +338,37 @@ pub struct Filter {
     pub accepted_until: Option<SystemTime>,
     /// A failure of the event has this text in its outcome or its reason. ASCII letters match in either case.
     pub error: Option<String>,
+    /// The last failure of the event was at this time or later.
+    pub failed_from: Option<SystemTime>,
+    /// The last failure of the event was before this time.
+    pub failed_until: Option<SystemTime>,
 }
 
 impl Filter {
-    /// Whether an event meets all conditions but [`error`](Self::error), as a summary has no failures.
+    /// Selects the events that have failed and were not handled since: those that are retried, and dead letters. Their
+    /// last failures were at `from` or later, and before `until`.
+    ///
+    /// ```
+    /// use std::time::{Duration, SystemTime};
+    /// use tower_webhook::inbox::Filter;
+    ///
+    /// let an_hour_ago = SystemTime::now() - Duration::from_secs(60 * 60);
+    /// let timed_out = Filter {
+    ///     error: Some("timeout".to_owned()),
+    ///     ..Filter::failed(Some(an_hour_ago), None)
+    /// };
+    /// ```
+    #[must_use]
+    pub fn failed(from: Option<SystemTime>, until: Option<SystemTime>) -> Self {
+        Self {
+            states: vec![EventState::Retrying, EventState::Dead],
+            failed_from: from,
+            failed_until: until,
+            ..Self::default()
+        }
+    }
+
+    /// Whether an event meets all conditions but those on its failures, which a summary does not have.
     ///
     /// ```
     /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};
@@ -345,10 +391,24 @@ impl Filter {
                 .is_none_or(|until| event.accepted_at < until)
     }
 
-    /// Whether an event has failed with the [`error`](Self::error), if there is one.
-    pub(crate) fn has_error<'a>(&self, failures: impl IntoIterator<Item = &'a Failure>) -> bool {
+    /// Whether the failures of an event, oldest first, meet the conditions on them.
+    pub(crate) fn matches_failures<'a>(
+        &self,
+        mut failures: impl DoubleEndedIterator<Item = (SystemTime, &'a Failure)> + Clone,
+    ) -> bool {
         let error = self.error.as_deref();
-        error.is_none_or(|text| failures.into_iter().any(|failure| failure.contains(text)))
+        self.matches_last_failure(failures.clone().next_back().map(|(at, _)| at))
+            && error.is_none_or(|text| failures.any(|(_, failure)| failure.contains(text)))
+    }
+
+    /// Whether the last failure of an event was in time, if there is a limit.
+    pub(crate) fn matches_last_failure(&self, at: Option<SystemTime>) -> bool {
+        let is_limited = self.failed_from.is_some() || self.failed_until.is_some();
+        let (from, until) = (self.failed_from, self.failed_until);
+        !is_limited
+            || at.is_some_and(|at| {
+                from.is_none_or(|from| at >= from) && until.is_none_or(|until| at < until)
+            })
     }
 }
 

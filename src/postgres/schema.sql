@@ -44,19 +44,20 @@ CREATE TABLE {schema}.keys (
 ) WITH (fillfactor = 90, autovacuum_vacuum_scale_factor = 0.05);
 
 -- `is_seen`: an event of the kind was accepted. `namespace` is a digest, and 0 for the empty one. A pause is in the row of
--- namespace 0, and applies to all. The kind without a name is all of them, so that a pause of everything is a row as any
+-- namespace 0, and applies to all: `paused`, since when, or 0; `note`, who paused it and why. The kind without a name is all of them, so that a pause of everything is a row as any
 -- other. Those with a number up to 8 are the platform's own in namespace 0, and stay. Any other is deleted after its last
 -- event: the header that names a kind is not signed, so anybody who captured a delivery may make new ones.
 CREATE TABLE {schema}.kinds (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     name text COLLATE "C" NOT NULL,
     is_seen boolean NOT NULL,
-    is_paused boolean NOT NULL,
+    paused bigint NOT NULL DEFAULT 0,
+    note text,
     namespace bigint NOT NULL DEFAULT 0,
     UNIQUE (name, namespace)
 );
-INSERT INTO {schema}.kinds (name, is_seen, is_paused)
-SELECT name, false, false FROM unnest(ARRAY[
+INSERT INTO {schema}.kinds (name, is_seen)
+SELECT name, false FROM unnest(ARRAY[
     '', 'chat-assigned', 'chat-opened', 'chat-closed', 'chat-reopened', 'chat-transferred', 'chat-rated',
     'message-created'
 ]) AS own (name);

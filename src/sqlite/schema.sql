@@ -26,15 +26,16 @@ CREATE TABLE keys (
     keep_until  INTEGER NOT NULL
 ) STRICT;
 
--- A pause is in the row of namespace 0, and applies to all namespaces.
+-- A pause is in the row of namespace 0, and applies to all namespaces. `paused`: since when, or 0.
 CREATE TABLE kinds (
     id        INTEGER PRIMARY KEY,
     name      TEXT    NOT NULL,
     paused    INTEGER NOT NULL,
     namespace INTEGER NOT NULL DEFAULT 0, -- a digest; 0 for the empty one
+    note      TEXT,                       -- who paused it and why
     UNIQUE (name, namespace)
 ) STRICT;
-INSERT INTO kinds VALUES (0, '', 0, 0); -- everything; the platform's own in namespace 0 follow, up to 7
+INSERT INTO kinds VALUES (0, '', 0, 0, NULL); -- everything; the platform's own in namespace 0 follow, up to 7
 
 -- A row does not change its size when its event is settled, so `settled` is the time of acceptance before. The last row
 -- is never deleted, so that no number is used twice.

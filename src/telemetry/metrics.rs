@@ -99,6 +99,7 @@ metrics! {
     describe_gauge OLDEST = "webhook_inbox_oldest_seconds", Seconds, "Age of the oldest event that is not settled.";
     describe_gauge PAUSED = "webhook_inbox_paused", Count, "1 while a kind is paused.";
     describe_gauge BYTES = "webhook_inbox_bytes", Bytes, "Size of the queue.";
+    describe_gauge LIMIT = "webhook_inbox_limit_bytes", Bytes, "Limit of the queue's size.";
 }
 
 impl Metrics {

@@ -56,7 +56,8 @@ pub(crate) use self::metrics::EVICTIONS;
 pub use self::metrics::Metrics;
 #[cfg(feature = "metrics")]
 pub(crate) use self::metrics::{
-    BLOCKED, BUFFERED, BYTES, DEAD, DETACHED_NOW, IN_PROGRESS, OLDEST, PAUSED, RETRYING, WAITING,
+    BLOCKED, BUFFERED, BYTES, DEAD, DETACHED_NOW, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING,
+    WAITING,
 };
 pub(crate) use self::observer::Observers;
 pub use self::observer::{

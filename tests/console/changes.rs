@@ -26,7 +26,11 @@ async fn changes_are_made_and_logged_with_the_operator() {
     let log = Log::capture(Level::INFO);
     let redrive = form("/events/2/redrive", "").with("x-user", "ada");
     let redriven = request(&app, redrive).await;
-    assert_eq!((redriven.is(303).location.as_deref()), Some("/events/2"));
+    let location = redriven.is(303).location.as_deref();
+    assert_eq!(location, Some("/events/2?did=redrive%3A2"));
+    get(&app, location.unwrap())
+        .await
+        .shows(r#"role="status">Event <a href="/events/2">2</a> was redriven."#);
     let line = log.events().pop().unwrap();
     assert_eq!(
         (&*line["actor"], &*line["action"], &*line["event"]),
@@ -71,22 +75,35 @@ async fn changes_are_made_and_logged_with_the_operator() {
     .await;
     assert_eq!(
         selected.is(303).location.as_deref(),
-        Some("/events?state=unsettled")
+        Some("/events?state=unsettled&did=redrive%3A1.4")
     );
+    get(&app, selected.location.as_deref().unwrap())
+        .await
+        .shows(r#"2 events were redriven: <a href="/events/1">1</a> <a href="/events/4">4</a>."#);
     logged(&[("action", "redrive"), ("event", "4"), ("change", "Made")]);
     let stale = post(&app, "/selected", "id=4:dead&action=discard").await;
-    stale.is(409).shows("0 events were discarded").shows("4.");
+    // The list, with what was selected.
+    stale
+        .is(409)
+        .shows("0 events were discarded")
+        .shows("4.")
+        .shows(r#"name="id" checked value="4:"#)
+        .shows(r#"name="id" value="3:"#);
     post(&app, "/selected", "id=4:no&action=discard")
         .await
         .is(400);
     let partly = post(&app, "/selected", "id=4&id=3&action=discard").await;
     partly.is(409).shows("1 events were discarded").shows("3.");
 
-    post(&app, "/pause", "kind=chat-rated").await.is(303);
+    let pause = "kind=chat-rated&reason=the+CRM+is+down";
+    request(&app, by_grace("/pause", pause)).await.is(303);
     assert!(inbox.stats().await.unwrap().kinds[0].is_paused);
+    let pauses = inbox.pauses().await.unwrap();
+    assert_eq!(pauses[0].note, "grace: the CRM is down");
+    logged(&[("actor", "grace"), ("note", "grace: the CRM is down")]);
     get(&app, "/").await.shows("paused").shows("Resume");
     post(&app, "/resume", "kind=chat-rated").await.is(303);
-    post(&app, "/pause", "").await.is(303);
+    post(&app, "/pause", "reason=maintenance").await.is(303);
     assert!(inbox.stats().await.unwrap().is_paused);
     post(&app, "/resume", "").await.is(303);
     assert!(!inbox.stats().await.unwrap().is_paused);
@@ -133,7 +150,7 @@ async fn all_that_match_are_changed_after_a_preview() {
     let preview = get(&app, "/all?action=discard&state=dead").await;
     preview
         .is(200)
-        .shows("Are you sure that you want to discard 1200 events?");
+        .shows("Are you sure that you want to discard 1,200 events?");
     let none = get(&app, "/all?action=discard&state=handled").await;
     none.shows("0 events").shows("disabled");
 
@@ -155,7 +172,7 @@ async fn all_that_match_are_changed_after_a_preview() {
         sleep(Duration::from_millis(1)).await;
         job = get(&app, "/jobs/1").await;
     }
-    job.shows("Done.").shows("1200 discarded").hides("Cancel");
+    job.shows("Done.").shows("1,200 discarded").hides("Cancel");
     let stats = inbox.stats().await.unwrap();
     assert_eq!((stats.dead(), stats.unsettled()), (2, 0));
     let unseen = post(&app, "/all", "action=discard&state=dead").await;

@@ -86,6 +86,11 @@ async fn pages_show_what_happened() {
         .shows("Its lane has waited for it for")
         .shows("with 1 event behind it.")
         .shows(r#"<p>Behind it:</p><ol><li><a href="/events/4">event 4</a>, chat-rated"#);
+    get(&app, "/events?state=failed")
+        .await
+        .shows(r#"<b class="bad">failed</b>: the CRM is down"#)
+        .shows(": no such customer")
+        .shows("<time datetime=\"20");
     get(&app, "/lanes")
         .await
         .is(200)
@@ -145,8 +150,12 @@ async fn links_lead_to_where_the_console_is_mounted() {
         let links = page.text.split(['"']).filter(|text| text.starts_with('/'));
         let mut count = 0;
         for link in links {
-            // Forms lead to changes.
-            let status = get(&app, &link.replace("&amp;", "&")).await.status;
+            // Forms lead to changes, and that of the box needs what is looked for.
+            let link = link.replace("/find", "/find?id=1");
+            let link = link
+                .replace("/export", "/export?format=csv")
+                .replace("&amp;", "&");
+            let status = get(&app, &link).await.status;
             assert!(
                 matches!(status, StatusCode::OK | StatusCode::METHOD_NOT_ALLOWED),
                 "{path}: {link}: {status}"
@@ -155,10 +164,20 @@ async fn links_lead_to_where_the_console_is_mounted() {
         }
         assert!(count > 5);
     }
-    let paused = post(&app, "/ops/webhooks/pause", "").await;
-    assert_eq!(paused.location.as_deref(), Some("/ops/webhooks"));
+    let paused = post(&app, "/ops/webhooks/pause", "reason=test").await;
+    assert_eq!(
+        paused.location.as_deref(),
+        Some("/ops/webhooks?did=pause%3A")
+    );
+    get(&app, "/ops/webhooks?did=pause%3A")
+        .await
+        .is(200)
+        .shows("Everything was paused.");
     let redriven = post(&app, "/ops/webhooks/events/2/redrive", "").await;
-    assert_eq!(redriven.location.as_deref(), Some("/ops/webhooks/events/2"));
+    assert_eq!(
+        redriven.location.as_deref(),
+        Some("/ops/webhooks/events/2?did=redrive%3A2")
+    );
 }
 
 #[tokio::test(start_paused = true)]

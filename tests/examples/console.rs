@@ -61,7 +61,11 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
     let origin = format!("origin: {}", console.trim_end_matches('/'));
     let pause = format!("{console}pause");
     let headers = ["-H", &origin, "-H", "x-operator: Ann"];
-    let paused = [&headers[..], &["-i", "-d", "kind=chat-rated", &pause]].concat();
+    let paused = [
+        &headers[..],
+        &["-i", "-d", "kind=chat-rated&reason=maintenance", &pause],
+    ]
+    .concat();
     let paused = curl(&paused);
     assert!(paused.starts_with("HTTP/1.1 303"), "{paused}");
     until("the line in the log", || {
@@ -88,7 +92,7 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
     assert!(!event.contains("method=\"post\""), "{event}");
     let origin = format!("origin: {}", console.trim_end_matches('/'));
     for (path, fields) in [
-        ("pause", "kind=message-created"),
+        ("pause", "kind=message-created&reason=maintenance"),
         ("events/1/discard", ""),
         ("selected", "id=1&action=discard"),
         ("all", "action=discard&state=retrying&newest=1&at=0"),

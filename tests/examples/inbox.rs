@@ -369,7 +369,7 @@ fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
     add_dead(&url, EVENTS);
-    let args = "redrive --all --state dead --yes";
+    let args = "redrive --all --failed --newer-than 1h --yes";
     let mut redrive = Program::start(&mut terminal(&url, args, Stdio::piped()));
     let mut keys = redrive.child.stdin.take().unwrap();
     until("the progress bar", || {
@@ -593,6 +593,12 @@ fn nothing_is_damaged_by_a_wrong_call() {
         (&["discard", "1", "--all"], 2, "cannot be used with"),
         (&["discard", "1", "--kind", "chat-rated"], 2, "`--all`"),
         (&["list", "--state", "lost"], 2, "choose one of waiting"),
+        (
+            &["list", "--state", "dead", "--failed"],
+            2,
+            "cannot be used with",
+        ),
+        (&["list", "--failed", "--newer-than", "1h"], 0, ""),
         (&["list", "--older-than", "5x"], 2, "is no age"),
         (&["show", "x"], 2, "invalid"),
         (&["list", "--limit", "0"], 0, ""),

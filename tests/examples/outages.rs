@@ -24,6 +24,7 @@ use tokio::time::{Instant, sleep_until};
 use tower::util::BoxCloneService;
 use tower::{BoxError, Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::EventKind;
+use tower_webhook::inbox::internal::Work;
 use tower_webhook::inbox::{EventState, Filter, Inbox, Page, Queue, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
@@ -240,8 +241,21 @@ impl Receiver {
         crm: &SimulatedCrm,
         expected: u64,
     ) -> Self {
+        Self::with_limit(instance, queue, crm, expected, 10 << 30)
+    }
+
+    /// One whose inbox has a limit in bytes.
+    fn with_limit<Q: Queue + Clone>(
+        instance: &'static str,
+        queue: &Q,
+        crm: &SimulatedCrm,
+        expected: u64,
+        limit: u64,
+    ) -> Self {
         let telemetry = Telemetry::new(instance, expected);
-        let inbox = Inbox::new(queue.clone()).observer(Arc::clone(&telemetry.observer));
+        let inbox = Inbox::new(queue.clone())
+            .backlog_limit(limit)
+            .observer(Arc::clone(&telemetry.observer));
         let worker = inbox.worker(crm.router()).spawn();
         let layer = SignatureLayer::new(secret("secret")).observer(Arc::clone(&telemetry.observer));
         let service = layer.layer(inbox.accept());
@@ -527,10 +541,10 @@ async fn failing_handlers() -> (Simulation, Vec<&'static str>) {
     before(&mut it).await;
     crm.set(CrmState::Down);
     it.run(5 * MINUTE, 90.0).await;
-    it.firing(&["WebhookBudgetHalfSpent"]);
+    it.firing(&["WebhookBudgetSpent"]);
     crm.set(CrmState::Up);
     it.run(HOUR + 2 * MINUTE, 6.0).await;
-    (it, vec!["WebhookBudgetHalfSpent"])
+    (it, vec!["WebhookBudgetSpent"])
 }
 
 /// Somebody changed the secret in the portal.
@@ -648,7 +662,7 @@ async fn paused_inbox() -> (Simulation, Vec<&'static str>) {
     it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
     before(&mut it).await;
     let operator = Inbox::new(queue);
-    operator.pause(None).await.unwrap();
+    operator.pause(None, "").await.unwrap();
     it.run(5 * MINUTE, 6.0).await;
     it.firing(&["WebhookOldestWaiting"]);
     operator.resume(None).await.unwrap();
@@ -677,6 +691,22 @@ async fn dead_letter() -> (Simulation, Vec<&'static str>) {
     }
     it.run(5 * MINUTE, 6.0).await;
     (it, vec!["WebhookDeadLetters"])
+}
+
+/// The queue has little room left, until its limit is raised.
+async fn full_queue() -> (Simulation, Vec<&'static str>) {
+    let mut it = Simulation::new("the queue is nearly full", 15, Faults::none());
+    let (queue, crm) = (MemoryQueue::new(), SimulatedCrm::default());
+    it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
+    before(&mut it).await;
+    let limit = queue.size().await.unwrap() * 10 / 9;
+    let limited = Receiver::with_limit("a", &queue, &crm, 14 * HOUR, limit);
+    it.start(limited);
+    it.run(5 * MINUTE, 1.0).await;
+    it.firing(&["WebhookQueueNearLimit"]);
+    it.start(Receiver::with_inbox("a", &queue, &crm, 14 * HOUR));
+    it.run(5 * MINUTE, 6.0).await;
+    (it, vec!["WebhookQueueNearLimit"])
 }
 
 /// A memory store that is too small for the events of a busy day.
@@ -718,6 +748,7 @@ async fn each_alert_fires_within_five_minutes_of_its_cause() {
         failing_workers().await,
         paused_inbox().await,
         dead_letter().await,
+        full_queue().await,
         full_store().await,
     ] {
         // It has recovered, and no other alert was caused.

@@ -76,7 +76,7 @@ impl Work for SlowQueue {
 }
 
 impl Records for SlowQueue {
-    forward!(list blocked_lanes get redrive discard forget pause stats);
+    forward!(list blocked_lanes get redrive discard forget pause pauses stats);
 }
 
 /// Four chats of five events each.

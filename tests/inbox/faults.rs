@@ -104,7 +104,7 @@ impl Records for OddQueue {
         Ok(change)
     }
 
-    forward!(list blocked_lanes get redrive forget pause stats);
+    forward!(list blocked_lanes get redrive forget pause pauses stats);
 }
 
 #[tokio::test(start_paused = true)]

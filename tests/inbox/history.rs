@@ -504,13 +504,13 @@ impl Records for Spy {
         Ok(change)
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
-        self.queue.inner.pause(kind, paused).await?;
-        self.history.write(Entry::Paused(paused));
+    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
+        self.queue.inner.pause(kind, note).await?;
+        self.history.write(Entry::Paused(note.is_some()));
         Ok(())
     }
 
-    forward!(list blocked_lanes get forget stats);
+    forward!(list blocked_lanes get forget pauses stats);
 }
 
 /// A mistake that a queue could make.
@@ -657,11 +657,11 @@ impl Mistaken {
         let ignores_pause =
             self.makes(Mistake::HandOverIgnoresPause) && self.inner.stats().await?.is_paused;
         if ignores_pause {
-            self.inner.pause(None, false).await?;
+            self.inner.pause(None, None).await?;
         }
         let mut settled = self.inner.settle(lease, &settlement, next).await?;
         if ignores_pause {
-            self.inner.pause(None, true).await?;
+            self.inner.pause(None, Some("")).await?;
         }
         if self.makes(Mistake::SettlesWithoutFence) && matches!(settled, Settled::Lost) {
             let current = lock(&self.current).get(&lease.id).copied();
@@ -863,7 +863,7 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
                 worker = spawn();
             }
             86..88 => {
-                spy.pause(None, true).await.unwrap();
+                spy.pause(None, Some("")).await.unwrap();
                 sleep(Duration::from_millis(random.u64(..5000))).await;
                 inbox.resume(None).await.unwrap();
             }

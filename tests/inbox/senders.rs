@@ -205,7 +205,7 @@ impl<Q: Queue + Clone> Senders<Q> {
 
     async fn pause_and_forget_are_for_both(&self, to_stripe: &Service<Q>) {
         let made = EventKind::from_static("made");
-        self.inbox.pause(Some(&made)).await.unwrap();
+        self.inbox.pause(Some(&made), "").await.unwrap();
         let paused = event(&self.stripe, "paused", "c", false);
         send(to_stripe, paused).await.assert_ok();
         sleep(Duration::from_millis(300)).await;

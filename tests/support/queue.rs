@@ -82,8 +82,13 @@ macro_rules! forward {
         }
     };
     (@pause) => {
-        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, paused: bool) -> Result<(), ::tower_webhook::store::StoreError> {
-            self.inner()?.pause(kind, paused).await
+        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, note: Option<&str>) -> Result<(), ::tower_webhook::store::StoreError> {
+            self.inner()?.pause(kind, note).await
+        }
+    };
+    (@pauses) => {
+        async fn pauses(&self) -> Result<Vec<::tower_webhook::inbox::Pause>, ::tower_webhook::store::StoreError> {
+            self.inner()?.pauses().await
         }
     };
     (@stats) => {
@@ -174,5 +179,5 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause stats);
+    forward!(list blocked_lanes get redrive discard forget pause pauses stats);
 }

@@ -98,6 +98,14 @@ pub(crate) enum Command {
         /// The kind to pause; by default, all kinds
         #[arg(value_name = "KIND")]
         kind: Option<EventKind>,
+        /// Who pauses it and why, for the others
+        #[arg(
+            long,
+            value_name = "TEXT",
+            default_value = "",
+            hide_default_value = true
+        )]
+        note: String,
     },
     /// Resume the handling of events after a pause
     Resume {
@@ -133,10 +141,15 @@ pub(crate) enum Command {
 
 /// Selects events. Without an option, all events match.
 #[derive(Args, Clone)]
+#[command(group = ArgGroup::new("states").args(["state", "failed"]))]
 pub(crate) struct Matching {
     /// Events of this state: waiting, in-progress, retrying, handled, ignored, discarded or dead; repeat it for several
     #[arg(long, value_name = "STATE")]
     state: Vec<EventState>,
+    /// Events that have failed and were not handled since: retrying or dead. `--older-than` and `--newer-than` then mean
+    /// the last failure
+    #[arg(long)]
+    failed: bool,
     /// Events of this kind; repeat it for several
     #[arg(long, value_name = "KIND")]
     kind: Vec<EventKind>,
@@ -164,8 +177,8 @@ pub(crate) struct Chosen {
     /// The numbers of the events
     #[arg(value_name = "ID")]
     pub(crate) ids: Vec<EventId>,
-    /// All events that match the options below, instead of numbers; requires `--state`
-    #[arg(long, requires = "state")]
+    /// All events that match the options below, instead of numbers; requires `--state` or `--failed`
+    #[arg(long, requires = "states")]
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) matching: Matching,
@@ -181,14 +194,22 @@ impl Matching {
             let now = SystemTime::now();
             now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
         };
+        let (from, until) = (self.newer_than.map(ago), self.older_than.map(ago));
+        let of_time = match self.failed {
+            true => Filter::failed(from, until),
+            false => Filter {
+                states: self.state.clone(),
+                accepted_from: from,
+                accepted_until: until,
+                ..Filter::default()
+            },
+        };
         Filter {
-            states: self.state.clone(),
             kinds: self.kind.clone(),
             chat: self.chat.clone(),
             key: self.key.clone(),
             error: self.error.clone(),
-            accepted_from: self.newer_than.map(ago),
-            accepted_until: self.older_than.map(ago),
+            ..of_time
         }
     }
 
@@ -214,7 +235,7 @@ impl Command {
         match self {
             Self::List { matching, .. } | Self::Export { matching } => matching.kinds(),
             Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.kinds(),
-            Self::Pause { kind } | Self::Resume { kind } => kind.as_slice(),
+            Self::Pause { kind, .. } | Self::Resume { kind } => kind.as_slice(),
             _ => &[],
         }
     }

@@ -136,8 +136,8 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
         Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
         Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
         Command::Forget { chat, yes } => return forget(inbox, chat, yes).await,
-        Command::Pause { kind } => {
-            inbox.pause(kind.as_ref()).await?;
+        Command::Pause { kind, note } => {
+            inbox.pause(kind.as_ref(), &note).await?;
             said("paused", kind.as_ref());
         }
         Command::Resume { kind } => {
@@ -148,7 +148,7 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
             let stats = inbox.stats().await?;
             match json {
                 true => print::stats_line(&stats)?,
-                false => print::stats(&stats)?,
+                false => print::stats(&stats, &inbox.pauses().await?)?,
             }
         }
         Command::Export { matching } => {

@@ -5,7 +5,8 @@ use std::iter;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
-use tower_webhook::inbox::{BlockedLane, EventRecord, EventSummary, Stats};
+use tower_webhook::EventKind;
+use tower_webhook::inbox::{BlockedLane, EventRecord, EventSummary, Pause, Stats};
 
 use crate::json::line_with_payload;
 use crate::text::{is_control, printable};
@@ -304,12 +305,23 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     }
 }
 
-pub(crate) fn stats(stats: &Stats) -> io::Result<()> {
+pub(crate) fn stats(stats: &Stats, pauses: &[Pause]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     match stats.to_string().as_str() {
-        "" => writeln!(out, "every event is settled"),
-        text => out.write_all(text.as_bytes()),
+        "" => writeln!(out, "every event is settled")?,
+        text => out.write_all(text.as_bytes())?,
     }
+    for Pause { kind, since, note } in pauses {
+        let kind = kind.as_ref().map_or("everything", EventKind::as_str);
+        writeln!(
+            out,
+            "{} was paused {}: {}",
+            printable(kind),
+            ago(*since),
+            printable(note)
+        )?;
+    }
+    Ok(())
 }
 
 pub(crate) fn stats_line(stats: &Stats) -> io::Result<()> {

@@ -3,7 +3,7 @@
 use maud::{Markup, html};
 
 use super::super::operations::More;
-use super::events::{Columns, rest, table, waiting};
+use super::events::{Columns, Failed, rest, table, waiting};
 use super::parts::{button, chat as chat_link, state};
 use super::text::{ago, clip, full_time, kind, short};
 use super::view::View;
@@ -28,6 +28,7 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
             span #state data-live { (state(event)) }
             @if view.can_change() { div #actions data-live { (actions(view, record)) } }
         }
+        p #waits data-live { @if event.state.is_unsettled() { (waits(view, event)) } }
         div.split.even {
             div {
                 section {
@@ -62,6 +63,20 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
         }
     };
     view.page(&format!("Event {}", event.id), "/events", &content)
+}
+
+/// When an event is tried that is due, if not at once.
+fn waits(view: &View<'_>, event: &EventSummary) -> &'static str {
+    let mut pauses = view.site.pauses.iter();
+    let is_paused = pauses.any(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
+    let recent = view.console.recent.as_ref();
+    if is_paused {
+        "It is paused: it is not tried before somebody resumes it."
+    } else if recent.is_some_and(|recent| recent.tripped().contains(&event.kind)) {
+        "Its kind is tripped, as its events fail in many chats: one of them is tried at most every minute, until one succeeds."
+    } else {
+        ""
+    }
 }
 
 fn summary(view: &View<'_>, event: &EventSummary) -> Markup {
@@ -123,7 +138,7 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
     let earlier = record.failures.len().saturating_sub(FAILURES);
     html! {
         ol.timeline {
-            li { (full_time(event.accepted_at)) " accepted" }
+            li { (full_time(event.accepted_at)) " accepted, " (ago(event.accepted_at)) " ago" }
             @if earlier > 0 { li { (earlier) " earlier failures" } }
             @for failure in &record.failures[earlier..] {
                 li {
@@ -203,7 +218,7 @@ fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
 const BEHIND: usize = 10;
 
 /// The longest payload that is shown, in bytes of HTML.
-const MOST: usize = 16_000;
+const MOST: usize = 15_000;
 
 fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
     if view.console.hides_payloads {
@@ -224,12 +239,40 @@ fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
     }
 }
 
-pub(in super::super) fn chat(
+/// What was looked for, as a number, a key and a chat.
+pub(in super::super) fn found(
     view: &View<'_>,
-    chat: &str,
-    events: &[EventSummary],
-    more: More,
+    wanted: &str,
+    number: &[Failed],
+    of_key: &[Failed],
+    of_chat: &[Failed],
 ) -> Markup {
+    let all = [
+        ("The event with this number", number),
+        ("Events with this key", of_key),
+        ("Newest events of this chat", of_chat),
+    ];
+    let content = html! {
+        div.title { h1 { "Find " (clip(wanted, 200)) } }
+        div.stack {
+            @for (title, events) in all {
+                @if !events.is_empty() {
+                    section {
+                        h2 { (title) }
+                        (table(view, events, Columns::All))
+                    }
+                }
+            }
+            @if !of_chat.is_empty() { p { a href=(view.chat(wanted)) { "All events of the chat, in their order" } } }
+            @if all.iter().all(|(_, events)| events.is_empty()) {
+                section { p { "No event has this number or key, or is of this chat. Perhaps its retention has expired." } }
+            }
+        }
+    };
+    view.page(&format!("Find {}", clip(wanted, 60)), "/events", &content)
+}
+
+pub(in super::super) fn chat(view: &View<'_>, chat: &str, events: &[Failed], more: More) -> Markup {
     let content = html! {
         div.title { h1 { "Chat " (clip(chat, 200)) } }
         section {

@@ -4,52 +4,63 @@ use std::sync::atomic::Ordering;
 
 use maud::{Markup, html};
 
+use super::super::actions::LONGEST_REASON;
 use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
-use super::parts::{chat, kinds, state};
-use super::text::{ago, clip, kind, time};
+use super::parts::{chat, kinds, reason, state};
+use super::text::{ago, clip, count, kind, time};
 use super::view::View;
-use crate::inbox::{BlockedLane, EventState, EventSummary};
+use crate::event::EventKind;
+use crate::inbox::{BlockedLane, EventId, EventState, EventSummary, Failure};
+
+/// An event, and its last failure.
+pub(in super::super) struct Failed {
+    pub(in super::super) event: EventSummary,
+    pub(in super::super) failure: Option<Failure>,
+}
+
+/// What was wrong with the events that were selected in a list, or with its filter.
+#[derive(Clone, Copy)]
+pub(in super::super) struct Wrong<'a> {
+    pub(in super::super) reason: &'a str,
+    pub(in super::super) checked: &'a [EventId],
+}
 
 pub(in super::super) fn events(
     view: &View<'_>,
     search: &Search,
-    rows: &[EventSummary],
+    rows: &[Failed],
     more: More,
+    wrong: Option<Wrong<'_>>,
 ) -> Markup {
     let query = search.query();
+    let checked = wrong.map_or(&[][..], |wrong| wrong.checked);
     let content = html! {
+        @if let Some(wrong) = wrong {
+            div.alert role="alert" {
+                p { (clip(wrong.reason, 1_000)) }
+                a href=(view.url("/")) { "Back to the overview" }
+            }
+        }
         div.title { h1 { "Events" } }
         div.stack {
             section { (form(view, search)) }
             section {
-                @if rows.is_empty() && !matches!(more, More::Search(_)) { p { "No event matches." } }
+                @if rows.is_empty() && !matches!(more, More::Search(_)) { p { @if wrong.is_none() { "No event matches." } @else { "No list." } } }
                 @else if !rows.is_empty() {
                     @if view.can_change() {
                         form #selected method="post" action=(view.url("/selected")) {
                             input type="hidden" name="query" value=(query);
-                            div #rows { (table(view, rows, Columns::WithBoxes)) }
+                            div #rows { (table(view, rows, Columns::WithBoxes(checked))) }
                             div.row.middle {
                                 span { "Selected:" }
                                 button name="action" value="redrive" { "Redrive" }
-                                button.danger name="action" value="discard" { "Discard" }
+                                button.danger.apart name="action" value="discard" { "Discard" }
                             }
                         }
                     } @else {
                         div #rows data-live { (table(view, rows, Columns::All)) }
-                    }
-                    @if view.can_change() {
-                        @if search.state.is_empty() {
-                            p { "To change all that match, choose a state." }
-                        } @else {
-                            p {
-                                "All that match: "
-                                a href=(view.url(format_args!("/all?{query}&action=redrive"))) { "Redrive all…" }
-                                " "
-                                a href=(view.url(format_args!("/all?{query}&action=discard"))) { "Discard all…" }
-                            }
-                        }
                     }
                 }
                 (rest(&view.url(format_args!("/events?{query}")), more, !search.after.is_empty()))
@@ -88,6 +99,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                     label for="state" { "State" }
                     select #state name="state" {
                         (option("", &search.state, "any"))
+                        (option("failed", &search.state, "failed: retrying or dead"))
                         (option("unsettled", &search.state, "unsettled"))
                         @for name in states { (option(name, &search.state, name)) }
                     }
@@ -101,7 +113,7 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                 @if !view.console.hides_payloads { div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); } }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
-                    label for="hours" { "Accepted within" }
+                    label for="hours" { "Within" }
                     select #hours name="hours" {
                         (option("", &search.hours, "any time"))
                         (option("1", &search.hours, "1 hour"))
@@ -109,8 +121,8 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                         (option("168", &search.hours, "7 days"))
                     }
                 }
-                @for (name, text, value) in [("from", "Accepted from (UTC)", &search.from), ("until", "Accepted until (UTC)", &search.until)] {
-                    div.grow.narrow { label for=(name) { (text) } input #(name) type="datetime-local" name=(name) value=(value); }
+                @for (name, text, value) in [("from", "Since (UTC)", &search.from), ("until", "Until (UTC)", &search.until)] {
+                    div.grow.time { label for=(name) { (text) } input #(name) type="datetime-local" name=(name) value=(value); }
                 }
                 div.grow.narrow {
                     label for="order" { "Order" }
@@ -119,7 +131,24 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
                         (option("oldest", &search.order, "oldest first"))
                     }
                 }
+            }
+            p.quiet.small { "Times are those of acceptance, and with the state " i { "failed" } ", of the last failure." }
+            div.row.middle {
                 button.main { "Find" }
+                @for (format, text) in [("csv", "Export CSV"), ("jsonl", "Export JSON Lines")] {
+                    button formaction=(view.url("/export")) name="format" value=(format) { (text) }
+                }
+                @if view.can_change() {
+                    @if search.state.is_empty() {
+                        span.quiet { "To change all that match, choose a state." }
+                    } @else {
+                        @let all = |action, text, class| html! {
+                            button class=(class) formaction=(view.url("/all")) name="action" value=(action) { (text) }
+                        };
+                        (all("redrive", "Redrive all…", ""))
+                        (all("discard", "Discard all…", "danger apart"))
+                    }
+                }
             }
         }
     }
@@ -127,42 +156,48 @@ fn form(view: &View<'_>, search: &Search) -> Markup {
 
 /// The columns of a table of events.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Columns {
+pub(super) enum Columns<'a> {
     All,
-    /// With boxes to select events.
-    WithBoxes,
+    /// With boxes to select events, of which these are checked.
+    WithBoxes(&'a [EventId]),
     /// Without the chat, which the page is about.
     OfChat,
 }
 
-pub(super) fn table(view: &View<'_>, rows: &[EventSummary], columns: Columns) -> Markup {
-    let can_select = columns == Columns::WithBoxes;
+pub(super) fn table(view: &View<'_>, rows: &[Failed], columns: Columns<'_>) -> Markup {
+    let checked = match columns {
+        Columns::WithBoxes(checked) => Some(checked),
+        _ => None,
+    };
     let has_chat = columns != Columns::OfChat;
     html! {
         table {
             thead {
                 tr {
-                    @if can_select { th scope="col" { "Select" } }
+                    @if checked.is_some() { th scope="col" { "Select" } }
                     th scope="col" { "Event" }
                     th scope="col" { "Accepted" }
                     th scope="col" { "Kind" }
                     @if has_chat { th scope="col" { "Chat" } }
                     th scope="col" { "State" }
-                    th.number scope="col" { "Failures" }
+                    th scope="col" { "Failures, and the last one" }
                 }
             }
             tbody {
-                @for event in rows {
+                @for Failed { event, failure } in rows {
                     tr {
-                        @if can_select {
-                            td { input type="checkbox" name="id" value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
+                        @if let Some(checked) = checked {
+                            td { input type="checkbox" name="id" checked[checked.contains(&event.id)] value={ (event.id) ":" (event.state) } aria-label={ "Select event " (event.id) }; }
                         }
                         td { a href=(view.url(format_args!("/events/{}", event.id))) { (event.id) } }
                         td { (time(event.accepted_at)) }
                         td { (kind(&event.kind)) }
                         @if has_chat { td.wide { (chat(view, event.chat.as_deref())) } }
                         td { (state(event)) }
-                        td.number data-label="Failures" { (event.failures) }
+                        td.wide {
+                            @if event.failures > 0 { (event.failures) " × " }
+                            (reason(view, failure.as_ref(), 50))
+                        }
                     }
                 }
             }
@@ -174,7 +209,7 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
         section {
-            p.quiet { "Chats that wait for an event that has failed: it is tried again, or is a dead letter that holds its lane." }
+            p.quiet { "A lane is the line of a chat's events. These wait for an event that has failed: it is tried again, or is a dead letter that holds its lane." }
             div #lanes data-live {
                 @if lanes.is_empty() { p { "None." } }
                 @else {
@@ -216,28 +251,31 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
 /// The events that wait behind the one that blocks a lane.
 pub(super) fn waiting(lane: &BlockedLane) -> String {
     match lane.waiting {
+        0 => "no event".to_owned(),
         1 => "1 event".to_owned(),
         BlockedLane::MOST_WAITING.. => {
-            format!("at least {} events", BlockedLane::MOST_WAITING)
+            format!("at least {} events", count(BlockedLane::MOST_WAITING))
         }
         other => format!("{other} events"),
     }
 }
 
 fn counted(counted: Counted) -> String {
+    let number = count(counted.events as u64);
     match counted.is_more {
-        true => format!("at least {} events", counted.events),
+        true => format!("at least {number} events"),
         false if counted.events == 1 => "1 event".to_owned(),
-        false => format!("{} events", counted.events),
+        false => format!("{number} events"),
     }
 }
 
-/// Asks before all events that match are changed.
+/// Asks before all events that match are changed: `matched` has their number, and the first of them with their last
+/// failures.
 pub(in super::super) fn confirm(
     view: &View<'_>,
     action: Action,
     search: &Search,
-    matched: Counted,
+    (matched, sample): (Counted, &[Failed]),
     seen: Option<Seen>,
 ) -> Markup {
     let name = action.name();
@@ -246,7 +284,7 @@ pub(in super::super) fn confirm(
             "Unsettled events are due now, and keep their places in their lanes. Dead and settled events, also those that were handled, are handled again, out of order. Events in progress, and events without a body, are skipped."
         }
         Action::Discard => {
-            "Each of them is given up: it is not handled any more. Events that are settled are skipped."
+            "Each of them is given up: it is not handled any more. Events that are settled (handled, ignored or discarded) are skipped."
         }
     };
     let class = if action == Action::Discard {
@@ -257,12 +295,13 @@ pub(in super::super) fn confirm(
     let content = html! {
         section {
             h1 { "Are you sure that you want to " (name) " " (counted(matched)) "?" }
+            dl #filter {
+                @for (field, value) in search.filled() { @if field != "order" { dt { (label(field)) } dd { (clip(value, 200)) } } }
+            }
             p { (effect) }
             form method="post" action=(view.url("/all")) {
                 input type="hidden" name="action" value=(name);
-                @for (field, value) in [("state", &search.state), ("kind", &search.kind), ("chat", &search.chat), ("key", &search.key), ("hours", &search.hours), ("from", &search.from), ("until", &search.until), ("error", &search.error)] {
-                    input type="hidden" name=(field) value=(value);
-                }
+                @for (field, value) in search.filled() { input type="hidden" name=(field) value=(value); }
                 @if let Some(seen) = seen {
                     input type="hidden" name="newest" value=(seen.newest);
                     input type="hidden" name="at" value=(seen.nanos());
@@ -272,9 +311,53 @@ pub(in super::super) fn confirm(
                     a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
                 }
             }
+            @if !sample.is_empty() {
+                h2 { "The first of them" }
+                div #sample { (table(view, sample, Columns::All)) }
+            }
         }
     };
     view.page("Confirm", "/events", &content)
+}
+
+/// What a field of the filter is called.
+fn label(field: &str) -> &str {
+    match field {
+        "state" => "State",
+        "kind" => "Kind",
+        "chat" => "Chat",
+        "key" => "Key",
+        "hours" => "Within hours",
+        "from" => "Since (UTC)",
+        "until" => "Until (UTC)",
+        "error" => "Error contains",
+        other => other,
+    }
+}
+
+/// Asks before a kind or everything is paused, and for the reason.
+pub(in super::super) fn confirm_pause(view: &View<'_>, paused: Option<&EventKind>) -> Markup {
+    let name = paused.map_or("everything".to_owned(), kind);
+    let content = html! {
+        section {
+            h1 { "Pause " (name) "?" }
+            p { "No process begins to handle these events any more, until somebody resumes them. Deliveries are still accepted." }
+            form method="post" action=(view.url("/pause")) {
+                @if let Some(kind) = paused { input type="hidden" name="kind" value=(kind); }
+                div.row {
+                    div.grow {
+                        label for="reason" { "Reason, which all pages show" }
+                        input #reason name="reason" required maxlength=(LONGEST_REASON) autocomplete="off";
+                    }
+                }
+                div.row.middle {
+                    button.danger { "Yes, pause " (name) }
+                    a href=(view.url("/")) { "No, back to the overview" }
+                }
+            }
+        }
+    };
+    view.page("Pause", "/", &content)
 }
 
 pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u64) -> Markup {
@@ -302,11 +385,14 @@ pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u
                     false => progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {},
                 }
                 dl {
-                    dt { "Matched" } dd { (counted(job.matched)) }
-                    @let (reached, newest) = job.searched.until();
-                    dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
-                    dt { "Changed" } dd { (changed) " " (job.action.past()) }
-                    dt { "Skipped" } dd { (skipped) }
+                    dt { "Changed" } dd { (count(changed)) " " (job.action.past()) }
+                    // Once it has ended, these are no news.
+                    @if end.is_none() {
+                        dt { "Matched" } dd { (counted(job.matched)) }
+                        @let (reached, newest) = job.searched.until();
+                        dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
+                    }
+                    dt { "Skipped" } dd { (count(skipped)) }
                 }
                 @if end.is_none() && !is_cancelled {
                     form method="post" action=(view.url(format_args!("/jobs/{}/cancel", job.number))) {

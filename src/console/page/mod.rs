@@ -1,5 +1,6 @@
 //! The pages. `maud` escapes all texts in them.
 
+mod causes;
 mod event;
 mod events;
 mod overview;
@@ -7,9 +8,10 @@ mod parts;
 mod text;
 mod view;
 
-pub(super) use self::event::{Place, chat, event};
-pub(super) use self::events::{confirm, events, job, lanes};
-pub(super) use self::overview::overview;
+pub(super) use self::event::{Place, chat, event, found};
+pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, job, lanes};
+pub(super) use self::overview::{Blocked, overview};
+pub(super) use self::text::clamped;
 pub(super) use self::view::{Site, View, problem};
 
 pub(super) const STYLE: &str =

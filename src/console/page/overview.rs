@@ -2,16 +2,18 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use maud::{Markup, html};
 
 use super::super::settings::Console;
-use super::parts::gauge;
-use super::text::{clip, encode, kind as name, long, minute, time};
+use super::causes::causes;
+use super::events::waiting;
+use super::parts::{chat, gauge, reason, state};
+use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
 use crate::event::EventKind;
-use crate::inbox::{KindStats, Stats};
+use crate::inbox::{BlockedLane, Failure, KindStats, Stats};
 use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Silent, Spent};
 
 /// The number of problems that are shown.
@@ -22,9 +24,6 @@ const KINDS: usize = 10;
 
 /// The longest name of a kind that has a row, in bytes of a URL. A sender could choose longer ones.
 const LONGEST_KIND: usize = 64;
-
-/// The number of warnings of one sort.
-const ALERTS: usize = 5;
 
 /// The age from which on that of the counts is shown.
 const SOME_TIME: Duration = Duration::from_secs(10);
@@ -42,11 +41,17 @@ struct Row<'a> {
 }
 
 /// What the observers know.
-struct Observed {
-    spent: Vec<Spent>,
-    silent: Vec<Silent>,
+pub(super) struct Observed {
+    pub(super) spent: Vec<Spent>,
+    pub(super) silent: Vec<Silent>,
     minutes: BTreeMap<EventKind, [Minute; 60]>,
-    tripped: BTreeSet<EventKind>,
+    pub(super) tripped: BTreeSet<EventKind>,
+}
+
+/// A blocked lane, and the last failure of the event for which it waits.
+pub(in super::super) struct Blocked {
+    pub(in super::super) lane: BlockedLane,
+    pub(in super::super) failure: Option<Failure>,
 }
 
 impl Observed {
@@ -67,6 +72,7 @@ impl Observed {
 pub(in super::super) fn overview(
     view: &View<'_>,
     counted: Option<&(Stats, Duration)>,
+    blocked: &[Blocked],
     error: Option<&str>,
 ) -> Markup {
     let stats = counted.map(|(stats, _)| stats);
@@ -75,22 +81,26 @@ pub(in super::super) fn overview(
     let (rows, others) = rows(stats, &observed);
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
     let content = html! {
-        div #alerts data-live { (alerts(view, error, &observed)) }
+        div #alerts data-live role="status" { (causes(view, stats, error, &observed)) }
         div.title {
             h1 { "Overview" }
             @if view.can_change() { (pause(view, None, is_paused)) }
         }
         div.stack {
             section {
-                h2 { "Kinds" }
+                div.head {
+                    h2 { "Kinds" }
+                    @if console.inbox.is_some() { a.end href=(view.events(&[("state", "failed")])) { "All that have failed" } }
+                }
                 div #kinds-table data-live {
-                    (table(view, &rows, is_paused))
+                    (table(view, &rows, stats, is_paused))
                     @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {
                         p.quiet { "Counted " (long(*age)) " ago." }
                     }
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }
             }
+            div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if let Some(recent) = &console.recent {
                 section {
                     h2 { "Answers, last hour" }
@@ -146,65 +156,49 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
     (rows.collect(), others)
 }
 
-fn alerts(view: &View<'_>, error: Option<&str>, observed: &Observed) -> Markup {
-    let spent = observed.spent.iter().filter(|spent| spent.share() >= 0.2);
-    html! {
-        @if let Some(error) = error { div.alert role="alert" { p { "The queue cannot be read: " @if view.console.hides_payloads { "the log has the reason" } @else { (error) } } } }
-        @for spent in spent.take(ALERTS) { (budget_alert(spent)) }
-        @for silent in observed.silent.iter().take(ALERTS) { (silence_alert(silent)) }
-        @for kind in observed.tripped.iter().take(ALERTS) {
-            div.alert role="alert" {
-                p { "Events of " b { (name(kind)) } " fail in many chats. The worker of this process tries one at a time until one succeeds." }
-                @if is_short(kind) { a href=(view.events(&[("state", "retrying"), ("kind", kind.as_str())])) { "Retrying events" } }
-            }
-        }
-    }
-}
-
-fn silence_alert(silent: &Silent) -> Markup {
-    html! {
-        div.alert role="alert" {
-            p {
-                "No " b { (name(&silent.kind)) } " event was delivered for " (long(silent.quiet_for)) "; one was expected within "
-                (long(silent.expected_within))
-                ". "
-                @if silent.unrated > 0 { (silent.unrated) " chats were closed and not rated. " }
-                "Check in the partner portal that its webhook is active."
-            }
-        }
-    }
-}
-
-fn is_short(kind: &EventKind) -> bool {
+pub(super) fn is_short(kind: &EventKind) -> bool {
     encode(kind.as_str()).len() <= LONGEST_KIND
 }
 
-fn budget_alert(spent: &Spent) -> Markup {
+/// The chats in which most events wait, and why.
+fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
     html! {
-        div.alert role="alert" {
-            p {
-                @match &spent.kind {
-                    Some(kind) => { b { (name(kind)) } ": " (spent.failures) " of " (spent.limit) " failures in an hour. " }
-                    None => {
-                        (spent.failures) " requests ended before verification in the last hour. If the platform sent them, they "
-                        "count as failures of their webhooks."
+        section {
+            div.head {
+                h2 { "Chats that wait most" }
+                a.end href=(view.url("/lanes")) { "All blocked lanes" }
+            }
+            table {
+                thead {
+                    tr {
+                        th scope="col" { "Chat" }
+                        th.number scope="col" { "Waiting" }
+                        th scope="col" { "Since" }
+                        th scope="col" { "Blocked by" }
+                        th scope="col" { "Reason" }
                     }
                 }
-                @match spent.disabled_in.filter(|_| spent.kind.is_some()) {
-                    Some(left) if left.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
-                    Some(left) => {
-                        "At this rate, the platform disables the webhook in " (long(left))
-                        @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
-                        "."
-                    },
-                    None => "",
+                tbody {
+                    @for Blocked { lane, failure } in blocked {
+                        @let event = &lane.event;
+                        tr {
+                            td.wide { (chat(view, event.chat.as_deref())) }
+                            td.number data-label="Waiting" { (waiting(lane)) }
+                            td data-label="Since" { (ago(lane.since)) }
+                            td {
+                                a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
+                                ", " (name(&event.kind)) " " (state(event))
+                            }
+                            td.wide { (reason(view, failure.as_ref(), 200)) }
+                        }
+                    }
                 }
             }
         }
     }
 }
 
-fn table(view: &View<'_>, rows: &[Row<'_>], is_paused: bool) -> Markup {
+fn table(view: &View<'_>, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bool) -> Markup {
     let has_inbox = view.console.inbox.is_some();
     html! {
         @if rows.is_empty() { p.quiet { "No event yet." } }
@@ -214,10 +208,10 @@ fn table(view: &View<'_>, rows: &[Row<'_>], is_paused: bool) -> Markup {
                     tr {
                         th scope="col" { "Kind" }
                         @if has_inbox {
-                            th scope="col" { "Waiting" }
-                            th scope="col" { "In progress" }
-                            th scope="col" { "Retrying" }
-                            th scope="col" { "Dead" }
+                            th.number scope="col" { "Waiting" }
+                            th.number scope="col" { "In progress" }
+                            th.number scope="col" { "Retrying" }
+                            th.number scope="col" { "Dead" }
                             th scope="col" { "Oldest" }
                         }
                         th scope="col" { "Handled, last hour" }
@@ -228,6 +222,7 @@ fn table(view: &View<'_>, rows: &[Row<'_>], is_paused: bool) -> Markup {
                 tbody {
                     @for row in rows { (kind(view, row, is_paused)) }
                 }
+                @if let Some(stats) = stats.filter(|stats| stats.kinds.len() > 1) { tfoot { (totals(view, &stats.kinds)) } }
             }
         }
     }
@@ -271,45 +266,75 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
     }
 }
 
-/// The cells of a row that an inbox fills.
-fn counts(view: &View<'_>, row: &Row<'_>) -> Markup {
-    let kind = row.kind.as_str();
-    let count = |label: &str, state: &str, count: u64| {
-        html! {
-            td data-label=(label) {
-                @if count == 0 { span.quiet { "0" } }
-                @else { a href=(view.events(&[("state", state), ("kind", kind)])) { (count) } }
+/// The name of a column, the state, and the number of its events.
+type Column = (&'static str, &'static str, fn(&KindStats) -> u64);
+
+const STATES: [Column; 4] = [
+    ("Waiting", "waiting", |it| it.waiting),
+    ("In progress", "in-progress", |it| it.in_progress),
+    ("Retrying", "retrying", |it| it.retrying),
+    ("Dead", "dead", |it| it.dead),
+];
+
+/// The cells of the states, by kind or for all of them.
+fn states(view: &View<'_>, kind: Option<&str>, counts: [u64; STATES.len()]) -> Markup {
+    html! {
+        @for ((label, state, _), number) in STATES.into_iter().zip(counts) {
+            td.number data-label=(label) {
+                @let link = |class| html! {
+                    @let query = [("state", state), ("kind", kind.unwrap_or_default())];
+                    a class=[class] href=(view.events(&query[..1 + usize::from(kind.is_some())])) { (count(number)) }
+                };
+                @match (number, state) {
+                    (0, _) => span.quiet { "0" },
+                    (_, "dead") => (link(Some("bad"))),
+                    _ => (link(None)),
+                }
             }
         }
-    };
-    let stats = row.stats;
+    }
+}
+
+/// The cells of a row that an inbox fills.
+fn counts(view: &View<'_>, row: &Row<'_>) -> Markup {
+    let counts = STATES.map(|(_, _, of)| row.stats.map_or(0, of));
     html! {
-        (count("Waiting", "waiting", stats.map_or(0, |it| it.waiting)))
-        (count("In progress", "in-progress", stats.map_or(0, |it| it.in_progress)))
-        (count("Retrying", "retrying", stats.map_or(0, |it| it.retrying)))
-        (count("Dead", "dead", stats.map_or(0, |it| it.dead)))
+        (states(view, Some(row.kind.as_str()), counts))
         td data-label="Oldest" {
             @if let Some(age) = row.age { (long(age)) }
-            @if let Some(lanes) = stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
-                small { a href=(view.url("/lanes")) { (lanes) @if lanes == 1 { " lane waits" } @else { " lanes wait" } } }
+            @if let Some(lanes) = row.stats.map(|it| it.blocking).filter(|lanes| *lanes > 0) {
+                small { a href=(view.url("/lanes")) { (count(lanes)) @if lanes == 1 { " blocked chat" } @else { " blocked chats" } } }
             }
+        }
+    }
+}
+
+/// The sums of all kinds, also of those that are not shown.
+fn totals(view: &View<'_>, kinds: &[KindStats]) -> Markup {
+    let sums = STATES.map(|(_, _, of)| kinds.iter().map(of).sum());
+    html! {
+        tr {
+            th scope="row" { "All kinds" }
+            (states(view, None, sums))
         }
     }
 }
 
 /// The button that pauses or resumes a kind, or all events.
 fn pause(view: &View<'_>, kind: Option<&EventKind>, is_paused: bool) -> Markup {
-    let (action, text) = match is_paused {
-        true => ("resume", "Resume"),
-        false => ("pause", "Pause"),
+    // A pause has a reason, for which the next page asks.
+    let (method, action, text) = match is_paused {
+        true => ("post", "resume", "Resume"),
+        false => ("get", "pause", "Pause"),
     };
     let name = kind.map_or("all", EventKind::as_str);
     html! {
-        form method="post" action=(view.url(format_args!("/{action}"))) {
+        form method=(method) action=(view.url(format_args!("/{action}"))) {
             @if let Some(kind) = kind { input type="hidden" name="kind" value=(kind); }
             button #{ "pause-" (name) } aria-label={ (text) " " (name) } {
                 (text)
                 @if kind.is_none() { " all" }
+                @if !is_paused { "…" }
             }
         }
     }
@@ -334,7 +359,7 @@ fn sparkline(minutes: &[Minute; 60]) -> Markup {
         }
     }
     html! {
-        span.number { (sum) }
+        span.number { (count(sum)) }
         " "
         svg.spark viewBox="0 0 60 20" width="120" height="20" role="img"
             aria-label={ (sum) " handled in the last hour, at most " (most) " in a minute" } {
@@ -350,7 +375,7 @@ fn answers(answers: &BTreeMap<&'static str, u64>) -> Markup {
     html! {
         @if answers.is_empty() { p.quiet { "None." } }
         @else {
-            ul.tiles { @for (outcome, count) in answers { li { b { (count) } " " (outcome) } } }
+            ul.tiles { @for (outcome, number) in answers { li { b { (count(*number)) } " " (outcome) } } }
         }
     }
 }
@@ -378,7 +403,7 @@ fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
                                     None => (time(problem.at)),
                                 }
                             }
-                            td.number data-label="Times" { (problem.count) }
+                            td.number data-label="Times" { (count(problem.count)) }
                             td { b.bad { (problem.outcome) } }
                             td {
                                 @match &problem.kind {

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::text::{clip, encode, time};
 use super::view::View;
 use crate::event::EventKind;
-use crate::inbox::{EventState, EventSummary};
+use crate::inbox::{EventState, EventSummary, Failure};
 
 pub(super) fn state(event: &EventSummary) -> Markup {
     let class = match event.state {
@@ -31,6 +31,17 @@ pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
             Some(chat) if encode(chat).len() <= LONGEST_CHAT => a href=(view.chat(chat)) { (clip(chat, 60)) },
             Some(chat) => (clip(chat, 60)),
             None => span.quiet { "unknown" },
+        }
+    }
+}
+
+/// The last failure of an event, whose reason takes at most so many bytes of HTML.
+pub(super) fn reason(view: &View<'_>, failure: Option<&Failure>, most: usize) -> Markup {
+    html! {
+        @if let Some(failure) = failure {
+            b.bad { (clip(&failure.outcome, 60)) }
+            @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+            @else { ": " (clip(&failure.reason, most)) }
         }
     }
 }

@@ -32,10 +32,23 @@ pub(super) fn kind(kind: &EventKind) -> String {
     clip(kind.as_str(), 60)
 }
 
+/// Formats a number such as `36,532`.
+pub(super) fn count(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::new();
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
 /// Formats a time such as `20 Nov 20:56:43`.
 pub(super) fn time(at: SystemTime) -> Markup {
     let text = date(at);
-    html! { time title=(text) { (&text[..6]) (&text[11..]) } }
+    html! { time datetime=(datetime(at)) { (&text[..6]) (&text[11..]) } }
 }
 
 /// Formats a time such as `20:56`.
@@ -45,7 +58,12 @@ pub(super) fn minute(at: SystemTime) -> Markup {
 
 /// Formats a time such as `20 Nov 2026 20:56:43`.
 pub(super) fn full_time(at: SystemTime) -> Markup {
-    html! { time { (date(at)) } }
+    html! { time datetime=(datetime(at)) { (date(at)) } }
+}
+
+/// Formats a time for programs, such as `2026-11-20T20:56:43Z`.
+fn datetime(at: SystemTime) -> String {
+    humantime::format_rfc3339_seconds(clamped(at)).to_string()
 }
 
 pub(super) fn now() -> Markup {
@@ -53,10 +71,13 @@ pub(super) fn now() -> Markup {
 }
 
 fn date(at: SystemTime) -> String {
-    // The format has a fixed length up to the year 9999, after which it panics.
+    httpdate::fmt_http_date(clamped(at))[5..25].to_owned()
+}
+
+/// The formats have a fixed length up to the year 9999, after which they panic.
+pub(in super::super) fn clamped(at: SystemTime) -> SystemTime {
     let longest = SystemTime::UNIX_EPOCH + Duration::from_secs(253_402_300_799);
-    let at = at.clamp(SystemTime::UNIX_EPOCH, longest);
-    httpdate::fmt_http_date(at)[5..25].to_owned()
+    at.clamp(SystemTime::UNIX_EPOCH, longest)
 }
 
 /// Formats the time since `at`, such as `3 min`.

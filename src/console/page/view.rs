@@ -5,24 +5,38 @@ use std::fmt::Display;
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
+use super::super::request::Did;
 use super::super::settings::Console;
-use super::text::{clip, encode, now};
+use super::text::{ago, clip, encode, full_time, kind, now};
+use crate::event::EventKind;
+use crate::inbox::Pause;
 
-/// Where the console is mounted.
+/// The number of pauses that each page shows.
+const PAUSES: usize = 5;
+
+/// Where the console is mounted, and what each of its pages says.
 #[derive(Clone, Debug)]
 pub(in super::super) struct Site {
     /// The path, without a slash at its end.
     pub(in super::super) base: String,
+    /// What the last action did.
+    pub(in super::super) did: Option<Did>,
+    pub(in super::super) pauses: Vec<Pause>,
 }
 
 impl Site {
     /// The URL of a page. That of the first one has no slash at its end, as `nest` of axum has no route for it.
     pub(in super::super) fn url(&self, path: impl Display) -> String {
-        let mut url = format!("{}{path}", self.base);
-        if url.ends_with('/') && !self.base.is_empty() {
-            url.pop();
-        }
-        url
+        let path = path.to_string();
+        let path = match path.strip_prefix('/') {
+            Some(query)
+                if !self.base.is_empty() && matches!(query.bytes().next(), None | Some(b'?')) =>
+            {
+                query
+            }
+            _ => &path,
+        };
+        format!("{}{path}", self.base)
     }
 }
 
@@ -58,6 +72,45 @@ impl<'a> View<'a> {
         !self.console.is_read_only && self.console.inbox.is_some()
     }
 
+    fn pauses(&self) -> Markup {
+        let pauses = &self.site.pauses;
+        html! {
+            @for pause in pauses.iter().take(PAUSES) {
+                @let name = pause.kind.as_ref().map_or("everything".to_owned(), kind);
+                div.alert.warn {
+                    p {
+                        b { (name) " is paused" } " since " (full_time(pause.since)) " UTC (" (ago(pause.since)) ")"
+                        @if !pause.note.is_empty() { ". " (clip(&pause.note, 300)) }
+                    }
+                    @if self.can_change() {
+                        form method="post" action=(self.url("/resume")) {
+                            @if let Some(kind) = &pause.kind { input type="hidden" name="kind" value=(kind); }
+                            button aria-label={ "Resume " (name) } { "Resume" }
+                        }
+                    }
+                }
+            }
+            @if pauses.len() > PAUSES { p { "And " (pauses.len() - PAUSES) " more are paused." } }
+        }
+    }
+
+    /// What was done, with a link to it.
+    fn did(&self, did: &Did) -> Markup {
+        let of = |paused: &Option<EventKind>| paused.as_ref().map_or("Everything".to_owned(), kind);
+        html! {
+            @match did {
+                Did::Changed(action, ids) => {
+                    @if ids.len() == 1 { "Event" } @else { (ids.len()) " events were " (action.past()) ":" }
+                    @for id in ids { " " a href=(self.url(format_args!("/events/{id}"))) { (id) } }
+                    @if ids.len() == 1 { " was " (action.past()) }
+                    "."
+                },
+                Did::Paused(kind) => { (of(kind)) " was paused. " a href=(self.url("/")) { "Overview" } },
+                Did::Resumed(kind) => { (of(kind)) " was resumed. " a href=(self.url("/")) { "Overview" } },
+            }
+        }
+    }
+
     /// A page around its contents. `link` is the one of the navigation that is this page.
     pub(super) fn page(&self, title: &str, link: &str, content: &Markup) -> Markup {
         let current = |it: &str| (it == link).then_some("page");
@@ -83,13 +136,23 @@ impl<'a> View<'a> {
                                 a href=(self.url("/lanes")) aria-current=[current("/lanes")] { "Lanes" }
                             }
                         }
+                        @if self.console.inbox.is_some() {
+                            form.find role="search" method="get" action=(self.url("/find")) {
+                                input type="search" name="id" required placeholder="chat, key or number" aria-label="Chat, key, or number of an event";
+                                button { "Find" }
+                            }
+                        }
                         div.end {
                             span #clock data-live { (now()) }
                             noscript { a href="" { "Refresh" } }
                             label.check hidden { input #pause type="checkbox" autocomplete="off"; "Pause live updates" }
                         }
                     }
-                    main #main tabindex="-1" { (content) }
+                    aside.bar #paused data-live aria-label="Pauses" { (self.pauses()) }
+                    main #main tabindex="-1" {
+                        @if let Some(did) = &self.site.did { p.notice #notice role="status" { (self.did(did)) } }
+                        (content)
+                    }
                     footer {
                         @if self.console.is_read_only { p { "This console is read-only." } }
                         p { "All times are in UTC." }

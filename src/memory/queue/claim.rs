@@ -21,7 +21,9 @@ impl State {
     }
 
     fn is_open(&self, take: &Take, (namespace, kind): &Kind) -> bool {
-        !self.is_paused && !self.paused.contains(kind) && take.kinds.takes(*namespace, kind)
+        self.all_paused.is_none()
+            && !self.paused.contains_key(kind)
+            && take.kinds.takes(*namespace, kind)
     }
 
     /// Takes the first event of a line.

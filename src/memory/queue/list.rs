@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Event, Place, State};
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Lane};
-use crate::inbox::records::{BlockedLane, EventSummary, Filter, KindStats, Page, Stats};
+use crate::inbox::records::{BlockedLane, EventSummary, Filter, KindStats, Page, Pause, Stats};
 
 impl State {
     pub(super) fn summary(&self, id: i64, event: &Event) -> EventSummary {
@@ -40,8 +40,9 @@ impl State {
         let select = |(id, event): (&i64, &Event)| {
             let is_after = page.is_after(EventId(*id));
             let summary = is_after.then(|| self.summary(*id, event))?;
-            let failures = event.past.iter().map(|(_, failure)| failure);
-            (filter.matches(&summary) && filter.has_error(failures)).then_some(summary)
+            let failures = event.past.iter();
+            let failures = failures.map(|(at, failure)| (self.time_of_day(*at), failure));
+            (filter.matches(&summary) && filter.matches_failures(failures)).then_some(summary)
         };
         match page.newest_first {
             true => self
@@ -106,6 +107,18 @@ impl State {
             .collect()
     }
 
+    pub(super) fn pauses(&self) -> Vec<Pause> {
+        let kinds = self.paused.iter().map(|(kind, pause)| (Some(kind), pause));
+        let all = self.all_paused.iter().map(|pause| (None, pause));
+        all.chain(kinds)
+            .map(|(kind, pause)| Pause {
+                kind: kind.cloned(),
+                since: self.time_of_day(pause.since),
+                note: pause.note.clone(),
+            })
+            .collect()
+    }
+
     pub(super) fn stats(&self) -> Stats {
         let mut kinds: BTreeMap<&EventKind, KindStats> = BTreeMap::new();
         let of = |kind: &EventKind| KindStats {
@@ -116,9 +129,9 @@ impl State {
             dead: 0,
             blocking: 0,
             oldest: None,
-            is_paused: self.paused.contains(kind),
+            is_paused: self.paused.contains_key(kind),
         };
-        for kind in &self.paused {
+        for kind in self.paused.keys() {
             kinds.insert(kind, of(kind));
         }
         for (id, event) in &self.events {
@@ -152,7 +165,7 @@ impl State {
         Stats {
             at: self.time_of_day(self.now),
             kinds: kinds.into_values().collect(),
-            is_paused: self.is_paused,
+            is_paused: self.all_paused.is_some(),
         }
     }
 }

@@ -24,7 +24,8 @@ use crate::inbox::event::{
 };
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
-    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, PastFailure, Records, Stats,
+    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, PastFailure, Pause, Records,
+    Stats,
 };
 use crate::store::StoreError;
 
@@ -150,8 +151,8 @@ struct State {
     taken: BTreeSet<Due>,
     /// The events that return to their lanes when they are due.
     aside: BTreeSet<Due>,
-    paused: BTreeSet<EventKind>,
-    is_paused: bool,
+    paused: BTreeMap<EventKind, Paused>,
+    all_paused: Option<Paused>,
     bytes: u64,
 }
 
@@ -174,8 +175,8 @@ impl Default for State {
             suspects: BTreeMap::new(),
             taken: BTreeSet::new(),
             aside: BTreeSet::new(),
-            paused: BTreeSet::new(),
-            is_paused: false,
+            paused: BTreeMap::new(),
+            all_paused: None,
             bytes: 0,
         }
     }
@@ -206,6 +207,12 @@ struct Event {
     expired: Option<u128>,
     is_redriven: bool,
     past: Vec<(Instant, crate::inbox::event::Failure)>,
+}
+
+/// When something was paused, and the note.
+struct Paused {
+    since: Instant,
+    note: String,
 }
 
 /// Where an event is.
@@ -375,14 +382,22 @@ impl Records for MemoryQueue {
         Ok(self.lock().forget(chat, events))
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
+    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
         let mut state = self.lock();
-        match (kind, paused) {
-            (None, paused) => state.is_paused = paused,
-            (Some(kind), true) => drop(state.paused.insert(kind.clone())),
-            (Some(kind), false) => drop(state.paused.remove(kind)),
+        let pause = note.map(|note| Paused {
+            since: state.now,
+            note: note.to_owned(),
+        });
+        match (kind, pause) {
+            (None, pause) => state.all_paused = pause,
+            (Some(kind), Some(pause)) => drop(state.paused.insert(kind.clone(), pause)),
+            (Some(kind), None) => drop(state.paused.remove(kind)),
         }
         Ok(())
+    }
+
+    async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+        Ok(self.lock().pauses())
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

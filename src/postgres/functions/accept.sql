@@ -38,7 +38,7 @@ END $tower_webhook$;
 -- Whether a kind is paused, or everything.
 CREATE FUNCTION {schema}.is_paused(p_name text) RETURNS boolean LANGUAGE plpgsql AS $tower_webhook$
 BEGIN
-    RETURN EXISTS (SELECT FROM {schema}.kinds WHERE name = ANY (ARRAY['', p_name]) AND namespace = 0 AND is_paused);
+    RETURN EXISTS (SELECT FROM {schema}.kinds WHERE name = ANY (ARRAY['', p_name]) AND namespace = 0 AND paused > 0);
 END $tower_webhook$;
 
 -- Records keys as done: those of the events that have a number. Returns how many were free.
@@ -151,8 +151,8 @@ BEGIN
                 -- It is not deleted before the end of the transaction.
                 IF v_id > 8 THEN PERFORM FROM {schema}.kinds k WHERE k.id = v_id FOR KEY SHARE; END IF;
                 IF NOT FOUND THEN
-                    INSERT INTO {schema}.kinds AS k (name, namespace, is_seen, is_paused)
-                    VALUES (v_kind, v_namespace, true, false)
+                    INSERT INTO {schema}.kinds AS k (name, namespace, is_seen)
+                    VALUES (v_kind, v_namespace, true)
                     ON CONFLICT (name, namespace) DO UPDATE SET is_seen = true
                     RETURNING k.id INTO v_id;
                 END IF;

@@ -5,7 +5,7 @@ DECLARE
 BEGIN
     v_kinds := ARRAY(
         SELECT k.id FROM {schema}.kinds k
-        WHERE k.id > 8 AND NOT k.is_paused
+        WHERE k.id > 8 AND k.paused = 0
             AND NOT EXISTS (SELECT FROM {schema}.events e WHERE e.kind > 8 AND e.kind = k.id)
         FOR UPDATE SKIP LOCKED
     );

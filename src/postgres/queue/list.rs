@@ -210,7 +210,9 @@ impl Source {
         let states = &filter.states;
         // Of these tables, only that of dead letters is in the order of the numbers.
         let only_dead = states.iter().all(|state| *state == EventState::Dead);
-        let reads_events = filter.error.is_some()
+        let reads_failures =
+            filter.error.is_some() || filter.failed_from.is_some() || filter.failed_until.is_some();
+        let reads_events = reads_failures
             || filter.key.is_some()
             || filter.accepted_from.is_some()
             || filter.accepted_until.is_some();
@@ -222,7 +224,7 @@ impl Source {
             }
         } else if only_kept && (only_dead || !reads_events) {
             Self::Kept
-        } else if filter.error.is_some() {
+        } else if reads_failures {
             Self::Failed
         } else if !states.is_empty() && !states.iter().any(is_kept) {
             Self::Ended
@@ -294,7 +296,26 @@ impl Conditions {
             new.compare(format!("e.accepted < {until}"));
         }
         if let Some(error) = &filter.error {
-            new.compare_error(source, error);
+            let error = error.to_ascii_lowercase().into_bytes();
+            let error = new.parameter(Value::Bytes(error.into()));
+            new.compare_failures(
+                source,
+                &format!(
+                    "({{schema}}.contains(f.outcome, {error}) OR {{schema}}.contains(f.reason, {error}))"
+                ),
+            );
+        }
+        // The last one is the one with the largest time.
+        if filter.failed_from.is_some() || filter.failed_until.is_some() {
+            let from = filter.failed_from.map_or(i64::MIN, rows::micros_of);
+            let from = new.parameter(Value::Number(from));
+            new.compare_failures(source, &format!("f.at >= {from}"));
+        }
+        if let Some(until) = filter.failed_until {
+            let until = new.parameter(Value::Number(rows::micros_of(until)));
+            new.compare(format!(
+                "NOT EXISTS (SELECT FROM {{schema}}.failures AS f WHERE f.seq = e.seq AND f.at >= {until})"
+            ));
         }
         new
     }
@@ -309,12 +330,8 @@ impl Conditions {
         self.reads_events = true;
     }
 
-    fn compare_error(&mut self, source: Source, error: &str) {
-        let error = error.to_ascii_lowercase().into_bytes();
-        let error = self.parameter(Value::Bytes(error.into()));
-        let has_it = format!(
-            "({{schema}}.contains(f.outcome, {error}) OR {{schema}}.contains(f.reason, {error}))"
-        );
+    /// Compares failures `f`: one of the event meets a condition.
+    fn compare_failures(&mut self, source: Source, has_it: &str) {
         self.compare(match source {
             Source::Failed => format!(
                 "e.seq = ANY (ARRAY(
@@ -485,6 +502,24 @@ mod tests {
                 assert!(!plan.contains("Sort"), "{plan}");
                 assert!(!search.has_steps);
             }
+        }
+    }
+
+    #[test]
+    fn events_that_have_failed_since_a_time_are_searched_by_their_failures() {
+        for (states, expected) in [
+            (
+                &[EventState::Retrying, EventState::Dead][..],
+                Source::Failed,
+            ),
+            (&[EventState::Dead], Source::Kept),
+            (&[], Source::Failed),
+        ] {
+            let filter = Filter {
+                states: states.to_vec(),
+                ..Filter::failed(Some(std::time::UNIX_EPOCH), None)
+            };
+            assert_eq!(Source::of(&filter), expected);
         }
     }
 

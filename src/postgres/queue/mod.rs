@@ -29,7 +29,7 @@ use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
-    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Records, Stats,
+    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
 };
 use crate::postgres::engine::Tables;
 use crate::postgres::schema::FORMAT;
@@ -217,8 +217,12 @@ impl Records for PostgresQueue {
         self.shared.person.forget(chat, events).await
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
-        self.shared.person.pause(kind, paused).await
+    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
+        self.shared.person.pause(kind, note).await
+    }
+
+    async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+        self.shared.person.pauses().await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -14,7 +14,7 @@ use super::{parameters, rows};
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Failure, Lane};
 use crate::inbox::records::{
-    BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Stats,
+    BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Pause, Stats,
 };
 use crate::postgres::engine::{Value, column, corrupt};
 use crate::store::engine_error::Error;
@@ -29,8 +29,11 @@ const CHANGE: &str = "SELECT o_answer FROM {schema}.change($1, $2, $3) ORDER BY 
 const FORGET: &str = "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $2, $3, $4, $5)";
 
 const PAUSE: &str = "
-    INSERT INTO {schema}.kinds (name, is_seen, is_paused) VALUES ($1, false, $2::bigint > 0)
-    ON CONFLICT (name, namespace) DO UPDATE SET is_paused = excluded.is_paused";
+    INSERT INTO {schema}.kinds (name, is_seen, paused, note)
+    VALUES ($1, false, CASE WHEN $2 > 0 THEN {schema}.micros() ELSE 0 END, CASE WHEN $2 > 0 THEN $3 END)
+    ON CONFLICT (name, namespace) DO UPDATE SET paused = excluded.paused, note = excluded.note";
+
+const PAUSES: &str = "SELECT name, paused, note FROM {schema}.kinds WHERE paused > 0 ORDER BY name";
 
 pub(super) struct Person {
     database: Arc<Database>,
@@ -113,11 +116,18 @@ impl Person {
         })
     }
 
-    pub(super) async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<()> {
+    pub(super) async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<()> {
         let kind = kind.map(ToString::to_string).unwrap_or_default();
-        let values = [Value::Text(kind), Value::Number(paused.into())];
+        let is_paused = Value::Number(note.is_some().into());
+        let note = note.unwrap_or_default().replace('\0', " ");
+        let values = [Value::Text(kind), is_paused, Value::Text(note)];
         self.database.call(PAUSE, values).await?;
         Ok(())
+    }
+
+    pub(super) async fn pauses(&self) -> Result<Vec<Pause>> {
+        let pauses = self.database.read(PAUSES, &[]).await?;
+        Ok(pauses.iter().map(pause).collect::<Result<_, Error>>()?)
     }
 
     pub(super) async fn stats(&self) -> Result<Stats> {
@@ -246,15 +256,26 @@ fn count() -> String {
     format!(
         "WITH clock AS MATERIALIZED (SELECT {{schema}}.micros() AS now)
         SELECT k.name, {waiting}, {in_progress}, {retrying}, {dead},
-            (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.is_paused,
+            (SELECT e.accepted FROM {{schema}}.events AS e WHERE e.seq = min(c.oldest)), k.paused > 0,
             coalesce(max(b.lanes), 0), (SELECT now FROM clock)
         FROM {{schema}}.kinds AS k LEFT JOIN ({}) AS c ON c.kind = k.id LEFT JOIN (
             SELECT o_kind, count(*) AS lanes FROM {{schema}}.blocked((SELECT now FROM clock), NULL) GROUP BY o_kind
         ) AS b ON b.o_kind = k.id
-        WHERE k.is_seen OR k.is_paused OR k.name = ''
+        WHERE k.is_seen OR k.paused > 0 OR k.name = ''
         GROUP BY k.id",
         tables.join(" UNION ALL ").replace(NOW, "(SELECT now FROM clock)")
     )
+}
+
+fn pause(row: &PgRow) -> Result<Pause, Error> {
+    Ok(Pause {
+        kind: match column::<&str>(row, 0)? {
+            "" => None,
+            _ => Some(rows::kind(row, 0)?),
+        },
+        since: rows::time(column(row, 1)?),
+        note: column::<Option<String>>(row, 2)?.unwrap_or_default(),
+    })
 }
 
 fn blocked_lane(row: &PgRow) -> Result<BlockedLane, Error> {

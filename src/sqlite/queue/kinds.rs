@@ -7,6 +7,7 @@ use rusqlite::{OptionalExtension, Result, Row, params};
 use super::row;
 use crate::event::EventKind;
 use crate::inbox::event::{Namespace, Take};
+use crate::inbox::records::Pause;
 use crate::sqlite::engine::Tx;
 
 /// The platform's kinds with the numbers 1 to 7, which are a format on disk: a kind that the platform adds gets one as all
@@ -43,7 +44,7 @@ const BY_ID: &str = concat!(
     " FROM kinds of WHERE id = ?1"
 );
 const IS_KNOWN: &str = "SELECT 1 FROM kinds WHERE name = ?1";
-const ALL: &str = "SELECT id, name, paused, namespace FROM kinds";
+const ALL: &str = "SELECT id, name, paused, namespace, note FROM kinds";
 const INSERT: &str = "
     INSERT INTO kinds (id, name, paused, namespace)
     SELECT ifnull(?3, max(max(id), 7) + 1), ?1, 0, ?2 FROM kinds";
@@ -51,7 +52,7 @@ const INSERT: &str = "
 const PURGE: &str = "
     DELETE FROM kinds WHERE id > 7 AND NOT paused
         AND NOT EXISTS (SELECT 1 FROM events INDEXED BY events_kind WHERE kind > 7 AND kind = kinds.id)";
-const PAUSE: &str = "UPDATE kinds SET paused = ?2 WHERE id = ?1";
+const PAUSE: &str = "UPDATE kinds SET paused = ?2, note = ?3 WHERE id = ?1";
 
 #[cfg(test)]
 pub(super) const STATEMENTS: [&str; 7] = [BY_NAME, BY_ID, IS_KNOWN, ALL, INSERT, PURGE, PAUSE];
@@ -113,14 +114,35 @@ pub(super) fn is_known(tx: &Tx<'_>, kind: &EventKind) -> Result<bool> {
     tx.prepare(IS_KNOWN)?.exists([kind.as_str()])
 }
 
-pub(super) fn pause(tx: &mut Tx<'_>, kind: Option<&EventKind>, paused: bool) -> Result<()> {
+pub(super) fn pause(tx: &mut Tx<'_>, kind: Option<&EventKind>, note: Option<&str>) -> Result<()> {
     let id = match kind {
         Some(kind) => find(tx, Namespace::default(), kind)?.id,
         None => 0,
     };
-    tx.prepare(PAUSE)?.execute(params![id, paused])?;
+    let since = note.map_or(0, |_| tx.now);
+    tx.prepare(PAUSE)?.execute(params![id, since, note])?;
     tx.memo::<Memo>().clear();
     Ok(())
+}
+
+pub(super) fn pauses(tx: &Tx<'_>) -> rusqlite::Result<Vec<Pause>> {
+    let mut all = tx.prepare(ALL)?;
+    let mut rows = all.query([])?;
+    let mut pauses = Vec::new();
+    while let Some(row) = rows.next()? {
+        if row.get(2)? {
+            pauses.push(Pause {
+                kind: match row.get::<_, i64>(0)? {
+                    0 => None,
+                    _ => Some(row::read_kind(row, 1)?),
+                },
+                since: row::time(row.get(2)?),
+                note: row.get::<_, Option<String>>(4)?.unwrap_or_default(),
+            });
+        }
+    }
+    pauses.sort_unstable_by(|a, b| a.kind.cmp(&b.kind));
+    Ok(pauses)
 }
 
 /// All kinds by number, and whether they are paused themselves. With that of everything, which is 0.

@@ -27,6 +27,7 @@ const FAILURES: &str =
 const HAS_ERROR: &str = "
     SELECT 1 FROM failures
     WHERE seq = ?1 AND (instr(lower(outcome), ?2) > 0 OR instr(lower(reason), ?2) > 0)";
+const LAST_FAILURE: &str = "SELECT at FROM failures WHERE seq = ?1 ORDER BY number DESC";
 const BLOCKING: &str = sql!(concat!(
     "SELECT ",
     row::columns!(),
@@ -38,7 +39,15 @@ const WAITING: &str =
     sql!("SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 6] = [SUMMARY, CONTENT, FAILURES, HAS_ERROR, BLOCKING, WAITING];
+pub(super) const STATEMENTS: [&str; 7] = [
+    SUMMARY,
+    CONTENT,
+    FAILURES,
+    HAS_ERROR,
+    LAST_FAILURE,
+    BLOCKING,
+    WAITING,
+];
 
 /// A part of a list.
 pub(super) struct Found {
@@ -73,6 +82,13 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
             && !tx.prepare(HAS_ERROR)?.exists(params![seq, text])?
         {
             continue;
+        }
+        if filter.failed_from.is_some() || filter.failed_until.is_some() {
+            let mut last = tx.prepare(LAST_FAILURE)?;
+            let at = last.query_row([seq], |row| Ok(row::time(row.get(0)?)));
+            if !filter.matches_last_failure(at.optional()?) {
+                continue;
+            }
         }
         found.events.push(event);
         if found.events.len() >= page.limit {

@@ -26,7 +26,7 @@ use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
-    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Records, Stats,
+    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
 };
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
 use crate::sqlite::keys::{self, SqliteStore};
@@ -272,12 +272,16 @@ impl Records for SqliteQueue {
         Ok(Forgotten { bodies, rest })
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, paused: bool) -> Result<(), StoreError> {
-        let kind = kind.cloned();
+    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
+        let (kind, note) = (kind.cloned(), note.map(str::to_owned));
         self.run(Need::Durable, move |tx| {
-            kinds::pause(tx, kind.as_ref(), paused)
+            kinds::pause(tx, kind.as_ref(), note.as_deref())
         })
         .await
+    }
+
+    async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
+        self.read(|tx| kinds::pauses(tx)).await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

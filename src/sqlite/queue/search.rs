@@ -34,6 +34,12 @@ const DEAD: [&str; 2] = both!(
     "SELECT seq FROM events INDEXED BY events_dead WHERE state = $Dead AND seq BETWEEN ?1 AND ?2"
 );
 const UNSETTLED: [&str; 2] = both!("SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2");
+const TRIED_OR_DEAD: [&str; 2] = both!(
+    "SELECT seq FROM work INDEXED BY work_tried
+    WHERE (tried OR crashes > 0) AND seq BETWEEN ?1 AND ?2
+    UNION
+    SELECT seq FROM events INDEXED BY events_dead WHERE state = $Dead AND seq BETWEEN ?1 AND ?2"
+);
 const KEPT: [&str; 2] = both!(
     "SELECT seq FROM work WHERE seq BETWEEN ?1 AND ?2
     UNION
@@ -48,7 +54,7 @@ const TAKEN: &str =
     sql!("SELECT seq FROM work INDEXED BY work_due WHERE place = $Taken AND place <> $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 15] = [
+pub(super) const STATEMENTS: [&str; 17] = [
     FIRST,
     LAST,
     ALL[0],
@@ -63,6 +69,8 @@ pub(super) const STATEMENTS: [&str; 15] = [
     KEPT[1],
     TRIED[0],
     TRIED[1],
+    TRIED_OR_DEAD[0],
+    TRIED_OR_DEAD[1],
     TAKEN,
 ];
 
@@ -98,17 +106,31 @@ pub(super) fn candidates(
     let (first, last) = (range.start(), range.end());
     let only =
         |of: fn(&EventState) -> bool| !filter.states.is_empty() && filter.states.iter().all(of);
-    if filter.error.is_some() {
+    let has_failed = |state: &EventState| {
+        use EventState::{Dead, InProgress, Retrying};
+        matches!(state, InProgress | Retrying | Dead)
+    };
+    let reads_failures =
+        filter.error.is_some() || filter.failed_from.is_some() || filter.failed_until.is_some();
+    if reads_failures && !only(has_failed) {
         return some(tx, FAILED[order], params![first, last], FAILURES);
     }
     if !only(|state| state.is_unsettled() || *state == EventState::Dead) {
         return within_window(tx, filter, range, page);
     }
+    let most = match filter.error {
+        Some(_) => FAILURES,
+        None => CANDIDATES,
+    };
     if only(|state| *state == EventState::Dead) {
-        return some(tx, DEAD[order], params![first, last], CANDIDATES);
+        return some(tx, DEAD[order], params![first, last], most);
     }
-    if only(|state| matches!(state, EventState::InProgress | EventState::Retrying)) {
-        return tried_or_taken(tx, range, page);
+    if only(has_failed) {
+        let sql = match filter.states.contains(&EventState::Dead) {
+            true => TRIED_OR_DEAD[order],
+            false => TRIED[order],
+        };
+        return tried_or_taken(tx, sql, range, page, most);
     }
     let sql = match only(|state| state.is_unsettled()) {
         true => UNSETTLED[order],
@@ -125,11 +147,16 @@ fn some(tx: &Tx<'_>, sql: &'static str, values: impl Params, most: usize) -> Res
     Ok((found, seen))
 }
 
-/// Events that have failed or are in progress.
-fn tried_or_taken(tx: &Tx<'_>, range: &RangeInclusive<i64>, page: Page) -> Result<Candidates> {
-    let order = usize::from(page.newest_first);
+/// Events that a statement finds, as they have failed, and those in progress.
+fn tried_or_taken(
+    tx: &Tx<'_>,
+    tried: &'static str,
+    range: &RangeInclusive<i64>,
+    page: Page,
+    most: usize,
+) -> Result<Candidates> {
     let values = params![range.start(), range.end()];
-    let (mut found, seen) = some(tx, TRIED[order], values, CANDIDATES)?;
+    let (mut found, seen) = some(tx, tried, values, most)?;
     let is_passed = |seq: i64| match (seen, page.newest_first) {
         (None, _) => true,
         (Some(seen), true) => seq >= seen,

@@ -1,12 +1,18 @@
 //! The operator's console.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
 use axum::Router;
-use axum::response::Html;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::middleware::{Next, from_fn};
+use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 use serde_json::json;
-use tower_webhook::inbox::EventState;
+use tower_webhook::inbox::{EventId, EventState};
 
-use crate::chromium::{HOSTILE, Page, Window};
+use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
 use support::delivery::RequestExt;
 
@@ -56,6 +62,7 @@ async fn tour(window: Window) {
     let test = async |page: Page| {
         page.fits().await;
         lists(&page).await;
+        finds(&page).await;
         filters(&page).await;
         retry_now(&page, &desk).await;
         one_event(&page, &desk).await;
@@ -78,6 +85,16 @@ async fn lists(page: &Page) {
     assert_eq!(page.count("a[rel=next]").await, 0);
     page.follow(".pages a").await;
     assert_eq!(page.rows().await, 40);
+}
+
+/// One box on each page, for chats, keys and numbers.
+async fn finds(page: &Page) {
+    for (wanted, found) in [("stuck", 3), ("dead-1", 2), ("4", 1), ("nothing", 0)] {
+        page.set(".find input", wanted).await;
+        page.follow(".find button").await;
+        page.until_contains("h1", &format!("Find {wanted}")).await;
+        assert_eq!(page.count("main tbody tr").await, found, "{wanted}");
+    }
 }
 
 async fn filters(page: &Page) {
@@ -123,7 +140,9 @@ async fn filters(page: &Page) {
     assert_eq!(page.script(chat).await, Some(json!(HOSTILE)));
 }
 
-const FIND: &str = "form[method=get] button";
+const FIND: &str = "main form[method=get] button";
+const REDRIVE_ALL: &str = "button[formaction][value=redrive]";
+const DISCARD_ALL: &str = "button[formaction][value=discard]";
 
 /// The first event of a lane fails once more, and then succeeds, with those behind it.
 async fn retry_now(page: &Page, desk: &Desk) {
@@ -163,6 +182,8 @@ async fn one_event(page: &Page, desk: &Desk) {
     page.until_contains("#headers", TRACE_PARENT).await;
     page.follow("#discard-2").await;
     page.until_contains("#state", "discarded").await;
+    page.until_contains("#notice", "Event 2 was discarded.")
+        .await;
     assert_eq!(page.count("#discard-2").await, 0);
     page.follow("#redrive-2").await;
     page.until_reloaded("#state", "handled").await;
@@ -194,7 +215,7 @@ async fn selected_events(page: &Page, desk: &Desk) {
 /// The rest, of which the first ones are redriven before the job is cancelled.
 async fn all_that_match(page: &Page, desk: &Desk) {
     let left = CLOSED - 3;
-    page.follow("a[href*='action=discard']").await;
+    page.follow(DISCARD_ALL).await;
     page.until_contains("h1", &format!("discard {left} events?"))
         .await;
     page.follow("main form a").await;
@@ -202,7 +223,7 @@ async fn all_that_match(page: &Page, desk: &Desk) {
 
     desk.redrives.forget_permits(usize::MAX);
     desk.redrives.add_permits(20);
-    page.follow("a[href*='action=redrive']").await;
+    page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {left} events?"))
         .await;
     page.follow("main form button").await;
@@ -221,7 +242,7 @@ async fn all_that_match(page: &Page, desk: &Desk) {
 
     page.follow("#job a").await;
     assert_eq!(page.rows().await as u64, dead);
-    page.follow("a[href*='action=redrive']").await;
+    page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {dead} events?"))
         .await;
     page.follow("main form button").await;
@@ -239,6 +260,11 @@ async fn pauses(page: &Page, desk: &Desk) {
     let mut next = 5 + CLOSED;
     for (button, text) in [("#pause-all", " all"), ("#pause-chat-rated", "")] {
         page.follow(button).await;
+        page.until_contains("h1", "Pause ").await;
+        page.set("#reason", "the CRM is down").await;
+        page.follow("main form button").await;
+        page.until_contains("#notice", "was paused").await;
+        page.until_contains("#paused", "the CRM is down").await;
         page.until_text(button, |found| found == format!("Resume{text}"))
             .await;
         page.until_contains("#kinds-table", "paused").await;
@@ -253,7 +279,7 @@ async fn pauses(page: &Page, desk: &Desk) {
         }
         assert_eq!(desk.state(waiting).await, EventState::Waiting);
         page.follow(button).await;
-        page.until_text(button, |found| found == format!("Pause{text}"))
+        page.until_text(button, |found| found == format!("Pause{text}…"))
             .await;
         desk.until(waiting, EventState::Handled).await;
     }
@@ -265,8 +291,57 @@ async fn pauses(page: &Page, desk: &Desk) {
 }
 
 #[tokio::test]
+async fn retry_of_what_failed_since_a_time_takes_three_clicks() {
+    three_clicks(Window::new(1280)).await;
+}
+
+#[tokio::test]
+async fn retry_of_what_failed_since_a_time_takes_three_clicks_without_scripts_on_a_phone() {
+    let window = Window {
+        scripts: false,
+        ..Window::new(390)
+    };
+    three_clicks(window).await;
+}
+
+async fn three_clicks(window: Window) {
+    let desk = Desk::new("timeout of the CRM");
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        page.follow("a[href='/events?state=failed']").await;
+        assert_eq!(page.rows().await, 2);
+        page.set("#error", "timeout").await;
+        let since = "const from = document.getElementById('from');
+            from.value = '2020-01-01T02:00';
+            return from.value";
+        let since = page.script(since).await;
+        assert_eq!(since, Some(json!("2020-01-01T02:00")));
+        // The whole time can be read.
+        let cut = "const { clientWidth, scrollWidth } = document.getElementById('from');
+            return [scrollWidth <= clientWidth, clientWidth >= 190]";
+        assert_eq!(page.script(cut).await, Some(json!([true, true])));
+        page.follow(REDRIVE_ALL).await;
+        page.until_contains("h1", "redrive 2 events?").await;
+        desk.repair();
+        page.follow("main form button").await;
+        page.until_reloaded("#job", "2 redriven").await;
+    };
+    window.open(&url, test).await;
+    desk.until(2, EventState::Handled).await;
+    desk.until(3, EventState::Handled).await;
+    let handled = desk.inbox.get(EventId(1)).await.unwrap().unwrap();
+    assert!(!handled.summary.is_redriven);
+}
+
+#[tokio::test]
 async fn pages_are_accessible_on_a_desktop() {
     accessible(1280).await;
+}
+
+#[tokio::test]
+async fn pages_are_accessible_on_a_tablet() {
+    accessible(820).await;
 }
 
 #[tokio::test]
@@ -290,7 +365,9 @@ async fn accessible(width: u32) {
             desk.accept(event(&format!("stuck-{n}"), 1)).await;
             desk.refuse().await;
         }
-        desk.inbox.pause(None).await.unwrap();
+        page.goto(&format!("{url}/events/4")).await;
+        page.until_contains("#waits", "Its kind is tripped").await;
+        desk.inbox.pause(None, "ada: maintenance").await.unwrap();
         // A job that does not end.
         desk.redrives.forget_permits(usize::MAX);
         page.goto(&format!("{url}/all?action=redrive&state=unsettled"))
@@ -301,6 +378,7 @@ async fn accessible(width: u32) {
         page.until_contains("#alerts", "ended before verification")
             .await;
         page.until_contains("#alerts", "chat-opened").await;
+        sentence_is_seen_at_once(&page).await;
         for path in [
             "",
             "events?chat=stuck",
@@ -309,6 +387,11 @@ async fn accessible(width: u32) {
             "events/4",
             "lanes",
             "chat?id=stuck",
+            "find?id=stuck",
+            "find?id=nowhere",
+            "pause?kind=chat-rated",
+            "events/2?did=redrive:2",
+            "events?state=none",
             "all?state=dead&action=discard",
             "jobs/1",
             "events/999",
@@ -335,6 +418,56 @@ async fn accessible(width: u32) {
         }
     };
     Window::new(width).open(&url, test).await;
+}
+
+/// What is wrong is on the first screen, and below it the chat that waits and why.
+async fn sentence_is_seen_at_once(page: &Page) {
+    page.goto(page.client.current_url().await.unwrap().as_str())
+        .await;
+    let bottom = "const { bottom } = document.querySelector('#alerts p').getBoundingClientRect();
+        return [bottom < innerHeight, document.querySelector('#alerts p').textContent.split(':')[0]]";
+    assert_eq!(page.script(bottom).await, Some(json!([true, "Critical"])));
+    page.until_contains("#blocked", "stuck").await;
+    page.until_contains("#blocked", ERROR).await;
+}
+
+/// Behind a proxy that fails, or whose login has expired.
+#[tokio::test]
+async fn page_says_how_old_its_figures_are() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let fault = Arc::new(AtomicU8::new(0));
+    let proxy = Arc::clone(&fault);
+    let app = desk
+        .console()
+        .router()
+        .layer(from_fn(move |request: Request, next: Next| {
+            let fault = proxy.load(Ordering::SeqCst);
+            async move {
+                match fault {
+                    0 => next.run(request).await,
+                    1 => StatusCode::BAD_GATEWAY.into_response(),
+                    _ => Html("<title>Login</title>").into_response(),
+                }
+            }
+        }));
+    let url = format!("http://127.0.0.1:{}", serve(app).await);
+    let test = async |page: Page| {
+        for (proxy, why) in [(1, "The answer was 502."), (2, "perhaps to log in")] {
+            fault.store(proxy, Ordering::SeqCst);
+            page.until_contains("#stale[role=alert]", why).await;
+            page.until_text("#stale", |text| text.contains("These figures are 1"))
+                .await;
+            page.fits().await;
+            page.is_accessible().await;
+            fault.store(0, Ordering::SeqCst);
+            until("new figures", async || {
+                (page.count("#stale").await == 0).then_some(())
+            })
+            .await;
+        }
+    };
+    Window::new(390).open(&url, test).await;
 }
 
 #[tokio::test]
@@ -443,7 +576,7 @@ async fn slower_of_two_operators_who_change_an_event_gets_a_conflict() {
         desk.accept(event(&format!("dead-{n}"), 1)).await;
     }
     desk.until(3, EventState::Dead).await;
-    desk.inbox.pause(None).await.unwrap();
+    desk.inbox.pause(None, "").await.unwrap();
     let (ada, bob) = (
         desk.serve(desk.console()).await,
         desk.serve(desk.console()).await,

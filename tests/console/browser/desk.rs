@@ -187,5 +187,5 @@ impl Records for Gated {
         self.queue.redrive(id, from).await
     }
 
-    forward!(list get blocked_lanes discard forget pause stats);
+    forward!(list get blocked_lanes discard forget pause pauses stats);
 }

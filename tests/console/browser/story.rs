@@ -114,7 +114,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         page.until_contains("#state", "handled").await;
         page.follow(".site a").await;
         page.follow("#kinds-table a[href*='state=dead']").await;
-        page.follow("a[href*='action=redrive']").await;
+        page.follow("button[formaction][value=redrive]").await;
         let question = format!("redrive {CLOSED} events?");
         page.until_contains("h1", &question).await;
         page.follow("main form button").await;
@@ -122,10 +122,11 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         page.follow(".site a").await;
         page.until_contains("h1", "Overview").await;
         until("an inbox without unsettled events", async || {
-            let left = "return document.querySelectorAll('#kinds-table a, #alerts p').length";
+            let left = "return document.querySelectorAll('#kinds-table a, #alerts :not(.good) > p').length";
             (page.script(left).await? == json!(0)).then_some(())
         })
         .await;
+        page.until_contains("#alerts", "nothing is wrong").await;
         page.picture("drained").await;
         page.has_no_errors().await;
     };
@@ -187,7 +188,7 @@ impl Page {
             .devtools(
                 "Page.captureScreenshot",
                 json!({
-                    "format": "webp", "quality": 80,
+                    "format": "webp", "quality": 70,
                     "clip": { "x": 0, "y": 0, "width": self.window.width, "height": height, "scale": 1 },
                 }),
             )

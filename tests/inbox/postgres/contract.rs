@@ -298,7 +298,7 @@ async fn queue_works_with_the_rights_that_its_page_names() {
     assert_eq!(queue.redrive(dead[0].id, None).await.unwrap(), Change::Made);
     assert_eq!(queue.discard(dead[0].id, None).await.unwrap(), Change::Made);
     queue
-        .pause(Some(&EventKind::CHAT_RATED), true)
+        .pause(Some(&EventKind::CHAT_RATED), Some(""))
         .await
         .unwrap();
     assert_eq!(queue.claim(&take(), 10, 0).await.unwrap().events.len(), 1);

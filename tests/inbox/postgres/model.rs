@@ -327,8 +327,14 @@ impl Both {
             36 => {
                 let kind = (!random.one_in(4)).then(|| random.pick(&KINDS));
                 let paused = random.one_in(3);
-                memory.pause(kind.as_ref(), paused).await.unwrap();
-                postgres.pause(kind.as_ref(), paused).await.unwrap();
+                memory
+                    .pause(kind.as_ref(), paused.then_some(""))
+                    .await
+                    .unwrap();
+                postgres
+                    .pause(kind.as_ref(), paused.then_some(""))
+                    .await
+                    .unwrap();
             }
             37 if random.one_in(4) => {
                 let keep = random.pick(&[Duration::ZERO, HOUR]);

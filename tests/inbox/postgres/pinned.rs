@@ -154,10 +154,10 @@ async fn all_that_becomes_due_is_taken() {
     pinned.takes(held_back).await;
 
     let kind = event(None, None).delivery.kind().clone();
-    queue.pause(Some(&kind), true).await.unwrap();
+    queue.pause(Some(&kind), Some("")).await.unwrap();
     let paused = untaken(3).await;
     assert!(pinned.claim(&take()).await.is_empty());
-    queue.pause(Some(&kind), false).await.unwrap();
+    queue.pause(Some(&kind), None).await.unwrap();
     pinned.takes(paused).await;
 }
 

@@ -11,6 +11,9 @@ use tower_webhook::RawDelivery;
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, Work, forget_all};
 use tower_webhook::inbox::{Change, EventState, Records};
 
+/// Who pauses, and why.
+const NOTE: &str = "ada: the CRM's \"caf\u{e9}\" is down";
+
 /// While everything is paused, no operation takes an event. Events are still accepted, and attempts in progress
 /// continue. The pauses of single kinds are independent of it.
 ///
@@ -22,12 +25,33 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
     let other = &trial.handles(harness, 1).await[0];
     let paused = trial.fresh();
     let pause = async |everything: bool| {
-        ok(trial.queue.pause(None, everything).await, "pause");
+        ok(
+            trial.queue.pause(None, everything.then_some("")).await,
+            "pause",
+        );
         sleep(Duration::from_secs(1) + SHORT / 2).await;
         let stats = ok(other.queue.stats().await, "stats");
         assert_eq!(stats.is_paused, everything, "whether everything is paused");
+        let mut pauses = ok(other.queue.pauses().await, "pauses");
+        for pause in &pauses {
+            let age = stats.at.duration_since(pause.since).unwrap_or_default();
+            assert!(age < HELD, "a pause since {:?}", pause.since);
+        }
+        pauses.retain(|pause| pause.kind.as_ref().is_none_or(|kind| *kind == paused.kind));
+        let notes: Vec<_> = pauses
+            .iter()
+            .map(|pause| (pause.kind.as_ref(), &*pause.note))
+            .collect();
+        let mut expected = vec![(Some(&paused.kind), NOTE)];
+        if everything {
+            expected.insert(0, (None, ""));
+        }
+        assert_eq!(notes, expected, "what is paused, and why");
     };
-    ok(trial.queue.pause(Some(&paused.kind), true).await, "pause");
+    ok(
+        trial.queue.pause(Some(&paused.kind), Some(NOTE)).await,
+        "pause",
+    );
     let (lane, settled) = (lane(), trial.taken(trial.event(), HELD).await);
     trial.settle(&settled, &Settlement::Handled).await;
     let taken = trial.taken(trial.in_lane(lane), HELD).await;
@@ -56,7 +80,7 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         )
         .await;
     trial.nothing("everything is paused").await;
-    ok(trial.queue.pause(Some(&trial.kind), false).await, "pause");
+    ok(trial.queue.pause(Some(&trial.kind), None).await, "pause");
     sleep(Duration::from_secs(1) + SHORT / 2).await;
     trial.nothing("everything is paused").await;
 
@@ -68,7 +92,7 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         "the next event of the lane"
     );
     paused.not_taken(paused.event(), "its kind is paused").await;
-    ok(trial.queue.pause(Some(&paused.kind), false).await, "pause");
+    ok(trial.queue.pause(Some(&paused.kind), None).await, "pause");
 }
 
 /// A purge deletes bodies of events that were handled or ignored at least `keep_bodies` ago, and no others, also when
@@ -236,7 +260,13 @@ pub(crate) async fn kinds_end_with_their_events<H: Harness>(harness: &H) {
     assert!(!is_counted().await, "a duplicate made a kind");
 
     for paused in [true, false] {
-        ok(trial.queue.pause(Some(&forged.kind), paused).await, "pause");
+        ok(
+            trial
+                .queue
+                .pause(Some(&forged.kind), paused.then_some(""))
+                .await,
+            "pause",
+        );
     }
     let event = NewEvent {
         retain: Duration::ZERO,

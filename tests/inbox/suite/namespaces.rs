@@ -108,12 +108,12 @@ pub(crate) async fn pauses_are_for_all_namespaces<H: Harness>(harness: &H) {
         };
         if at == 0 {
             trial.taken(event(), HELD).await;
-            ok(one.queue.pause(Some(&one.kind), true).await, "pause");
+            ok(one.queue.pause(Some(&one.kind), Some("")).await, "pause");
         }
         trial.not_taken(event(), paused).await;
         trial.nothing(paused).await;
         if at == 1 {
-            ok(one.queue.pause(Some(&one.kind), false).await, "resume");
+            ok(one.queue.pause(Some(&one.kind), None).await, "resume");
             trial
                 .claimed(HELD, "an event of a kind that was paused")
                 .await;

@@ -7,6 +7,7 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use super::make::{chat, dead, failure, lane, retry, skip};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
+use tokio::time::sleep;
 use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{
     BlockedLane, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
@@ -197,6 +198,83 @@ pub(crate) async fn errors_are_found<H: Harness>(harness: &H) {
     expect("conformance", &[], &[refused, again, other]).await;
     expect("retry", &[], &[again]).await;
     expect("connection reset", &[], &[]).await;
+}
+
+/// A list by time of failure has the events whose last failure was in time. One of those that have failed has neither
+/// the events that were handled since nor those that never failed.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn failures_are_found_by_time<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let fails = async |last: Settlement| {
+        let taken = trial.taken(trial.event(), HELD).await;
+        let id = taken.lease.id;
+        trial.settle(&taken, &retry(Duration::ZERO)).await;
+        let taken = trial.claims(id, HELD, "an event that is retried").await;
+        trial.settle(&taken, &last).await;
+        // Times are as exact as milliseconds.
+        sleep(SHORT / 8).await;
+        id
+    };
+    let handled = fails(Settlement::Handled).await;
+    let retried = fails(retry(HELD)).await;
+    let late = fails(dead(false)).await;
+    // Neither of these has failed.
+    trial.taken(trial.event(), HELD).await;
+    trial.accept(trial.event()).await;
+    let mut times = Vec::new();
+    for id in [handled, retried, late] {
+        let past = trial.record(id).await.failures;
+        times.extend(past.last().map(|past| past.at));
+    }
+    let [of_handled, of_retried, of_late] = times[..] else {
+        panic!("the events have no failures: {times:?}")
+    };
+    assert!(times.is_sorted(), "{times:?}");
+    let expect = async |filter: Filter, expected: &[EventId]| {
+        for newest_first in [false, true] {
+            for within in [None, Some(HELD)] {
+                let page = Page {
+                    newest_first,
+                    within,
+                    ..Page::oldest(10)
+                };
+                let filter = Filter {
+                    kinds: trial.filter().kinds,
+                    ..filter.clone()
+                };
+                let listed = ok(trial.queue.list(&filter, page).await, "list").events;
+                let mut found: Vec<_> = listed.iter().map(|event| event.id).collect();
+                if newest_first {
+                    found.reverse();
+                }
+                assert_eq!(found, expected, "the events of {filter:?}");
+            }
+        }
+    };
+    expect(Filter::failed(None, None), &[retried, late]).await;
+    expect(Filter::failed(Some(of_handled), None), &[retried, late]).await;
+    expect(Filter::failed(Some(of_retried), None), &[retried, late]).await;
+    expect(Filter::failed(Some(of_late), None), &[late]).await;
+    expect(Filter::failed(None, Some(of_late)), &[retried]).await;
+    expect(Filter::failed(Some(of_retried), Some(of_late)), &[retried]).await;
+    expect(Filter::failed(Some(of_late), Some(of_late)), &[]).await;
+    let any = |states: &[EventState], from| Filter {
+        states: states.to_vec(),
+        ..Filter::failed(Some(from), None)
+    };
+    expect(any(&[], of_handled), &[handled, retried, late]).await;
+    expect(any(&[EventState::Handled], of_handled), &[handled]).await;
+    expect(any(&[EventState::Dead], of_handled), &[late]).await;
+    expect(any(&[EventState::Dead], of_late), &[late]).await;
+    expect(any(&[], of_late), &[late]).await;
+    let by_error = Filter {
+        error: Some("CONFORMANCE".to_owned()),
+        ..Filter::failed(Some(of_late), None)
+    };
+    expect(by_error, &[late]).await;
 }
 
 /// The pages of a search with a time limit have all events, in both orders.

@@ -371,7 +371,13 @@ pub(crate) async fn paused_kinds_wait<H: Harness>(harness: &H) {
         kinds.any(|stats| stats.kind == trial.kind && stats.is_paused)
     };
     let pause = async |paused: bool| {
-        ok(trial.queue.pause(Some(&trial.kind), paused).await, "pause");
+        ok(
+            trial
+                .queue
+                .pause(Some(&trial.kind), paused.then_some(""))
+                .await,
+            "pause",
+        );
         sleep(PAUSE + SHORT / 2).await;
         assert_eq!(is_paused().await, paused, "whether the kind is paused");
     };

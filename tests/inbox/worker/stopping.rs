@@ -58,7 +58,7 @@ async fn a_pause_stops_handling_and_not_accepting() {
     let webhooks = webhooks(&inbox);
     for kind in [None, Some(&EventKind::CHAT_RATED)] {
         let before = crm.handled();
-        inbox.pause(kind).await.unwrap();
+        inbox.pause(kind, "").await.unwrap();
         send(&webhooks, event("a", before)).await.assert_ok();
         sleep(MINUTE).await;
         assert_eq!(crm.handled(), before);

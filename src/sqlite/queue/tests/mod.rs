@@ -236,7 +236,7 @@ async fn everything_outlives_reopening() {
     queue.end(&dead, hold_lane).await;
     let held = queue.add(keyed(3, 5)).await;
     queue
-        .pause(Some(&EventKind::CHAT_OPENED), true)
+        .pause(Some(&EventKind::CHAT_OPENED), Some(""))
         .await
         .unwrap();
     drop(queue);
@@ -275,7 +275,7 @@ async fn calls_of_one_transaction_see_each_other() {
         let kind = keyed(1, 1).delivery.kind().clone();
         let mut events = Vec::new();
         for (key, paused) in [(1, false), (2, true), (2, true), (3, false)] {
-            kinds::pause(tx, Some(&kind), paused)?;
+            kinds::pause(tx, Some(&kind), paused.then_some(""))?;
             let accepted = accept::accept(tx, &keyed(key, key as u64), Some(&take()))?;
             events.push(match accepted {
                 Accepted::New { id, taken } => Some((id.0, taken.is_some())),

@@ -213,8 +213,14 @@ impl Pair {
             16 => {
                 let kind = (random.u8(0..4) > 0).then_some(EventKind::CHAT_RATED);
                 let paused = random.u8(0..4) == 0;
-                self.memory.pause(kind.as_ref(), paused).await.unwrap();
-                self.sqlite.pause(kind.as_ref(), paused).await.unwrap();
+                self.memory
+                    .pause(kind.as_ref(), paused.then_some(""))
+                    .await
+                    .unwrap();
+                self.sqlite
+                    .pause(kind.as_ref(), paused.then_some(""))
+                    .await
+                    .unwrap();
                 self.log.push(format!("pause {kind:?} {paused}"));
             }
             17 if random.u8(0..4) == 0 => {

@@ -116,6 +116,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 error: Some("AWAY".to_owned()),
                 ..of(&[])
             },
+            Filter::failed(Some(SystemTime::UNIX_EPOCH), None),
         ];
         queue.blocked_lanes(None, None, 3).await.unwrap();
         let page = |newest_first| Page {
@@ -137,7 +138,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
         }
         if round % 50 == 0 {
             forget_all(queue, "chat-3").await.unwrap();
-            queue.pause(None, false).await.unwrap();
+            queue.pause(None, None).await.unwrap();
         }
         queue.stats().await.unwrap();
         queue.size().await.unwrap();

@@ -1,0 +1,276 @@
+//! What is wrong: one sentence with its colour, and the other causes below it, worst first.
+
+use std::cmp::Reverse;
+use std::time::{Duration, SystemTime};
+
+use maud::{Markup, html};
+
+use super::overview::{Observed, is_short};
+use super::text::{clip, count, kind as name, long, minute};
+use super::view::View;
+use crate::event::EventKind;
+use crate::inbox::{KindStats, Stats};
+use crate::telemetry::{Silent, Spent};
+
+/// The number of dead letters from which on they are critical.
+const MANY_DEAD: u64 = 100;
+
+/// The age of a waiting event from which on somebody should have begun to handle it.
+const LONG_WAIT: Duration = Duration::from_secs(3 * 60);
+
+/// The number of kinds that a sentence names.
+const NAMED: usize = 2;
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Level {
+    Warning,
+    Critical,
+}
+
+impl Level {
+    fn class(self) -> &'static str {
+        match self {
+            Self::Warning => "warn",
+            Self::Critical => "bad",
+        }
+    }
+
+    fn word(self) -> &'static str {
+        match self {
+            Self::Warning => "Warning",
+            Self::Critical => "Critical",
+        }
+    }
+}
+
+/// All that is wrong for one reason, of whichever kinds.
+struct Cause {
+    level: Level,
+    text: Markup,
+    /// A URL, and its text.
+    link: Option<(String, &'static str)>,
+}
+
+impl Cause {
+    fn new(level: Level, text: Markup) -> Self {
+        Self {
+            level,
+            text,
+            link: None,
+        }
+    }
+
+    fn link(mut self, url: String, text: &'static str) -> Self {
+        self.link = Some((url, text));
+        self
+    }
+
+    fn sentence(&self) -> Markup {
+        html! {
+            (self.text)
+            @if let Some((url, text)) = &self.link { " " a href=(url) { (text) } }
+        }
+    }
+}
+
+/// `error`: why the queue has no counts.
+pub(super) fn causes(
+    view: &View<'_>,
+    stats: Option<&Stats>,
+    error: Option<&str>,
+    observed: &Observed,
+) -> Markup {
+    let of_queue = error.map(|error| {
+        let hides = view.console.hides_payloads;
+        let error = if hides {
+            "the log has the reason"
+        } else {
+            error
+        };
+        Cause::new(
+            Level::Critical,
+            html! { "The queue cannot be read: " (clip(error, 300)) "." },
+        )
+    });
+    let of_stats = |cause: fn(&View<'_>, &Stats) -> Option<Cause>| {
+        let stats = stats?;
+        cause(view, stats)
+    };
+    let mut causes: Vec<_> = [
+        of_queue,
+        budget(observed),
+        tripped(view, observed),
+        silent(&observed.silent),
+        of_stats(waiting),
+        of_stats(dead),
+        unverified(observed),
+        of_stats(blocked),
+        of_stats(paused),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    causes.sort_by_key(|cause| Reverse(cause.level));
+    html! {
+        @match causes.split_first() {
+            None => div.alert.good { p { b { "All is well: " } "nothing is wrong." } },
+            Some((worst, others)) => div class={ "alert " (worst.level.class()) } {
+                p { b { (worst.level.word()) ": " } (worst.sentence()) }
+                @if !others.is_empty() {
+                    p { "And " (others.len()) " more:" }
+                    ul {
+                        @for cause in others {
+                            li { span class={ "badge " (cause.level.class()) } { (cause.level.word()) } " " (cause.sentence()) }
+                        }
+                    }
+                }
+            },
+        }
+    }
+}
+
+/// The first names, and how many there are beside them.
+fn names<'a>(kinds: impl IntoIterator<Item = &'a EventKind>) -> Markup {
+    let kinds: Vec<_> = kinds.into_iter().collect();
+    let (named, others) = kinds.split_at(kinds.len().min(NAMED));
+    html! {
+        @for (at, kind) in named.iter().enumerate() {
+            @if at > 0 { @if others.is_empty() { " and " } @else { ", " } }
+            b { (name(kind)) }
+        }
+        @if !others.is_empty() { " and " (others.len()) " more" }
+    }
+}
+
+/// The webhook that is closest to being disabled.
+fn budget(observed: &Observed) -> Option<Cause> {
+    let spent = observed.spent.iter();
+    let mut spent: Vec<_> = spent
+        .filter_map(|spent| Some((spent, spent.kind.as_ref()?)))
+        .filter(|(spent, _)| spent.share() >= 0.2)
+        .collect();
+    spent.sort_by(|(a, _), (b, _)| b.share().total_cmp(&a.share()));
+    let ((worst, kind), others) = spent.split_first()?;
+    let level = match worst.share() >= 0.5 || worst.disabled_in.is_some() {
+        true => Level::Critical,
+        false => Level::Warning,
+    };
+    let text = html! {
+        b { (name(kind)) } ": " (worst.failures) " of " (worst.limit) " failures in an hour. "
+        (forecast(worst))
+        @if !others.is_empty() { " Also " (names(others.iter().map(|(_, kind)| *kind))) "." }
+    };
+    Some(Cause::new(level, text))
+}
+
+fn forecast(spent: &Spent) -> Markup {
+    html! {
+        @match spent.disabled_in {
+            Some(left) if left.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
+            Some(left) => {
+                "At this rate, the platform disables the webhook in " (long(left))
+                @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }
+                "."
+            },
+            None => "",
+        }
+    }
+}
+
+fn unverified(observed: &Observed) -> Option<Cause> {
+    let spent = observed.spent.iter().find(|spent| spent.kind.is_none());
+    let spent = spent.filter(|spent| spent.share() >= 0.2)?;
+    let level = match spent.share() >= 0.5 {
+        true => Level::Critical,
+        false => Level::Warning,
+    };
+    let text = html! {
+        (count(spent.failures.into())) " requests ended before verification in the last hour. If the platform sent them, they "
+        "count as failures of their webhooks."
+    };
+    Some(Cause::new(level, text))
+}
+
+fn silent(silent: &[Silent]) -> Option<Cause> {
+    let (first, others) = silent.split_first()?;
+    let text = html! {
+        "No " b { (name(&first.kind)) } " event was delivered for " (long(first.quiet_for)) "; one was expected within "
+        (long(first.expected_within)) ". "
+        @if first.unrated > 0 { (first.unrated) " chats were closed and not rated. " }
+        @if !others.is_empty() { "Also " (names(others.iter().map(|it| &it.kind))) ". " }
+        "Check in the partner portal that the webhook is active."
+    };
+    Some(Cause::new(Level::Critical, text))
+}
+
+fn tripped(view: &View<'_>, observed: &Observed) -> Option<Cause> {
+    let first = observed.tripped.first()?;
+    let text = html! {
+        "Events of " (names(&observed.tripped)) " fail in many chats: they are tripped. The worker of this process tries one at a time until one succeeds."
+    };
+    let cause = Cause::new(Level::Critical, text);
+    Some(match observed.tripped.len() {
+        1 if is_short(first) => {
+            let query = [("state", "retrying"), ("kind", first.as_str())];
+            cause.link(view.events(&query), "Retrying events")
+        }
+        _ => cause.link(view.events(&[("state", "retrying")]), "Retrying events"),
+    })
+}
+
+fn dead(view: &View<'_>, stats: &Stats) -> Option<Cause> {
+    let dead = stats.dead();
+    let level = match dead {
+        0 => return None,
+        MANY_DEAD.. => Level::Critical,
+        _ => Level::Warning,
+    };
+    let mut kinds: Vec<_> = stats.kinds.iter().filter(|it| it.dead > 0).collect();
+    kinds.sort_by_key(|it| Reverse(it.dead));
+    let text = html! {
+        b { (count(dead)) @if dead == 1 { " dead letter" } @else { " dead letters" } }
+        " of " (names(kinds.iter().map(|it| &it.kind)))
+        @if dead == 1 { " waits" } @else { " wait" } " for a person."
+    };
+    Some(Cause::new(level, text).link(view.events(&[("state", "dead")]), "Dead letters"))
+}
+
+/// Kinds of which no attempt was made for long, though nothing keeps them from it.
+fn waiting(view: &View<'_>, stats: &Stats) -> Option<Cause> {
+    let waits = |it: &&KindStats| {
+        it.waiting > 0
+            && it.in_progress + it.retrying == 0
+            && !it.is_paused
+            && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
+    };
+    let kinds: Vec<_> = stats.kinds.iter().filter(waits).collect();
+    let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
+    let text = html! {
+        "Nobody handles " (names(kinds.iter().map(|it| &it.kind))) ": the oldest event was accepted "
+        (long(oldest)) " ago, and no attempt was made. Does a worker run?"
+    };
+    let cause = Cause::new(Level::Critical, text);
+    (!stats.is_paused).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
+}
+
+fn blocked(view: &View<'_>, stats: &Stats) -> Option<Cause> {
+    let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
+    let text = match lanes {
+        0 => return None,
+        1 => html! { "1 chat is blocked: its later events wait for one that has failed." },
+        _ => {
+            html! { (count(lanes)) " chats are blocked: their later events wait for one that has failed." }
+        }
+    };
+    Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))
+}
+
+fn paused(_: &View<'_>, stats: &Stats) -> Option<Cause> {
+    let kinds: Vec<_> = stats.kinds.iter().filter(|it| it.is_paused).collect();
+    let text = match (stats.is_paused, kinds.is_empty()) {
+        (true, _) => html! { "Everything is paused." },
+        (false, true) => return None,
+        (false, false) => html! { "Paused: " (names(kinds.iter().map(|it| &it.kind))) "." },
+    };
+    Some(Cause::new(Level::Warning, text))
+}
