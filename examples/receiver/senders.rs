@@ -208,7 +208,7 @@ fn print() -> anyhow::Result<ExitCode> {
          failures within an hour",
         policy.retry_every.as_secs() / 60,
         policy.retry_for.as_secs() / (24 * 60 * 60),
-        policy.disable_after
+        policy.disable_after.unwrap_or_default()
     );
     let row = |name: &str, about: &str| [name.to_owned(), about.to_owned()];
     let profiles = Sender::PROFILES.iter().map(|name| {
