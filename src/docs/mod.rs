@@ -64,6 +64,7 @@ macro_rules! page {
         #[doc = "[platform#spec-6-rule-5]: crate::docs::platform#spec-6-rule-5"]
         #[doc = "[production]: crate::docs::production"]
         #[doc = "[production#back-up-and-restore]: crate::docs::production#back-up-and-restore"]
+        #[doc = "[production#monitoring]: crate::docs::production#monitoring"]
         #[doc = "[production#proxies-and-tls]: crate::docs::production#proxies-and-tls"]
         #[doc = "[production#run-the-receiver]: crate::docs::production#run-the-receiver"]
         #[doc = "[production#secrets]: crate::docs::production#secrets"]
