@@ -27,6 +27,7 @@ macro_rules! page {
         #[doc = "[`HandlerError`]: crate::HandlerError"]
         #[doc = "[`IdempotencyLayer`]: crate::IdempotencyLayer"]
         #[doc = "[`Outcome`]: crate::Outcome"]
+        #[doc = "[`RawDelivery::of`]: crate::RawDelivery::of"]
         #[doc = "[`Running::drain`]: crate::Running::drain"]
         #[doc = "[`Running`]: crate::Running"]
         #[doc = "[`Secret::from_env`]: crate::Secret::from_env"]
