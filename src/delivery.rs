@@ -9,6 +9,7 @@ use std::time::SystemTime;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue};
+use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
 
@@ -120,6 +121,28 @@ impl RawDelivery {
     /// Creates a delivery of `kind` with the given body, without a key.
     pub fn new(kind: EventKind, body: impl Into<Bytes>) -> Self {
         Self::received(kind, None, body.into())
+    }
+
+    /// Creates a delivery of an event with the given payload, without a key: for tests, in which
+    /// [`Sender::sign`](crate::Sender::sign) signs it. See [testing](crate::docs::testing#an-event-of-your-own).
+    ///
+    /// ```
+    /// use tower_webhook::RawDelivery;
+    /// use tower_webhook::event::{ChatLifecycle, ChatRated};
+    ///
+    /// let chat = ChatLifecycle { rating: Some(0.5), ..ChatLifecycle::default() };
+    /// let delivery = RawDelivery::of::<ChatRated>(&chat)?;
+    /// assert_eq!(delivery.json().unwrap(), r#"{"rating":0.5}"#);
+    /// # Ok::<(), serde_json::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// When the payload cannot be written as JSON.
+    pub fn of<E: Event<Payload: Serialize>>(
+        payload: &E::Payload,
+    ) -> Result<Self, serde_json::Error> {
+        Ok(Self::new(E::KIND, serde_json::to_vec(payload)?))
     }
 
     pub(crate) fn received(kind: EventKind, key: Option<IdempotencyKey>, body: Bytes) -> Self {

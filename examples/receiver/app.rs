@@ -149,7 +149,7 @@ where
     for route in routes {
         let (service, running) = webhooks(setup.args, &route)
             .store(store.clone())
-            .observer(setup.telemetry.observer())
+            .observer(setup.telemetry.observer(Some(&route.sender)))
             .in_flight_wait(in_flight_wait(setup.args))
             .start(router(&events(setup, &route)))?;
         let (app, reload) = mount(built.app, &route.path, service);
@@ -203,13 +203,11 @@ fn with_queue<Q: Queue>(
     queue: Q,
 ) -> anyhow::Result<Built> {
     let args = setup.args;
-    // The observer is that of the console's clone, too.
-    let inbox = Inbox::new(queue)
-        .keep_headers(kept_headers(args))
-        .observer(setup.telemetry.observer());
+    let inbox = Inbox::new(queue).keep_headers(kept_headers(args));
     #[cfg(feature = "console")]
     {
-        built.console = built.console.inbox(inbox.clone());
+        let inbox = inbox.clone().observer(setup.telemetry.observer(None));
+        built.console = built.console.inbox(inbox);
     }
     let on_failure = match args.handling.on_failure {
         crate::args::OnFailure::Block => OnFailure::Block,
@@ -219,6 +217,7 @@ fn with_queue<Q: Queue>(
     for route in routes {
         let (service, running) = webhooks(args, &route)
             .inbox(inbox.clone())
+            .observer(setup.telemetry.observer(Some(&route.sender)))
             .worker(|worker| {
                 worker
                     .concurrency(args.handling.of_events().concurrency)

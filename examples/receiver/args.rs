@@ -45,10 +45,11 @@ pub(crate) struct Listening {
     #[arg(long, value_name = "PATH", default_value = "/webhooks", value_parser = path)]
     pub(crate) path: String,
 
-    /// A file in JSON with several routes, each with a path, a sender and secrets of its own
+    /// A file with several routes, each with a path, a sender and secrets of its own
     ///
-    /// As in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]}. A route
-    /// may also have `sender-url`, `sender-token-file`, `header-prefix`, `namespace`, `keep-only` (a list), `inbox` or `store`, and `forward` in
+    /// In JSON, as in {"routes":[{"path":"/github","sender":"github","secret-file":"github.secret","exec":"./on-github"}]},
+    /// or in TOML if it is named so. A route may also have `sender-url`, `sender-token-file`, `header-prefix`, `namespace`,
+    /// `keep-only` (a list), `inbox` or `store`, and `forward` in
     /// place of `exec`, which mean the same as the options. All other options apply to each route, and --inbox or --store
     /// to those that name none. A change of FILE needs a restart; SIGHUP reloads what it names.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["path", "sender", "sender_url", "sender_token_file", "header_prefix", "secret",
@@ -208,7 +209,7 @@ pub(crate) struct Handling {
     pub(crate) handler_timeout: u64,
 
     /// How long an event that fails is retried before it is a dead letter; only with --inbox
-    #[arg(long, requires = "later", value_name = "SECONDS", default_value_t = 604_800, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
+    #[arg(long, requires = "later", value_name = "SECONDS", default_value_t = RETRY_FOR, value_parser = value_parser!(u64).range(1..=1_000_000_000))]
     pub(crate) retry_for: u64,
 
     /// Whether the later events of a chat wait when one fails; only with --inbox
@@ -313,7 +314,10 @@ pub(crate) struct Monitoring {
     pub(crate) rated_within: Option<u32>,
 }
 
-#[derive(Clone, Copy, ValueEnum)]
+/// The default of `--retry-for`.
+pub(crate) const RETRY_FOR: u64 = 604_800;
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
 pub(crate) enum OnFailure {
     /// They wait, so that the order is kept
     Block,

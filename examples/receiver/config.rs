@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use axum::http::Uri;
-use serde::{Deserialize, Deserializer, de};
+use serde::de::{self, DeserializeOwned};
+use serde::{Deserialize, Deserializer};
 use tower_webhook::{EventKind, Secrets};
 
 use crate::args::{self, Options};
@@ -56,7 +57,7 @@ pub(crate) fn routes(file: &Path, args: &Options) -> Result<Vec<Route>, String> 
         );
     }
     let text = fs::read_to_string(file).map_err(|error| format!("it cannot be read: {error}"))?;
-    let file: File = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    let file: File = parse(file, &text)?;
     if file.routes.is_empty() {
         return Err("`routes`: there must be at least one".to_owned());
     }
@@ -66,6 +67,26 @@ pub(crate) fn routes(file: &Path, args: &Options) -> Result<Vec<Route>, String> 
         route.map_err(|error| format!("the route `{path}`: {error}"))
     });
     routes.collect()
+}
+
+/// Reads the text of a file in TOML if it is named so, or else in JSON.
+pub(crate) fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, String> {
+    if file.extension().is_none_or(|it| it != "toml") {
+        return serde_json::from_str(text).map_err(|error| error.to_string());
+    }
+    toml::from_str(text).map_err(|error| {
+        let message = error.message();
+        // Without the line itself, in which a password may stand.
+        let before = error.span().and_then(|span| text.get(..span.start));
+        match before {
+            Some(before) => {
+                let line = 1 + before.matches('\n').count();
+                let column = 1 + before.chars().rev().take_while(|it| *it != '\n').count();
+                format!("{message} at line {line} column {column}")
+            }
+            None => message.to_owned(),
+        }
+    })
 }
 
 impl Entry {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use axum::http::Uri;
 use tower_webhook::{EventKind, Secrets, Sender, SignatureLayer};
 
-use crate::args::Options;
+use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
 use crate::config;
 use crate::kinds;
@@ -145,6 +145,19 @@ fn check(routes: &[Route], args: &Options) -> Result<(), String> {
         {
             return Err(format!("the route `{path}`: {}", chain(&error)));
         }
+    }
+    let handling = &args.handling;
+    let rules = [
+        ("keep-header", !args.kept.keep_header.is_empty()),
+        ("retry-for", handling.retry_for != RETRY_FOR),
+        ("on-failure", handling.on_failure != OnFailure::Block),
+    ];
+    if let Some((rule, _)) = rules.iter().find(|(_, is_given)| *is_given)
+        && !routes.iter().any(|route| route.is_inbox)
+    {
+        return Err(format!(
+            "`--{rule}` is for an `inbox`, and no route has one"
+        ));
     }
     let mut inboxes = routes.iter().filter(|route| route.is_inbox);
     if let (Some(first), Some(_)) = (inboxes.next(), args.console.console)

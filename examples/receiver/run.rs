@@ -42,7 +42,7 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
     let setup = Setup {
         args,
         output: &output,
-        telemetry: Telemetry::start(args).await?,
+        telemetry: Telemetry::start(args, &routes).await?,
     };
     let Built {
         app,

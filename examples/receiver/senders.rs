@@ -10,6 +10,7 @@ use clap::{Args, Subcommand};
 use tower_webhook::{Sender, SenderPolicy};
 
 use crate::cli::misused;
+use crate::config;
 use crate::inbox::print::write_rows;
 use crate::text::chain;
 
@@ -31,10 +32,10 @@ enum Command {
 /// The sender that a command is for.
 #[derive(Args, Clone)]
 pub(crate) struct Which {
-    /// The sender, if it is not the chat platform: a name that `receiver senders` lists, or a file such as ./acme.json
+    /// The sender, if it is not the chat platform: a name that `receiver senders` lists, or a file such as ./acme.toml
     ///
-    /// The file has a description in JSON, in the form of the profiles in src/sender/profiles. The namespace is the
-    /// sender's name, unless --namespace is passed.
+    /// The file has a description in TOML if its name ends with `.toml`, or else in JSON, as `receiver senders show` prints
+    /// it. The namespace is the sender's name, unless --namespace is passed.
     #[arg(
         long,
         value_name = "SENDER",
@@ -144,7 +145,8 @@ impl Which {
             self.sender_url.is_none(),
             "`{name}` has the field `url` in place of --sender-url"
         );
-        serde_json::from_str(&text).with_context(|| format!("`{name}` describes no sender"))
+        let described = config::parse(file, &text).map_err(anyhow::Error::msg);
+        described.with_context(|| format!("`{name}` describes no sender"))
     }
 
     /// The options as they are passed to another command.
@@ -208,7 +210,7 @@ fn print() -> anyhow::Result<ExitCode> {
          failures within an hour",
         policy.retry_every.as_secs() / 60,
         policy.retry_for.as_secs() / (24 * 60 * 60),
-        policy.disable_after
+        policy.disable_after.unwrap_or_default()
     );
     let row = |name: &str, about: &str| [name.to_owned(), about.to_owned()];
     let profiles = Sender::PROFILES.iter().map(|name| {

@@ -8,22 +8,25 @@ use std::time::Duration;
 use tower_webhook::console::Console;
 use tower_webhook::event::EventKind;
 use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
+use tower_webhook::{Sender, SenderPolicy};
 
 use crate::args::Options;
 use crate::kinds;
+use crate::route::Route;
 
 /// Sees every delivery and attempt.
 pub(crate) struct Telemetry {
     observer: Arc<dyn Observer>,
+    budget: FailureBudget,
     #[cfg(feature = "console")]
-    shown: (FailureBudget, Silence, Recent),
+    shown: (Silence, Recent),
     #[cfg(feature = "metrics")]
     server: Option<metrics::Server>,
 }
 
 impl Telemetry {
     /// Starts to watch for silence, and to serve metrics if that is asked for.
-    pub(crate) async fn start(args: &Options) -> anyhow::Result<Self> {
+    pub(crate) async fn start(args: &Options, routes: &[Route]) -> anyhow::Result<Self> {
         let mut silence = args
             .monitoring
             .expect
@@ -41,9 +44,16 @@ impl Telemetry {
             silence = silence.rated_within(hours(within));
         }
         tokio::spawn(silence.clone().watch());
-        let (budget, recent) = (FailureBudget::default(), Recent::new());
+        let limits = routes
+            .iter()
+            .filter_map(|route| route.sender.policy().disable_after);
+        let budget = FailureBudget::new(SenderPolicy {
+            disable_after: limits.min(),
+            ..SenderPolicy::default()
+        });
+        let recent = Recent::new();
         #[cfg(feature = "console")]
-        let shown = (budget.clone(), silence.clone(), recent.clone());
+        let shown = (silence.clone(), recent.clone());
         #[cfg(feature = "metrics")]
         let server = match args.monitoring.metrics {
             Some(address) => Some(
@@ -57,12 +67,13 @@ impl Telemetry {
             let metrics = server
                 .is_some()
                 .then(tower_webhook::telemetry::Metrics::new);
-            Arc::new((budget, silence, recent, metrics))
+            Arc::new((silence, recent, metrics))
         };
         #[cfg(not(feature = "metrics"))]
-        let observer = Arc::new((budget, silence, recent));
+        let observer = Arc::new((silence, recent));
         Ok(Self {
             observer,
+            budget,
             #[cfg(feature = "console")]
             shown,
             #[cfg(feature = "metrics")]
@@ -70,14 +81,20 @@ impl Telemetry {
         })
     }
 
-    pub(crate) fn observer(&self) -> Arc<dyn Observer> {
-        Arc::clone(&self.observer)
+    /// Sees the deliveries of a sender, or what is none. Failures of a sender without a limit do not count against that of
+    /// another.
+    pub(crate) fn observer(&self, sender: Option<&Sender>) -> impl Observer + use<> {
+        let has_limit = |sender: &Sender| sender.policy().disable_after.is_some();
+        let counts = sender.is_some_and(|it| has_limit(it) || self.budget.limit().is_none());
+        let budget = counts.then(|| self.budget.clone());
+        (Arc::clone(&self.observer), budget)
     }
 
     /// Shows in a console what was seen.
     #[cfg(feature = "console")]
     pub(crate) fn show_in(&self, console: Console) -> Console {
-        let (budget, silence, recent) = self.shown.clone();
+        let (silence, recent) = self.shown.clone();
+        let budget = self.budget.clone();
         console.budget(budget).silence(silence).recent(recent)
     }
 

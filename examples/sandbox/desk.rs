@@ -42,7 +42,10 @@ impl Desk {
         let desk = Self(Arc::new(Shared {
             sandbox,
             is_strict,
-            disable_after: Settings::default().sender.policy().disable_after as usize,
+            disable_after: match Settings::default().sender.policy().disable_after {
+                Some(most) => most as usize,
+                None => usize::MAX,
+            },
             notice: Mutex::default(),
             rate: watch::Sender::new(rate),
             steps: watch::Sender::new(0),

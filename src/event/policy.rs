@@ -22,8 +22,9 @@ pub struct SenderPolicy {
     pub retry_every: Duration,
     /// How long an event is retried; 7 days by default.
     pub retry_for: Duration,
-    /// How many attempts per hour may fail before the webhook is disabled; 500 by default.
-    pub disable_after: u32,
+    /// How many attempts per hour may fail before the webhook is disabled; 500 by default. `None` if the sender has no such
+    /// rule, or it is not known.
+    pub disable_after: Option<u32>,
 }
 
 impl SenderPolicy {
@@ -64,7 +65,7 @@ impl Default for SenderPolicy {
         Self {
             retry_every: Duration::from_secs(600),
             retry_for: Duration::from_secs(7 * 24 * 60 * 60),
-            disable_after: 500,
+            disable_after: Some(500),
         }
     }
 }

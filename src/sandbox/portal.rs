@@ -160,7 +160,8 @@ impl Portal {
         hook.failures.push_back(now);
         hook.forget_old_failures(now);
         hook.last_failure = Some(result.clone());
-        let exceeds = hook.failures.len() > self.policy.disable_after as usize;
+        let most = self.policy.disable_after;
+        let exceeds = most.is_some_and(|most| hook.failures.len() > most as usize);
         let disables = exceeds && hook.disabled.is_none();
         if disables {
             hook.disabled = Some(now);

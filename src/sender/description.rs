@@ -109,7 +109,7 @@ struct Timestamp {
     ahead: u32,
 }
 
-/// In seconds. What is left out is as for the chat platform.
+/// In seconds. Retries that are left out are as for the chat platform, and without a rule, a webhook is not disabled.
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Policy {
@@ -152,7 +152,7 @@ impl Description {
         let policy = SenderPolicy {
             retry_every: seconds(retry_every, default.retry_every),
             retry_for: seconds(retry_for, default.retry_for),
-            disable_after: disable_after.unwrap_or(default.disable_after),
+            disable_after,
         };
         let challenges: Result<Vec<_>, _> = self.challenge.iter().map(challenge).collect();
         let is_hmac =

@@ -254,10 +254,8 @@ fn challenge(
         return None;
     };
     let hmac = |text: &[u8]| {
-        config
-            .authentication
-            .secret(secret?)
-            .map(|secret| secret.sign(text))
+        let secret = config.authentication.secret(secret?)?;
+        secret.sign_as(it.scheme(headers).secret, text)
     };
     let answer = it.challenge(headers, body, hmac)?;
     Some(

@@ -46,7 +46,7 @@ struct Others {
     hex: Option<Hmac<Sha256>>,
     public: Option<Verifying>,
     private: Option<Signing>,
-    /// It is a public key and no text that looks like one, so that no tag may be made with it.
+    /// It is a public key for certain, so that no tag may be made with it.
     is_public: bool,
 }
 
@@ -66,7 +66,7 @@ impl Others {
             hex: base16ct::mixed::decode_vec(secret).ok().and_then(keyed),
             public: Verifying::parse(secret).ok(),
             private: Signing::parse(secret),
-            is_public: false,
+            is_public: secret.starts_with(b"whpk_"),
         })
     }
 }
@@ -157,7 +157,12 @@ impl Secret {
     /// ```
     #[must_use]
     pub fn sign(&self, body: &[u8]) -> String {
-        base16ct::lower::encode_string(&self.keyed().chain_update(body).finalize().into_bytes())
+        tag(self.keyed(), body)
+    }
+
+    /// The same under the decoded secret. `None` if it is not written like that.
+    pub(super) fn sign_as(&self, coding: SecretCoding, body: &[u8]) -> Option<String> {
+        Some(tag(self.decoded(coding)?, body))
     }
 
     pub(super) fn label(&self) -> Option<&Arc<str>> {
@@ -221,6 +226,10 @@ impl Secret {
             SecretCoding::Hex => self.others.hex.clone(),
         }
     }
+}
+
+fn tag(keyed: Hmac<Sha256>, body: &[u8]) -> String {
+    base16ct::lower::encode_string(&keyed.chain_update(body).finalize().into_bytes())
 }
 
 fn digest(keyed: Hmac<Sha256>) -> NonZeroU16 {

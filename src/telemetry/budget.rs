@@ -57,7 +57,7 @@ pub struct FailureBudget {
 
 #[derive(Debug)]
 struct Shared {
-    limit: u32,
+    limit: Option<u32>,
     kinds: Kinds,
     /// By kind. `None` for requests that ended before their body was verified.
     hours: Mutex<BTreeMap<Option<EventKind>, Hour>>,
@@ -67,7 +67,8 @@ struct Shared {
 
 impl FailureBudget {
     /// Counts against [`disable_after`](SenderPolicy::disable_after) of a policy. The default is that of
-    /// [`SenderPolicy::default`], 500 failures in an hour.
+    /// [`SenderPolicy::default`], 500 failures in an hour. Pass [`Sender::policy`](crate::Sender::policy) for another
+    /// sender; without a rule, failures are only counted.
     #[must_use]
     pub fn new(policy: SenderPolicy) -> Self {
         Self {
@@ -81,9 +82,9 @@ impl FailureBudget {
         }
     }
 
-    /// Returns the number of failures above which the platform disables a webhook.
+    /// Returns the number of failures above which the platform disables a webhook, if it has such a rule.
     #[must_use]
-    pub fn limit(&self) -> u32 {
+    pub fn limit(&self) -> Option<u32> {
         self.shared.limit
     }
 
@@ -135,7 +136,7 @@ impl FailureBudget {
         let hour = hours.entry(kind.clone()).or_default();
         hour.prune(now);
         hour.add(now, delivery.outcome);
-        let Some(crossed) = hour.cross(limit) else {
+        let Some(crossed) = limit.and_then(|limit| hour.cross(limit)) else {
             return;
         };
         let spent = hour.spent(kind, limit, now);
@@ -175,8 +176,8 @@ pub struct Spent {
     pub kind: Option<EventKind>,
     /// The number of failed deliveries.
     pub failures: u32,
-    /// The number above which the platform disables the webhook.
-    pub limit: u32,
+    /// The number above which the platform disables the webhook, if it has such a rule.
+    pub limit: Option<u32>,
     /// The number of failures by their outcome, the most frequent one first.
     pub reasons: Vec<(&'static str, u32)>,
     /// The time until the limit is exceeded, if deliveries continue to fail at the rate of the last five minutes. Zero
@@ -185,16 +186,17 @@ pub struct Spent {
 }
 
 impl Spent {
-    /// Returns the share of the limit that is spent: 1.0 at the limit.
+    /// Returns the share of the limit that is spent: 1.0 at the limit, and always 0.0 without one.
     #[must_use]
     pub fn share(&self) -> f64 {
-        f64::from(self.failures) / f64::from(self.limit.max(1))
+        let share = |limit: u32| f64::from(self.failures) / f64::from(limit.max(1));
+        self.limit.map_or(0.0, share)
     }
 
     /// Whether there were more failures than the limit, so that the platform has disabled the webhook.
     #[must_use]
     pub fn is_exceeded(&self) -> bool {
-        self.failures > self.limit
+        self.limit.is_some_and(|limit| self.failures > limit)
     }
 
     fn log(&self, crossed: Threshold) {
@@ -247,12 +249,14 @@ impl fmt::Display for Spent {
             Some(kind) => write!(f, "{kind}")?,
             None => f.write_str("unverified")?,
         }
-        let (failures, limit) = (self.failures, self.limit);
-        let percent = 100.0 * self.share();
-        write!(
-            f,
-            ": {failures} of {limit} failures in the last hour ({percent:.0} %)"
-        )
+        let (failures, percent) = (self.failures, 100.0 * self.share());
+        match self.limit {
+            Some(limit) => write!(
+                f,
+                ": {failures} of {limit} failures in the last hour ({percent:.0} %)"
+            ),
+            None => write!(f, ": {failures} failures in the last hour"),
+        }
     }
 }
 
@@ -359,7 +363,7 @@ impl Hour {
         now.filter(|_| self.reached > kept)
     }
 
-    fn spent(&self, kind: Option<EventKind>, limit: u32, now: Instant) -> Spent {
+    fn spent(&self, kind: Option<EventKind>, limit: Option<u32>, now: Instant) -> Spent {
         let mut reasons = BTreeMap::<_, u32>::new();
         for (reason, count) in self.steps.iter().flat_map(|step| &step.reasons) {
             *reasons.entry(*reason).or_default() += count;
@@ -371,7 +375,7 @@ impl Hour {
             failures: self.failures,
             limit,
             reasons,
-            disabled_in: self.disabled_in(limit, now),
+            disabled_in: limit.and_then(|limit| self.disabled_in(limit, now)),
         }
     }
 

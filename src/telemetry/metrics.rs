@@ -181,7 +181,8 @@ impl FailureBudget {
             verified.map(|(kind, spent)| (kind, f64::from(spent.failures))),
             f64::max,
         );
-        gauge!(BUDGET_LIMIT).set(f64::from(self.limit()));
+        // No number of failures reaches what is not known.
+        gauge!(BUDGET_LIMIT).set(self.limit().map_or(f64::INFINITY, f64::from));
         gauge!(UNVERIFIED).set(f64::from(self.unverified().failures));
     }
 }

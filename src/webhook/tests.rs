@@ -197,7 +197,7 @@ async fn value_here_and_another_on_a_piece_are_refused_with_both() {
         both("handler_timeout", "60s", "1s", "Worker")
     );
     let policy = SenderPolicy {
-        disable_after: 1,
+        disable_after: Some(1),
         ..SenderPolicy::default()
     };
     let piece = inbox().sender_policy(policy).unwrap();

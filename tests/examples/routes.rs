@@ -403,6 +403,30 @@ fn a_wrong_file_is_explained() {
             assert!(!ended.err.contains("hush"), "{ended:?}");
         }
     }
+    for (text, reasons) in [
+        (
+            "[[routes]]\npath = \"/a\"\nsecret-file = \"DIR/one\"\nsender = \"githab\"",
+            &["the route `/a`: `sender`: ", "`githab`", "use one of"][..],
+        ),
+        (
+            "[[routes]]\npath = \"/a\"\ninbox = \"memory\"",
+            &["`inbox`: an inbox is", "line 3 column 9"],
+        ),
+        (
+            "[[routes]]\npath = \"/a\"\nport = 1",
+            &["`port`", "`secret-file`", "line 3 column 1"],
+        ),
+        ("[[routes]]\nstore = \"mysql://hush@x", &["line 2"]),
+        ("", &["`routes`"]),
+    ] {
+        let config = files.write("routes.toml", text);
+        let ended = run("receiver", &["check", "--config", &config]);
+        assert_eq!(ended.code, 2, "{text}: {ended:?}");
+        for reason in reasons {
+            assert!(ended.err.contains(reason), "{reason}: {ended:?}");
+        }
+        assert!(!ended.err.contains("hush"), "{ended:?}");
+    }
     let ended = run("receiver", &["--config", "/nowhere/routes.json"]);
     assert_eq!(ended.code, 2, "{ended:?}");
     assert!(
@@ -440,6 +464,17 @@ fn a_file_is_not_combined_with_options_of_one_route() {
     let ended = Program::start(&mut command).finish();
     assert_eq!(ended.code, 2, "{ended:?}");
     assert!(ended.err.contains("WEBHOOK_SECRET"), "{ended:?}");
+
+    for (option, value) in [
+        ("--keep-header", "x-request-id"),
+        ("--retry-for", "60"),
+        ("--on-failure", "skip"),
+    ] {
+        let ended = run("receiver", &["--config", &config, option, value]);
+        assert_eq!(ended.code, 2, "{option}: {ended:?}");
+        let reason = format!("`{option}` is for an `inbox`, and no route has one");
+        assert!(ended.err.contains(&reason), "{ended:?}");
+    }
 
     // Those for all routes stay options.
     let inbox = format!("sqlite:{}", files.path().join("webhooks.db").display());

@@ -82,6 +82,103 @@ fn three_senders_share_a_database_and_a_console() {
     assert_eq!(senders.program.finish().code, 0);
 }
 
+const TOML: &str = r#"
+name = "acme"
+key = "/id"
+kind = ["/event/type", "/type"]
+policy = { retry-for = 3600, disable-after = 20 }
+[signature]
+headers = ["x-acme-signature"]
+split = ","
+prefix = "v1="
+algorithm = "hmac-sha256"
+coding = "hex"
+content = "{element t}.{body}"
+timestamp = { at = "element t", unit = "seconds", past = 300, ahead = 300 }
+[[challenge]]
+when = { "?mode" = "subscribe" }
+proof = "none"
+answer = { raw = "?challenge" }
+[[challenge]]
+when = { "/type" = "ping" }
+answer = { constant = { body = { type = 1 } } }
+"#;
+
+#[test]
+fn a_description_in_toml_is_that_in_json() {
+    let dir = TempDir::new().unwrap();
+    let acme = dir.path().join("acme.toml");
+    fs::write(&acme, TOML).unwrap();
+    let acme = acme.to_str().unwrap();
+    let receiver = Receiver::start(&["--sender", acme, "--secret", "s"]);
+    let url = format!("http://{}/webhooks", receiver.address());
+    let body = dir.path().join("body.json");
+    fs::write(&body, r#"{"id":"key-1","event":{"type":"paid"}}"#).unwrap();
+    let body = body.to_str().unwrap();
+    #[rustfmt::skip]
+    let sent = run("receiver", &[
+        "send", "--url", &url, "--sender", acme, "--secret", "s", "--no-key", "--body", body,
+    ]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let out = until("the event", || {
+        Some(receiver.out()).filter(|it| it.contains('\n'))
+    });
+    let event: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        (&event["event"], &event["key"]),
+        (&"paid".into(), &"key-1".into())
+    );
+    let asked = curl(&[&format!("{url}?mode=subscribe&challenge=1234")]);
+    assert!(asked.ends_with("1234"), "{asked}");
+}
+
+#[test]
+fn a_wrong_description_is_explained() {
+    let dir = TempDir::new().unwrap();
+    for (right, wrong, reasons) in [
+        ("coding = \"hex\"", "coding = hex", &["line 11"][..]),
+        (
+            "algorithm = \"hmac-sha256\"",
+            "algorithm = \"md5\"",
+            &["`md5`", "`hmac-sha256`", "line 10 column 13"],
+        ),
+        (
+            "headers = [",
+            "header = [",
+            &["`header`", "`headers`", "line 7 column 1"],
+        ),
+        ("past = 300", "past = -1", &["-1", "line 13"]),
+        (
+            "split = \",\"",
+            "split = \"|\"",
+            &["signature.split: use a space, `,` or `;`"],
+        ),
+        (
+            "{element t}.{body}",
+            "{element t}",
+            &["signature.content: without `{body}`, it signs nothing"],
+        ),
+        (
+            "[signature]",
+            "[signatures]",
+            &["`signatures`", "`signature`", "line 6"],
+        ),
+    ] {
+        let acme = dir.path().join("acme.toml");
+        assert!(TOML.contains(right));
+        fs::write(&acme, TOML.replace(right, wrong)).unwrap();
+        let acme = acme.to_str().unwrap();
+        for command in ["run", "check"] {
+            let ended = run("receiver", &[command, "--sender", acme, "--secret", "s"]);
+            assert_eq!(ended.code, 2, "{wrong}: {ended:?}");
+            assert!(ended.err.contains("acme.toml"), "{ended:?}");
+            for reason in reasons {
+                assert!(ended.err.contains(reason), "{reason}: {ended:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn the_description_of_a_sender_is_the_start_of_another() {
     for name in Sender::PROFILES {

@@ -358,6 +358,18 @@ fn signed(sender: &Sender, secret: &Secret, body: &str) -> Request<Full<Bytes>> 
     request
 }
 
+#[test]
+fn a_public_key_in_place_of_a_secret_is_an_error_at_the_start() {
+    for sender in [Sender::github(), Sender::chat_platform()] {
+        let key = Secret::new("whpk_1SiA4o9hyqTCpIqC5V9HUakiiaeACeqfZTInDBbOir4=").unwrap();
+        let error = SignatureLayer::new(key).sender(sender).unwrap_err();
+        assert!(
+            error.to_string().contains("not with a public key"),
+            "{error}"
+        );
+    }
+}
+
 #[tokio::test]
 async fn every_scheme_verifies_what_it_signs() {
     let secret = Secret::new("whsec_c2VjcmV0").unwrap();

@@ -17,7 +17,7 @@ use tower::{Layer, Service, ServiceExt};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Recent, Silence};
-use tower_webhook::{EventRouter, SenderPolicy, SignatureLayer, Verified, Webhooks};
+use tower_webhook::{EventRouter, Sender, SenderPolicy, SignatureLayer, Verified, Webhooks};
 use tracing::Level;
 
 use support::Ready;
@@ -421,7 +421,7 @@ async fn failures_count_for_an_hour() {
 #[tokio::test(start_paused = true)]
 async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
     let budget = FailureBudget::new(SenderPolicy {
-        disable_after: 60,
+        disable_after: Some(60),
         ..SenderPolicy::default()
     });
     let service = failing(&budget);
@@ -444,6 +444,23 @@ async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
     assert_eq!(budget.spent_by(&KIND).disabled_in, None);
     fail(&service, 61).await;
     assert_eq!(budget.spent_by(&KIND).disabled_in, Some(Duration::ZERO));
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_rule_failures_are_only_counted() {
+    let budget = FailureBudget::new(Sender::github().policy());
+    let service = failing(&budget);
+    let log = Log::capture(Level::WARN);
+    fail(&service, 600).await;
+    let spent = budget.spent_by(&KIND);
+    assert_eq!(
+        spent.to_string(),
+        "chat-rated: 600 failures in the last hour"
+    );
+    assert_eq!((spent.limit, spent.share()), (None, 0.0));
+    assert_eq!((spent.is_exceeded(), spent.disabled_in), (false, None));
+    let lines = log.events();
+    assert!(lines.iter().all(|line| !line.contains_key("reasons")));
 }
 
 #[tokio::test(start_paused = true)]

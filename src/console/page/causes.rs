@@ -156,7 +156,9 @@ fn budget(observed: &Observed) -> Option<Cause> {
         false => Level::Warning,
     };
     let text = html! {
-        b { (name(kind)) } ": " (worst.failures) " of " (worst.limit) " failures in an hour. "
+        b { (name(kind)) } ": " (worst.failures)
+        @if let Some(limit) = worst.limit { " of " (limit) }
+        " failures in an hour. "
         (forecast(worst))
         @if !others.is_empty() { " Also " (names(others.iter().map(|(_, kind)| *kind))) "." }
     };

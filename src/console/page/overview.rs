@@ -248,12 +248,12 @@ fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
                 }
             }
             td data-label="Failure budget" {
-                @if let Some(budget) = &view.console.budget {
-                    @let (failures, limit) = row.spent.map_or((0, budget.limit()), |it| (it.failures, it.limit));
-                    (gauge(row.kind.as_str(), failures, limit))
+                @if let Some(spent) = row.spent {
+                    @if let Some(limit) = spent.limit { (gauge(row.kind.as_str(), spent.failures, limit)) }
                     small {
-                        (failures) " of " (limit)
-                        @if let Some(left) = row.spent.and_then(|it| it.disabled_in).filter(|left| !left.is_zero()) {
+                        (spent.failures)
+                        @if let Some(limit) = spent.limit { " of " (limit) }
+                        @if let Some(left) = spent.disabled_in.filter(|left| !left.is_zero()) {
                             ", disabled in " (long(left))
                         }
                     }

@@ -607,12 +607,12 @@ async fn slower_of_two_operators_who_change_an_event_gets_a_conflict() {
 }
 
 impl Page {
-    async fn count(&self, selector: &str) -> i64 {
+    pub(crate) async fn count(&self, selector: &str) -> i64 {
         let script = format!("return document.querySelectorAll({selector:?}).length");
         self.script(&script).await.unwrap().as_i64().unwrap()
     }
 
-    async fn rows(&self) -> i64 {
+    pub(crate) async fn rows(&self) -> i64 {
         self.count("#rows tbody tr").await
     }
 }

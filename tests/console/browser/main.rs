@@ -4,4 +4,5 @@ mod chromium;
 mod console;
 mod desk;
 mod sandbox;
+mod senders;
 mod story;

@@ -162,7 +162,7 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
 }
 
 /// The URL of the console or the metrics.
-fn announced(receiver: &Server, what: &str) -> String {
+pub(crate) fn announced(receiver: &Server, what: &str) -> String {
     let err = receiver.program.err();
     let (_, url) = err.split_once(&format!("{what} on ")).unwrap();
     url.lines().next().unwrap().to_owned()

@@ -176,6 +176,24 @@ async fn what_is_no_challenge_is_answered_as_before() {
         .assert_problem(401, "invalid-signature");
 }
 
+#[tokio::test]
+async fn a_challenge_is_signed_under_the_decoded_secret() {
+    const CHALLENGE: &str = r#"{"id":"1","type":"ping","plain":"abc"}"#;
+    let sender = described(json!({
+        "signature.secret": "base64",
+        "challenge": [{
+            "when": {"/type": "ping"},
+            "answer": {"hmac": {"pointer": "/plain", "plain": "plain", "tag": "tag"}},
+        }],
+    }));
+    let (sender, secret) = (sender.unwrap(), Secret::new("whsec_c2VjcmV0").unwrap());
+    let request = signed(&sender, &secret, CHALLENGE);
+    let answered = receive(secret, &sender, request).await;
+    let tag = Secret::new("secret").unwrap().sign(b"abc");
+    let answer: Value = serde_json::from_slice(&answered.body).unwrap();
+    assert_eq!(answer, json!({"plain": "abc", "tag": tag}));
+}
+
 #[test]
 fn a_token_that_is_missing_is_an_error_at_the_start() {
     let secret = || Secret::new("secret").unwrap();
