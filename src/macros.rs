@@ -1,6 +1,6 @@
 //! Implementations that many types have alike.
 
-/// Implements `Debug` by the fields after the type, and tells that there are others:
+/// Implements `Debug` by the fields after the type, and shows that there are others:
 /// `partial_debug!([Q: Debug] Inbox<Q>, |it| queue = it.shared.queue);`
 macro_rules! partial_debug {
     (
