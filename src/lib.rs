@@ -4,8 +4,8 @@
 //! - **Verified.** Only deliveries whose signature was verified over the raw bytes reach a handler.
 //! - **Deduplicated.** Deliveries of one event are recognised by their key, in a [store](docs::stores) of
 //!   your choice. An event is handled by one run at a time, and not again after its success was recorded.
-//! - **Nothing is lost.** A 2xx response means that the event was handled, was discarded, or has no handler. A run
-//!   that failed, panicked, took too long or died with its process is repeated on the platform's next retry. With an
+//! - **Nothing is lost.** A 2xx response means that the event was handled, was given up, has no handler, or is
+//!   not kept. A run that failed, panicked, took too long or died with its process is repeated on the platform's next retry. With an
 //!   [inbox](docs::inbox), it means that the event is stored. A worker handles it later, in the order of its chat, and
 //!   retries it after a failure; the platform does not notice.
 //! - **Typed.** A handler is a struct or a closure that receives its event decoded, and no event is

@@ -25,6 +25,10 @@ const DISCARD: i32 = 65;
 /// The exit status of a command that cannot handle the event now: `EX_TEMPFAIL`.
 const LATER: i32 = 75;
 
+/// The exit statuses of `sh` for a command that may not be executed, or is not found.
+const NOT_EXECUTABLE: i32 = 126;
+const NOT_FOUND: i32 = 127;
+
 /// How much of a line of standard error is logged, in bytes.
 const LONGEST_LINE: usize = 4096;
 
@@ -63,11 +67,12 @@ impl Exec {
                 };
                 Err(match status.code() {
                     Some(DISCARD) => Failure::Discard(reason),
-                    Some(LATER) => Failure::Later(reason),
+                    // The event is not to blame for a command that is not there.
+                    Some(LATER | NOT_EXECUTABLE | NOT_FOUND) => Failure::Later(reason),
                     _ => Failure::Failed(reason),
                 })
             }
-            // The event is not to blame if no process can be started.
+            // Nor if no process can be started.
             Err(error) => Err(Failure::Later(format!("the command was not run: {error}"))),
         }
     }

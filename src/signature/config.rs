@@ -8,6 +8,7 @@ use super::verify::Authentication;
 use crate::event::EventKind;
 use crate::sender::Sender;
 use crate::telemetry::{Observers, Throttle};
+use crate::verified::Verified;
 
 #[derive(Clone, Debug)]
 pub(super) struct Config {
@@ -19,4 +20,13 @@ pub(super) struct Config {
     pub(super) kept: Option<Arc<BTreeSet<EventKind>>>,
     pub(super) throttle: Arc<Throttle>,
     pub(super) observers: Observers,
+}
+
+impl Config {
+    /// Whether a delivery is passed on.
+    #[inline]
+    pub(super) fn keeps(&self, verified: &Verified) -> bool {
+        let kind = verified.delivery().kind();
+        self.kept.as_ref().is_none_or(|kept| kept.contains(kind))
+    }
 }

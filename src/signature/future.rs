@@ -135,16 +135,13 @@ where
                         read(body, secret, &parts.headers, config, span)
                     });
                     let response = match read {
-                        Ok(Read::Event(verified)) => {
+                        Ok(Read::Event(verified)) if config.keeps(&verified) => {
                             watch.verified(verified.delivery());
-                            let kind = verified.delivery().kind();
-                            if config.kept.as_ref().is_none_or(|kept| kept.contains(kind)) {
-                                let request = Some(verified.into_request(parts));
-                                this.state.set(State::Verified { inner, request });
-                                continue;
-                            }
-                            filtered(kind.clone(), span)
+                            let request = Some(verified.into_request(parts));
+                            this.state.set(State::Verified { inner, request });
+                            continue;
                         }
+                        Ok(Read::Event(verified)) => filtered(&verified, watch, span),
                         Ok(Read::Challenge(reply)) => {
                             replied(reply, Some(EventKind::from_static("challenge")), span)
                         }
@@ -172,10 +169,7 @@ where
                         (Ok(response), Some(kind)) => Decision::sent_as(response, kind),
                         _ => Decision::FAILED,
                     });
-                    match &result {
-                        Ok(response) => answered(watch, response),
-                        Err(_) => failed(watch),
-                    }
+                    ended(watch, &result);
                     return Poll::Ready(result.map(|it| it.map(ResponseBody::service)));
                 }
                 StateProj::Decided { decided, config } => {
@@ -218,9 +212,16 @@ fn refuse<B>(
 }
 
 /// Answers an authentic delivery that the inner service never sees.
-fn filtered<B>(kind: EventKind, span: &DeliverySpan) -> Response<ResponseBody<B>> {
+#[cold]
+fn filtered<B>(
+    verified: &Verified,
+    watch: &mut DeliveryWatch,
+    span: &DeliverySpan,
+) -> Response<ResponseBody<B>> {
+    let delivery = verified.delivery();
+    watch.verified(delivery);
     let mut response = ResponseBody::answer(Outcome::Filtered);
-    span.finish(Decision::sent_as(&mut response, kind));
+    span.finish(Decision::sent_as(&mut response, delivery.kind().clone()));
     response
 }
 
@@ -279,6 +280,15 @@ fn answered<B>(watch: &mut DeliveryWatch, response: &Response<B>) {
         is_verified: decision.is_some_and(Decision::is_verified),
         reason: decision.and_then(Decision::reason),
     });
+}
+
+/// Reports to the observer how the inner service ended.
+#[inline]
+fn ended<B, E>(watch: &mut DeliveryWatch, result: &Result<Response<B>, E>) {
+    match result {
+        Ok(response) => answered(watch, response),
+        Err(_) => failed(watch),
+    }
 }
 
 /// Reports to the observer that the inner service failed, so that there is no answer.

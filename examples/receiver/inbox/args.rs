@@ -66,6 +66,7 @@ pub(crate) enum Command {
     /// Show an event with its payload, its headers and its failures
     Show {
         /// The number of the event
+        #[arg(value_parser = number)]
         id: EventId,
         /// Print it as a line of JSON
         #[arg(long)]
@@ -170,12 +171,18 @@ pub(crate) struct Matching {
     newer_than: Option<Duration>,
 }
 
+fn number(text: &str) -> Result<EventId, &'static str> {
+    let error =
+        "not the number of an event: `receiver inbox list` finds it, also with --key or --chat";
+    text.parse().map_err(|_| error)
+}
+
 /// Selects the events to change.
 #[derive(Args, Clone)]
 #[command(group = ArgGroup::new("events").required(true).args(["ids", "all"]))]
 pub(crate) struct Chosen {
     /// The numbers of the events
-    #[arg(value_name = "ID")]
+    #[arg(value_name = "ID", value_parser = number)]
     pub(crate) ids: Vec<EventId>,
     /// All events that match the options below, instead of numbers; requires `--state` or `--failed`
     #[arg(long, requires = "states")]

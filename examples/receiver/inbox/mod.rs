@@ -143,6 +143,9 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
         Command::Resume { kind } => {
             inbox.resume(kind.as_ref()).await?;
             said("resumed", kind.as_ref());
+            for pause in inbox.pauses().await? {
+                said("still paused", pause.kind.as_ref());
+            }
         }
         Command::Stats { json } => {
             let stats = inbox.stats().await?;

@@ -103,7 +103,7 @@ pub(in super::super) fn overview(
             div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if let Some(recent) = &console.recent {
                 section {
-                    h2 { "Answers, last hour" }
+                    h2 { "Responses, last hour" }
                     div #answers data-live { (answers(&recent.answers())) }
                 }
                 section {
