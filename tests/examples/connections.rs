@@ -389,9 +389,9 @@ fn one_that_sent_a_valid_signature_is_not_closed_for_those_that_send_nothing() {
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         read_body(&genuine, &answer);
     };
-    deliver();
-    // Longer than any connection has before it may be closed.
+    // Longer than a connection that has proved nothing may wait.
     thread::sleep(Duration::from_millis(600));
+    deliver();
     let _silent: Vec<_> = (0..16).filter_map(|_| receiver.connect()).collect();
     thread::sleep(Duration::from_millis(100));
     deliver();

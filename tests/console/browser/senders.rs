@@ -76,7 +76,7 @@ async fn one_console_shows_the_events_of_all_senders() {
 
         page.follow(".site a:nth-child(2)").await;
         page.set("#key", "key-1").await;
-        page.follow("form[method=get] button").await;
+        page.follow("main form[method=get] button").await;
         assert_eq!(page.rows().await, 3);
         page.follow("#rows tr:has(.bad) a[href^='/events/']").await;
         page.until_contains("#state", "dead").await;
