@@ -283,9 +283,11 @@ fn body(event: usize) -> String {
 
 /// The key as it is stored.
 fn stored_key(event: usize) -> String {
-    // Of the key space of transactions, without a namespace.
+    // Of the key space of transactions, without a namespace of a layer, which has no bytes, or of its own.
+    let namespace = "0:";
     let digest = Sha256::new()
-        .chain_update((2_u64 << 56).to_be_bytes())
+        .chain_update((2_u64 << 56 | namespace.len() as u64).to_be_bytes())
+        .chain_update(namespace)
         .chain_update(key(event))
         .finalize();
     let hex = hex::encode(&digest[..16]);
