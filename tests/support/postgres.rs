@@ -25,6 +25,12 @@ server=$!
 {
     if read -r signal; then
         kill -s "$signal" $server
+        # A fast shutdown in the middle of a recovery may wait forever: that is PostgreSQL's.
+        for _ in $(seq 200); do
+            kill -0 $server 2>/dev/null || exit
+            sleep 0.1
+        done
+        kill -s QUIT $server
     else
         kill -s QUIT $server
         while kill -0 $server; do sleep 0.1; done
