@@ -155,7 +155,7 @@ async fn connect(options: PgConnectOptions, connections: u32) -> anyhow::Result<
 fn random_secret(url: &str) -> anyhow::Result<Secret> {
     let mut bytes = [0; 20];
     getrandom::fill(&mut bytes)?;
-    let secret = hex::encode(bytes);
+    let secret = base16ct::lower::encode_string(&bytes);
     eprintln!(
         "send a first event with\n\n  \
          cargo run --example receiver -- send --url {url} --secret {secret}\n"

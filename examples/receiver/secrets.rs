@@ -38,7 +38,11 @@ pub(crate) fn secrets(args: &Options) -> anyhow::Result<(Option<Secrets>, Option
             }) => {
                 let mut bytes = [0; 20];
                 getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
-                Secret::new(random.insert(hex::encode(bytes)).as_str())
+                Secret::new(
+                    random
+                        .insert(base16ct::lower::encode_string(&bytes))
+                        .as_str(),
+                )
             }
             secret => secret,
         }

@@ -16,7 +16,6 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use indicatif::{ProgressBar, ProgressStyle};
 use tokio::time::timeout;
 use tower_webhook::event::sample;
 use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
@@ -88,27 +87,17 @@ pub(crate) async fn send(args: Options) -> anyhow::Result<ExitCode> {
     let (count, all_lines) = (args.count, args.verbose);
     let concurrency = args.concurrency.into();
     let client = Sending::new(args)?;
-    let bar = match count {
-        0..=LINES => ProgressBar::hidden(),
-        _ => ProgressBar::new(count), // Also hidden if standard error is not a terminal.
-    };
-    bar.set_style(ProgressStyle::with_template(
-        "{wide_bar} {pos}/{len}, {eta} left",
-    )?);
-
     let started = Instant::now();
     let mut answers = stream::iter(1..=count)
         .map(|number| client.deliver(number))
         .buffer_unordered(concurrency);
     let mut summary = Summary::default();
     while let Some(answer) = answers.next().await {
-        bar.inc(1);
         if answer.number <= LINES || all_lines {
-            bar.suspend(|| writeln!(io::stdout(), "{answer}"))?;
+            writeln!(io::stdout(), "{answer}")?;
         }
         summary.add(answer);
     }
-    bar.finish_and_clear();
     if count > 1 {
         summary.print(&mut io::stdout().lock(), started.elapsed())?;
     }
@@ -174,7 +163,7 @@ impl Sending {
             None => {
                 let mut bytes = [0; 16];
                 getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
-                Key::Each(hex::encode(bytes))
+                Key::Each(base16ct::lower::encode_string(&bytes))
             }
         };
         let request = Request::post(args.url).body(Full::from(body))?;

@@ -157,7 +157,7 @@ fn secret(args: &Args) -> anyhow::Result<(Secret, String)> {
             }) => {
                 let mut bytes = [0; 20];
                 getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
-                let random = hex::encode(bytes);
+                let random = base16ct::lower::encode_string(&bytes);
                 let receiver = format!("{run} --secret {random}");
                 (Secret::new(random), receiver)
             }

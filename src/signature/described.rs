@@ -257,7 +257,7 @@ mod tests {
         ] {
             let tags = signers.iter().map(|signer| {
                 let keyed = Keyed::Sha256(secret(signer).keyed());
-                hex::encode(keyed.tag([b"", b"{}", b""]))
+                base16ct::lower::encode_string(keyed.tag([b"", b"{}", b""]).as_ref())
             });
             assert_eq!(
                 verify(&sender, &set, &tags.collect::<Vec<_>>()),
@@ -280,7 +280,10 @@ mod tests {
         let private = Secret::new(private).unwrap();
         let sign = private.private().unwrap();
         let right = sign.sign(Algorithm::Ed25519, [b"{}", b"", b""]).unwrap();
-        let (right, wrong) = (hex::encode(right), "0".repeat(128));
+        let (right, wrong) = (
+            base16ct::lower::encode_string(right.as_ref()),
+            "0".repeat(128),
+        );
         for (tags, found) in [
             (&[&right][..], Some(1)),
             (&[&wrong, &right, &wrong], Some(1)),

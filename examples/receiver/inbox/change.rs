@@ -5,7 +5,6 @@ use std::process::ExitCode;
 
 use futures_util::FutureExt;
 use futures_util::future::join_all;
-use indicatif::ProgressBar;
 use tokio::signal::ctrl_c;
 use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
 
@@ -48,13 +47,11 @@ pub(crate) async fn change<Q: Queue>(
         return Ok(ExitCode::FAILURE);
     }
 
-    let progress = ProgressBar::new(ids.len() as u64);
     let mut counts = Counts::default();
     let mut stopped = std::pin::pin!(ctrl_c());
     for some in ids.chunks(AT_ONCE) {
         // Not during a change: what was begun is counted.
         if stopped.as_mut().now_or_never().is_some() {
-            progress.finish_and_clear();
             eprintln!("stopped after {} of {} events", counts.all(), ids.len());
             break;
         }
@@ -63,11 +60,9 @@ pub(crate) async fn change<Q: Queue>(
             Action::Discard => inbox.discard(*id, *from).await,
         });
         for ((id, _), change) in some.iter().zip(join_all(changes).await) {
-            counts.count(*id, change?, &progress);
-            progress.inc(1);
+            counts.count(*id, change?);
         }
     }
-    progress.finish_and_clear();
     eprintln!("{}: {}", action.done(), counts.made);
     let is_complete = counts.failed == 0 && counts.all() == ids.len();
     Ok(match is_complete {
@@ -149,7 +144,7 @@ impl Counts {
         self.made + self.failed
     }
 
-    fn count(&mut self, id: EventId, change: Change, progress: &ProgressBar) {
+    fn count(&mut self, id: EventId, change: Change) {
         let reason = match change {
             Change::Made => {
                 self.made += 1;
@@ -162,6 +157,6 @@ impl Counts {
             }
         };
         self.failed += 1;
-        progress.suspend(|| eprintln!("event {id}: {reason}"));
+        eprintln!("event {id}: {reason}");
     }
 }

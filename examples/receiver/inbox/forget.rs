@@ -49,7 +49,7 @@ pub(crate) async fn forget<Q: Queue>(
             .context("not all was forgotten: the same command forgets the rest")
     })?;
     // For the record, which the chat's id must not outlive its data in.
-    let digest = hex::encode(Sha256::digest(&chat));
+    let digest = base16ct::lower::encode_string(&Sha256::digest(&chat));
     let user = ["SUDO_USER", "USER", "LOGNAME"];
     let user = user.into_iter().find_map(|name| env::var(name).ok());
     eprintln!(

@@ -243,7 +243,7 @@ pub(crate) fn record_line(record: &EventRecord) -> io::Result<()> {
             .collect(),
         payload_hex: match payload {
             Some(_) => None,
-            None => body.map(hex::encode),
+            None => body.map(base16ct::lower::encode_string),
         },
     };
     let mut out = io::stdout().lock();
