@@ -48,6 +48,7 @@ pub(crate) async fn change<Q: Queue>(
     }
 
     let mut counts = Counts::default();
+    let is_seen = io::stderr().is_terminal();
     let mut stopped = std::pin::pin!(ctrl_c());
     for some in ids.chunks(AT_ONCE) {
         // Not during a change: what was begun is counted.
@@ -61,6 +62,9 @@ pub(crate) async fn change<Q: Queue>(
         });
         for ((id, _), change) in some.iter().zip(join_all(changes).await) {
             counts.count(*id, change?);
+        }
+        if is_seen {
+            eprint!("\r{}/{} ", counts.all(), ids.len());
         }
     }
     eprintln!("{}: {}", action.done(), counts.made);
