@@ -67,6 +67,9 @@ pub(crate) async fn change<Q: Queue>(
             eprint!("\r{}/{} ", counts.all(), ids.len());
         }
     }
+    if is_seen {
+        eprintln!();
+    }
     eprintln!("{}: {}", action.done(), counts.made);
     let is_complete = counts.failed == 0 && counts.all() == ids.len();
     Ok(match is_complete {
