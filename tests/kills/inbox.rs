@@ -375,14 +375,14 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         redriven.len()
     );
     assert!(
-        acknowledged.len() > 5 * kills,
-        "there was no load: {}",
-        acknowledged.len()
-    );
-    assert!(
         violations.is_empty(),
         "{} violations: {violations:#?}",
         violations.len()
+    );
+    assert!(
+        acknowledged.len() > 2 * kills,
+        "there was no load: {}",
+        acknowledged.len()
     );
 }
 

@@ -135,6 +135,46 @@ BEGIN
     RETURN 'made';
 END $tower_webhook$;
 
+-- Redrives or discards dead letters that hold no lane, as a person does with thousands: all of them by each statement.
+-- Returns the positions of those in the arrays. It leaves out what others have locked.
+CREATE FUNCTION {schema}.change_dead(p_seqs bigint[], p_froms text[], p_redrives boolean[])
+RETURNS bigint[] LANGUAGE plpgsql SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off
+AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+    v_at bigint[];
+    v_redriven bigint[];
+    v_discarded bigint[];
+BEGIN
+    SELECT array_agg(f.at), array_agg(f.seq) FILTER (WHERE p_redrives[f.at]),
+        array_agg(f.seq) FILTER (WHERE NOT p_redrives[f.at])
+    INTO v_at, v_redriven, v_discarded
+    FROM (
+        SELECT a.at, a.seq
+        -- Another change of the same event comes after this one.
+        FROM (SELECT seq, min(at) AS at FROM unnest(p_seqs) WITH ORDINALITY AS e (seq, at) GROUP BY seq) AS a
+        JOIN {schema}.events e ON e.seq = a.seq
+        JOIN {schema}.dead d ON d.seq = a.seq
+        WHERE p_froms[a.at] IN ('', 'dead') AND (e.body IS NOT NULL OR NOT p_redrives[a.at])
+            AND e.seq IS DISTINCT FROM (
+                SELECT h.seq FROM {schema}.head h
+                WHERE h.lane = coalesce(e.lane, 0) AND h.own = CASE WHEN e.lane IS NULL THEN e.seq ELSE 0 END
+            )
+        ORDER BY a.seq FOR UPDATE OF d SKIP LOCKED
+    ) AS f;
+    DELETE FROM {schema}.dead WHERE seq = ANY (v_redriven);
+    UPDATE {schema}.events SET lane = NULL, is_redriven = true WHERE seq = ANY (v_redriven);
+    INSERT INTO {schema}.head (lane, own, seq, due, kind, failures, crashes, is_tried, is_suspect)
+    SELECT 0, seq, seq, v_now, kind, 0, 0, EXISTS (SELECT FROM {schema}.failures f WHERE f.seq = e.seq), false
+    FROM {schema}.events e WHERE seq = ANY (v_redriven);
+    WITH discarded AS (
+        DELETE FROM {schema}.dead WHERE seq = ANY (v_discarded) RETURNING seq, failures
+    )
+    INSERT INTO {schema}.ended (seq, at, keep_until, failures, state)
+    SELECT seq, v_now, e.keep_until, d.failures, 'discarded' FROM discarded d JOIN {schema}.events e USING (seq);
+    RETURN v_at;
+END $tower_webhook$;
+
 -- Redrives or discards each of these events, in the order of lanes, so that two statements do not wait for each other. The
 -- rows of the result have positions in the arrays.
 CREATE FUNCTION {schema}.change(p_seqs bigint[], p_froms text[], p_redrives boolean[])
@@ -142,9 +182,13 @@ RETURNS TABLE (o_at bigint, o_answer text) LANGUAGE plpgsql SET plan_cache_mode 
 SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_from {schema}.event_state;
+    v_made bigint[];
 BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    v_made := {schema}.change_dead(p_seqs, p_froms, p_redrives);
+    RETURN QUERY SELECT made, 'made' FROM unnest(v_made) AS made;
     FOR o_at IN
-        SELECT e.at FROM unnest(p_seqs) WITH ORDINALITY AS e (seq, at)
+        SELECT e.at FROM unnest(p_seqs) WITH ORDINALITY AS e (seq, at) WHERE (e.at = ANY (v_made)) IS NOT TRUE
         ORDER BY (SELECT coalesce(v.lane, 0) FROM {schema}.events v WHERE v.seq = e.seq), e.seq
     LOOP
         v_from := nullif(p_froms[o_at], '');
