@@ -525,7 +525,7 @@ mod tests {
             });
             first.await.unwrap();
         }
-        for sql in rows::STATEMENTS.into_iter().chain([LIMITED]) {
+        for sql in rows::STATEMENTS.iter().copied().chain([LIMITED]) {
             let counts = store.engine.run(Need::Read, move |tx| {
                 let statement = tx.prepare(sql)?;
                 let count = |status| statement.get_status(status);

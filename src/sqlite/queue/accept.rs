@@ -21,7 +21,7 @@ const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body) VALUES (?1, ?
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [INSERT, INSERT_BODY, LAST];
+pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST];
 
 /// The number of the event that was accepted last, once a transaction has read it.
 #[derive(Default)]

@@ -39,7 +39,7 @@ const WAITING: &str =
     sql!("SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
+pub(super) const STATEMENTS: &[&str] = &[
     SUMMARY,
     CONTENT,
     FAILURES,

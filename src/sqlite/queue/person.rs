@@ -24,7 +24,7 @@ const REDRIVE: &str = sql!(
 );
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 4] = [EVENT, HAS_BODY, HAS_FAILED, REDRIVE];
+pub(super) const STATEMENTS: &[&str] = &[EVENT, HAS_BODY, HAS_FAILED, REDRIVE];
 
 struct Event {
     kind: i64,

@@ -55,7 +55,7 @@ const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <=
 pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
+pub(super) const STATEMENTS: &[&str] = &[
     BY_SEQ,
     INSERT,
     UPDATE,
