@@ -17,8 +17,8 @@ use crate::inbox::event::{EventLease, TakenEvent};
 use crate::lock::lock;
 use crate::postgres::engine::{Tables, Value, code, column, corrupt, is_locked, is_without_answer};
 use crate::postgres::lease::{Identity, TransactionalLease};
+use crate::store::OpenError as Error;
 use crate::store::StoreError;
-use crate::store::engine_error::Error;
 
 /// The tables of the queue.
 pub(super) struct Database {

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::inbox::event::Kinds;
 use crate::lock::lock;
 use crate::postgres::engine::{Value, column};
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// What a claim knows from an earlier one: that there was nothing to take before these times. Zeros know nothing.
 #[derive(Clone, Default)]
