@@ -274,12 +274,11 @@ pub(super) async fn cancel(
 }
 
 /// The kind to pause or resume: all of them if it is empty.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(super) struct Paused {
-    #[serde(default)]
     kind: String,
     /// Why it is paused.
-    #[serde(default)]
     reason: String,
 }
 

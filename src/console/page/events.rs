@@ -8,7 +8,7 @@ use super::super::actions::LONGEST_REASON;
 use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
-use super::parts::{chat, kinds, reason, state};
+use super::parts::{chat, head, kinds, reason, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
 use crate::event::EventKind;
@@ -170,19 +170,11 @@ pub(super) fn table(view: &View<'_>, rows: &[Failed], columns: Columns<'_>) -> M
         _ => None,
     };
     let has_chat = columns != Columns::OfChat;
+    let select = if checked.is_some() { "Select" } else { "" };
+    let chats = if has_chat { "Chat" } else { "" };
     html! {
         table {
-            thead {
-                tr {
-                    @if checked.is_some() { th scope="col" { "Select" } }
-                    th scope="col" { "Event" }
-                    th scope="col" { "Accepted" }
-                    th scope="col" { "Kind" }
-                    @if has_chat { th scope="col" { "Chat" } }
-                    th scope="col" { "State" }
-                    th scope="col" { "Failures, and the last one" }
-                }
-            }
+            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures, and the last one"]))
             tbody {
                 @for Failed { event, failure } in rows {
                     tr {
@@ -214,16 +206,7 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
                 @if lanes.is_empty() { p { "None." } }
                 @else {
                     table {
-                        thead {
-                            tr {
-                                th scope="col" { "Chat" }
-                                th scope="col" { "Blocked by" }
-                                th scope="col" { "Kind" }
-                                th scope="col" { "Since" }
-                                th scope="col" { "State" }
-                                th.number scope="col" { "Waiting behind it" }
-                            }
-                        }
+                        (head(&["Chat", "Blocked by", "Kind", "Since", "State", "#Waiting behind it"]))
                         tbody {
                             @for lane in lanes {
                                 @let head = &lane.event;

@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use super::super::settings::Console;
 use super::causes::causes;
 use super::events::waiting;
-use super::parts::{chat, gauge, reason, state};
+use super::parts::{chat, gauge, head, reason, state};
 use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
 use crate::event::EventKind;
@@ -169,15 +169,7 @@ fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
                 a.end href=(view.url("/lanes")) { "All blocked lanes" }
             }
             table {
-                thead {
-                    tr {
-                        th scope="col" { "Chat" }
-                        th.number scope="col" { "Waiting" }
-                        th scope="col" { "Since" }
-                        th scope="col" { "Blocked by" }
-                        th scope="col" { "Reason" }
-                    }
-                }
+                (head(&["Chat", "#Waiting", "Since", "Blocked by", "Reason"]))
                 tbody {
                     @for Blocked { lane, failure } in blocked {
                         @let event = &lane.event;
@@ -200,25 +192,23 @@ fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
 
 fn table(view: &View<'_>, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bool) -> Markup {
     let has_inbox = view.console.inbox.is_some();
+    let of_inbox = |column| if has_inbox { column } else { "" };
+    let columns = [
+        "Kind",
+        of_inbox("#Waiting"),
+        of_inbox("#In progress"),
+        of_inbox("#Retrying"),
+        of_inbox("#Dead"),
+        of_inbox("Oldest"),
+        "Handled, last hour",
+        "Failure budget",
+        if view.can_change() { "Pause" } else { "" },
+    ];
     html! {
         @if rows.is_empty() { p.quiet { "No event yet." } }
         @else {
             table {
-                thead {
-                    tr {
-                        th scope="col" { "Kind" }
-                        @if has_inbox {
-                            th.number scope="col" { "Waiting" }
-                            th.number scope="col" { "In progress" }
-                            th.number scope="col" { "Retrying" }
-                            th.number scope="col" { "Dead" }
-                            th scope="col" { "Oldest" }
-                        }
-                        th scope="col" { "Handled, last hour" }
-                        th scope="col" { "Failure budget" }
-                        @if view.can_change() { th scope="col" { "Pause" } }
-                    }
-                }
+                (head(&columns))
                 tbody {
                     @for row in rows { (kind(view, row, is_paused)) }
                 }
@@ -385,15 +375,7 @@ fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
         @if problems.is_empty() { p.quiet { "None." } }
         @else {
             table {
-                thead {
-                    tr {
-                        th scope="col" { "Last" }
-                        th.number scope="col" { "Times" }
-                        th scope="col" { "Outcome" }
-                        th scope="col" { "Kind" }
-                        th scope="col" { "Reason" }
-                    }
-                }
+                (head(&["Last", "#Times", "Outcome", "Kind", "Reason"]))
                 tbody {
                     @for problem in problems.iter().take(PROBLEMS) {
                         tr {

@@ -46,6 +46,22 @@ pub(super) fn reason(view: &View<'_>, failure: Option<&Failure>, most: usize) ->
     }
 }
 
+/// The names of a table's columns: after a `#`, that of a column of numbers. An empty one is left out.
+pub(super) fn head(columns: &[&str]) -> Markup {
+    html! {
+        thead {
+            tr {
+                @for column in columns.iter().filter(|column| !column.is_empty()) {
+                    @match column.strip_prefix('#') {
+                        Some(numbers) => th.number scope="col" { (numbers) },
+                        None => th scope="col" { (column) },
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The form of a button that changes an event.
 pub(super) fn button(view: &View<'_>, event: &EventSummary, action: &str, text: &str) -> Markup {
     let class = match action {
