@@ -342,10 +342,7 @@ async fn set_paused(
         };
         let note = is_paused.then(|| form.note(actor.as_deref())).transpose()?;
         in_task(async move {
-            let set = match &note {
-                Some(note) => inbox.pause(kind.as_ref(), note).await,
-                None => inbox.resume(kind.as_ref()).await,
-            };
+            let set = inbox.pause(kind.as_ref(), note.as_deref()).await;
             let kind = kind.as_ref().map(tracing::field::display);
             match &set {
                 Ok(()) => tracing::info!(

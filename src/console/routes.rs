@@ -497,15 +497,11 @@ mod tests {
             Box::pin(async { Ok(Vec::new()) })
         }
 
-        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: &'a str) -> Answer<'a, ()> {
+        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: Option<&'a str>) -> Answer<'a, ()> {
             Box::pin(async {
                 let _permit = self.permits.acquire().await;
                 Ok(())
             })
-        }
-
-        fn resume<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
-            Box::pin(pending())
         }
 
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {
