@@ -70,13 +70,8 @@ pub(super) fn accept(tx: &mut Tx<'_>, event: &NewEvent, take: Option<&Take>) -> 
         seq,
         kind: kind.id,
         lane: event.lane.map(|lane| lane.0),
-        place: Place::Ready,
         due: tx.now,
-        failures: 0,
-        crashes: 0,
-        first_failed: None,
-        tried: false,
-        uncounted: 0,
+        ..Work::default()
     };
     if let Some(lane) = work.lane
         && lanes::is_busy(tx, lane)?

@@ -13,7 +13,7 @@ use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::schema::Place;
 
 /// A row of `work`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) seq: i64,
     pub(super) kind: i64,
