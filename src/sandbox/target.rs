@@ -156,18 +156,17 @@ fn in_words(error: &(dyn StdError + 'static)) -> String {
     {
         return tls.to_string();
     }
-    let words = match io.kind() {
-        io::ErrorKind::ConnectionRefused => "connection refused",
-        io::ErrorKind::ConnectionReset => "connection reset",
+    match io.kind() {
         io::ErrorKind::ConnectionAborted
         | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::UnexpectedEof => "connection closed",
-        io::ErrorKind::TimedOut => "connection timed out",
-        io::ErrorKind::HostUnreachable => "host unreachable",
-        io::ErrorKind::NetworkUnreachable => "network unreachable",
-        _ => return all(),
-    };
-    words.to_owned()
+        | io::ErrorKind::UnexpectedEof => "connection closed".to_owned(),
+        io::ErrorKind::TimedOut => "connection timed out".to_owned(),
+        kind @ (io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable) => kind.to_string(),
+        _ => all(),
+    }
 }
 
 fn secure_client() -> Result<Client<HttpsConnector<HttpConnector>, Body>, rustls::Error> {
