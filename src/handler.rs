@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::delivery::Delivery;
-use crate::error::BoxError;
 use crate::event::Event;
 use crate::outcome::Outcome;
 
@@ -118,24 +117,7 @@ pub type HandlerResult = Result<(), HandlerError>;
 ///     Ok(())
 /// }
 /// ```
-pub struct HandlerError(Verdict);
-
-#[derive(Debug)]
-enum Verdict {
-    Retry {
-        reason: BoxError,
-        after: Option<Duration>,
-    },
-    Snooze(Duration),
-    Discard(BoxError),
-    DeadLetter(BoxError),
-    /// A handler of this crate that ended the attempt itself.
-    #[cfg_attr(
-        not(feature = "postgres"),
-        allow(dead_code, reason = "only transactional handlers do that")
-    )]
-    Ended(Outcome),
-}
+pub struct HandlerError(Outcome);
 
 impl HandlerError {
     /// Retries the event, as `?` does.
@@ -151,10 +133,7 @@ impl HandlerError {
     /// assert!(!HandlerError::retry("the CRM is down").is_discard());
     /// ```
     pub fn retry(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(Verdict::Retry {
-            reason: reason.into(),
-            after: None,
-        })
+        Self(Outcome::failed(reason))
     }
 
     /// Retries the event, not earlier than after `delay`. See [`Outcome::Failed`].
@@ -166,9 +145,9 @@ impl HandlerError {
         delay: Duration,
         reason: impl Into<Box<dyn std::error::Error + Send + Sync>>,
     ) -> Self {
-        Self(Verdict::Retry {
-            reason: reason.into(),
-            after: Some(delay),
+        Self(Outcome::Failed {
+            reason: reason.into().into(),
+            retry_after: Some(delay),
         })
     }
 
@@ -185,7 +164,7 @@ impl HandlerError {
     /// ```
     #[must_use]
     pub fn snooze(delay: Duration) -> Self {
-        Self(Verdict::Snooze(delay))
+        Self(Outcome::Snoozed { delay })
     }
 
     /// Gives the event up: it is not handled again. The reason is logged as a warning. See
@@ -198,7 +177,7 @@ impl HandlerError {
     /// assert!(HandlerError::discard("a rating without a chat").is_discard());
     /// ```
     pub fn discard(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(Verdict::Discard(reason.into()))
+        Self(Outcome::Discarded(reason.into().into()))
     }
 
     /// Gives the event up until a person has looked at it. See [`Outcome::DeadLetter`].
@@ -211,74 +190,37 @@ impl HandlerError {
     /// assert!(HandlerError::dead_letter("not a chat of this account").is_discard());
     /// ```
     pub fn dead_letter(reason: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self(Verdict::DeadLetter(reason.into()))
+        Self(Outcome::DeadLetter(reason.into().into()))
     }
 
     /// Whether the event is given up, by [`discard`](Self::discard) or
     /// [`dead_letter`](Self::dead_letter).
     #[must_use]
     pub fn is_discard(&self) -> bool {
-        use Outcome::{DeadLetter, Discarded};
-
-        matches!(
-            self.0,
-            Verdict::Discard(_)
-                | Verdict::DeadLetter(_)
-                | Verdict::Ended(Discarded(_) | DeadLetter(_))
-        )
+        matches!(self.0, Outcome::Discarded(_) | Outcome::DeadLetter(_))
     }
 
-    /// Returns the error that this one was created from.
+    /// Returns the error that this one was created from: `None` if it was [snoozed](Self::snooze).
     #[must_use]
-    pub fn into_source(self) -> Box<dyn std::error::Error + Send + Sync> {
+    pub fn into_source(self) -> Option<Arc<dyn std::error::Error + Send + Sync>> {
         match self.0 {
-            Verdict::Retry { reason, .. }
-            | Verdict::Discard(reason)
-            | Verdict::DeadLetter(reason) => reason,
-            Verdict::Snooze(delay) => Box::new(Ended(Outcome::Snoozed { delay })),
-            Verdict::Ended(outcome) => Box::new(Ended(outcome)),
+            Outcome::Failed { reason, .. }
+            | Outcome::Discarded(reason)
+            | Outcome::DeadLetter(reason) => Some(reason),
+            _ => None,
         }
     }
 
     /// The error of a handler of this crate that ended the attempt with `outcome`.
     #[cfg(feature = "postgres")]
     pub(crate) fn ended(outcome: Outcome) -> Self {
-        Self(Verdict::Ended(outcome))
-    }
-}
-
-/// An outcome as an error.
-#[derive(Debug)]
-struct Ended(Outcome);
-
-impl fmt::Display for Ended {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.0.reason() {
-            Some(reason) => write!(f, "{}: {reason}", self.0),
-            None => self.0.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Ended {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.0.reason()
+        Self(outcome)
     }
 }
 
 impl From<HandlerResult> for Outcome {
     fn from(result: HandlerResult) -> Self {
-        match result.map_err(|error| error.0) {
-            Ok(()) => Self::Handled,
-            Err(Verdict::Retry { reason, after }) => Self::Failed {
-                reason: reason.into(),
-                retry_after: after,
-            },
-            Err(Verdict::Snooze(delay)) => Self::Snoozed { delay },
-            Err(Verdict::Discard(reason)) => Self::Discarded(reason.into()),
-            Err(Verdict::DeadLetter(reason)) => Self::DeadLetter(reason.into()),
-            Err(Verdict::Ended(outcome)) => outcome,
-        }
+        result.map_or_else(|error| error.0, |()| Self::Handled)
     }
 }
 
@@ -290,21 +232,18 @@ impl<T: Into<Box<dyn std::error::Error + Send + Sync>>> From<T> for HandlerError
 
 impl fmt::Display for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Verdict::Retry { reason, .. }
-            | Verdict::Discard(reason)
-            | Verdict::DeadLetter(reason) => reason.fmt(f),
-            Verdict::Snooze(delay) => write!(f, "the handler snoozed the event for {delay:?}"),
-            Verdict::Ended(outcome) => outcome.fmt(f),
+        match (&self.0, self.0.reason()) {
+            (_, Some(reason)) => fmt::Display::fmt(reason, f),
+            (Outcome::Snoozed { delay }, _) => {
+                write!(f, "the handler snoozed the event for {delay:?}")
+            }
+            (other, None) => other.fmt(f),
         }
     }
 }
 
 impl fmt::Debug for HandlerError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0 {
-            Verdict::Ended(outcome) => outcome.fmt(f),
-            verdict => verdict.fmt(f),
-        }
+        self.0.fmt(f)
     }
 }

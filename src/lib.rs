@@ -235,6 +235,7 @@ mod delivery;
 mod error;
 pub mod event;
 mod handler;
+mod lock;
 mod outcome;
 mod router;
 mod sender;

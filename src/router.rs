@@ -4,7 +4,6 @@ use std::any::type_name;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::future::{Future, ready};
-use std::marker::PhantomData;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -58,15 +57,19 @@ pub struct EventRouter {
 
 #[derive(Clone, Default)]
 struct Shared {
-    handlers: BTreeMap<EventKind, Arc<dyn Route>>,
-    fallback: Option<Arc<dyn Route>>,
-    undecodable: Option<Arc<dyn OnUndecodable>>,
+    handlers: BTreeMap<EventKind, Route>,
+    fallback: Option<Route>,
+    undecodable: Option<OnUndecodable>,
     reject_unhandled: bool,
     /// The kinds without a handler.
     ignored: Throttle<MINUTE>,
 }
 
 type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+/// A handler whose event's type was erased.
+type Route = Arc<dyn Fn(RawDelivery, Option<OnUndecodable>) -> BoxFuture<Outcome> + Send + Sync>;
+type OnUndecodable =
+    Arc<dyn Fn(RawDelivery, DecodeError) -> BoxFuture<HandlerResult> + Send + Sync>;
 
 impl EventRouter {
     /// Creates a router without handlers.
@@ -98,9 +101,10 @@ impl EventRouter {
     #[track_caller]
     pub fn on<E: Event>(mut self, handler: impl Handler<E>) -> Self {
         let handlers = &mut Arc::make_mut(&mut self.shared).handlers;
-        let route = Arc::new(Typed {
-            handler,
-            event: PhantomData::<fn() -> E>,
+        let handler = Arc::new(handler);
+        let route: Route = Arc::new(move |delivery, undecodable| {
+            let handler = Arc::clone(&handler);
+            catch_panic(async move { run(&*handler, delivery, undecodable).await })
         });
         if handlers.insert(E::KIND, route).is_some() {
             panic!(
@@ -128,7 +132,17 @@ impl EventRouter {
         F: Fn(RawDelivery) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = HandlerResult> + Send + 'static,
     {
-        Arc::make_mut(&mut self.shared).fallback = Some(Arc::new(Untyped(handler)));
+        let handler = Arc::new(handler);
+        let route: Route = Arc::new(move |delivery, undecodable| {
+            let handler = Arc::clone(&handler);
+            catch_panic(async move {
+                match delivery.json().map(drop) {
+                    Ok(()) => handler(delivery).await.into(),
+                    Err(error) => give_up(undecodable, delivery, error).await,
+                }
+            })
+        });
+        Arc::make_mut(&mut self.shared).fallback = Some(route);
         self
     }
 
@@ -147,9 +161,8 @@ impl EventRouter {
         F: Fn(RawDelivery, DecodeError) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = HandlerResult> + Send + 'static,
     {
-        let handler =
-            move |raw, error| -> BoxFuture<HandlerResult> { Box::pin(handler(raw, error)) };
-        Arc::make_mut(&mut self.shared).undecodable = Some(Arc::new(handler));
+        let handler: OnUndecodable = Arc::new(move |raw, error| Box::pin(handler(raw, error)));
+        Arc::make_mut(&mut self.shared).undecodable = Some(handler);
         self
     }
 
@@ -198,7 +211,7 @@ impl EventRouter {
         let shared = &self.shared;
         let route = shared.handlers.get(delivery.kind());
         match route.or(shared.fallback.as_ref()) {
-            Some(route) => Arc::clone(route).run(delivery, shared.undecodable.clone()),
+            Some(route) => route(delivery, shared.undecodable.clone()),
             None if shared.reject_unhandled => Box::pin(ready(Outcome::Unhandled)),
             None => {
                 if let Some(left_out) = shared.ignored.admit(delivery.kind().as_str()) {
@@ -252,85 +265,25 @@ impl Future for RouterFuture {
 
 partial_debug!(RouterFuture);
 
-/// A handler whose event's type was erased.
-trait Route: Send + Sync {
-    fn run(
-        self: Arc<Self>,
-        delivery: RawDelivery,
-        undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Outcome>;
-}
-
-trait OnUndecodable: Send + Sync {
-    fn take(&self, delivery: RawDelivery, error: DecodeError) -> BoxFuture<HandlerResult>;
-}
-
-struct Typed<E, H> {
-    handler: H,
-    event: PhantomData<fn() -> E>,
-}
-
-impl<E: Event, H: Handler<E>> Typed<E, H> {
-    /// Not an `async fn`, whose future would keep room for the decoded delivery beside the handler's.
-    fn handle(
-        &self,
-        delivery: RawDelivery,
-        undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> impl Future<Output = Outcome> + Send {
-        match Delivery::decode(delivery) {
-            Ok(delivery) => self.handler.handle(delivery).map_into().left_future(),
-            Err((delivery, error)) => give_up(undecodable, delivery, error).right_future(),
-        }
-    }
-}
-
-impl<E: Event, H: Handler<E>> Route for Typed<E, H> {
-    fn run(
-        self: Arc<Self>,
-        delivery: RawDelivery,
-        undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Outcome> {
-        catch_panic(async move { self.handle(delivery, undecodable).await })
-    }
-}
-
-struct Untyped<F>(F);
-
-impl<F, Fut> Route for Untyped<F>
-where
-    F: Fn(RawDelivery) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = HandlerResult> + Send + 'static,
-{
-    fn run(
-        self: Arc<Self>,
-        delivery: RawDelivery,
-        undecodable: Option<Arc<dyn OnUndecodable>>,
-    ) -> BoxFuture<Outcome> {
-        catch_panic(async move {
-            match delivery.json().map(drop) {
-                Ok(()) => (self.0)(delivery).await.into(),
-                Err(error) => give_up(undecodable, delivery, error).await,
-            }
-        })
-    }
-}
-
-impl<F> OnUndecodable for F
-where
-    F: Fn(RawDelivery, DecodeError) -> BoxFuture<HandlerResult> + Send + Sync,
-{
-    fn take(&self, delivery: RawDelivery, error: DecodeError) -> BoxFuture<HandlerResult> {
-        self(delivery, error)
+/// Not an `async fn`, whose future would keep room for the decoded delivery beside the handler's.
+fn run<E: Event>(
+    handler: &impl Handler<E>,
+    delivery: RawDelivery,
+    undecodable: Option<OnUndecodable>,
+) -> impl Future<Output = Outcome> + Send {
+    match Delivery::decode(delivery) {
+        Ok(delivery) => handler.handle(delivery).map_into().left_future(),
+        Err((delivery, error)) => give_up(undecodable, delivery, error).right_future(),
     }
 }
 
 async fn give_up(
-    handler: Option<Arc<dyn OnUndecodable>>,
+    handler: Option<OnUndecodable>,
     delivery: RawDelivery,
     error: DecodeError,
 ) -> Outcome {
     match handler {
-        Some(handler) => handler.take(delivery, error).await.into(),
+        Some(handler) => handler(delivery, error).await.into(),
         None => Outcome::Undecodable(error),
     }
 }

@@ -1,10 +1,12 @@
 //! Limits how often the log shows the same.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 /// Allows one line in so many seconds for each reason, and counts the others.
 #[derive(Debug, Default)]
@@ -21,7 +23,7 @@ impl<const SECONDS: u64> Throttle<SECONDS> {
     /// last one.
     pub(crate) fn admit(&self, reason: &str) -> Option<u64> {
         let now = Instant::now();
-        let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lines = lock(&self.lines);
         let reason = match lines.len() < MOST || lines.contains_key(reason) {
             true => reason,
             false => "",

@@ -118,4 +118,4 @@ pub use self::config::AdminConfigError;
 pub use self::error::{AdminError, AdminErrorKind};
 pub use self::response::{GraphQlError, GraphQlResponse, Location, PathSegment};
 pub use self::token::AccessToken;
-pub use self::transport::{Transport, TransportFuture};
+pub use self::transport::Transport;

@@ -117,34 +117,20 @@ impl Transport {
 impl Service<Request<Full<Bytes>>> for Transport {
     type Response = Response<UnsyncBoxBody<Bytes, BoxError>>;
     type Error = BoxError;
-    type Future = TransportFuture;
+    type Future = BoxFuture<Result<Self::Response, BoxError>>;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         self.client.poll_ready(cx).map_err(Into::into)
     }
 
-    fn call(&mut self, request: Request<Full<Bytes>>) -> TransportFuture {
+    fn call(&mut self, request: Request<Full<Bytes>>) -> Self::Future {
         let response = reqwest::Request::try_from(request.map(reqwest::Body::wrap))
             .map(|request| self.client.call(request));
-        TransportFuture(Box::pin(async move {
+        Box::pin(async move {
             let response = Response::from(response?.await?);
             Ok(response.map(|body| body.map_err(Into::into).boxed_unsync()))
-        }))
+        })
     }
 }
 
 partial_debug!(Transport);
-
-/// The response future of [`Transport`].
-#[must_use = "futures do nothing unless polled"]
-pub struct TransportFuture(BoxFuture<Result<Response<ResponseBody>, BoxError>>);
-
-impl Future for TransportFuture {
-    type Output = Result<Response<UnsyncBoxBody<Bytes, BoxError>>, BoxError>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        self.0.as_mut().poll(cx)
-    }
-}
-
-partial_debug!(TransportFuture);

@@ -6,14 +6,14 @@ use std::sync::Arc;
 use axum::Extension;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection};
-use axum::extract::{Form, Path, Query, State};
+use axum::extract::{Form, Path, Query};
 use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
 use super::bulk::Action;
 use super::guard::actor;
-use super::page::{Site, View, Wrong};
+use super::page::{View, Wrong};
 use super::problem::Problem;
 use super::request::{Did, Search, action, find_job, id, inbox, text};
 use super::routes;
@@ -23,13 +23,7 @@ use crate::event::EventKind;
 use crate::inbox::{Change, EventId, EventState};
 use crate::store::StoreError;
 
-/// Redirects to a page, or shows the problem.
-fn then(console: &Console, site: &Site, result: Result<String, Problem>) -> Response {
-    match result {
-        Ok(path) => Redirect::to(&site.url(path)).into_response(),
-        Err(problem) => problem.page(&View::new(console, site)),
-    }
-}
+type Answer = Result<Redirect, Problem>;
 
 fn refused(id: EventId, change: Change) -> Problem {
     let reason = match change {
@@ -49,25 +43,23 @@ pub(super) struct Shown {
 }
 
 pub(super) async fn change(
-    State(console): State<Arc<Console>>,
-    Extension(site): Extension<Site>,
+    Extension(view): Extension<View>,
     headers: HeaderMap,
     path: Result<Path<(String, String)>, PathRejection>,
     form: Result<Form<Shown>, FormRejection>,
-) -> Response {
-    let changed = async {
-        let Path((number, name)) = path?;
-        let Form(shown) = form?;
-        let (id, action) = (id(&number)?, action(&name)?);
-        let from = state(&shown.state)?;
-        let made = make(&console, actor(&console, &headers), action, id, from);
-        match made.await? {
-            Change::Made => Ok(Did::Changed(action, vec![id]).at(&format!("/events/{id}"))),
-            change => Err(refused(id, change)),
+) -> Answer {
+    let Path((number, name)) = path?;
+    let Form(shown) = form?;
+    let (id, action) = (id(&number)?, action(&name)?);
+    let from = state(&shown.state)?;
+    let actor = actor(&view.console, &headers);
+    match make(&view.console, actor, action, id, from).await? {
+        Change::Made => {
+            let did = Did::Changed(action, vec![id]).at(&format!("/events/{id}"));
+            Ok(Redirect::to(&view.url(did)))
         }
-    };
-    let changed = changed.await;
-    then(&console, &site, changed)
+        change => Err(refused(id, change)),
+    }
 }
 
 /// Makes a change and logs it in a task, since the operator may disconnect meanwhile.
@@ -151,30 +143,25 @@ fn selection(body: &[u8]) -> Result<(Vec<Selected>, String, String), Problem> {
 
 /// Changes the events that are selected in a list. The body has a field `id` for each, with the state that was shown.
 pub(super) async fn change_selected(
-    State(console): State<Arc<Console>>,
-    Extension(site): Extension<Site>,
+    Extension(view): Extension<View>,
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let selected = async { selection(&body?) };
-    let (ids, name, query) = match selected.await {
-        Ok(selected) => selected,
-        Err(problem) => return problem.page(&view),
-    };
+) -> Result<Response, Problem> {
+    let (ids, name, query) = selection(&body?)?;
     // Only what a URL can have.
     let query = form_urlencoded::Serializer::new(String::new())
         .extend_pairs(form_urlencoded::parse(query.as_bytes()))
         .finish();
     let list = format!("/events?{query}");
-    let problem = match change_each(&console, actor(&console, &headers), &name, &ids).await {
-        Ok(did) => return Redirect::to(&site.url(did.at(&list))).into_response(),
+    let actor = actor(&view.console, &headers);
+    let problem = match change_each(&view.console, actor, &name, &ids).await {
+        Ok(did) => return Ok(Redirect::to(&view.url(did.at(&list))).into_response()),
         Err(problem) => problem,
     };
     // The list stays, and what is selected in it.
     let checked: Vec<_> = ids.iter().map(|(id, _)| *id).collect();
     let wrong = Wrong {
-        reason: problem.reason(&console),
+        reason: problem.reason(&view.console),
         checked: &checked,
     };
     let search = list
@@ -186,8 +173,8 @@ pub(super) async fn change_selected(
         None => None,
     };
     match page {
-        Some(page) => problem.on(page),
-        None => problem.page(&view),
+        Some(page) => Ok(problem.on(page)),
+        None => Err(problem),
     }
 }
 
@@ -232,54 +219,43 @@ async fn change_each(
 }
 
 pub(super) async fn change_all(
-    State(console): State<Arc<Console>>,
-    Extension(site): Extension<Site>,
+    Extension(view): Extension<View>,
     headers: HeaderMap,
     form: Result<Form<Search>, FormRejection>,
-) -> Response {
-    let started = async {
-        let Form(search) = form?;
-        let action = action(&search.action)?;
-        let chosen = (search.filter_for_change(&console)?, search.seen()?);
-        let inbox = Arc::clone(inbox(&console)?);
-        let actor = actor(&console, &headers);
-        let job = console
-            .jobs
-            .start(inbox, action, chosen, search.query(), actor);
-        Ok(format!("/jobs/{}", job.await?.number))
-    };
-    let started = started.await;
-    then(&console, &site, started)
+) -> Answer {
+    let Form(search) = form?;
+    let action = action(&search.action)?;
+    let chosen = (search.filter_for_change(&view.console)?, search.seen()?);
+    let inbox = Arc::clone(inbox(&view.console)?);
+    let actor = actor(&view.console, &headers);
+    let jobs = &view.console.jobs;
+    let job = jobs.start(inbox, action, chosen, search.query(), actor);
+    let number = job.await?.number;
+    Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
 }
 
 pub(super) async fn cancel(
-    State(console): State<Arc<Console>>,
-    Extension(site): Extension<Site>,
+    Extension(view): Extension<View>,
     headers: HeaderMap,
     path: Result<Path<u64>, PathRejection>,
-) -> Response {
-    let cancelled = async {
-        let Path(number) = path?;
-        let job = find_job(&console, number)?;
-        tracing::info!(
-            actor = actor(&console, &headers),
-            job = number,
-            "the console cancels a job"
-        );
-        job.cancel();
-        Ok(format!("/jobs/{number}"))
-    };
-    let cancelled = cancelled.await;
-    then(&console, &site, cancelled)
+) -> Answer {
+    let Path(number) = path?;
+    let job = find_job(&view.console, number)?;
+    tracing::info!(
+        actor = actor(&view.console, &headers),
+        job = number,
+        "the console cancels a job"
+    );
+    job.cancel();
+    Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
 }
 
 /// The kind to pause or resume: all of them if it is empty.
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(super) struct Paused {
-    #[serde(default)]
     kind: String,
     /// Why it is paused.
-    #[serde(default)]
     reason: String,
 }
 
@@ -308,67 +284,57 @@ impl Paused {
 }
 
 pub(super) async fn pause(
-    state: State<Arc<Console>>,
-    site: Extension<Site>,
+    view: Extension<View>,
     headers: HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
-) -> Response {
-    set_paused(state, site, &headers, form, true).await
+) -> Answer {
+    set_paused(view, &headers, form, true).await
 }
 
 pub(super) async fn resume(
-    state: State<Arc<Console>>,
-    site: Extension<Site>,
+    view: Extension<View>,
     headers: HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
-) -> Response {
-    set_paused(state, site, &headers, form, false).await
+) -> Answer {
+    set_paused(view, &headers, form, false).await
 }
 
 async fn set_paused(
-    State(console): State<Arc<Console>>,
-    Extension(site): Extension<Site>,
+    Extension(view): Extension<View>,
     headers: &HeaderMap,
     form: Result<Form<Paused>, FormRejection>,
     is_paused: bool,
-) -> Response {
-    let set = async {
-        let Form(form) = form?;
-        let kind = form.kind()?;
-        let inbox = Arc::clone(inbox(&console)?);
-        let actor = actor(&console, headers);
-        let did = match is_paused {
-            true => Did::Paused(kind.clone()),
-            false => Did::Resumed(kind.clone()),
-        };
-        let note = is_paused.then(|| form.note(actor.as_deref())).transpose()?;
-        in_task(async move {
-            let set = match &note {
-                Some(note) => inbox.pause(kind.as_ref(), note).await,
-                None => inbox.resume(kind.as_ref()).await,
-            };
-            let kind = kind.as_ref().map(tracing::field::display);
-            match &set {
-                Ok(()) => tracing::info!(
-                    actor,
-                    kind,
-                    is_paused,
-                    note,
-                    "the console pauses or resumes"
-                ),
-                Err(error) => tracing::warn!(
-                    actor,
-                    kind,
-                    is_paused,
-                    reason = Chain(error).to_string(),
-                    "the console could not pause or resume"
-                ),
-            }
-            set
-        })
-        .await?;
-        Ok(did.at("/"))
+) -> Answer {
+    let Form(form) = form?;
+    let kind = form.kind()?;
+    let inbox = Arc::clone(inbox(&view.console)?);
+    let actor = actor(&view.console, headers);
+    let did = match is_paused {
+        true => Did::Paused(kind.clone()),
+        false => Did::Resumed(kind.clone()),
     };
-    let set = set.await;
-    then(&console, &site, set)
+    let note = is_paused.then(|| form.note(actor.as_deref())).transpose()?;
+    in_task(async move {
+        let set = inbox.pause(kind.as_ref(), note.as_deref()).await;
+        let kind = kind.as_ref().map(tracing::field::display);
+        match &set {
+            Ok(()) => tracing::info!(
+                actor,
+                kind,
+                is_paused,
+                note,
+                "the console pauses or resumes"
+            ),
+            Err(error) => tracing::warn!(
+                actor,
+                kind,
+                is_paused,
+                reason = Chain(error).to_string(),
+                "the console could not pause or resume"
+            ),
+        }
+        set
+    })
+    .await?;
+    Ok(Redirect::to(&view.url(did.at("/"))))
 }

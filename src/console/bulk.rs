@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
@@ -15,6 +15,7 @@ use tokio::time::{Instant, timeout};
 use super::operations::{Operations, SEARCH, next};
 use crate::error::Chain;
 use crate::inbox::{Change, EventId, EventState, EventSummary, Filter, KindStats, Page};
+use crate::lock::lock;
 use crate::store::StoreError;
 
 /// A change of events.
@@ -269,12 +270,8 @@ pub(super) async fn first(
 }
 
 impl Jobs {
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<u64, Arc<Job>>> {
-        self.all.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn get(&self, number: u64) -> Option<Arc<Job>> {
-        self.lock().get(&number).cloned()
+        lock(&self.all).get(&number).cloned()
     }
 
     pub(super) async fn turn_of_export(&self) -> Option<OwnedSemaphorePermit> {
@@ -304,7 +301,7 @@ impl Jobs {
         let matched = self.preview(&*inbox, &filter, Some(seen)).await?;
         let oldest = first(&*inbox, Page::oldest(1)).await?;
         let searched = Searched::new(oldest.unwrap_or(seen.newest), seen.newest);
-        let mut all = self.lock();
+        let mut all = lock(&self.all);
         let number = all.last_key_value().map_or(1, |(number, _)| number + 1);
         let job = Arc::new(Job {
             number,
@@ -344,8 +341,7 @@ impl Jobs {
 
 impl Job {
     pub(super) fn end(&self) -> Option<Ended> {
-        let ended = self.ended.lock();
-        ended.unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.ended).clone()
     }
 
     pub(super) fn cancel(&self) {
@@ -383,7 +379,7 @@ impl Job {
             ?ended,
             "the console has ended a change of all events that match"
         );
-        *self.ended.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+        *lock(&self.ended) = Some(ended);
     }
 
     /// Changes the events that the operator has seen. Those whose state has changed since they were listed are not

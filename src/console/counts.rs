@@ -1,13 +1,14 @@
 //! The counts of an inbox. Counting millions of events takes a second, and pages do not wait for that long.
 
 use std::future::Future;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use crate::inbox::Stats;
+use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How long a page waits for new counts if there are earlier ones.
@@ -48,7 +49,7 @@ impl Counts {
     ) -> Result<(Stats, Duration), StoreError> {
         let new = |stats| (stats, Duration::ZERO);
         let known = {
-            let kept = self.lock();
+            let kept = lock(&self.0);
             let last = kept.last.as_ref();
             let last = last.map(|last| (last, last.at.elapsed()));
             if let Some((last, age)) = last
@@ -71,7 +72,7 @@ impl Counts {
 
     /// Drops the last counts after a change, so that the next page counts again.
     pub(super) fn forget(&self) {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.0);
         *kept = Kept {
             changes: kept.changes + 1,
             ..Kept::default()
@@ -84,11 +85,11 @@ impl Counts {
         count: impl Future<Output = Result<Stats, StoreError>> + Send + 'static,
     ) -> Result<Stats, StoreError> {
         let asked = Instant::now();
-        let running = self.lock().counting.clone();
+        let running = lock(&self.0).counting.clone();
         if let Some(mut running) = running {
             // It ends by being dropped.
             let _ = running.changed().await;
-            if let Some(last) = &self.lock().last
+            if let Some(last) = &lock(&self.0).last
                 && last.at >= asked
             {
                 return Ok(last.stats.clone());
@@ -96,7 +97,7 @@ impl Counts {
         }
         let (ends, counting) = watch::channel(());
         let changes = {
-            let mut kept = self.lock();
+            let mut kept = lock(&self.0);
             kept.counting = Some(counting);
             kept.changes
         };
@@ -105,7 +106,7 @@ impl Counts {
             let _ends = ends;
             let began = Instant::now();
             let stats = count.await;
-            let mut kept = of.lock();
+            let mut kept = lock(&of.0);
             if kept.changes != changes {
                 return stats;
             }
@@ -123,10 +124,6 @@ impl Counts {
             Ok(stats) => stats,
             Err(error) => Err(StoreError::new(StoreErrorKind::Unavailable, error)),
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Kept> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

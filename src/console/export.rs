@@ -6,9 +6,9 @@ use std::time::SystemTime;
 
 use axum::Extension;
 use axum::body::{Body, Bytes};
+use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
-use axum::extract::{Query, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use futures_util::future::try_join_all;
 use futures_util::stream::try_unfold;
 use http::HeaderMap;
@@ -19,10 +19,9 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::bulk::first;
 use super::guard::actor;
 use super::operations::{Operations, SEARCH, next};
-use super::page::{Site, View, clamped};
+use super::page::{View, clamped};
 use super::problem::Problem;
 use super::request::{Search, inbox};
-use super::settings::Console;
 use crate::inbox::{EventId, EventRecord, Filter, Page};
 use crate::store::StoreError;
 
@@ -39,61 +38,52 @@ enum Format {
 }
 
 pub(super) async fn export(
-    State(console): State<Arc<Console>>,
-    Extension(site): Extension<Site>,
+    Extension(view): Extension<View>,
     headers: HeaderMap,
     search: Result<Query<Search>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let export = async {
-        let Query(search) = search?;
-        let format = match search.format.as_str() {
-            "jsonl" => Format::JsonLines,
-            "csv" => Format::Csv,
-            other => {
-                let reason =
-                    format!("`{other}` is not a format. The formats are `jsonl` and `csv`.");
-                return Err(Problem::bad(reason));
-            }
-        };
-        let filter = search.filter(&console)?;
-        let inbox = Arc::clone(inbox(&console)?);
-        let turn = console.jobs.turn_of_export().await;
-        // Events that are accepted meanwhile are not in it, so that it ends.
-        let newest = first(&*inbox, Page::newest(1)).await?;
-        tracing::info!(
-            actor = actor(&console, &headers),
-            filter = search.query(),
-            format = search.format,
-            "the console exports events"
-        );
-        let hides_payloads = console.hides_payloads;
-        let export = Export {
-            newest: newest.unwrap_or(EventId(0)),
-            page: Some(Page {
-                newest_first: search.newest_first(),
-                ..Page::oldest(STEP).within(SEARCH)
-            }),
-            head: matches!(format, Format::Csv).then(|| head(hides_payloads)),
-            inbox,
-            filter,
-            format,
-            hides_payloads,
-            listed: VecDeque::new(),
-            _turn: turn,
-        };
-        let (kind, name) = match format {
-            Format::JsonLines => ("application/x-ndjson", "events.jsonl"),
-            Format::Csv => ("text/csv; charset=utf-8", "events.csv"),
-        };
-        let name = format!("attachment; filename=\"{name}\"");
-        let headers = [(CONTENT_TYPE, kind.to_owned()), (CONTENT_DISPOSITION, name)];
-        Ok((headers, Body::from_stream(try_unfold(export, Export::step))))
+) -> Result<impl IntoResponse, Problem> {
+    let (console, Query(search)) = (view.console, search?);
+    let format = match search.format.as_str() {
+        "jsonl" => Format::JsonLines,
+        "csv" => Format::Csv,
+        other => {
+            let reason = format!("`{other}` is not a format. The formats are `jsonl` and `csv`.");
+            return Err(Problem::bad(reason));
+        }
     };
-    match export.await {
-        Ok(file) => file.into_response(),
-        Err(problem) => problem.page(&view),
-    }
+    let filter = search.filter(&console)?;
+    let inbox = Arc::clone(inbox(&console)?);
+    let turn = console.jobs.turn_of_export().await;
+    // Events that are accepted meanwhile are not in it, so that it ends.
+    let newest = first(&*inbox, Page::newest(1)).await?;
+    tracing::info!(
+        actor = actor(&console, &headers),
+        filter = search.query(),
+        format = search.format,
+        "the console exports events"
+    );
+    let hides_payloads = console.hides_payloads;
+    let export = Export {
+        newest: newest.unwrap_or(EventId(0)),
+        page: Some(Page {
+            newest_first: search.newest_first(),
+            ..Page::oldest(STEP).within(SEARCH)
+        }),
+        head: matches!(format, Format::Csv).then(|| head(hides_payloads)),
+        inbox,
+        filter,
+        format,
+        hides_payloads,
+        listed: VecDeque::new(),
+        _turn: turn,
+    };
+    let (kind, name) = match format {
+        Format::JsonLines => ("application/x-ndjson", "events.jsonl"),
+        Format::Csv => ("text/csv; charset=utf-8", "events.csv"),
+    };
+    let name = format!("attachment; filename=\"{name}\"");
+    let headers = [(CONTENT_TYPE, kind.to_owned()), (CONTENT_DISPOSITION, name)];
+    Ok((headers, Body::from_stream(try_unfold(export, Export::step))))
 }
 
 struct Export {

@@ -13,7 +13,7 @@ use http::uri::Authority;
 use http::{HeaderMap, StatusCode};
 use tokio::time::timeout;
 
-use super::page::{Site, View};
+use super::page::View;
 use super::problem::Problem;
 use super::request::Did;
 use super::settings::Console;
@@ -22,8 +22,8 @@ use crate::telemetry::Short;
 /// How long a page waits for what is paused.
 const PAUSES: Duration = Duration::from_secs(1);
 
-/// Refuses requests under other host names, notes where the console is mounted, and makes pages of the refusals of the
-/// layers inside.
+/// Refuses requests under other host names, notes where the console is mounted, and makes pages of problems and of what the
+/// layers inside refuse.
 pub(super) async fn guard(
     State(console): State<Arc<Console>>,
     OriginalUri(original): OriginalUri,
@@ -37,40 +37,40 @@ pub(super) async fn guard(
         None => original.path(),
     };
     let is_page = !inner.contains('.');
-    let mut site = Site {
+    let mut view = View {
+        console,
         base: base.trim_end_matches('/').to_owned(),
         did: original.query().and_then(Did::of_query),
         pauses: Vec::new(),
     };
-    if !is_known_host(&console, &request) {
+    if !is_known_host(&view.console, &request) {
         let reason = "The console is not reachable under this host name.";
         let problem = Problem::new(StatusCode::MISDIRECTED_REQUEST, reason);
-        return problem.page(&View::new(&console, &site));
+        return problem.page(&view);
     }
     let headers = request.headers();
     if is_embedded(headers) {
         let reason = "A page of another site has sent this request.";
         let problem = Problem::new(StatusCode::FORBIDDEN, reason);
-        return problem.page(&View::new(&console, &site));
+        return problem.page(&view);
     }
     // A client may have set the first one, before the proxy.
-    let actors = console.actor.as_ref();
+    let actors = view.console.actor.as_ref();
     if actors.is_some_and(|name| headers.get_all(name).iter().nth(1).is_some()) {
         let problem = Problem::bad("The header with the operator's name occurs twice.");
-        return problem.page(&View::new(&console, &site));
+        return problem.page(&view);
     }
-    if let Some(inbox) = console.inbox.as_ref().filter(|_| is_page) {
+    if let Some(inbox) = view.console.inbox.as_ref().filter(|_| is_page) {
         // A queue that fails is a matter of the page.
         let pauses = timeout(PAUSES, inbox.pauses()).await;
-        site.pauses = pauses.ok().and_then(Result::ok).unwrap_or_default();
+        view.pauses = pauses.ok().and_then(Result::ok).unwrap_or_default();
     }
-    request.extensions_mut().insert(site.clone());
+    request.extensions_mut().insert(view.clone());
     let answer = next.run(request).await;
-    match reason(&answer) {
-        Some(reason) => {
-            let problem = Problem::new(answer.status(), reason);
-            problem.page(&View::new(&console, &site))
-        }
+    let of_layer = || reason(&answer).map(|reason| Problem::new(answer.status(), reason));
+    let problem = answer.extensions().get().cloned().or_else(of_layer);
+    match problem {
+        Some(problem) => problem.page(&view),
         None => answer,
     }
 }

@@ -38,8 +38,8 @@ pub(super) trait Operations: Send + Sync {
     ) -> Answer<'a, Vec<BlockedLane>>;
     fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
     fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: &'a str) -> Answer<'a, ()>;
-    fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()>;
+    /// Resumes without a note.
+    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
@@ -90,17 +90,12 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.inbox.pauses())
     }
 
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: &'a str) -> Answer<'a, ()> {
+    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()> {
         Box::pin(async move {
-            let set = self.inbox.pause(kind, note).await;
-            self.counts.forget();
-            set
-        })
-    }
-
-    fn resume<'a>(&'a self, kind: Option<&'a EventKind>) -> Answer<'a, ()> {
-        Box::pin(async move {
-            let set = self.inbox.resume(kind).await;
+            let set = match note {
+                Some(note) => self.inbox.pause(kind, note).await,
+                None => self.inbox.resume(kind).await,
+            };
             self.counts.forget();
             set
         })

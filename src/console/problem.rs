@@ -1,7 +1,8 @@
 //! Why a request has no page.
 
+use axum::Extension;
 use axum::extract::rejection::{BytesRejection, FormRejection, PathRejection, QueryRejection};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use maud::Markup;
 
@@ -10,7 +11,8 @@ use super::settings::Console;
 use crate::error::Chain;
 use crate::store::StoreError;
 
-/// Why a request has no page.
+/// Why a request has no page. As a response, it is for [`guard`](super::guard::guard), which makes a page of it.
+#[derive(Clone)]
 pub(super) struct Problem {
     status: StatusCode,
     reason: String,
@@ -49,14 +51,20 @@ impl Problem {
         }
     }
 
-    pub(super) fn page(self, view: &View<'_>) -> Response {
-        let page = problem(view, self.status, self.reason(view.console));
+    pub(super) fn page(self, view: &View) -> Response {
+        let page = problem(view, self.status, self.reason(&view.console));
         self.on(page)
     }
 
     /// A page that has the reason.
     pub(super) fn on(self, page: Markup) -> Response {
-        (self.status, Html(page.into_string())).into_response()
+        (self.status, page).into_response()
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        (self.status, Extension(self)).into_response()
     }
 }
 
@@ -77,26 +85,15 @@ impl From<StoreError> for Problem {
     }
 }
 
-impl From<QueryRejection> for Problem {
-    fn from(rejection: QueryRejection) -> Self {
-        Self::bad(rejection.body_text())
-    }
+/// The request is not what the page needs.
+macro_rules! rejections {
+    ($($Rejection:ident),+) => {$(
+        impl From<$Rejection> for Problem {
+            fn from(rejection: $Rejection) -> Self {
+                Self::new(rejection.status(), rejection.body_text())
+            }
+        }
+    )+};
 }
 
-impl From<PathRejection> for Problem {
-    fn from(rejection: PathRejection) -> Self {
-        Self::bad(rejection.body_text())
-    }
-}
-
-impl From<FormRejection> for Problem {
-    fn from(rejection: FormRejection) -> Self {
-        Self::new(rejection.status(), rejection.body_text())
-    }
-}
-
-impl From<BytesRejection> for Problem {
-    fn from(rejection: BytesRejection) -> Self {
-        Self::new(rejection.status(), rejection.body_text())
-    }
-}
+rejections!(BytesRejection, FormRejection, PathRejection, QueryRejection);

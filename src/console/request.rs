@@ -48,42 +48,28 @@ pub(super) const ROWS: usize = 40;
 
 /// The filter of a list, as in a URL.
 #[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
 pub(super) struct Search {
-    #[serde(default)]
     pub(super) state: String,
-    #[serde(default)]
     pub(super) kind: String,
-    #[serde(default)]
     pub(super) chat: String,
-    #[serde(default)]
     pub(super) key: String,
     /// The number of hours within which the event was accepted, or failed last if that is its state.
-    #[serde(default)]
     pub(super) hours: String,
     /// The times between which it was, such as `2026-11-22T20:15`.
-    #[serde(default)]
     pub(super) from: String,
-    #[serde(default)]
     pub(super) until: String,
     /// A text in an error of the event.
-    #[serde(default)]
     pub(super) error: String,
-    #[serde(default)]
     pub(super) order: String,
     /// The format of an export.
-    #[serde(default)]
     pub(super) format: String,
-    #[serde(default)]
     pub(super) after: String,
-    #[serde(default)]
     pub(super) action: String,
     /// The id of the chat, on its page, or what is looked for.
-    #[serde(default)]
     pub(super) id: String,
     /// What a preview has seen: see [`Seen`].
-    #[serde(default)]
     pub(super) newest: String,
-    #[serde(default)]
     pub(super) at: String,
 }
 

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::middleware::from_fn_with_state;
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
 use futures_util::future::{try_join_all, try_join3};
@@ -16,6 +16,7 @@ use http::header::{
     X_CONTENT_TYPE_OPTIONS,
 };
 use http::{HeaderValue, StatusCode};
+use maud::Markup;
 use tower_http::catch_panic::CatchPanicLayer;
 use tower_http::compression::CompressionLayer;
 use tower_http::csrf::CsrfLayer;
@@ -26,7 +27,7 @@ use super::bulk::Seen;
 use super::export::export;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
-use super::page::{self, Blocked, Failed, Site, View, Wrong};
+use super::page::{self, Blocked, Failed, View, Wrong};
 use super::problem::Problem;
 use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
@@ -78,7 +79,6 @@ fn router(console: Arc<Console>) -> Router {
     pages
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
-        .with_state(Arc::clone(&console))
         .layer(CsrfLayer::new())
         .layer(CatchPanicLayer::new())
         .layer(from_fn_with_state(console, guard))
@@ -93,31 +93,24 @@ fn router(console: Arc<Console>) -> Router {
         .layer(header(CACHE_CONTROL, "no-store"))
 }
 
-type Answer = Result<maud::Markup, Problem>;
+type Answer = Result<Markup, Problem>;
 
-fn answer(view: &View<'_>, answer: Answer) -> Response {
-    match answer {
-        Ok(page) => Html(page.into_string()).into_response(),
-        Err(problem) => problem.page(view),
-    }
+async fn not_found() -> Problem {
+    Problem::not_found("There is no such page.")
 }
 
-async fn not_found(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
-    Problem::not_found("There is no such page.").page(&View::new(&console, &site))
-}
-
-async fn wrong_method(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
+/// A page, since its router adds a header.
+async fn wrong_method(Extension(view): Extension<View>) -> Response {
     let reason = "The page cannot be requested with this method.";
-    Problem::new(StatusCode::METHOD_NOT_ALLOWED, reason).page(&View::new(&console, &site))
+    Problem::new(StatusCode::METHOD_NOT_ALLOWED, reason).page(&view)
 }
 
-async fn overview(State(console): State<Arc<Console>>, site: Extension<Site>) -> Response {
-    let view = View::new(&console, &site);
-    let Some(inbox) = &console.inbox else {
-        return answer(&view, Ok(page::overview(&view, None, &[], None)));
+async fn overview(Extension(view): Extension<View>) -> Markup {
+    let Some(inbox) = &view.console.inbox else {
+        return page::overview(&view, None, &[], None);
     };
     // What does not come from the queue is shown all the same.
-    let page = match inbox.stats().await {
+    match inbox.stats().await {
         Ok(stats) => {
             let waits = stats.0.kinds.iter().any(|kind| kind.blocking > 0);
             let blocked = match waits {
@@ -127,8 +120,7 @@ async fn overview(State(console): State<Arc<Console>>, site: Extension<Site>) ->
             page::overview(&view, Some(&stats), &blocked, None)
         }
         Err(error) => page::overview(&view, None, &[], Some(&Chain(&error).to_string())),
-    };
-    answer(&view, Ok(page))
+    }
 }
 
 /// The number of blocked lanes on the overview.
@@ -154,42 +146,37 @@ async fn last_failure(inbox: &dyn Operations, id: EventId) -> Result<Option<Fail
 }
 
 async fn events(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let search = search.map_err(Problem::from);
-    let search = match search.and_then(|Query(search)| inbox(&console).map(|_| search)) {
-        Ok(search) => search,
-        Err(problem) => return problem.page(&view),
-    };
-    match list(&view, &search, None).await {
-        Ok(page) => Html(page.into_string()).into_response(),
+) -> Result<Response, Problem> {
+    let Query(search) = search?;
+    inbox(&view.console)?;
+    Ok(match list(&view, &search, None).await {
+        Ok(page) => page.into_response(),
         // The form stays, with what was wrong in it.
         Err(problem) => {
             let wrong = Wrong {
-                reason: problem.reason(&console),
+                reason: problem.reason(&view.console),
                 checked: &[],
             };
             let page = page::events(&view, &search, &[], More::Nothing, Some(wrong));
             problem.on(page)
         }
-    }
+    })
 }
 
 /// A page of the list of events, with what went wrong with some of them.
-pub(super) async fn list(view: &View<'_>, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
-    let filter = search.filter(view.console)?;
+pub(super) async fn list(view: &View, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
+    let filter = search.filter(&view.console)?;
     let page = search.page(ROWS + 1)?;
-    let mut listed = inbox(view.console)?.list(&filter, page).await?;
+    let mut listed = inbox(&view.console)?.list(&filter, page).await?;
     let is_more = listed.events.len() > ROWS;
     listed.events.truncate(ROWS);
     let more = match (is_more, listed.events.last()) {
         (true, Some(last)) => More::Page(last.id),
         _ => listed.searched.map_or(More::Nothing, More::Search),
     };
-    let rows = with_failures(&**inbox(view.console)?, listed.events).await?;
+    let rows = with_failures(&**inbox(&view.console)?, listed.events).await?;
     Ok(page::events(view, search, &rows, more, wrong))
 }
 
@@ -212,42 +199,37 @@ async fn with_failures(
 pub(super) const LANE: usize = 100;
 
 async fn event(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     path: Result<Path<String>, PathRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let event = async {
-        let Path(number) = path?;
-        let id = id(&number)?;
-        let inbox = inbox(&console)?;
-        let record = inbox.get(id).await?;
-        let gone = || {
-            Problem::not_found(format!(
-                "There is no event {id}. Perhaps its retention has expired."
-            ))
-        };
-        let record = record.ok_or_else(gone)?;
-        let event = &record.summary;
-        let mut lane = page::Place::default();
-        if let Some(chat) = &event.chat {
-            // A dead letter may hold its lane.
-            if event.state.is_unsettled() || event.state == EventState::Dead {
-                let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
-                // One that does not hold the lane waits for nothing.
-                let mut blocked = blocked.into_iter();
-                lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
-            }
-            let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
-            if event.state.is_unsettled() || holds {
-                let listed = unsettled_of(&**inbox, chat).await?;
-                lane.is_cut = next(&listed, LANE).is_some();
-                lane.unsettled = listed.events;
-            }
-        }
-        Ok(page::event(&view, &record, &lane))
+) -> Answer {
+    let Path(number) = path?;
+    let id = id(&number)?;
+    let inbox = inbox(&view.console)?;
+    let record = inbox.get(id).await?;
+    let gone = || {
+        Problem::not_found(format!(
+            "There is no event {id}. Perhaps its retention has expired."
+        ))
     };
-    answer(&view, event.await)
+    let record = record.ok_or_else(gone)?;
+    let event = &record.summary;
+    let mut lane = page::Place::default();
+    if let Some(chat) = &event.chat {
+        // A dead letter may hold its lane.
+        if event.state.is_unsettled() || event.state == EventState::Dead {
+            let blocked = inbox.blocked_lanes(Some(chat), None, 1).await?;
+            // One that does not hold the lane waits for nothing.
+            let mut blocked = blocked.into_iter();
+            lane.blocked = blocked.find(|it| event.state.is_unsettled() || it.event.id == id);
+        }
+        let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
+        if event.state.is_unsettled() || holds {
+            let listed = unsettled_of(&**inbox, chat).await?;
+            lane.is_cut = next(&listed, LANE).is_some();
+            lane.unsettled = listed.events;
+        }
+    }
+    Ok(page::event(&view, &record, &lane))
 }
 
 /// The first unsettled events of a chat, in the order of their lane.
@@ -263,71 +245,61 @@ async fn unsettled_of(inbox: &dyn Operations, chat: &str) -> Result<Listed, Stor
 }
 
 async fn chat(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let chat = async {
-        let Query(search) = search?;
-        let chat = search.id.clone();
-        let filter = Filter {
-            chat: Some(chat.clone()),
-            ..Filter::default()
-        };
-        let page = Page {
-            newest_first: false,
-            ..search.page(ROWS)?
-        };
-        let listed = inbox(&console)?.list(&filter, page).await?;
-        let more = match (next(&listed, ROWS), listed.searched) {
-            (Some(last), None) => More::Page(last),
-            (_, searched) => searched.map_or(More::Nothing, More::Search),
-        };
-        let events = with_failures(&**inbox(&console)?, listed.events).await?;
-        if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
-            return Err(Problem::not_found(format!(
-                "There is no event of the chat `{chat}`."
-            )));
-        }
-        Ok(page::chat(&view, &chat, &events, more))
+) -> Answer {
+    let Query(search) = search?;
+    let chat = search.id.clone();
+    let filter = Filter {
+        chat: Some(chat.clone()),
+        ..Filter::default()
     };
-    answer(&view, chat.await)
+    let page = Page {
+        newest_first: false,
+        ..search.page(ROWS)?
+    };
+    let listed = inbox(&view.console)?.list(&filter, page).await?;
+    let more = match (next(&listed, ROWS), listed.searched) {
+        (Some(last), None) => More::Page(last),
+        (_, searched) => searched.map_or(More::Nothing, More::Search),
+    };
+    let events = with_failures(&**inbox(&view.console)?, listed.events).await?;
+    if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
+        return Err(Problem::not_found(format!(
+            "There is no event of the chat `{chat}`."
+        )));
+    }
+    Ok(page::chat(&view, &chat, &events, more))
 }
 
 /// Shows the event with a number, and those of a key and a chat.
 async fn find(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let find = async {
-        let Query(search) = search?;
-        let nothing = || Problem::bad("Which chat, key or number of an event?");
-        let wanted = text(&search.id).ok_or_else(nothing)?;
-        let inbox = &**inbox(&console)?;
-        let number = async {
-            match wanted.parse() {
-                Ok(id) => inbox.get(id).await,
-                Err(_) => Ok(None),
-            }
-        };
-        let of_key = key(&wanted).map(|key| Filter {
-            key: Some(key),
-            ..Filter::default()
-        });
-        let of_chat = Filter {
-            chat: Some(wanted.clone()),
-            ..Filter::default()
-        };
-        let (number, of_key, of_chat) =
-            try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
-        let number = number.map(|record| record.summary).into_iter().collect();
-        let number = with_failures(inbox, number).await?;
-        Ok(page::found(&view, &wanted, &number, &of_key, &of_chat))
+) -> Answer {
+    let Query(search) = search?;
+    let nothing = || Problem::bad("Which chat, key or number of an event?");
+    let wanted = text(&search.id).ok_or_else(nothing)?;
+    let inbox = &**inbox(&view.console)?;
+    let number = async {
+        match wanted.parse() {
+            Ok(id) => inbox.get(id).await,
+            Err(_) => Ok(None),
+        }
     };
-    answer(&view, find.await)
+    let of_key = key(&wanted).map(|key| Filter {
+        key: Some(key),
+        ..Filter::default()
+    });
+    let of_chat = Filter {
+        chat: Some(wanted.clone()),
+        ..Filter::default()
+    };
+    let (number, of_key, of_chat) =
+        try_join3(number, newest(inbox, of_key), newest(inbox, Some(of_chat))).await?;
+    let number = number.map(|record| record.summary).into_iter().collect();
+    let number = with_failures(inbox, number).await?;
+    Ok(page::found(&view, &wanted, &number, &of_key, &of_chat))
 }
 
 /// The newest events that match.
@@ -345,83 +317,60 @@ async fn newest(inbox: &dyn Operations, filter: Option<Filter>) -> Result<Vec<Fa
 const LANES: usize = 50;
 
 async fn lanes(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let lanes = async {
-        let Query(search) = search?;
-        let after = text(&search.after).map(|after| id(&after)).transpose()?;
-        let inbox = inbox(&console)?;
-        let mut lanes = inbox.blocked_lanes(None, after, LANES + 1).await?;
-        let is_more = lanes.len() > LANES;
-        lanes.truncate(LANES);
-        Ok(page::lanes(&view, &lanes, is_more))
-    };
-    answer(&view, lanes.await)
+) -> Answer {
+    let Query(search) = search?;
+    let after = text(&search.after).map(|after| id(&after)).transpose()?;
+    let inbox = inbox(&view.console)?;
+    let mut lanes = inbox.blocked_lanes(None, after, LANES + 1).await?;
+    let is_more = lanes.len() > LANES;
+    lanes.truncate(LANES);
+    Ok(page::lanes(&view, &lanes, is_more))
 }
 
 /// Asks before a kind or everything is paused.
 async fn confirm_pause(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     paused: Result<Query<Paused>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let confirm = async {
-        let Query(paused) = paused?;
-        inbox(&console)?;
-        Ok(page::confirm_pause(&view, paused.kind()?.as_ref()))
-    };
-    answer(&view, confirm.await)
+) -> Answer {
+    let Query(paused) = paused?;
+    inbox(&view.console)?;
+    Ok(page::confirm_pause(&view, paused.kind()?.as_ref()))
 }
 
 /// Asks before all events that match are changed.
 async fn confirm(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
+    Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let confirm = async {
-        let Query(search) = search?;
-        let action = action(&search.action)?;
-        let inbox = &**inbox(&console)?;
-        let filter = search.filter_for_change(&console)?;
-        // Before it counts, so that it has seen what is changed.
-        let seen = Seen::now(inbox).await?;
-        let matched = console.jobs.preview(inbox, &filter, seen).await?;
-        let page = Page::oldest(SAMPLE).within(SEARCH);
-        let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
-        Ok(page::confirm(
-            &view,
-            action,
-            &search,
-            (matched, &sample),
-            seen,
-        ))
-    };
-    answer(&view, confirm.await)
+) -> Answer {
+    let Query(search) = search?;
+    let action = action(&search.action)?;
+    let inbox = &**inbox(&view.console)?;
+    let filter = search.filter_for_change(&view.console)?;
+    // Before it counts, so that it has seen what is changed.
+    let seen = Seen::now(inbox).await?;
+    let matched = view.console.jobs.preview(inbox, &filter, seen).await?;
+    let page = Page::oldest(SAMPLE).within(SEARCH);
+    let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
+    Ok(page::confirm(
+        &view,
+        action,
+        &search,
+        (matched, &sample),
+        seen,
+    ))
 }
 
 /// The number of events that a question shows.
 const SAMPLE: usize = 5;
 
-async fn job(
-    State(console): State<Arc<Console>>,
-    site: Extension<Site>,
-    path: Result<Path<u64>, PathRejection>,
-) -> Response {
-    let view = View::new(&console, &site);
-    let job = async {
-        let Path(number) = path?;
-        let job = find_job(&console, number)?;
-        let changed = job.changed.load(Ordering::Relaxed);
-        let skipped = job.skipped.load(Ordering::Relaxed);
-        Ok(page::job(&view, &job, changed, skipped))
-    };
-    answer(&view, job.await)
+async fn job(Extension(view): Extension<View>, path: Result<Path<u64>, PathRejection>) -> Answer {
+    let Path(number) = path?;
+    let job = find_job(&view.console, number)?;
+    let changed = job.changed.load(Ordering::Relaxed);
+    let skipped = job.skipped.load(Ordering::Relaxed);
+    Ok(page::job(&view, &job, changed, skipped))
 }
 
 #[cfg(test)]
@@ -497,15 +446,11 @@ mod tests {
             Box::pin(async { Ok(Vec::new()) })
         }
 
-        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: &'a str) -> Answer<'a, ()> {
+        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: Option<&'a str>) -> Answer<'a, ()> {
             Box::pin(async {
                 let _permit = self.permits.acquire().await;
                 Ok(())
             })
-        }
-
-        fn resume<'a>(&'a self, _: Option<&'a EventKind>) -> Answer<'a, ()> {
-            Box::pin(pending())
         }
 
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {

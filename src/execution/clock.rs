@@ -7,11 +7,13 @@
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, TryRecvError};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
 use tokio::runtime::{self, Handle, RuntimeFlavor};
+
+use crate::lock::lock;
 
 /// One thread for each multi-threaded runtime. They end when the last clone is dropped, and each with its
 /// runtime.
@@ -96,10 +98,6 @@ fn tick(clocks: &Weak<Mutex<ByRuntime>>, runtime: &Handle, period: &AtomicU64) {
 
 fn nanos(period: Duration) -> u64 {
     u64::try_from(period.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn lock(clocks: &Mutex<ByRuntime>) -> MutexGuard<'_, ByRuntime> {
-    clocks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

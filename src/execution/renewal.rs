@@ -18,8 +18,8 @@ use tracing::{Instrument, Span};
 
 use super::clock::Clocks;
 use super::lease::Leases;
-use super::lock::lock;
 use crate::error::Chain;
+use crate::lock::lock;
 use crate::store::{Lease, SettleError, Store};
 
 /// The renewals of a layer's leases. Clones are handles to the same ones.

@@ -1,9 +1,11 @@
 //! The size of a queue, as it was known last.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use crate::lock::lock;
 
 /// The last known size of the queue.
 #[derive(Debug, Default)]
@@ -36,22 +38,18 @@ pub(super) enum Due {
 }
 
 impl Backlog {
-    fn lock(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn bytes(&self) -> u64 {
-        self.lock().bytes
+        lock(&self.seen).bytes
     }
 
     /// Lets the next caller ask.
     pub(super) fn asked(&self) {
-        self.lock().is_asking = false;
+        lock(&self.seen).is_asking = false;
     }
 
     pub(super) fn is_due(&self) -> Due {
         let now = Instant::now();
-        let mut seen = self.lock();
+        let mut seen = lock(&self.seen);
         let is_fresh = |at| now.saturating_duration_since(at) < FRESH;
         if seen.is_asking || seen.at.is_some_and(is_fresh) {
             return Due::No;
@@ -65,7 +63,7 @@ impl Backlog {
 
     pub(super) fn see(&self, bytes: u64, limit: u64) {
         let percent = bytes.saturating_mul(100) / limit.max(1);
-        let mut seen = self.lock();
+        let mut seen = lock(&self.seen);
         seen.bytes = bytes;
         let warns = percent >= WARN && !seen.has_warned;
         seen.has_warned = percent >= CALM && (warns || seen.has_warned);

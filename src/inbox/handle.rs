@@ -20,7 +20,8 @@ use super::workers::Workers;
 use crate::config::ConfigError;
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::event::{EventKind, SenderPolicy};
-use crate::execution::{Defaults, Given, Limits, lock};
+use crate::execution::{Defaults, Given, Limits};
+use crate::lock::lock;
 use crate::store::{EventKey, StoreError};
 use crate::telemetry::{CallTarget, Observer, Observers};
 

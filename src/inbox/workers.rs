@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use tokio::time::Instant;
 
 use super::event::{EventId, NewEvent, Take, TakenEvent};
-use crate::execution::lock;
+use crate::lock::lock;
 
 /// Ends an attempt of an event that was given up.
 pub(super) type Revocation = Box<dyn FnOnce() + Send>;

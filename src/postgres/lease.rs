@@ -10,7 +10,7 @@ use tokio::sync::OnceCell;
 use super::engine::{Tables, Value, column};
 use crate::delivery::{AttemptLease, RawDelivery};
 use crate::store::Fence;
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// Distinguishes the tables of a store or a queue from all others.
 pub(super) struct Identity {

@@ -27,8 +27,8 @@ use crate::event::EventKind;
 use crate::inbox::event::{Kinds, Lane, Namespace, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Settled, Work};
 use crate::inbox::records::Records;
-use crate::store::engine_error::{Error, ErrorKind};
 use crate::store::{Claim, EventKey, Store};
+use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
 /// An empty database of a test's own.
 pub(super) struct Database {

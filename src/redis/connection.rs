@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::io;
 use std::panic::resume_unwind;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex as SyncMutex, PoisonError};
+use std::sync::{Arc, Mutex as SyncMutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -17,6 +17,7 @@ use tokio::task::JoinError;
 use tokio::time::Instant;
 
 use super::error::{is_answer, is_cut_off, store_error};
+use crate::lock::lock;
 use crate::store::StoreError;
 
 /// A server that does not accept a connection in this time is unavailable.
@@ -162,8 +163,7 @@ impl<'a> Waiting<'a> {
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
-        let silent_since = self.line.silent_since.lock();
-        let mut silent_since = silent_since.unwrap_or_else(PoisonError::into_inner);
+        let mut silent_since = lock(&self.line.silent_since);
         if self.answered {
             *silent_since = None;
         } else if silent_since.get_or_insert(self.since).elapsed() >= GIVEN_UP {
@@ -209,8 +209,7 @@ impl Connection {
     }
 
     fn link_of(&self, runtime: &Handle) -> Arc<Mutex<Link>> {
-        let links = self.links.lock();
-        let mut links = links.unwrap_or_else(PoisonError::into_inner);
+        let mut links = lock(&self.links);
         if let Some(known) = links.get(&runtime.id()) {
             return Arc::clone(&known.link);
         }

@@ -77,30 +77,24 @@ impl GraphQl {
     fn check(&self, request: &Parts) -> Result<(), Refusal> {
         // A base URL may have a path, so only the end of the path is fixed.
         if !request.uri.path().ends_with("/graphql") {
-            return Err(Refusal(
-                StatusCode::NOT_FOUND,
-                "The only endpoint is /graphql.",
-            ));
+            return refuse(StatusCode::NOT_FOUND, "The only endpoint is /graphql.");
         }
         if request.method != Method::POST {
-            return Err(Refusal(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "The method must be POST.",
-            ));
+            return refuse(StatusCode::METHOD_NOT_ALLOWED, "The method must be POST.");
         }
         let authorized = bearer_token(&request.headers)
             .is_some_and(|token| self.shared.lock().portal.knows_api_key(token));
         if !authorized {
-            return Err(Refusal(
+            return refuse(
                 StatusCode::UNAUTHORIZED,
                 "The Authorization header must be `Bearer` with an API key.",
-            ));
+            );
         }
         if !is_json(&request.headers) {
-            return Err(Refusal(
+            return refuse(
                 StatusCode::UNSUPPORTED_MEDIA_TYPE,
                 "The content type must be `application/json`.",
-            ));
+            );
         }
         Ok(())
     }
@@ -114,18 +108,15 @@ impl GraphQl {
         let body = match Limited::new(body, MAX_BODY).collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) if error.is::<LengthLimitError>() => {
-                return Err(Refusal(
-                    StatusCode::PAYLOAD_TOO_LARGE,
-                    "The query is too large.",
-                ));
+                return refuse(StatusCode::PAYLOAD_TOO_LARGE, "The query is too large.");
             }
-            Err(_) => return Err(Refusal(StatusCode::BAD_REQUEST, "The body is incomplete.")),
+            Err(_) => return refuse(StatusCode::BAD_REQUEST, "The body is incomplete."),
         };
         let Ok(QueryBody { query, .. }) = serde_json::from_slice(&body) else {
-            return Err(Refusal(
+            return refuse(
                 StatusCode::BAD_REQUEST,
                 "The body must be a JSON object with exactly one field: the string `query`.",
-            ));
+            );
         };
         let Drawn { fault, depth } = {
             let seed = self.shared.settings.seed;
@@ -175,6 +166,10 @@ struct QueryBody {
 }
 
 struct Refusal(StatusCode, &'static str);
+
+fn refuse<T>(status: StatusCode, message: &'static str) -> Result<T, Refusal> {
+    Err(Refusal(status, message))
+}
 
 impl Refusal {
     fn respond(self) -> Response<Full<Bytes>> {

@@ -2,7 +2,7 @@
 
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -20,6 +20,7 @@ use super::state::{Plan, State};
 use super::target::{Answer, Body, BoxFuture, Target};
 use crate::delivery::{IdempotencyKey, RawDelivery};
 use crate::error::Chain;
+use crate::lock::lock;
 
 /// The state that the handles of a sandbox share with its engine.
 pub(super) struct Shared {
@@ -46,7 +47,7 @@ impl Shared {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     pub(super) fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {

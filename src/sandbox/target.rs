@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 use std::future::{Future, poll_fn, ready};
 use std::io;
 use std::pin::Pin;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, OnceLock};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -23,6 +23,7 @@ use tower_service::Service;
 use super::report::AttemptResponse;
 use crate::answer::Decision;
 use crate::error::{BoxError, Chain};
+use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::tls;
 
@@ -59,10 +60,7 @@ where
     // service need not be `Sync`.
     let service = Mutex::new(service);
     Box::new(move |request| {
-        let mut service = service
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let mut service = lock(&service).clone();
         Box::pin(async move {
             poll_fn(|cx| service.poll_ready(cx))
                 .await
@@ -158,18 +156,17 @@ fn in_words(error: &(dyn StdError + 'static)) -> String {
     {
         return tls.to_string();
     }
-    let words = match io.kind() {
-        io::ErrorKind::ConnectionRefused => "connection refused",
-        io::ErrorKind::ConnectionReset => "connection reset",
+    match io.kind() {
         io::ErrorKind::ConnectionAborted
         | io::ErrorKind::BrokenPipe
-        | io::ErrorKind::UnexpectedEof => "connection closed",
-        io::ErrorKind::TimedOut => "connection timed out",
-        io::ErrorKind::HostUnreachable => "host unreachable",
-        io::ErrorKind::NetworkUnreachable => "network unreachable",
-        _ => return all(),
-    };
-    words.to_owned()
+        | io::ErrorKind::UnexpectedEof => "connection closed".to_owned(),
+        io::ErrorKind::TimedOut => "connection timed out".to_owned(),
+        kind @ (io::ErrorKind::ConnectionRefused
+        | io::ErrorKind::ConnectionReset
+        | io::ErrorKind::HostUnreachable
+        | io::ErrorKind::NetworkUnreachable) => kind.to_string(),
+        _ => all(),
+    }
 }
 
 fn secure_client() -> Result<Client<HttpsConnector<HttpConnector>, Body>, rustls::Error> {

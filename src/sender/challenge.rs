@@ -2,6 +2,7 @@
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::query::Query;
@@ -15,7 +16,10 @@ pub(super) struct Challenge {
 }
 
 /// What shows that the sender asks.
+#[derive(Clone, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(super) enum Proof {
+    #[default]
     /// It is a POST that was verified before.
     Signature,
     /// It is a GET with the user's token in this query parameter.

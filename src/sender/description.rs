@@ -67,18 +67,8 @@ struct ChallengeDescription {
     #[serde(default)]
     when: BTreeMap<String, String>,
     #[serde(default)]
-    proof: ProofDescription,
+    proof: Proof,
     answer: AnswerDescription,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-enum ProofDescription {
-    #[default]
-    Signature,
-    /// Where the token stands.
-    Token(String),
-    None,
 }
 
 #[derive(Deserialize)]
@@ -291,7 +281,7 @@ fn check_key(scheme: &Scheme) -> Result<(), String> {
 }
 
 fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
-    let is_signed = matches!(it.proof, ProofDescription::Signature);
+    let is_signed = matches!(it.proof, Proof::Signature);
     let field = "challenge.when";
     if it.when.is_empty() && is_signed {
         return Err(format!(
@@ -305,12 +295,11 @@ fn challenge(it: &ChallengeDescription) -> Result<Challenge, String> {
     Ok(Challenge {
         when: when.collect::<Result<_, String>>()?,
         proof: match &it.proof {
-            ProofDescription::Signature => Proof::Signature,
-            ProofDescription::None => Proof::None,
-            ProofDescription::Token(at) => match at.strip_prefix('?') {
+            Proof::Token(at) => match at.strip_prefix('?') {
                 Some(name) => Proof::Token(name.to_owned()),
                 None => return Err(unsigned("challenge.proof", at)),
             },
+            other => other.clone(),
         },
         answer: answer(it, is_signed)?,
     })
@@ -321,7 +310,7 @@ fn answer(it: &ChallengeDescription, is_signed: bool) -> Result<Answer, String> 
     let source = |at: &str| source(field, at, is_signed);
     Ok(match &it.answer {
         AnswerDescription::Raw(pointer) => Answer::Raw(source(pointer)?),
-        AnswerDescription::Json { .. } if matches!(it.proof, ProofDescription::None) => {
+        AnswerDescription::Json { .. } if matches!(it.proof, Proof::None) => {
             return Err(format!("{field}: without a proof, use `raw` or `constant`"));
         }
         AnswerDescription::Json { pointer, field } => Answer::Json {

@@ -20,8 +20,9 @@ use sha2::Sha256;
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
 use self::query::Query;
+pub use self::scheme::SignatureError;
 pub(crate) use self::scheme::{
-    Algorithm, Claim, Place, Scheme, SecretCoding, Timestamps, Unproven, find_first,
+    Algorithm, Claim, Place, Scheme, SecretCoding, Timestamps, find_first,
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;

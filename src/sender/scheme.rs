@@ -108,17 +108,45 @@ pub(crate) struct Claim {
     pub(crate) after: Vec<u8>,
 }
 
-/// Why a head proves nothing.
+/// The reason why a signature was refused. It is logged, and is not part of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Unproven {
+#[non_exhaustive]
+pub enum SignatureError {
+    /// There is no signature header.
     Missing,
+    /// There are several signature headers.
     Doubled,
+    /// The header's value is not in the sender's form: for the chat platform, 64 lowercase hex digits.
     Malformed,
-    /// A header that is signed or required.
+    /// Another header that the sender signs or always sends is missing, empty, repeated or different.
     Incomplete,
+    /// The timestamp is missing, or not in the sender's form.
     Timestamp,
+    /// The timestamp is too old, or too far ahead.
     Stale,
+    /// The value is wrong for every secret.
+    Wrong,
 }
+
+impl SignatureError {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Missing => "the signature header is missing",
+            Self::Doubled => "there are several signature headers",
+            Self::Malformed => {
+                "the signature is not in the sender's form, by default 64 lowercase hex digits"
+            }
+            Self::Incomplete => "a header that the sender signs is missing, empty or repeated",
+            Self::Timestamp => "the timestamp is missing or not in the sender's form",
+            Self::Stale => "the timestamp is too old or too far ahead",
+            Self::Wrong => "the signature is wrong for every secret",
+        }
+    }
+}
+
+display!(SignatureError, |it| it.as_str());
+
+impl std::error::Error for SignatureError {}
 
 impl Scheme {
     /// Whether one of its signature headers is there.
@@ -179,24 +207,24 @@ impl Scheme {
         method: &Method,
         headers: &HeaderMap,
         now: SystemTime,
-    ) -> Result<Claim, Unproven> {
+    ) -> Result<Claim, SignatureError> {
         let read = self.elements_of(headers)?;
         for (name, value) in &self.require {
             if only(headers, name)? != value.as_bytes() {
-                return Err(Unproven::Incomplete);
+                return Err(SignatureError::Incomplete);
             }
         }
         if let Some(timestamps) = &self.timestamp {
             match &timestamps.at {
                 At::Header(name) => {
-                    let value = only(headers, name).map_err(|_| Unproven::Timestamp)?;
+                    let value = only(headers, name).map_err(|_| SignatureError::Timestamp)?;
                     timestamps.check(value, now)?;
                 }
                 At::Element(name) => timestamps.check(read.source(name)?, now)?,
                 At::Body(_) => {}
             }
         }
-        let write = |pieces: &[Piece]| -> Result<Vec<u8>, Unproven> {
+        let write = |pieces: &[Piece]| -> Result<Vec<u8>, SignatureError> {
             let mut text = Vec::new();
             for piece in pieces {
                 text.extend_from_slice(match piece {
@@ -221,19 +249,19 @@ impl Scheme {
         time.filter(|it| matches!(it.at, At::Body(_)))
     }
 
-    fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, Unproven> {
+    fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, SignatureError> {
         let mut read = Elements {
             tags: Vec::new(),
             sources: Vec::new(),
         };
         if !self.is_in(headers) {
-            return Err(Unproven::Missing);
+            return Err(SignatureError::Missing);
         }
         for name in &self.headers {
             let mut values = headers.get_all(name).iter();
             let Some(value) = values.next() else { continue };
             if values.next().is_some() {
-                return Err(Unproven::Doubled);
+                return Err(SignatureError::Doubled);
             }
             match self.split {
                 None => self.element(value.as_bytes(), &mut read)?,
@@ -244,29 +272,34 @@ impl Scheme {
             }
         }
         match read.tags.is_empty() {
-            true => Err(Unproven::Malformed),
+            true => Err(SignatureError::Malformed),
             false => Ok(read),
         }
     }
 
-    fn element<'a>(&self, element: &'a [u8], read: &mut Elements<'a>) -> Result<(), Unproven> {
+    fn element<'a>(
+        &self,
+        element: &'a [u8],
+        read: &mut Elements<'a>,
+    ) -> Result<(), SignatureError> {
         if let Some(tag) = element.strip_prefix(self.prefix.as_bytes()) {
             if read.tags.len() == MOST_TAGS {
-                return Err(Unproven::Malformed);
+                return Err(SignatureError::Malformed);
             }
-            read.tags.push(self.decode(tag).ok_or(Unproven::Malformed)?);
+            read.tags
+                .push(self.decode(tag).ok_or(SignatureError::Malformed)?);
             return Ok(());
         }
         let Some(at) = element.iter().position(|&byte| byte == b'=') else {
-            return self.split.map(drop).ok_or(Unproven::Malformed);
+            return self.split.map(drop).ok_or(SignatureError::Malformed);
         };
         let (name, value) = (&element[..at], &element[at + 1..]);
         if self.split.is_none() {
-            return Err(Unproven::Malformed);
+            return Err(SignatureError::Malformed);
         }
         if self.elements().any(|source| source.as_bytes() == name) {
             if read.sources.iter().any(|(other, _)| *other == name) {
-                return Err(Unproven::Doubled);
+                return Err(SignatureError::Doubled);
             }
             read.sources.push((name, value));
         }
@@ -356,31 +389,33 @@ struct Elements<'a> {
 }
 
 impl<'a> Elements<'a> {
-    fn source(&self, name: &str) -> Result<&'a [u8], Unproven> {
+    fn source(&self, name: &str) -> Result<&'a [u8], SignatureError> {
         let mut sources = self.sources.iter();
         let source =
             sources.find(|(source, value)| *source == name.as_bytes() && !value.is_empty());
-        source.map(|(_, value)| *value).ok_or(Unproven::Malformed)
+        source
+            .map(|(_, value)| *value)
+            .ok_or(SignatureError::Malformed)
     }
 }
 
 impl Timestamps {
     /// Checks a timestamp that stands in the verified body.
-    pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), Unproven> {
+    pub(crate) fn check_body(&self, body: &[u8], now: SystemTime) -> Result<(), SignatureError> {
         let At::Body(pointer) = &self.at else {
             return Ok(());
         };
         let found = pointer.find(body).ok().flatten();
-        self.check(found.ok_or(Unproven::Timestamp)?.as_bytes(), now)
+        self.check(found.ok_or(SignatureError::Timestamp)?.as_bytes(), now)
     }
 
-    fn check(&self, text: &[u8], now: SystemTime) -> Result<(), Unproven> {
-        let time = self.unit.millis(text).ok_or(Unproven::Timestamp)?;
+    fn check(&self, text: &[u8], now: SystemTime) -> Result<(), SignatureError> {
+        let time = self.unit.millis(text).ok_or(SignatureError::Timestamp)?;
         let now = millis(now);
         let limit = |duration: Duration| i64::try_from(duration.as_millis()).unwrap_or(i64::MAX);
         let is_fresh = now.saturating_sub(time) <= limit(self.past)
             && time.saturating_sub(now) <= limit(self.ahead);
-        is_fresh.then_some(()).ok_or(Unproven::Stale)
+        is_fresh.then_some(()).ok_or(SignatureError::Stale)
     }
 }
 
@@ -401,10 +436,13 @@ pub(crate) fn find_first(
 }
 
 /// The value of a header that occurs once and is not empty.
-pub(super) fn only<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Result<&'a [u8], Unproven> {
+pub(super) fn only<'a>(
+    headers: &'a HeaderMap,
+    name: &HeaderName,
+) -> Result<&'a [u8], SignatureError> {
     let mut values = headers.get_all(name).iter();
     match (values.next(), values.next()) {
         (Some(value), None) if !value.is_empty() => Ok(value.as_bytes()),
-        _ => Err(Unproven::Incomplete),
+        _ => Err(SignatureError::Incomplete),
     }
 }

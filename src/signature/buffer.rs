@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::ops::Deref;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use super::refusal::Refusal;
 use super::verify::{Hashing, Matched};
 use crate::deadline::Deadline;
 use crate::error::BoxError;
+use crate::lock::lock;
 
 /// Bytes hashed before the task yields: about 50 µs of work.
 const SLICE: usize = 64 * 1024;
@@ -113,12 +114,8 @@ impl Budget {
     }
 
     pub(super) fn used(&self) -> usize {
-        let large = self.large();
+        let large = lock(&self.large);
         large.used + large.ending
-    }
-
-    fn large(&self) -> MutexGuard<'_, Large> {
-        self.large.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn overloaded(&self) -> Refusal {
@@ -142,7 +139,7 @@ impl Share {
         let Some(number) = self.number else {
             return Ok(());
         };
-        let mut large = self.budget.large();
+        let mut large = lock(&self.budget.large);
         match large.bodies.get_mut(&number) {
             Some(body) if !body.is_given_up => {
                 body.note(length);
@@ -163,7 +160,7 @@ impl Share {
         if more == 0 {
             return Ok(());
         }
-        let mut large = self.budget.large();
+        let mut large = lock(&self.budget.large);
         let number = *self.number.get_or_insert(large.next);
         large.next = large.next.max(number + 1);
         let body = large.bodies.entry(number).or_insert_with(|| Counted {
@@ -194,7 +191,7 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         let Some(number) = self.number else { return };
-        let mut large = self.budget.large();
+        let mut large = lock(&self.budget.large);
         match large.bodies.remove(&number) {
             Some(body) if body.is_given_up => large.ending -= body.taken,
             Some(body) => large.used -= body.taken,

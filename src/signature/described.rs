@@ -12,8 +12,8 @@ use zeroize::Zeroizing;
 use super::compare::any;
 use super::keys::Verification;
 use super::secret::{Secret, Secrets};
-use super::verify::{Matched, SignatureError};
-use crate::sender::{Algorithm, Claim, Scheme, SecretCoding, Sender, Timestamps, Unproven};
+use super::verify::Matched;
+use crate::sender::{Algorithm, Claim, Scheme, SecretCoding, Sender, SignatureError, Timestamps};
 
 /// What is hashed in place of the body to compare a token, under the token as the secret.
 const TOKEN: &[u8] = b"tower-webhook: a token";
@@ -189,19 +189,6 @@ fn token_tag(token: &[u8]) -> Vec<u8> {
         |_| Vec::new(),
         |keyed| Keyed::Sha256(keyed).tag([b"", b"", TOKEN]),
     )
-}
-
-impl From<Unproven> for SignatureError {
-    fn from(reason: Unproven) -> Self {
-        match reason {
-            Unproven::Missing => Self::Missing,
-            Unproven::Doubled => Self::Doubled,
-            Unproven::Malformed => Self::Malformed,
-            Unproven::Incomplete => Self::Incomplete,
-            Unproven::Timestamp => Self::Timestamp,
-            Unproven::Stale => Self::Stale,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ pub use self::public_key::PublicKey;
 pub use self::refusal::Refusal;
 pub use self::secret::{Secret, Secrets};
 pub use self::service::Signature;
-pub use self::verify::SignatureError;
+pub use crate::sender::SignatureError;
 
 #[cfg(test)]
 mod tests {

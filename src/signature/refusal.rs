@@ -8,9 +8,9 @@ use std::time::Duration;
 use http::HeaderValue;
 use http::header::{ALLOW, HeaderMap};
 
-use super::verify::SignatureError;
 use crate::answer::{Answer, Row, SharedError, insert_retry_after, log_refusal, row};
 use crate::error::{BoxError, Chain};
+use crate::sender::SignatureError;
 use crate::telemetry::Throttle;
 
 /// The reason why a request was refused, in the order of the checks. A signature header that cannot prove anything is

@@ -9,47 +9,7 @@ use sha2::Sha256;
 
 use super::described::Checked;
 use super::secret::{Secret, Secrets};
-use crate::sender::{Form, Sender};
-
-/// The reason why a signature was refused. It is logged, and is not part of the answer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum SignatureError {
-    /// There is no signature header.
-    Missing,
-    /// There are several signature headers.
-    Doubled,
-    /// The header's value is not in the sender's form: for the chat platform, 64 lowercase hex digits.
-    Malformed,
-    /// Another header that the sender signs or always sends is missing, empty, repeated or different.
-    Incomplete,
-    /// The timestamp is missing, or not in the sender's form.
-    Timestamp,
-    /// The timestamp is too old, or too far ahead.
-    Stale,
-    /// The value is wrong for every secret.
-    Wrong,
-}
-
-impl SignatureError {
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Missing => "the signature header is missing",
-            Self::Doubled => "there are several signature headers",
-            Self::Malformed => {
-                "the signature is not in the sender's form, by default 64 lowercase hex digits"
-            }
-            Self::Incomplete => "a header that the sender signs is missing, empty or repeated",
-            Self::Timestamp => "the timestamp is missing or not in the sender's form",
-            Self::Stale => "the timestamp is too old or too far ahead",
-            Self::Wrong => "the signature is wrong for every secret",
-        }
-    }
-}
-
-display!(SignatureError, |it| it.as_str());
-
-impl std::error::Error for SignatureError {}
+use crate::sender::{Form, Sender, SignatureError};
 
 /// The tag that the signature header claims for the body.
 pub(super) fn claimed_tag(

@@ -67,7 +67,9 @@ numbers! {
 
 numbers! {
     /// What `work.place` holds.
+    #[derive(Default)]
     Place {
+        #[default]
         Ready = 2,
         /// Ready, and has crashed before.
         Suspect = 3,

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::fmt;
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-use super::engine_error;
+use super::{OpenError, OpenErrorKind};
 use crate::error::BoxError;
 
 /// The error of an operation of a store.
@@ -75,12 +75,11 @@ impl Error for StoreError {
 }
 
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl From<engine_error::Error> for StoreError {
-    fn from(error: engine_error::Error) -> Self {
+impl From<OpenError> for StoreError {
+    fn from(error: OpenError) -> Self {
         let kind = match error.kind() {
-            #[cfg(feature = "postgres")]
-            engine_error::ErrorKind::TimedOut => StoreErrorKind::TimedOut,
-            engine_error::ErrorKind::Corrupt => StoreErrorKind::Corrupt,
+            OpenErrorKind::TimedOut => StoreErrorKind::TimedOut,
+            OpenErrorKind::Corrupt => StoreErrorKind::Corrupt,
             _ => StoreErrorKind::Unavailable,
         };
         Self::new(kind, error)

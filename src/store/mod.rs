@@ -30,8 +30,6 @@
 
 #[cfg(feature = "conformance")]
 pub mod conformance;
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-pub(crate) mod engine_error;
 mod error;
 mod identity;
 #[cfg(any(feature = "postgres", feature = "redis", feature = "sqlite"))]

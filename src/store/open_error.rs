@@ -3,8 +3,6 @@
 use std::error::Error;
 use std::fmt;
 
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-use super::engine_error;
 use crate::error::BoxError;
 
 /// The error of opening, connecting or migrating a store.
@@ -27,6 +25,8 @@ pub enum OpenErrorKind {
     TlsMissing,
     /// The server cannot be reached, the file cannot be used, or either cannot work for now.
     Unavailable,
+    /// The server did not answer within its time limit.
+    TimedOut,
     /// The user lacks a permission, or the password is wrong.
     Denied,
     /// The server or the file system works, but cannot keep what a store promises: it is too old, a
@@ -41,7 +41,6 @@ pub enum OpenErrorKind {
 }
 
 impl OpenError {
-    #[cfg(feature = "redis")]
     pub(crate) fn new(kind: OpenErrorKind, error: impl Into<BoxError>) -> Self {
         Self {
             kind,
@@ -65,27 +64,5 @@ impl fmt::Display for OpenError {
 impl Error for OpenError {
     fn source(&self) -> Option<&(dyn Error + 'static)> {
         self.error.source()
-    }
-}
-
-#[cfg(any(feature = "postgres", feature = "sqlite"))]
-impl From<engine_error::Error> for OpenError {
-    fn from(error: engine_error::Error) -> Self {
-        use engine_error::ErrorKind;
-
-        let kind = match error.kind() {
-            ErrorKind::Unavailable => OpenErrorKind::Unavailable,
-            #[cfg(feature = "postgres")]
-            ErrorKind::TimedOut => OpenErrorKind::Unavailable,
-            ErrorKind::Corrupt => OpenErrorKind::Corrupt,
-            ErrorKind::Denied => OpenErrorKind::Denied,
-            ErrorKind::Unsuitable => OpenErrorKind::Unsuitable,
-            ErrorKind::Foreign => OpenErrorKind::Foreign,
-            ErrorKind::NewerSchema => OpenErrorKind::NewerSchema,
-        };
-        Self {
-            kind,
-            error: error.into(),
-        }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::labels::Kinds;
 use super::observer::{DeliveryEnded, Observation, Observer};
 use crate::event::{EventKind, SenderPolicy};
+use crate::lock::lock;
 
 /// Counts the failed deliveries of each kind in the last hour, against the limit above which the platform disables the
 /// webhook ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)).
@@ -94,7 +95,7 @@ impl FailureBudget {
     #[must_use]
     pub fn spent(&self) -> Vec<Spent> {
         let now = Instant::now();
-        let mut hours = self.hours();
+        let mut hours = lock(&self.shared.hours);
         hours.retain(|_, hour| hour.prune(now));
         let spent = hours
             .iter()
@@ -121,7 +122,7 @@ impl FailureBudget {
 
     fn spent_of(&self, kind: Option<EventKind>) -> Spent {
         let now = Instant::now();
-        let mut hours = self.hours();
+        let mut hours = lock(&self.shared.hours);
         let mut none = Hour::default();
         let hour = hours.get_mut(&kind).unwrap_or(&mut none);
         hour.prune(now);
@@ -132,7 +133,7 @@ impl FailureBudget {
         let kind = self.shared.kinds.verified(delivery);
         let limit = self.shared.limit;
         let now = Instant::now();
-        let mut hours = self.hours();
+        let mut hours = lock(&self.shared.hours);
         let hour = hours.entry(kind.clone()).or_default();
         hour.prune(now);
         hour.add(now, delivery.outcome);
@@ -142,13 +143,6 @@ impl FailureBudget {
         let spent = hour.spent(kind, limit, now);
         drop(hours);
         spent.log(crossed);
-    }
-
-    fn hours(&self) -> MutexGuard<'_, BTreeMap<Option<EventKind>, Hour>> {
-        self.shared
-            .hours
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,10 +1,11 @@
 //! A bounded set of kinds, for whatever is kept for each of them.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
 use super::observer::DeliveryEnded;
 use crate::event::EventKind;
+use crate::lock::lock;
 
 /// The kinds that have been seen: the platform's own, and a limited number of others. The header that names a kind is
 /// not signed, so a sender who captured one authentic body could name any number of kinds.
@@ -35,7 +36,7 @@ impl Kinds {
         if let Some(known) = KNOWN.iter().find(|known| *known == kind) {
             return known.clone();
         }
-        let mut others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut others = lock(&self.others);
         if others.contains(kind) {
             return kind.clone();
         }
@@ -50,7 +51,7 @@ impl Kinds {
 impl Kinds {
     /// Returns the platform's kinds, and the others that were seen.
     pub(super) fn all(&self) -> Vec<EventKind> {
-        let others = self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let others = lock(&self.others);
         let known = EventKind::ALL.into_iter();
         known.chain(others.iter().cloned()).collect()
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
 use tokio::time::Instant;
@@ -13,6 +13,7 @@ use super::labels::Kinds;
 use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observer};
 use crate::error::Chain;
 use crate::event::EventKind;
+use crate::lock::lock;
 use crate::outcome::{Outcome, Settlement, name};
 
 /// Keeps the last problems, counts the events of each minute and the answers of the last hour, and knows how long the
@@ -112,7 +113,7 @@ impl Recent {
     /// Returns the last problems, the latest one first.
     #[must_use]
     pub fn problems(&self) -> Vec<Problem> {
-        let state = self.state();
+        let state = lock(&self.shared.state);
         let all = state.verified.0.iter().chain(&state.unverified.0);
         let mut problems: Vec<_> = all.cloned().collect();
         drop(state);
@@ -124,7 +125,7 @@ impl Recent {
     #[must_use]
     pub fn minutes(&self) -> BTreeMap<EventKind, [Minute; 60]> {
         let now = Instant::now();
-        let state = self.state();
+        let state = lock(&self.shared.state);
         let minutes = state.minutes.iter();
         minutes
             .map(|(kind, minutes)| (kind.clone(), minutes.until(now)))
@@ -134,7 +135,7 @@ impl Recent {
     /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-event-types) in this process.
     #[must_use]
     pub fn tripped(&self) -> BTreeSet<EventKind> {
-        self.state().tripped.clone()
+        lock(&self.shared.state).tripped.clone()
     }
 
     /// Returns how many deliveries and refused requests of the last hour had each outcome, named as in the [table of
@@ -142,7 +143,7 @@ impl Recent {
     #[must_use]
     pub fn answers(&self) -> BTreeMap<&'static str, u64> {
         let now = Instant::now();
-        let state = self.state();
+        let state = lock(&self.shared.state);
         let answers = state.answers.iter();
         answers
             .map(|(outcome, minutes)| (*outcome, minutes.until(now).iter().sum::<u64>()))
@@ -154,7 +155,7 @@ impl Recent {
     /// one of the last 10,000 that this process has settled.
     #[must_use]
     pub fn duration_of(&self, event: i64, settled_at: SystemTime) -> Option<Duration> {
-        let state = self.state();
+        let state = lock(&self.shared.state);
         let mut latest = state.durations.iter().rev();
         let settled = latest.find(|settled| settled.event == event)?;
         let apart = settled.at.duration_since(settled_at);
@@ -162,17 +163,12 @@ impl Recent {
         (apart <= SAME_TIME).then_some(settled.took)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        let state = self.shared.state.lock();
-        state.unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn delivery(&self, ended: &DeliveryEnded<'_>) {
         let is_failure = ended.is_failure();
         let is_handled = ended.outcome == name::HANDLED;
         let is_problem = is_failure || GIVEN_UP.contains(&ended.outcome);
         if !is_problem && !is_handled {
-            self.state().answered(ended.outcome);
+            lock(&self.shared.state).answered(ended.outcome);
             return;
         }
         let kind = self.shared.kinds.verified(ended);
@@ -189,7 +185,7 @@ impl Recent {
             is_from_inbox: false,
             event: None,
         });
-        let mut state = self.state();
+        let mut state = lock(&self.shared.state);
         state.answered(ended.outcome);
         if let Some(kind) = kind {
             let minute = state.minutes.entry(kind).or_default().now();
@@ -228,7 +224,7 @@ impl Recent {
             is_from_inbox: true,
             event: ended.event,
         });
-        let mut state = self.state();
+        let mut state = lock(&self.shared.state);
         if matches!(
             ended.settlement,
             Some(Settlement::Handled | Settlement::Ignored | Settlement::Discarded(_))
@@ -272,11 +268,11 @@ impl Observer for Recent {
                     is_from_inbox: true,
                     event: Some(*event),
                 };
-                self.state().verified.add(problem, MOST);
+                lock(&self.shared.state).verified.add(problem, MOST);
             }
             Observation::Tripped { kind, is_tripped } => {
                 let kind = self.shared.kinds.bounded(kind);
-                let mut state = self.state();
+                let mut state = lock(&self.shared.state);
                 match is_tripped {
                     true => state.tripped.insert(kind),
                     false => state.tripped.remove(&kind),

@@ -1,7 +1,7 @@
 //! The silence watch: webhooks that deliver nothing, because they may have been disabled.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -11,6 +11,7 @@ use super::labels::Kinds;
 use super::observer::{Observation, Observer};
 use crate::delivery::RawDelivery;
 use crate::event::{EventKind, chat_id};
+use crate::lock::lock;
 
 /// Notices that a webhook has become silent: a webhook that the platform has disabled
 /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)) looks like one without events.
@@ -110,7 +111,7 @@ impl Silence {
     #[must_use]
     pub fn silent(&self) -> Vec<Silent> {
         let now = Instant::now();
-        let state = self.state();
+        let state = lock(&self.seen.state);
         let unrated = self.unrated(&state, now);
         let mut silent = Vec::new();
         for (kind, within) in self.expected(&state, unrated) {
@@ -190,7 +191,7 @@ impl Silence {
     /// The time of the last delivery of each kind that was seen.
     #[cfg(feature = "metrics")]
     pub(super) fn last_deliveries(&self) -> Vec<(EventKind, Instant)> {
-        let state = self.state();
+        let state = lock(&self.seen.state);
         let rhythms = state.rhythms.iter();
         rhythms
             .map(|(kind, rhythm)| (kind.clone(), rhythm.last))
@@ -201,7 +202,7 @@ impl Silence {
     /// expected is left out: an earlier process may have learned a time that the alert still uses.
     #[cfg(feature = "metrics")]
     pub(super) fn expected_now(&self) -> BTreeMap<EventKind, Option<Duration>> {
-        let mut state = self.state();
+        let mut state = lock(&self.seen.state);
         let unrated = self.unrated(&state, Instant::now());
         state.was_unrated |= unrated > 0;
         let mut expected = self.expected(&state, unrated);
@@ -216,13 +217,6 @@ impl Silence {
         &self.seen.gauges
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.seen
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn delivered(&self, delivery: &RawDelivery) {
         let kind = match self.rules.expected.get_key_value(delivery.kind()) {
             Some((kind, _)) => kind.clone(),
@@ -233,7 +227,7 @@ impl Silence {
             None => None,
         };
         let now = Instant::now();
-        let mut state = self.state();
+        let mut state = lock(&self.seen.state);
         if let Some(chat) = chat {
             match *delivery.kind() == EventKind::CHAT_RATED || *delivery.kind() == REOPENED {
                 true => state.closed.remove(chat),

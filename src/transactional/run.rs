@@ -16,7 +16,7 @@ use crate::event::Event;
 use crate::execution::attempt;
 use crate::handler::{Handler, HandlerError, HandlerResult};
 use crate::outcome::Outcome;
-use crate::postgres::keys::transaction::{CommitError, HeldConnection, Inserted, TxId};
+use crate::postgres::keys::transaction::{Busy, CommitError, Inserted, TxId};
 use crate::postgres::lease::TransactionalLease;
 use crate::store::{EventKey, Identity, StoreError, StoreErrorKind};
 use crate::telemetry::{AttemptWatch, CallTarget, Observers};
@@ -77,19 +77,19 @@ impl<H> Transactional<H> {
         let lease = transactions.lease(delivery.raw()).await?;
         let is_from_inbox = delivery.accepted_at().is_some();
 
-        let mut connection = transactions.connection().await?;
-        let mut transaction = transactions.begin(&mut connection).await?;
+        let mut busy = transactions.connection().await?;
+        let mut transaction = transactions.begin(&mut busy.connection).await?;
         let begun = match transactions.insert(&mut transaction, key.as_ref()).await {
             Ok(begun) => begun,
             // It was handled before, and a person asked for it again. Its lease is what keeps it from running twice.
             Err(Outcome::Replayed) if delivery.is_redriven() && lease.is_some() => {
                 transactions.roll_back(transaction).await?;
-                transaction = transactions.begin(&mut connection).await?;
+                transaction = transactions.begin(&mut busy.connection).await?;
                 transactions.insert(&mut transaction, None).await?
             }
             Err(outcome @ (Outcome::Replayed | Outcome::InFlight { .. })) => {
                 if transactions.roll_back(transaction).await.is_ok() {
-                    connection.give_back();
+                    busy.give_back();
                 }
                 return Err(outcome);
             }
@@ -107,7 +107,7 @@ impl<H> Transactional<H> {
             Ok(()) => {
                 let lease = lease.as_deref();
                 transactions.commit(transaction, &begun, lease).await?;
-                if connection.is_in_transaction() {
+                if busy.connection.is_in_transaction() {
                     return Err(Outcome::failed(CommitError::EndedBefore));
                 }
                 if let Some(lease) = lease {
@@ -117,7 +117,9 @@ impl<H> Transactional<H> {
             // An inbox records it, and its event can be redriven.
             Err(error) if error.is_discard() && !is_from_inbox => {
                 transactions.roll_back(transaction).await?;
-                transactions.record(&mut connection, key.as_ref()).await?;
+                transactions
+                    .record(&mut busy.connection, key.as_ref())
+                    .await?;
             }
             // At once, so that the key is free before the platform gets its answer.
             Err(_) => match transactions.roll_back(transaction).await {
@@ -125,7 +127,7 @@ impl<H> Transactional<H> {
                 Err(_) => return Ok(handled),
             },
         }
-        connection.give_back();
+        busy.give_back();
         Ok(handled)
     }
 }
@@ -178,7 +180,7 @@ impl Transactions {
         Ok(can_end.then_some(lease))
     }
 
-    async fn connection(&self) -> Result<HeldConnection, Outcome> {
+    async fn connection(&self) -> Result<Busy, Outcome> {
         self.step("acquire", self.store.acquire()).await
     }
 

@@ -1,9 +1,11 @@
 //! Lets deliveries of one key take turns within this process.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 
 use tokio::sync::{Mutex as AsyncMutex, OwnedMutexGuard};
+
+use crate::lock::lock;
 
 /// Lets one delivery of a key proceed at a time: its duplicates wait here, where they hold no
 /// connection. Those of other processes meet in the database.
@@ -40,7 +42,7 @@ impl Turns {
     }
 
     fn with<T>(&self, step: impl FnOnce(&mut HashMap<u128, Weak<AsyncMutex<()>>>) -> T) -> T {
-        step(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        step(&mut lock(&self.0))
     }
 }
 

@@ -150,7 +150,7 @@ async fn errors_of_any_type_are_retried() {
     }
     let error = HandlerError::from(io().unwrap_err());
     assert!(!error.is_discard());
-    assert!(error.into_source().downcast::<std::io::Error>().is_ok());
+    assert!(error.into_source().unwrap().is::<std::io::Error>());
 }
 
 #[test]

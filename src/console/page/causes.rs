@@ -75,7 +75,7 @@ impl Cause {
 
 /// `error`: why the queue has no counts.
 pub(super) fn causes(
-    view: &View<'_>,
+    view: &View,
     stats: Option<&Stats>,
     error: Option<&str>,
     observed: &Observed,
@@ -92,7 +92,7 @@ pub(super) fn causes(
             html! { "The queue cannot be read: " (clip(error, 300)) "." },
         )
     });
-    let of_stats = |cause: fn(&View<'_>, &Stats) -> Option<Cause>| {
+    let of_stats = |cause: fn(&View, &Stats) -> Option<Cause>| {
         let stats = stats?;
         cause(view, stats)
     };
@@ -205,7 +205,7 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
     Some(Cause::new(Level::Critical, text))
 }
 
-fn tripped(view: &View<'_>, observed: &Observed) -> Option<Cause> {
+fn tripped(view: &View, observed: &Observed) -> Option<Cause> {
     let first = observed.tripped.first()?;
     let text = html! {
         "Events of " (names(&observed.tripped)) " fail in many chats: they are tripped. The worker of this process tries one at a time until one succeeds."
@@ -220,7 +220,7 @@ fn tripped(view: &View<'_>, observed: &Observed) -> Option<Cause> {
     })
 }
 
-fn dead(view: &View<'_>, stats: &Stats) -> Option<Cause> {
+fn dead(view: &View, stats: &Stats) -> Option<Cause> {
     let dead = stats.dead();
     let level = match dead {
         0 => return None,
@@ -238,7 +238,7 @@ fn dead(view: &View<'_>, stats: &Stats) -> Option<Cause> {
 }
 
 /// Kinds of which no attempt was made for long, though nothing keeps them from it.
-fn waiting(view: &View<'_>, stats: &Stats) -> Option<Cause> {
+fn waiting(view: &View, stats: &Stats) -> Option<Cause> {
     let waits = |it: &&KindStats| {
         it.waiting > 0
             && it.in_progress + it.retrying == 0
@@ -255,7 +255,7 @@ fn waiting(view: &View<'_>, stats: &Stats) -> Option<Cause> {
     (!stats.is_paused).then(|| cause.link(view.events(&[("state", "waiting")]), "Waiting events"))
 }
 
-fn blocked(view: &View<'_>, stats: &Stats) -> Option<Cause> {
+fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
     let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
     let text = match lanes {
         0 => return None,
@@ -267,7 +267,7 @@ fn blocked(view: &View<'_>, stats: &Stats) -> Option<Cause> {
     Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))
 }
 
-fn paused(_: &View<'_>, stats: &Stats) -> Option<Cause> {
+fn paused(_: &View, stats: &Stats) -> Option<Cause> {
     let kinds: Vec<_> = stats.kinds.iter().filter(|it| it.is_paused).collect();
     let text = match (stats.is_paused, kinds.is_empty()) {
         (true, _) => html! { "Everything is paused." },

@@ -20,7 +20,7 @@ pub(in super::super) struct Place {
     pub(in super::super) blocked: Option<BlockedLane>,
 }
 
-pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Place) -> Markup {
+pub(in super::super) fn event(view: &View, record: &EventRecord, lane: &Place) -> Markup {
     let event = &record.summary;
     let content = html! {
         div.title {
@@ -66,8 +66,8 @@ pub(in super::super) fn event(view: &View<'_>, record: &EventRecord, lane: &Plac
 }
 
 /// When an event is tried that is due, if not at once.
-fn waits(view: &View<'_>, event: &EventSummary) -> &'static str {
-    let mut pauses = view.site.pauses.iter();
+fn waits(view: &View, event: &EventSummary) -> &'static str {
+    let mut pauses = view.pauses.iter();
     let is_paused = pauses.any(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
     let recent = view.console.recent.as_ref();
     if is_paused {
@@ -79,7 +79,7 @@ fn waits(view: &View<'_>, event: &EventSummary) -> &'static str {
     }
 }
 
-fn summary(view: &View<'_>, event: &EventSummary) -> Markup {
+fn summary(view: &View, event: &EventSummary) -> Markup {
     html! {
         dl {
             dt { "Kind" } dd { (clip(event.kind.as_str(), 200)) }
@@ -106,7 +106,7 @@ fn headers(record: &EventRecord) -> Markup {
     }
 }
 
-fn actions(view: &View<'_>, record: &EventRecord) -> Markup {
+fn actions(view: &View, record: &EventRecord) -> Markup {
     let event = &record.summary;
     let redrive = match event.state {
         EventState::InProgress => None,
@@ -127,7 +127,7 @@ const HEADERS: usize = 20;
 /// The number of failures that are shown.
 const FAILURES: usize = 20;
 
-fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
+fn timeline(view: &View, record: &EventRecord) -> Markup {
     let event = &record.summary;
     // Failures have their own. A dead letter is one.
     let is_success = matches!(event.state, EventState::Handled | EventState::Ignored);
@@ -161,7 +161,7 @@ fn timeline(view: &View<'_>, record: &EventRecord) -> Markup {
     }
 }
 
-fn place(view: &View<'_>, event: &EventSummary, place: &Place) -> Markup {
+fn place(view: &View, event: &EventSummary, place: &Place) -> Markup {
     let is_cut = place.is_cut;
     // Others stand in no line: nothing waits for them.
     let stands = |it: &&EventSummary| {
@@ -220,7 +220,7 @@ const BEHIND: usize = 10;
 /// The longest payload that is shown, in bytes of HTML.
 const MOST: usize = 15_000;
 
-fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
+fn payload(view: &View, record: &EventRecord) -> Markup {
     if view.console.hides_payloads {
         return html! { p.quiet { "Payloads are hidden." } };
     }
@@ -241,7 +241,7 @@ fn payload(view: &View<'_>, record: &EventRecord) -> Markup {
 
 /// What was looked for, as a number, a key and a chat.
 pub(in super::super) fn found(
-    view: &View<'_>,
+    view: &View,
     wanted: &str,
     number: &[Failed],
     of_key: &[Failed],
@@ -272,7 +272,7 @@ pub(in super::super) fn found(
     view.page(&format!("Find {}", clip(wanted, 60)), "/events", &content)
 }
 
-pub(in super::super) fn chat(view: &View<'_>, chat: &str, events: &[Failed], more: More) -> Markup {
+pub(in super::super) fn chat(view: &View, chat: &str, events: &[Failed], more: More) -> Markup {
     let content = html! {
         div.title { h1 { "Chat " (clip(chat, 200)) } }
         section {

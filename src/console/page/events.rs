@@ -8,7 +8,7 @@ use super::super::actions::LONGEST_REASON;
 use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
-use super::parts::{chat, kinds, reason, state};
+use super::parts::{chat, head, kinds, reason, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
 use crate::event::EventKind;
@@ -28,7 +28,7 @@ pub(in super::super) struct Wrong<'a> {
 }
 
 pub(in super::super) fn events(
-    view: &View<'_>,
+    view: &View,
     search: &Search,
     rows: &[Failed],
     more: More,
@@ -87,7 +87,7 @@ pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
     }
 }
 
-fn form(view: &View<'_>, search: &Search) -> Markup {
+fn form(view: &View, search: &Search) -> Markup {
     let states = EventState::ALL.into_iter().map(EventState::name);
     let option = |value: &str, chosen: &str, text: &str| {
         html! { option value=(value) selected[value == chosen] { (text) } }
@@ -164,25 +164,17 @@ pub(super) enum Columns<'a> {
     OfChat,
 }
 
-pub(super) fn table(view: &View<'_>, rows: &[Failed], columns: Columns<'_>) -> Markup {
+pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Markup {
     let checked = match columns {
         Columns::WithBoxes(checked) => Some(checked),
         _ => None,
     };
     let has_chat = columns != Columns::OfChat;
+    let select = if checked.is_some() { "Select" } else { "" };
+    let chats = if has_chat { "Chat" } else { "" };
     html! {
         table {
-            thead {
-                tr {
-                    @if checked.is_some() { th scope="col" { "Select" } }
-                    th scope="col" { "Event" }
-                    th scope="col" { "Accepted" }
-                    th scope="col" { "Kind" }
-                    @if has_chat { th scope="col" { "Chat" } }
-                    th scope="col" { "State" }
-                    th scope="col" { "Failures, and the last one" }
-                }
-            }
+            (head(&[select, "Event", "Accepted", "Kind", chats, "State", "Failures, and the last one"]))
             tbody {
                 @for Failed { event, failure } in rows {
                     tr {
@@ -205,7 +197,7 @@ pub(super) fn table(view: &View<'_>, rows: &[Failed], columns: Columns<'_>) -> M
     }
 }
 
-pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: bool) -> Markup {
+pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool) -> Markup {
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
         section {
@@ -214,16 +206,7 @@ pub(in super::super) fn lanes(view: &View<'_>, lanes: &[BlockedLane], is_more: b
                 @if lanes.is_empty() { p { "None." } }
                 @else {
                     table {
-                        thead {
-                            tr {
-                                th scope="col" { "Chat" }
-                                th scope="col" { "Blocked by" }
-                                th scope="col" { "Kind" }
-                                th scope="col" { "Since" }
-                                th scope="col" { "State" }
-                                th.number scope="col" { "Waiting behind it" }
-                            }
-                        }
+                        (head(&["Chat", "Blocked by", "Kind", "Since", "State", "#Waiting behind it"]))
                         tbody {
                             @for lane in lanes {
                                 @let head = &lane.event;
@@ -272,7 +255,7 @@ fn counted(counted: Counted) -> String {
 /// Asks before all events that match are changed: `matched` has their number, and the first of them with their last
 /// failures.
 pub(in super::super) fn confirm(
-    view: &View<'_>,
+    view: &View,
     action: Action,
     search: &Search,
     (matched, sample): (Counted, &[Failed]),
@@ -336,7 +319,7 @@ fn label(field: &str) -> &str {
 }
 
 /// Asks before a kind or everything is paused, and for the reason.
-pub(in super::super) fn confirm_pause(view: &View<'_>, paused: Option<&EventKind>) -> Markup {
+pub(in super::super) fn confirm_pause(view: &View, paused: Option<&EventKind>) -> Markup {
     let name = paused.map_or("everything".to_owned(), kind);
     let content = html! {
         section {
@@ -360,7 +343,7 @@ pub(in super::super) fn confirm_pause(view: &View<'_>, paused: Option<&EventKind
     view.page("Pause", "/", &content)
 }
 
-pub(in super::super) fn job(view: &View<'_>, job: &Job, changed: u64, skipped: u64) -> Markup {
+pub(in super::super) fn job(view: &View, job: &Job, changed: u64, skipped: u64) -> Markup {
     let end = job.end();
     let is_cancelled = job.is_cancelled.load(Ordering::Relaxed);
     let most = u64::try_from(job.matched.events).unwrap_or(u64::MAX);

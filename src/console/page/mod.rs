@@ -12,7 +12,7 @@ pub(super) use self::event::{Place, chat, event, found};
 pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, job, lanes};
 pub(super) use self::overview::{Blocked, overview};
 pub(super) use self::text::clamped;
-pub(super) use self::view::{Site, View, problem};
+pub(super) use self::view::{View, problem};
 
 pub(super) const STYLE: &str =
     concat!(include_str!("../style.css"), include_str!("../console.css"));

@@ -9,7 +9,7 @@ use maud::{Markup, html};
 use super::super::settings::Console;
 use super::causes::causes;
 use super::events::waiting;
-use super::parts::{chat, gauge, reason, state};
+use super::parts::{chat, gauge, head, reason, state};
 use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
 use crate::event::EventKind;
@@ -70,13 +70,13 @@ impl Observed {
 }
 
 pub(in super::super) fn overview(
-    view: &View<'_>,
+    view: &View,
     counted: Option<&(Stats, Duration)>,
     blocked: &[Blocked],
     error: Option<&str>,
 ) -> Markup {
     let stats = counted.map(|(stats, _)| stats);
-    let console = view.console;
+    let console = &view.console;
     let observed = Observed::by(console);
     let (rows, others) = rows(stats, &observed);
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
@@ -161,7 +161,7 @@ pub(super) fn is_short(kind: &EventKind) -> bool {
 }
 
 /// The chats in which most events wait, and why.
-fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
+fn worst(view: &View, blocked: &[Blocked]) -> Markup {
     html! {
         section {
             div.head {
@@ -169,15 +169,7 @@ fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
                 a.end href=(view.url("/lanes")) { "All blocked lanes" }
             }
             table {
-                thead {
-                    tr {
-                        th scope="col" { "Chat" }
-                        th.number scope="col" { "Waiting" }
-                        th scope="col" { "Since" }
-                        th scope="col" { "Blocked by" }
-                        th scope="col" { "Reason" }
-                    }
-                }
+                (head(&["Chat", "#Waiting", "Since", "Blocked by", "Reason"]))
                 tbody {
                     @for Blocked { lane, failure } in blocked {
                         @let event = &lane.event;
@@ -198,27 +190,25 @@ fn worst(view: &View<'_>, blocked: &[Blocked]) -> Markup {
     }
 }
 
-fn table(view: &View<'_>, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bool) -> Markup {
+fn table(view: &View, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bool) -> Markup {
     let has_inbox = view.console.inbox.is_some();
+    let of_inbox = |column| if has_inbox { column } else { "" };
+    let columns = [
+        "Kind",
+        of_inbox("#Waiting"),
+        of_inbox("#In progress"),
+        of_inbox("#Retrying"),
+        of_inbox("#Dead"),
+        of_inbox("Oldest"),
+        "Handled, last hour",
+        "Failure budget",
+        if view.can_change() { "Pause" } else { "" },
+    ];
     html! {
         @if rows.is_empty() { p.quiet { "No event yet." } }
         @else {
             table {
-                thead {
-                    tr {
-                        th scope="col" { "Kind" }
-                        @if has_inbox {
-                            th.number scope="col" { "Waiting" }
-                            th.number scope="col" { "In progress" }
-                            th.number scope="col" { "Retrying" }
-                            th.number scope="col" { "Dead" }
-                            th scope="col" { "Oldest" }
-                        }
-                        th scope="col" { "Handled, last hour" }
-                        th scope="col" { "Failure budget" }
-                        @if view.can_change() { th scope="col" { "Pause" } }
-                    }
-                }
+                (head(&columns))
                 tbody {
                     @for row in rows { (kind(view, row, is_paused)) }
                 }
@@ -228,7 +218,7 @@ fn table(view: &View<'_>, rows: &[Row<'_>], stats: Option<&Stats>, is_paused: bo
     }
 }
 
-fn kind(view: &View<'_>, row: &Row<'_>, is_paused: bool) -> Markup {
+fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
     let stats = row.stats;
     let own_pause = stats.is_some_and(|stats| stats.is_paused);
     html! {
@@ -277,7 +267,7 @@ const STATES: [Column; 4] = [
 ];
 
 /// The cells of the states, by kind or for all of them.
-fn states(view: &View<'_>, kind: Option<&str>, counts: [u64; STATES.len()]) -> Markup {
+fn states(view: &View, kind: Option<&str>, counts: [u64; STATES.len()]) -> Markup {
     html! {
         @for ((label, state, _), number) in STATES.into_iter().zip(counts) {
             td.number data-label=(label) {
@@ -296,7 +286,7 @@ fn states(view: &View<'_>, kind: Option<&str>, counts: [u64; STATES.len()]) -> M
 }
 
 /// The cells of a row that an inbox fills.
-fn counts(view: &View<'_>, row: &Row<'_>) -> Markup {
+fn counts(view: &View, row: &Row<'_>) -> Markup {
     let counts = STATES.map(|(_, _, of)| row.stats.map_or(0, of));
     html! {
         (states(view, Some(row.kind.as_str()), counts))
@@ -310,7 +300,7 @@ fn counts(view: &View<'_>, row: &Row<'_>) -> Markup {
 }
 
 /// The sums of all kinds, also of those that are not shown.
-fn totals(view: &View<'_>, kinds: &[KindStats]) -> Markup {
+fn totals(view: &View, kinds: &[KindStats]) -> Markup {
     let sums = STATES.map(|(_, _, of)| kinds.iter().map(of).sum());
     html! {
         tr {
@@ -321,7 +311,7 @@ fn totals(view: &View<'_>, kinds: &[KindStats]) -> Markup {
 }
 
 /// The button that pauses or resumes a kind, or all events.
-fn pause(view: &View<'_>, kind: Option<&EventKind>, is_paused: bool) -> Markup {
+fn pause(view: &View, kind: Option<&EventKind>, is_paused: bool) -> Markup {
     // A pause has a reason, for which the next page asks.
     let (method, action, text) = match is_paused {
         true => ("post", "resume", "Resume"),
@@ -380,20 +370,12 @@ fn answers(answers: &BTreeMap<&'static str, u64>) -> Markup {
     }
 }
 
-fn problems(view: &View<'_>, problems: &[crate::telemetry::Problem]) -> Markup {
+fn problems(view: &View, problems: &[crate::telemetry::Problem]) -> Markup {
     html! {
         @if problems.is_empty() { p.quiet { "None." } }
         @else {
             table {
-                thead {
-                    tr {
-                        th scope="col" { "Last" }
-                        th.number scope="col" { "Times" }
-                        th scope="col" { "Outcome" }
-                        th scope="col" { "Kind" }
-                        th scope="col" { "Reason" }
-                    }
-                }
+                (head(&["Last", "#Times", "Outcome", "Kind", "Reason"]))
                 tbody {
                     @for problem in problems.iter().take(PROBLEMS) {
                         tr {

@@ -24,7 +24,7 @@ pub(super) fn state(event: &EventSummary) -> Markup {
 /// The longest id of a chat that is a link, in bytes of a URL.
 const LONGEST_CHAT: usize = 100;
 
-pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
+pub(super) fn chat(view: &View, chat: Option<&str>) -> Markup {
     html! {
         @match chat {
             // A link has the whole id.
@@ -36,7 +36,7 @@ pub(super) fn chat(view: &View<'_>, chat: Option<&str>) -> Markup {
 }
 
 /// The last failure of an event, whose reason takes at most so many bytes of HTML.
-pub(super) fn reason(view: &View<'_>, failure: Option<&Failure>, most: usize) -> Markup {
+pub(super) fn reason(view: &View, failure: Option<&Failure>, most: usize) -> Markup {
     html! {
         @if let Some(failure) = failure {
             b.bad { (clip(&failure.outcome, 60)) }
@@ -46,8 +46,24 @@ pub(super) fn reason(view: &View<'_>, failure: Option<&Failure>, most: usize) ->
     }
 }
 
+/// The names of a table's columns: after a `#`, that of a column of numbers. An empty one is left out.
+pub(super) fn head(columns: &[&str]) -> Markup {
+    html! {
+        thead {
+            tr {
+                @for column in columns.iter().filter(|column| !column.is_empty()) {
+                    @match column.strip_prefix('#') {
+                        Some(numbers) => th.number scope="col" { (numbers) },
+                        None => th scope="col" { (column) },
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The form of a button that changes an event.
-pub(super) fn button(view: &View<'_>, event: &EventSummary, action: &str, text: &str) -> Markup {
+pub(super) fn button(view: &View, event: &EventSummary, action: &str, text: &str) -> Markup {
     let class = match action {
         "discard" => "danger",
         _ if event.state.is_unsettled() || event.state == EventState::Dead => "main",

@@ -1,6 +1,7 @@
 //! What all pages know, and what stands around each.
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
@@ -14,17 +15,18 @@ use crate::inbox::Pause;
 /// The number of pauses that each page shows.
 const PAUSES: usize = 5;
 
-/// Where the console is mounted, and what each of its pages says.
-#[derive(Clone, Debug)]
-pub(in super::super) struct Site {
-    /// The path, without a slash at its end.
+/// What all pages know.
+#[derive(Clone)]
+pub(in super::super) struct View {
+    pub(in super::super) console: Arc<Console>,
+    /// The path at which the console is mounted, without a slash at its end.
     pub(in super::super) base: String,
     /// What the last action did.
     pub(in super::super) did: Option<Did>,
     pub(in super::super) pauses: Vec<Pause>,
 }
 
-impl Site {
+impl View {
     /// The URL of a page. That of the first one has no slash at its end, as `nest` of axum has no route for it.
     pub(in super::super) fn url(&self, path: impl Display) -> String {
         let path = path.to_string();
@@ -37,23 +39,6 @@ impl Site {
             _ => &path,
         };
         format!("{}{path}", self.base)
-    }
-}
-
-/// What all pages know.
-pub(in super::super) struct View<'a> {
-    pub(in super::super) console: &'a Console,
-    pub(in super::super) site: &'a Site,
-}
-
-impl<'a> View<'a> {
-    pub(in super::super) fn new(console: &'a Console, site: &'a Site) -> Self {
-        Self { console, site }
-    }
-
-    /// The URL of a page.
-    pub(super) fn url(&self, path: impl Display) -> String {
-        self.site.url(path)
     }
 
     /// The URL of the events of a query.
@@ -73,7 +58,7 @@ impl<'a> View<'a> {
     }
 
     fn pauses(&self) -> Markup {
-        let pauses = &self.site.pauses;
+        let pauses = &self.pauses;
         html! {
             @for pause in pauses.iter().take(PAUSES) {
                 @let name = pause.kind.as_ref().map_or("everything".to_owned(), kind);
@@ -150,7 +135,7 @@ impl<'a> View<'a> {
                     }
                     aside.bar #paused data-live aria-label="Pauses" { (self.pauses()) }
                     main #main tabindex="-1" {
-                        @if let Some(did) = &self.site.did { p.notice #notice role="status" { (self.did(did)) } }
+                        @if let Some(did) = &self.did { p.notice #notice role="status" { (self.did(did)) } }
                         (content)
                     }
                     footer {
@@ -164,7 +149,7 @@ impl<'a> View<'a> {
 }
 
 /// A page that says why a request has no other answer.
-pub(in super::super) fn problem(view: &View<'_>, status: StatusCode, reason: &str) -> Markup {
+pub(in super::super) fn problem(view: &View, status: StatusCode, reason: &str) -> Markup {
     let title = status.canonical_reason().unwrap_or("Error");
     let reason = clip(reason, 1_000);
     let content = html! {

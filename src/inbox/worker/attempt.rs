@@ -18,7 +18,8 @@ use super::pool::{Pool, Serve};
 use crate::delivery::RawDelivery;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::execution::{Tries, attempt, lock};
+use crate::execution::{Tries, attempt};
+use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::telemetry::{AttemptWatch, DeliverySpan, Observation};
 

@@ -10,7 +10,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::super::event::{EventId, EventLease};
-use crate::execution::lock;
+use crate::lock::lock;
 use crate::outcome::Outcome;
 use crate::store::Fence;
 

@@ -15,7 +15,8 @@ use super::leases::HeldLeases;
 use super::suspects::Suspects;
 use crate::delivery::RawDelivery;
 use crate::error::BoxError;
-use crate::execution::{Clocks, lock};
+use crate::execution::Clocks;
+use crate::lock::lock;
 use crate::outcome::Outcome;
 
 /// When the queue is asked for events. `None` when nothing is known to become due.

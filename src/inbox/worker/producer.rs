@@ -12,7 +12,7 @@ use super::super::queue::Queue;
 use super::attempt::{Attempt, Of, Tried, run};
 use super::pool::{Pool, Serve, Stop};
 use crate::error::Chain;
-use crate::execution::lock;
+use crate::lock::lock;
 use crate::store::StoreError;
 
 /// The maximum number of events that are taken at once.

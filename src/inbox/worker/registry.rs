@@ -8,7 +8,7 @@ use super::super::queue::Queue;
 use super::super::workers::{Local, Place, Revocation, Room};
 use super::attempt::{Attempt, run};
 use super::pool::{Pool, Serve};
-use crate::execution::lock;
+use crate::lock::lock;
 use crate::outcome::Outcome;
 
 /// Lets the inbox of a worker hand events to it.

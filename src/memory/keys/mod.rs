@@ -6,7 +6,7 @@ mod settled;
 use std::hash::BuildHasher;
 use std::num::NonZeroU32;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use foldhash::quality::RandomState;
@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use self::in_flight::{InFlight, Run};
 use self::settled::{Evictions, Settled, Settlement, short};
 use crate::SenderPolicy;
+use crate::lock::lock;
 use crate::store::{Claim, EventKey, Fence, KeyState, Lease, SettleError, Store, StoreError};
 
 /// Remembers keys in the memory of this process: the default, for one process that may forget.
@@ -156,7 +157,7 @@ impl MokaStore {
         let key = lease.id().key();
         let now = Instant::now();
         {
-            let mut keys = self.part(key).lock();
+            let mut keys = lock(&self.part(key).0);
             let (outcome, until) = outcome(keys.in_flight.current(lease, now)?, now);
             keys.settled.insert(key, outcome, until, now);
             keys.in_flight.runs.remove(&key);
@@ -173,10 +174,6 @@ impl Part {
             in_flight: InFlight::default(),
             settled: Settled::new(capacity, usual, Arc::clone(evictions)),
         }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Keys> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -198,7 +195,7 @@ impl Store for MokaStore {
         retain: Duration,
     ) -> Result<Claim, StoreError> {
         let now = Instant::now();
-        let mut keys = self.part(id.key()).lock();
+        let mut keys = lock(&self.part(id.key()).0);
         let Keys { in_flight, settled } = &mut *keys;
         let attempts = match in_flight.runs.get(&id.key()) {
             Some(run) if run.until > now => {
@@ -240,7 +237,7 @@ impl Store for MokaStore {
 
     async fn peek(&self, id: &EventKey) -> Result<KeyState, StoreError> {
         let now = Instant::now();
-        let keys = self.part(id.key()).lock();
+        let keys = lock(&self.part(id.key()).0);
         Ok(match keys.in_flight.runs.get(&id.key()) {
             Some(run) if run.until > now => KeyState::InFlight {
                 remaining: run.until - now,
@@ -255,7 +252,7 @@ impl Store for MokaStore {
 
     async fn renew(&self, lease: &Lease, extend: Duration) -> Result<(), SettleError> {
         let now = Instant::now();
-        let mut keys = self.part(lease.id().key()).lock();
+        let mut keys = lock(&self.part(lease.id().key()).0);
         keys.in_flight.current(lease, now)?.until = after(now, extend);
         Ok(())
     }
@@ -298,13 +295,13 @@ mod tests {
 
     /// How many runs are in memory, be they in flight or dead.
     fn runs(store: &MokaStore) -> usize {
-        let part = |part: &Part| part.lock().in_flight.runs.len();
+        let part = |part: &Part| lock(&part.0).in_flight.runs.len();
         store.shared.parts.iter().map(part).sum()
     }
 
     fn tidy_up(store: &MokaStore) {
         for part in &store.shared.parts {
-            part.lock().settled.cache.run_pending_tasks();
+            lock(&part.0).settled.cache.run_pending_tasks();
         }
     }
 
@@ -444,7 +441,7 @@ mod tests {
             }
         }
         let patience = || {
-            let part = store.shared.parts[0].lock();
+            let part = lock(&store.shared.parts[0].0);
             part.settled.cache.policy().time_to_idle().unwrap()
         };
         let usual = patience();

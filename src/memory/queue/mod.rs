@@ -10,7 +10,7 @@ mod settle;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
@@ -27,6 +27,7 @@ use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, PastFailure, Pause, Records,
     Stats,
 };
+use crate::lock::lock;
 use crate::store::StoreError;
 
 /// Keeps events in memory: for tests, and for the sandbox.
@@ -108,7 +109,7 @@ impl MemoryQueue {
 
     /// All operations take effect at once, under one lock.
     fn lock(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = lock(&self.state);
         state.now = Instant::now();
         state.return_to_lines();
         state

@@ -168,7 +168,7 @@ fn query<'q>(sql: &Arc<str>, values: &[Value]) -> Query<'q, Postgres, PgArgument
 /// server that was the primary before a failover.
 pub(crate) struct Busy {
     pub(crate) connection: PoolConnection<Postgres>,
-    pub(crate) is_sound: bool,
+    is_sound: bool,
 }
 
 impl Busy {
@@ -177,6 +177,12 @@ impl Busy {
             connection,
             is_sound: false,
         }
+    }
+
+    /// Returns the connection to its pool, unless it is in a transaction: no other caller meets a statement that is still
+    /// executed, or a `BEGIN` that was being sent when its future was dropped.
+    pub(crate) fn give_back(mut self) {
+        self.is_sound = !self.connection.is_in_transaction();
     }
 }
 

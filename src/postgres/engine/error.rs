@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use super::name::Schema;
 use crate::error::BoxError;
-use crate::store::engine_error::{Error, ErrorKind};
+use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
 /// Classifies an error by the server's code, or by sqlx's own kind where there is none:
 /// <https://www.postgresql.org/docs/current/errcodes-appendix.html>.

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 
 use super::error::{error, has_another_owner, is_locked, is_missing, was_idle};
 use super::name::Schema;
-use crate::store::engine_error::{Error, ErrorKind};
+use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
 /// The versions of a schema.
 #[derive(Clone, Copy)]

@@ -7,7 +7,7 @@ use super::error::error;
 use super::migrate::{Format, migrate};
 use super::name::Schema;
 use crate::config::ConfigError;
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// The tables in a schema.
 pub(crate) struct Tables {

@@ -13,7 +13,7 @@ use sqlx::query::Query;
 use sqlx::{Decode, Encode, Row, Type};
 
 use super::error::corrupt;
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// A parameter of a statement.
 #[derive(Clone)]

@@ -19,7 +19,6 @@ use crate::error::Chain;
 use crate::postgres::engine::{Tables, Uuid, Value, column, corrupt, micros};
 use crate::postgres::lease::Identity;
 use crate::postgres::schema::FORMAT;
-use crate::store::engine_error::Error;
 use crate::store::{
     Claim, EventKey, Fence, KeyState, Lease, OpenError, SettleError, Store, StoreError,
 };
@@ -123,7 +122,7 @@ impl PostgresStore {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        Ok(self.tables.migrate(&FORMAT).await?)
+        self.tables.migrate(&FORMAT).await
     }
 
     /// Deletes all expired rows, in small steps, and returns their number.
@@ -321,7 +320,7 @@ struct Purged {
 }
 
 /// What remains of a lease, in a column of microseconds. `None` where there is none.
-fn remaining(row: &PgRow, at: usize) -> Result<Option<Duration>, Error> {
+fn remaining(row: &PgRow, at: usize) -> Result<Option<Duration>, OpenError> {
     let micros: Option<i64> = column(row, at)?;
     // It may have ended while the statement was executed.
     Ok(micros.map(|micros| Duration::from_micros(u64::try_from(micros).unwrap_or(0).max(1))))

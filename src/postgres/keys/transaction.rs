@@ -1,6 +1,5 @@
 //! Keys that are inserted by the transaction that handles their event, and need no lease.
 
-use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,7 +7,8 @@ use sqlx::{AssertSqlSafe, Connection, PgConnection, PgTransaction, query, query_
 
 use super::PostgresStore;
 use crate::error::BoxError;
-use crate::postgres::engine::{Busy, Uuid, code, column, is_without_answer, micros};
+pub(crate) use crate::postgres::engine::Busy;
+use crate::postgres::engine::{Uuid, code, column, is_without_answer, micros};
 use crate::postgres::lease::TransactionalLease;
 use crate::store::{EventKey, StoreError};
 
@@ -26,11 +26,9 @@ pub(crate) enum Inserted {
 
 impl PostgresStore {
     /// A connection of the pool's.
-    pub(crate) async fn acquire(&self) -> Result<HeldConnection, StoreError> {
+    pub(crate) async fn acquire(&self) -> Result<Busy, StoreError> {
         let connection = self.tables.pool.acquire().await;
-        Ok(HeldConnection(Busy::new(
-            connection.map_err(|error| self.error(error))?,
-        )))
+        connection.map(Busy::new).map_err(|error| self.error(error))
     }
 
     pub(crate) async fn begin<'c>(
@@ -244,29 +242,4 @@ fn is_wait_over(error: &sqlx::Error) -> bool {
 /// A time limit as the server takes it, which zero would lift.
 fn millis(time: Duration) -> i32 {
     i32::try_from(time.as_millis()).unwrap_or(i32::MAX).max(1)
-}
-
-/// A connection that is returned to its pool when it is sound. Dropped before that, it is closed, and the
-/// server rolls back: no other caller meets a statement that is still executed, or a `BEGIN` that was
-/// being sent when its future was dropped.
-pub(crate) struct HeldConnection(Busy);
-
-impl HeldConnection {
-    pub(crate) fn give_back(mut self) {
-        self.0.is_sound = !self.0.connection.is_in_transaction();
-    }
-}
-
-impl Deref for HeldConnection {
-    type Target = PgConnection;
-
-    fn deref(&self) -> &PgConnection {
-        &self.0.connection
-    }
-}
-
-impl DerefMut for HeldConnection {
-    fn deref_mut(&mut self) -> &mut PgConnection {
-        &mut self.0.connection
-    }
 }

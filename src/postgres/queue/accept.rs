@@ -15,7 +15,7 @@ use crate::inbox::event::{EventId, EventLease, Lane, NewEvent, Take, TakenEvent}
 use crate::inbox::headers;
 use crate::inbox::queue::Accepted;
 use crate::postgres::engine::{Uuid, Value, column, corrupt, micros};
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 use crate::store::{EventKey, Fence};
 
 /// Many events at once, in their order.

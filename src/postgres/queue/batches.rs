@@ -7,7 +7,7 @@ use std::fmt;
 use std::future::Future;
 use std::mem;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::runtime::Handle;
@@ -16,6 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::parameters::unsort;
 use crate::inbox::event::{EventLease, Kinds};
+use crate::lock::lock;
 use crate::store::{StoreError, StoreErrorKind};
 
 /// How many calls a statement serves at most.
@@ -143,14 +144,10 @@ impl<C: Call> Batches<C> {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<C>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Has a call executed, by the task that does so, or by a new one.
     pub(super) async fn call(self: &Arc<Self>, call: C) -> Result<C::Return> {
         let (caller, result) = oneshot::channel();
-        self.lock().waiting.push_back(Job { call, caller });
+        lock(&self.state).waiting.push_back(Job { call, caller });
         self.start();
         let mut waits = Waits::<C> {
             result,
@@ -165,7 +162,7 @@ impl<C: Call> Batches<C> {
 
     /// Starts the task that executes statements, if there is none.
     fn start(self: &Arc<Self>) {
-        if !mem::replace(&mut self.lock().is_running, true) {
+        if !mem::replace(&mut lock(&self.state).is_running, true) {
             // Not in the delivery's span, which would last until this ends.
             tokio::spawn(Arc::clone(self).run());
         }
@@ -206,7 +203,7 @@ impl<C: Call> Batches<C> {
 
     /// The calls of the next statement, or none: then the task has to end.
     fn next(&self) -> Vec<Job<C>> {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let mut jobs: Vec<Job<C>> = Vec::new();
         let mut kinds: Option<Kinds> = None;
         // Their callers have given up, and they took no effect. Their kinds must not keep others waiting.
@@ -245,7 +242,7 @@ impl<C: Call> Batches<C> {
             Executed::Blocked => return self.stand_aside(jobs).await,
         };
         {
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             state.largest = (2 * state.largest).min(LARGEST);
         }
         // What nobody waits for would be taken until its lease expires, and would count as crashed.
@@ -263,7 +260,7 @@ impl<C: Call> Batches<C> {
     async fn stand_aside(self: &Arc<Self>, mut jobs: Vec<Job<C>>) {
         let rows = jobs.iter().filter_map(|job| job.call.row()).collect();
         let locked = (self.locked)(rows).await.unwrap_or_default();
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         if locked.is_empty() {
             // Nobody sees a row that another transaction is about to insert. The call that needs it is found by halves.
             state.largest = (jobs.len() / 2).max(1);
@@ -287,11 +284,11 @@ impl<C: Call> Batches<C> {
         };
         while !task.has_ended {
             sleep(PROBE).await;
-            let asked = self.lock().locked.clone();
+            let asked = lock(&self.state).locked.clone();
             let Ok(locked) = (self.locked)(asked.clone()).await else {
                 continue;
             };
-            let mut state = self.lock();
+            let mut state = lock(&self.state);
             let others = |row: &Row| locked.contains(row) || !asked.contains(row);
             state.locked.retain(others);
             // Under the lock: a row that is found next needs another task.
@@ -340,7 +337,7 @@ struct Task<'a, C: Call> {
 impl<C: Call> Drop for Task<'_, C> {
     fn drop(&mut self) {
         if !self.has_ended {
-            let mut state = self.batches.lock();
+            let mut state = lock(&self.batches.state);
             state.is_running = false;
             state.waiting.clear();
             state.locked.clear();

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
@@ -14,10 +14,11 @@ use tokio::time::{Instant, sleep_until};
 
 use super::batches::{Call, Executed, GRACE, Locked, Result, Row, share};
 use crate::inbox::event::{EventLease, TakenEvent};
+use crate::lock::lock;
 use crate::postgres::engine::{Tables, Value, code, column, corrupt, is_locked, is_without_answer};
 use crate::postgres::lease::{Identity, TransactionalLease};
+use crate::store::OpenError as Error;
 use crate::store::StoreError;
-use crate::store::engine_error::Error;
 
 /// The tables of the queue.
 pub(super) struct Database {
@@ -43,7 +44,7 @@ const MOST_UNANSWERED: usize = 1024;
 
 impl Unanswered {
     fn add(&self, call: String) {
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.0);
         calls.push_back((Instant::now(), call));
         if calls.len() > MOST_UNANSWERED {
             calls.pop_front();
@@ -51,7 +52,7 @@ impl Unanswered {
     }
 
     fn all(&self) -> Vec<String> {
-        let mut calls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = lock(&self.0);
         calls.retain(|(at, _)| at.elapsed() < LATEST);
         calls.iter().map(|(_, call)| call.clone()).collect()
     }

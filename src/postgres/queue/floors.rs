@@ -3,15 +3,16 @@
 //! The indexes of what is due contain deleted rows, too, until they are vacuumed. While a transaction of anybody stays
 //! open they cannot be, and each claim would read all of them again.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use sqlx::postgres::PgRow;
 use tokio::time::Instant;
 
 use crate::inbox::event::Kinds;
+use crate::lock::lock;
 use crate::postgres::engine::{Value, column};
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// What a claim knows from an earlier one: that there was nothing to take before these times. Zeros know nothing.
 #[derive(Clone, Default)]
@@ -69,7 +70,7 @@ struct Known {
 impl Floors {
     /// Where a claim of these kinds begins. There is no floor where a claim without one takes little time.
     pub(super) fn of(&self, kinds: &Kinds) -> Floor {
-        let known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = lock(&self.0);
         let known = known.iter().find(|known| known.of == *kinds);
         let known = known.filter(|known| known.whole.1 >= SLOW);
         known.map(|known| known.floor.clone()).unwrap_or_default()
@@ -78,7 +79,7 @@ impl Floors {
     /// Whether somebody has to look for events below the floor now: they may have become due there since it was known.
     /// That is true once, until the look has ended.
     pub(super) fn begin_look(&self, kinds: &Kinds) -> bool {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         let known = all.iter_mut().find(|known| known.of == *kinds);
         let Some(known) = known else { return false };
         let (at, took) = known.whole;
@@ -94,7 +95,7 @@ impl Floors {
 
     /// The next look is after [`VALID`].
     pub(super) fn look_failed(&self, kinds: &Kinds) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         if let Some(known) = all.iter_mut().find(|known| known.of == *kinds) {
             known.look = None;
             known.whole.0 = Instant::now();
@@ -103,7 +104,7 @@ impl Floors {
 
     /// Notes what a claim has found that began at a floor, and took so long in the database.
     pub(super) fn learn(&self, kinds: &Kinds, from: &Floor, found: Floor, took: Duration) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = lock(&self.0);
         let whole = (Instant::now(), took);
         match all.iter_mut().find(|known| known.of == *kinds) {
             Some(known) if from.is_known() => {

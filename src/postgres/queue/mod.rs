@@ -129,7 +129,7 @@ impl PostgresQueue {
     ///
     /// A `synchronous_commit` of `off` is only a warning in the log.
     pub async fn migrate(&self) -> Result<(), OpenError> {
-        Ok(self.shared.database.tables.migrate(&FORMAT).await?)
+        self.shared.database.tables.migrate(&FORMAT).await
     }
 }
 

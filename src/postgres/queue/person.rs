@@ -17,7 +17,7 @@ use crate::inbox::records::{
     BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Pause, Stats,
 };
 use crate::postgres::engine::{Value, column, corrupt};
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.failures WHERE seq = ANY ($1) ORDER BY seq, id";
 

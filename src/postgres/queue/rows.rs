@@ -15,7 +15,7 @@ use crate::inbox::headers;
 use crate::inbox::records::EventSummary;
 use crate::postgres::engine::{Uuid, column, corrupt};
 use crate::store::Fence;
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// A column of a state's name.
 fn state(row: &PgRow, at: usize) -> Result<EventState, Error> {

@@ -14,7 +14,7 @@ use super::rows;
 use crate::inbox::event::{EventLease, Failure, Kinds, Settlement, Take, uncounted};
 use crate::inbox::queue::Settled;
 use crate::postgres::engine::{Value, column, micros};
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// Many attempts at once, in their order. Not the function limits the time for locks, as the transactions of handlers
 /// call it, too.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::rc::Rc;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use rusqlite::{Connection, Result};
 
@@ -13,6 +13,7 @@ use super::format::{Format, Upkeep};
 use super::thread::{Job, Need};
 use super::transaction::Tx;
 use crate::error::Chain;
+use crate::lock::lock;
 
 /// How many calls go into one transaction at most.
 pub(super) const BATCH: u16 = 256;
@@ -115,11 +116,7 @@ impl Batches {
             .query_row([], |row| row.get(0))?;
         let mut tx = Tx {
             db: &self.db,
-            now: self
-                .clock
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .now(highest),
+            now: lock(&self.clock).now(highest),
             tokens: &mut self.tokens,
             statements: Rc::default(),
             memos: Vec::new(),

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use rusqlite::ErrorCode;
 
-use crate::store::engine_error::{Error, ErrorKind};
+use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
 /// A failure, with the file that it is about. Clones are for callers that share a transaction.
 #[derive(Clone, Debug)]

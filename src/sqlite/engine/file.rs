@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::fs::OpenOptions;
 use std::io;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use rusqlite::{Connection, ErrorCode, MAIN_DB, OpenFlags};
 use super::error::Reason;
 use super::format::Format;
 use super::migrate;
+use crate::lock::lock;
 
 /// How often a connection asks for a lock that another one holds.
 const POLL: Duration = Duration::from_micros(250);
@@ -31,7 +32,7 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
     // One at a time: a process that closes a file which it opened by other means takes away the locks
     // of its own connections to it.
     static OPENING: Mutex<()> = Mutex::new(());
-    let _opening = OPENING.lock().unwrap_or_else(PoisonError::into_inner);
+    let _opening = lock(&OPENING);
 
     create(path).map_err(Reason::Create)?;
     look_at_header(path)?;

@@ -24,7 +24,7 @@ use self::error::{FileError, Reason};
 use self::pause::Pause;
 use self::thread::Thread;
 use self::watch::Watch;
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
 pub(crate) use self::clock::Machine;

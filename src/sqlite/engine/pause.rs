@@ -3,6 +3,8 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use crate::lock::lock;
+
 /// How long a pause waits for the end of a commit.
 pub(super) const PATIENCE: Duration = Duration::from_millis(100);
 
@@ -61,7 +63,7 @@ impl Pause {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0.state)
     }
 }
 

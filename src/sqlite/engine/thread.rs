@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::error::{FileError, Reason};
 use super::transaction::Tx;
-use crate::store::engine_error::Error;
+use crate::store::OpenError as Error;
 
 /// How many calls wait for the thread before callers wait for room.
 const QUEUE: usize = 1024;

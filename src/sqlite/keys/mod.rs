@@ -8,7 +8,6 @@ use std::time::Duration;
 use self::rows::{Purge, Settle};
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
 use crate::sqlite::schema::FORMAT;
-use crate::store::engine_error::Error;
 use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Store, StoreError};
 
 /// Remembers keys in a SQLite file: the durable choice for one machine.
@@ -59,14 +58,10 @@ impl SqliteStore {
     /// When the file cannot be created, read or written, is not a database, belongs to another program, or
     /// was changed by a later release. The error says what to do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
-        Ok(Self::open_by(
-            path.as_ref(),
-            clock::machine(),
-            CHECKPOINT_EVERY,
-        )?)
+        Self::open_by(path.as_ref(), clock::machine(), CHECKPOINT_EVERY)
     }
 
-    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, Error> {
+    fn open_by(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Self, OpenError> {
         let engine = open(path, machine, checkpoint_every)?;
         Ok(Self { engine })
     }
@@ -89,7 +84,11 @@ impl SqliteStore {
 }
 
 /// Opens a file with all tables, for a store, an inbox or both.
-pub(super) fn open(path: &Path, machine: Machine, checkpoint_every: i32) -> Result<Engine, Error> {
+pub(super) fn open(
+    path: &Path,
+    machine: Machine,
+    checkpoint_every: i32,
+) -> Result<Engine, OpenError> {
     let upkeep = vec![Box::<Purge>::default() as _];
     Engine::open(path, &FORMAT, upkeep, machine, checkpoint_every)
 }
@@ -525,7 +524,7 @@ mod tests {
             });
             first.await.unwrap();
         }
-        for sql in rows::STATEMENTS.into_iter().chain([LIMITED]) {
+        for sql in rows::STATEMENTS.iter().copied().chain([LIMITED]) {
             let counts = store.engine.run(Need::Read, move |tx| {
                 let statement = tx.prepare(sql)?;
                 let count = |status| statement.get_status(status);

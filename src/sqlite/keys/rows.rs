@@ -62,7 +62,7 @@ const AGAIN_OF_EVENT: &str = "
 const EVENT: &str = "SELECT ifnull(event, 0) FROM keys WHERE key = ?1 AND done";
 
 #[cfg(test)]
-pub(in crate::sqlite) const STATEMENTS: [&str; 9] = [
+pub(in crate::sqlite) const STATEMENTS: &[&str] = &[
     NEW,
     AGAIN,
     BY_KEY,
@@ -74,8 +74,8 @@ pub(in crate::sqlite) const STATEMENTS: [&str; 9] = [
     FORMAT.set_highest_time,
 ];
 #[cfg(test)]
-pub(in crate::sqlite) const STATEMENTS_OF_EVENTS: [&str; 4] =
-    [BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT, EVENT];
+pub(in crate::sqlite) const STATEMENTS_OF_EVENTS: &[&str] =
+    &[BY_KEY, NEW_OF_EVENT, AGAIN_OF_EVENT, EVENT];
 
 /// A row, without the columns that are compared in the database.
 struct Known {

@@ -21,7 +21,7 @@ const INSERT_BODY: &str = "INSERT INTO bodies (seq, headers, body) VALUES (?1, ?
 const LAST: &str = "SELECT ifnull(max(seq), 0) FROM events";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [INSERT, INSERT_BODY, LAST];
+pub(super) const STATEMENTS: &[&str] = &[INSERT, INSERT_BODY, LAST];
 
 /// The number of the event that was accepted last, once a transaction has read it.
 #[derive(Default)]
@@ -70,13 +70,8 @@ pub(super) fn accept(tx: &mut Tx<'_>, event: &NewEvent, take: Option<&Take>) -> 
         seq,
         kind: kind.id,
         lane: event.lane.map(|lane| lane.0),
-        place: Place::Ready,
         due: tx.now,
-        failures: 0,
-        crashes: 0,
-        first_failed: None,
-        tried: false,
-        uncounted: 0,
+        ..Work::default()
     };
     if let Some(lane) = work.lane
         && lanes::is_busy(tx, lane)?

@@ -35,7 +35,7 @@ const UPDATE: &str = "UPDATE chats SET events = ?3 WHERE run = ?1 AND lane = ?2"
 const DELETE: &str = "DELETE FROM chats WHERE run = ?1 AND lane = ?2";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 11] = [
+pub(super) const STATEMENTS: &[&str] = &[
     IN_RUN,
     IS_OF_CHAT,
     IN_LAST_RUN[0],

@@ -31,7 +31,7 @@ const EXTEND: &str = sql!(
 );
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [NEXT_KIND, FIRST, EXTEND];
+pub(super) const STATEMENTS: &[&str] = &[NEXT_KIND, FIRST, EXTEND];
 
 /// How many events a call returns to their lines at most.
 const RETURNS: usize = 256;

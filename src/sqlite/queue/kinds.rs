@@ -55,7 +55,7 @@ const PURGE: &str = "
 const PAUSE: &str = "UPDATE kinds SET paused = ?2, note = ?3 WHERE id = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [BY_NAME, BY_ID, IS_KNOWN, ALL, INSERT, PURGE, PAUSE];
+pub(super) const STATEMENTS: &[&str] = &[BY_NAME, BY_ID, IS_KNOWN, ALL, INSERT, PURGE, PAUSE];
 
 /// A kind, as the events of a transaction are accepted with it.
 #[derive(Clone, Copy)]

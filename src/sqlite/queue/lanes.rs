@@ -43,7 +43,7 @@ const CONTENT: &str = "
     FROM events e CROSS JOIN bodies b WHERE e.seq = ?1 AND b.seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 9] = [
+pub(super) const STATEMENTS: &[&str] = &[
     FIRST,
     FIRST_BEHIND,
     FIRST_PLACE,

@@ -39,7 +39,7 @@ const WAITING: &str =
     sql!("SELECT 1 FROM work INDEXED BY work_line WHERE lane = ?1 AND place = $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
+pub(super) const STATEMENTS: &[&str] = &[
     SUMMARY,
     CONTENT,
     FAILURES,
@@ -171,15 +171,12 @@ fn read_summary(
         State::Unsettled => {
             let work = Work {
                 seq: id.0,
-                kind: 0,
-                lane: None,
                 place: row.get(8)?,
                 due: row.get(9)?,
                 failures: row.get(10)?,
                 crashes: row.get(11)?,
-                first_failed: None,
                 tried: row.get(12)?,
-                uncounted: 0,
+                ..Work::default()
             };
             failures = work.failures;
             if work.place != Place::Taken && work.due > tx.now {

@@ -30,7 +30,6 @@ use crate::inbox::records::{
 };
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
 use crate::sqlite::keys::{self, SqliteStore};
-use crate::store::engine_error::Error;
 use crate::store::{OpenError, StoreError};
 
 /// Keeps events in a SQLite file: the durable choice for one machine.
@@ -66,10 +65,10 @@ impl SqliteQueue {
     ///
     /// As for [`SqliteStore::open`].
     pub fn open(path: impl AsRef<Path>) -> Result<Self, OpenError> {
-        Ok(Self::open_by(path.as_ref(), clock::machine())?)
+        Self::open_by(path.as_ref(), clock::machine())
     }
 
-    fn open_by(path: &Path, machine: Machine) -> Result<Self, Error> {
+    fn open_by(path: &Path, machine: Machine) -> Result<Self, OpenError> {
         let engine = keys::open(path, machine, CHECKPOINT_EVERY)?;
         Ok(Self { engine })
     }

@@ -24,7 +24,7 @@ const REDRIVE: &str = sql!(
 );
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 4] = [EVENT, HAS_BODY, HAS_FAILED, REDRIVE];
+pub(super) const STATEMENTS: &[&str] = &[EVENT, HAS_BODY, HAS_FAILED, REDRIVE];
 
 struct Event {
     kind: i64,
@@ -72,14 +72,9 @@ pub(super) fn redrive(
         let work = Work {
             seq,
             kind: event.kind,
-            lane: None,
-            place: Place::Ready,
             due: tx.now,
-            failures: 0,
-            crashes: 0,
-            first_failed: None,
             tried: tx.prepare(HAS_FAILED)?.exists([seq])?,
-            uncounted: 0,
+            ..Work::default()
         };
         work.insert(tx, None)?;
         return Ok(Change::Made);

@@ -36,7 +36,7 @@ const WITHOUT_BODY: &str = sql!(
 );
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 6] = [
+pub(super) const STATEMENTS: &[&str] = &[
     BODIES,
     EXPIRED,
     DELETE,

@@ -13,7 +13,7 @@ use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::schema::Place;
 
 /// A row of `work`.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) seq: i64,
     pub(super) kind: i64,
@@ -55,7 +55,7 @@ const FAILED_LONG_AGO: &str = "DELETE FROM failures WHERE seq = ?1 AND number <=
 pub(super) const DELETE_FAILURES: &str = "DELETE FROM failures WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 7] = [
+pub(super) const STATEMENTS: &[&str] = &[
     BY_SEQ,
     INSERT,
     UPDATE,

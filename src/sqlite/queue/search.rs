@@ -54,7 +54,7 @@ const TAKEN: &str =
     sql!("SELECT seq FROM work INDEXED BY work_due WHERE place = $Taken AND place <> $Behind");
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 17] = [
+pub(super) const STATEMENTS: &[&str] = &[
     FIRST,
     LAST,
     ALL[0],

@@ -25,7 +25,7 @@ const REMOVE_FIRST: &str = sql!(
 const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 3] = [HELD, REMOVE_FIRST, END];
+pub(super) const STATEMENTS: &[&str] = &[HELD, REMOVE_FIRST, END];
 
 pub(super) fn settle(
     tx: &mut Tx<'_>,

@@ -21,7 +21,7 @@ const FREE_PAGES: &str = "PRAGMA freelist_count";
 const PAGE_SIZE: &str = "PRAGMA page_size";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: [&str; 2] = [WORK, DEAD];
+pub(super) const STATEMENTS: &[&str] = &[WORK, DEAD];
 
 /// How many events a step counts, which takes less time than a commit.
 const COUNTED: usize = 1000;

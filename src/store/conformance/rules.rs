@@ -9,8 +9,8 @@ use tokio::time::{Instant, sleep};
 
 use super::harness::{BRIEF, HELD, Harness, PATIENCE, RIVALS, SHORT};
 use super::steps::{
-    Keys, abandon, acquired, assert_free, done, ends, free_before_long, handles, in_flight, joined,
-    named, ok, one_winner, refuses, settled, unique,
+    Keys, abandon, acquired, assert_free, attempt_is, done, ends, free_before_long, handles,
+    in_flight, joined, named, ok, one_winner, refuses, unique,
 };
 use crate::store::{Claim, EventKey, Fence, KeyState, Lease, Store};
 
@@ -55,16 +55,16 @@ pub async fn one_claim_wins<H: Harness>(harness: &H) {
     let id = Keys::new("one claim wins").next();
 
     let first = one_winner(&handles, id, "a new key").await;
-    settled(handles[0].release(&first).await, "release");
+    ok(handles[0].release(&first).await, "release");
 
     let second = one_winner(&handles, id, "a released key").await;
-    assert_eq!(second.attempt().get(), 2, "attempt after a release");
+    attempt_is(&second, 2, "after a release");
     let began = Instant::now();
-    settled(handles[0].renew(&second, SHORT).await, "renew");
+    ok(handles[0].renew(&second, SHORT).await, "renew");
     ends(&*handles[0], &id, began, "a lease").await;
 
     let third = one_winner(&handles, id, "a key whose lease ended").await;
-    assert_eq!(third.attempt().get(), 3, "attempt after a lease ended");
+    attempt_is(&third, 3, "after a lease ended");
 }
 
 /// While a run completes, no other claim slips in between: claims find the key in flight, and from
@@ -102,7 +102,7 @@ pub async fn no_claim_wins_after_completion<H: Harness>(harness: &H) {
             })
             .collect();
         start.wait().await;
-        settled(handles[0].complete(&lease, HELD).await, "complete");
+        ok(handles[0].complete(&lease, HELD).await, "complete");
         joined(rivals).await;
     }
 }
@@ -128,10 +128,10 @@ pub async fn claims_hold_until_settled<H: Harness>(harness: &H) {
         "the time that remains did not become less: {before:?}, then {after:?}"
     );
 
-    settled(store.release(&first).await, "release");
+    ok(store.release(&first).await, "release");
     assert_free(&store, &id, "a released key").await;
     let second = acquired(&store, &id, HELD, HELD).await;
-    settled(store.complete(&second, HELD).await, "complete");
+    ok(store.complete(&second, HELD).await, "complete");
     done(&store, &id).await;
 }
 
@@ -147,22 +147,22 @@ pub async fn peeking_changes_nothing<H: Harness>(harness: &H) {
     assert_free(&store, &id, "a new key").await;
     assert_free(&store, &id, "a key that was peeked at").await;
     let first = acquired(&store, &id, HELD, HELD).await;
-    assert_eq!(first.attempt().get(), 1, "attempt after peeking");
+    attempt_is(&first, 1, "after peeking");
 
     in_flight(&store, &id).await;
-    settled(store.renew(&first, HELD).await, "renew after peeking");
-    settled(store.release(&first).await, "release after peeking");
+    ok(store.renew(&first, HELD).await, "renew after peeking");
+    ok(store.release(&first).await, "release after peeking");
 
     assert_free(&store, &id, "a released key").await;
     let began = Instant::now();
     let second = acquired(&store, &id, SHORT, HELD).await;
-    assert_eq!(second.attempt().get(), 2, "attempt after peeking");
+    attempt_is(&second, 2, "after peeking");
     // Peeks all the while, which must not extend the lease.
     ends(&store, &id, began, "a lease").await;
 
     let third = acquired(&store, &id, HELD, HELD).await;
     let began = Instant::now();
-    settled(store.complete(&third, SHORT).await, "complete");
+    ok(store.complete(&third, SHORT).await, "complete");
     ends(&store, &id, began, "the record of a completed key").await;
 }
 
@@ -178,7 +178,7 @@ pub async fn bodies_are_compared<H: Harness>(harness: &H) {
     let (id, other) = keys.two_bodies();
 
     let failed = acquired(&store, &other, HELD, HELD).await;
-    settled(store.release(&failed).await, "release");
+    ok(store.release(&failed).await, "release");
 
     let lease = acquired(&store, &id, HELD, HELD).await;
     for (claimed, expected) in [(&id, true), (&other, false)] {
@@ -190,7 +190,7 @@ pub async fn bodies_are_compared<H: Harness>(harness: &H) {
         }
     }
 
-    settled(store.complete(&lease, HELD).await, "complete");
+    ok(store.complete(&lease, HELD).await, "complete");
     for (claimed, expected) in [(&id, true), (&other, false), (&id, true)] {
         match ok(store.claim(claimed, HELD, HELD).await, "claim") {
             Claim::Done { same_body } => {
@@ -214,7 +214,7 @@ pub async fn fences_protect<H: Harness>(harness: &H) {
     let (id, other) = (keys.next(), keys.next());
 
     let released = acquired(&store, &id, HELD, HELD).await;
-    settled(store.release(&released).await, "release");
+    ok(store.release(&released).await, "release");
     refuses(&store, &released, "a lease that was released").await;
     assert_free(&store, &id, "a released key").await;
 
@@ -235,8 +235,8 @@ pub async fn fences_protect<H: Harness>(harness: &H) {
     }
     in_flight(&store, &other).await;
 
-    settled(store.renew(&lease, HELD).await, "renew");
-    settled(store.complete(&lease, HELD).await, "complete");
+    ok(store.renew(&lease, HELD).await, "renew");
+    ok(store.complete(&lease, HELD).await, "complete");
     refuses(&store, &lease, "a lease that was completed").await;
     refuses(&store, &released, "an old lease of a completed key").await;
     done(&store, &id).await;
@@ -273,7 +273,7 @@ pub async fn fences_never_repeat<H: Harness>(harness: &H) {
         for store in &handles {
             let lease = acquired(&**store, &id, HELD, SHORT).await;
             remember(&lease);
-            settled(store.release(&lease).await, "release");
+            ok(store.release(&lease).await, "release");
         }
         let store = &*handles[round % handles.len()];
         let began = Instant::now();
@@ -283,7 +283,7 @@ pub async fn fences_never_repeat<H: Harness>(harness: &H) {
         } else {
             let lease = acquired(store, &id, HELD, SHORT).await;
             remember(&lease);
-            settled(store.complete(&lease, SHORT).await, "complete");
+            ok(store.complete(&lease, SHORT).await, "complete");
             ends(store, &id, began, "the record of a completed key").await;
         }
         // Whatever is remembered of the attempts is forgotten too.
@@ -308,11 +308,7 @@ pub async fn leases_end<H: Harness>(harness: &H) {
     assert_free(&store, &id, "a key whose lease has ended").await;
 
     let second = acquired(&store, &id, HELD, HELD).await;
-    assert_eq!(
-        second.attempt().get(),
-        first.attempt().get() + 1,
-        "attempt after a lease ended"
-    );
+    attempt_is(&second, first.attempt().get() + 1, "after a lease ended");
     assert_ne!(first.fence(), second.fence(), "fence after a lease ended");
     refuses(
         &store,
@@ -322,7 +318,7 @@ pub async fn leases_end<H: Harness>(harness: &H) {
     .await;
     in_flight(&store, &id).await;
 
-    settled(store.complete(&second, HELD).await, "complete");
+    ok(store.complete(&second, HELD).await, "complete");
     refuses(&store, &first, "a lease whose successor was completed").await;
     done(&store, &id).await;
 }
@@ -339,14 +335,14 @@ pub async fn renewal_counts_from_now<H: Harness>(harness: &H) {
 
     let longer = keys.next();
     let lease = acquired(&store, &longer, BRIEF, HELD).await;
-    settled(store.renew(&lease, HELD).await, "renew");
+    ok(store.renew(&lease, HELD).await, "renew");
     sleep(BRIEF + SHORT).await;
     in_flight(&store, &longer).await;
-    settled(
+    ok(
         store.renew(&lease, HELD).await,
         "renew a lease that was renewed",
     );
-    settled(
+    ok(
         store.complete(&lease, HELD).await,
         "complete a lease that was renewed",
     );
@@ -354,7 +350,7 @@ pub async fn renewal_counts_from_now<H: Harness>(harness: &H) {
     let shorter = keys.next();
     let lease = acquired(&store, &shorter, HELD, HELD).await;
     let began = Instant::now();
-    settled(store.renew(&lease, SHORT).await, "renew");
+    ok(store.renew(&lease, SHORT).await, "renew");
     ends(&store, &shorter, began, "a lease that was renewed").await;
     refuses(&store, &lease, "a lease that was renewed and has ended").await;
 }
@@ -370,18 +366,18 @@ pub async fn completion_is_remembered<H: Harness>(harness: &H) {
 
     let id = keys.next();
     let first = acquired(&store, &id, HELD, HELD).await;
-    settled(store.release(&first).await, "release");
+    ok(store.release(&first).await, "release");
     let second = acquired(&store, &id, HELD, HELD).await;
     let began = Instant::now();
-    settled(store.complete(&second, SHORT).await, "complete");
+    ok(store.complete(&second, SHORT).await, "complete");
     ends(&store, &id, began, "the record of a completed key").await;
     let third = acquired(&store, &id, HELD, HELD).await;
-    assert_eq!(third.attempt().get(), 1, "attempt after the retention");
+    attempt_is(&third, 1, "after the retention");
 
     // The end of the lease, and of what the claim asked to have known, are no end of the record.
     let id = keys.next();
     let lease = acquired(&store, &id, BRIEF, SHORT).await;
-    settled(store.complete(&lease, HELD).await, "complete");
+    ok(store.complete(&lease, HELD).await, "complete");
     sleep(BRIEF + SHORT).await;
     done(&store, &id).await;
 }
@@ -399,35 +395,27 @@ pub async fn attempts_are_counted<H: Harness>(harness: &H) {
     let id = keys.next();
     for attempt in [1, 2, 3] {
         let lease = acquired(&store, &id, HELD, HELD).await;
-        assert_eq!(lease.attempt().get(), attempt, "attempt after releases");
-        settled(store.release(&lease).await, "release");
+        attempt_is(&lease, attempt, "after releases");
+        ok(store.release(&lease).await, "release");
     }
     for attempt in [4, 5] {
         let began = Instant::now();
         let lease = acquired(&store, &id, SHORT, HELD).await;
-        assert_eq!(
-            lease.attempt().get(),
-            attempt,
-            "attempt after releases and leases that ended"
-        );
+        attempt_is(&lease, attempt, "after releases and leases that ended");
         ends(&store, &id, began, "a lease").await;
     }
     let lease = acquired(&store, &id, HELD, HELD).await;
-    assert_eq!(lease.attempt().get(), 6, "attempt after leases that ended");
+    attempt_is(&lease, 6, "after leases that ended");
 
     let (released, expired) = (keys.next(), keys.next());
     let lease = acquired(&store, &released, HELD, SHORT).await;
-    settled(store.release(&lease).await, "release");
+    ok(store.release(&lease).await, "release");
     acquired(&store, &expired, SHORT, SHORT).await;
     sleep(2 * SHORT).await;
     for id in [released, expired] {
         free_before_long(&store, &id, "a lease").await;
         let lease = acquired(&store, &id, HELD, HELD).await;
-        assert_eq!(
-            lease.attempt().get(),
-            1,
-            "attempt after earlier ones were to be forgotten"
-        );
+        attempt_is(&lease, 1, "after earlier ones were to be forgotten");
     }
 }
 
@@ -449,22 +437,18 @@ pub async fn handles_share_everything<H: Harness>(harness: &H) {
 
     let store = harness.open().await;
     in_flight(&store, &id).await;
-    settled(store.renew(&lease, HELD).await, "renew on another handle");
-    settled(
+    ok(store.renew(&lease, HELD).await, "renew on another handle");
+    ok(
         store.complete(&lease, HELD).await,
         "complete on another handle",
     );
-    settled(store.release(&release).await, "release on another handle");
+    ok(store.release(&release).await, "release on another handle");
     drop(store);
 
     let store = harness.open().await;
     done(&store, &id).await;
     let second = acquired(&store, &failed, HELD, HELD).await;
-    assert_eq!(
-        second.attempt().get(),
-        2,
-        "attempt after a release on another handle"
-    );
+    attempt_is(&second, 2, "after a release on another handle");
 }
 
 /// Keys that differ never meet, whatever bytes they are of and however long they are, nor do equal
@@ -502,10 +486,10 @@ pub async fn keys_never_meet<H: Harness>(harness: &H) {
     }
     let (completed, released) = leases.split_at(leases.len() / 2);
     for lease in completed {
-        settled(store.complete(lease, HELD).await, "complete");
+        ok(store.complete(lease, HELD).await, "complete");
     }
     for lease in released {
-        settled(store.release(lease).await, "release");
+        ok(store.release(lease).await, "release");
     }
     for lease in completed {
         done(&store, lease.id()).await;
@@ -528,7 +512,7 @@ pub async fn durations_have_no_limits<H: Harness>(harness: &H) {
     for long in [Duration::from_secs(u32::MAX.into()), Duration::MAX] {
         let id = keys.next();
         let first = acquired(&store, &id, long, long).await;
-        settled(store.renew(&first, long).await, "renew for very long");
+        ok(store.renew(&first, long).await, "renew for very long");
         match ok(store.peek(&id).await, "peek") {
             KeyState::InFlight { remaining } => assert!(
                 remaining > HELD,
@@ -536,14 +520,10 @@ pub async fn durations_have_no_limits<H: Harness>(harness: &H) {
             ),
             state => panic!("a lease of {long:?} is {state:?}"),
         }
-        settled(store.release(&first).await, "release");
+        ok(store.release(&first).await, "release");
         let second = acquired(&store, &id, long, long).await;
-        assert_eq!(
-            second.attempt().get(),
-            2,
-            "attempt when known for very long"
-        );
-        settled(
+        attempt_is(&second, 2, "when known for very long");
+        ok(
             store.complete(&second, long).await,
             "complete for very long",
         );
@@ -554,7 +534,7 @@ pub async fn durations_have_no_limits<H: Harness>(harness: &H) {
     acquired(&store, &id, INSTANT, INSTANT).await;
     free_before_long(&store, &id, "a lease of a nanosecond").await;
     let lease = acquired(&store, &id, HELD, INSTANT).await;
-    settled(store.complete(&lease, INSTANT).await, "complete");
+    ok(store.complete(&lease, INSTANT).await, "complete");
     free_before_long(&store, &id, "a retention of a nanosecond").await;
 }
 

@@ -205,8 +205,8 @@ pub(super) async fn refuses<S: Store>(store: &S, lease: &Lease, what: &str) {
     }
 }
 
-pub(super) fn settled(result: Result<(), SettleError>, operation: &str) {
-    ok(result, operation);
+pub(super) fn attempt_is(lease: &Lease, number: u32, when: &str) {
+    assert_eq!(lease.attempt().get(), number, "attempt {when}");
 }
 
 pub fn ok<T, E: Error>(result: Result<T, E>, operation: &str) -> T {

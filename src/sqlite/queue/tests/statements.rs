@@ -11,19 +11,19 @@ use crate::sqlite::queue::{chats, person};
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
-        &accept::STATEMENTS[..],
-        &chats::STATEMENTS,
-        &claim::STATEMENTS,
-        &kinds::STATEMENTS,
-        &lanes::STATEMENTS,
-        &list::STATEMENTS,
-        &person::STATEMENTS,
-        &purge::STATEMENTS,
-        &row::STATEMENTS,
-        &search::STATEMENTS,
-        &settle::STATEMENTS,
-        &stats::STATEMENTS,
-        &keys::rows::STATEMENTS_OF_EVENTS,
+        accept::STATEMENTS,
+        chats::STATEMENTS,
+        claim::STATEMENTS,
+        kinds::STATEMENTS,
+        lanes::STATEMENTS,
+        list::STATEMENTS,
+        person::STATEMENTS,
+        purge::STATEMENTS,
+        row::STATEMENTS,
+        search::STATEMENTS,
+        settle::STATEMENTS,
+        stats::STATEMENTS,
+        keys::rows::STATEMENTS_OF_EVENTS,
     ];
     all.into_iter().flatten().copied()
 }
