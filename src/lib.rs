@@ -237,6 +237,7 @@ pub mod event;
 mod handler;
 mod lock;
 mod outcome;
+mod private;
 mod router;
 mod sender;
 mod throttle;

@@ -29,6 +29,30 @@ fn files_of_tests_are_short() {
     assert!(long.is_empty(), "more than {MOST_LINES} lines: {long:?}");
 }
 
+/// What several files use is in `support`, or in a file of their folder without tests.
+#[test]
+fn tests_import_nothing_from_a_neighbour_with_tests() {
+    let files: BTreeMap<_, _> = sources("tests", "rs").into_iter().collect();
+    let mut imports = Vec::new();
+    for (file, text) in &files {
+        for line in text.lines() {
+            let import = ["use super::", "use crate::"];
+            let import = import.iter().find_map(|path| line.strip_prefix(path));
+            let Some((neighbour, _)) = import.and_then(|path| path.split_once("::")) else {
+                continue;
+            };
+            let folders = file.match_indices('/').map(|(end, _)| &file[..end]);
+            let mut neighbours = folders.map(|folder| format!("{folder}/{neighbour}.rs"));
+            let has_tests =
+                |text: &String| text.contains("#[test]") || text.contains("#[tokio::test");
+            if neighbours.any(|file| files.get(&file).is_some_and(has_tests)) {
+                imports.push(format!("{file}: {line}"));
+            }
+        }
+    }
+    assert!(imports.is_empty(), "move it to `support`: {imports:#?}");
+}
+
 /// The largest share of files that import each other, in percent.
 const MOST_IN_CIRCLES: usize = 15;
 

@@ -1,10 +1,6 @@
 //! Handlers whose effects are committed together with the event's key, against real servers.
 
-use std::collections::VecDeque;
-use std::future::poll_fn;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
-use std::task::Poll;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +8,7 @@ use futures_util::future::join_all;
 use http::Request;
 use http_body_util::Full;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{Connection, Executor, PgConnection};
+use sqlx::{Executor, PgConnection};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
 use tower::Layer;
@@ -21,111 +17,18 @@ use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
 use tower_webhook::transactional::{TransactionalHandler, Transactions};
 use tower_webhook::{
-    Delivery, EventKind, EventRouter, HandlerError, HandlerResult, IdempotencyKey,
-    IdempotencyLayer, Outcome, RawDelivery, SignatureLayer,
+    Delivery, EventKind, EventRouter, HandlerResult, IdempotencyKey, IdempotencyLayer, Outcome,
+    RawDelivery, SignatureLayer,
 };
 
+use support::database::{connect, count};
 use support::delivery::{Answered, BODY, HANDLER_ERROR, RequestExt, delivery, secret, send};
 use support::eventually;
 use support::log::Log;
 use support::net::cutting_proxy;
 use support::observer::Notes;
 use support::postgres::{PostgresServer, Stop};
-
-/// What a run does after it has written its effect.
-#[derive(Clone, Debug)]
-enum Step {
-    Succeed,
-    /// Waits until the test lets it continue.
-    SucceedWhen(Arc<Semaphore>),
-    FailWhen(Arc<Semaphore>),
-    Fail,
-    Panic,
-    Discard,
-    /// Succeeds although a statement has failed.
-    Overlook,
-    /// Tries what fails in a savepoint.
-    Recover,
-    DiscardAfterFailure,
-    /// Stops waiting for a savepoint, and continues.
-    DropBegin,
-    ForgetSavepoint,
-    ForgetSavepointAndFail,
-    Execute(&'static str),
-}
-
-/// Writes one row for each run, then does the next step, or succeeds.
-#[derive(Clone, Default)]
-struct TransactionalCrm {
-    steps: Arc<Mutex<VecDeque<Step>>>,
-    runs: Arc<AtomicUsize>,
-}
-
-impl TransactionalCrm {
-    fn new(steps: impl IntoIterator<Item = Step>) -> Self {
-        Self {
-            steps: Arc::new(Mutex::new(steps.into_iter().collect())),
-            runs: Arc::default(),
-        }
-    }
-
-    fn runs(&self) -> usize {
-        self.runs.load(Ordering::SeqCst)
-    }
-
-    async fn running(&self, runs: usize) {
-        eventually("the run", async || self.runs() >= runs).await;
-    }
-}
-
-impl TransactionalHandler<ChatRated> for TransactionalCrm {
-    async fn handle(&self, chat: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
-        sqlx::query("INSERT INTO effects (chat) VALUES ($1)")
-            .bind(&chat.payload.id)
-            .execute(&mut *db)
-            .await?;
-        self.runs.fetch_add(1, Ordering::SeqCst);
-        let step = self.steps.lock().unwrap().pop_front();
-        match step.unwrap_or(Step::Succeed) {
-            Step::Succeed => {}
-            Step::SucceedWhen(go) => go.acquire().await?.forget(),
-            Step::FailWhen(go) => {
-                go.acquire().await?.forget();
-                return Err(HANDLER_ERROR.into());
-            }
-            Step::Fail => return Err(HANDLER_ERROR.into()),
-            Step::Panic => panic!("{HANDLER_ERROR}"),
-            Step::Discard => return Err(HandlerError::discard(HANDLER_ERROR)),
-            Step::Overlook => assert!(db.execute("SELECT 1 / 0").await.is_err()),
-            Step::Recover => {
-                let mut savepoint = db.begin().await?;
-                assert!(savepoint.execute("SELECT 1 / 0").await.is_err());
-                savepoint.rollback().await?;
-            }
-            Step::DiscardAfterFailure => {
-                let error = db.execute("SELECT 1 / 0").await.unwrap_err();
-                return Err(HandlerError::discard(error));
-            }
-            Step::DropBegin => {
-                // What is at work yet makes it wait.
-                let sleep = db.execute("SELECT pg_sleep(0.2)");
-                assert!(poll_only(1, false, sleep).await.is_none());
-                assert!(poll_only(1, false, db.begin()).await.is_none());
-                db.execute("INSERT INTO effects (chat) VALUES ('late')")
-                    .await?;
-            }
-            Step::ForgetSavepoint => std::mem::forget(db.begin().await?),
-            Step::ForgetSavepointAndFail => {
-                std::mem::forget(db.begin().await?);
-                return Err(HANDLER_ERROR.into());
-            }
-            Step::Execute(sql) => {
-                db.execute(sql).await?;
-            }
-        }
-        Ok(())
-    }
-}
+use support::transactional::{Step, TransactionalCrm, create_effects, poll_only};
 
 /// A server with the tables of both sides.
 struct AppServer {
@@ -136,10 +39,8 @@ struct AppServer {
 impl AppServer {
     async fn start() -> Self {
         let server = PostgresServer::start();
-        let pool = pool(&server.url(), 4).await;
-        pool.execute("CREATE TABLE effects (id bigserial, chat text)")
-            .await
-            .unwrap();
+        let pool = connect(&server.url(), 4).await;
+        create_effects(&pool).await;
         PostgresStore::new(pool.clone()).migrate().await.unwrap();
         Self { server, pool }
     }
@@ -151,11 +52,11 @@ impl AppServer {
 
     /// Those of another process.
     async fn others(&self) -> Transactions {
-        patient(pool(&self.server.url(), 4).await)
+        patient(connect(&self.server.url(), 4).await)
     }
 
-    async fn count(&self, sql: &'static str) -> i64 {
-        sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
+    async fn count(&self, sql: &str) -> i64 {
+        count(&self.pool, sql).await
     }
 
     async fn effects(&self) -> i64 {
@@ -176,22 +77,13 @@ impl AppServer {
     }
 }
 
-async fn pool(url: &str, connections: u32) -> PgPool {
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .connect(url)
-        .await
-        .unwrap()
-}
-
 /// With a wait that no slow machine exceeds.
 fn patient(pool: PgPool) -> Transactions {
     Transactions::new(PostgresStore::new(pool)).in_flight_wait(Duration::from_secs(60))
 }
 
 fn service(transactions: &Transactions, crm: &TransactionalCrm) -> Signature<EventRouter> {
-    let events = EventRouter::new().on::<ChatRated>(transactions.handler(crm.clone()));
-    SignatureLayer::new(secret()).layer(events)
+    SignatureLayer::new(secret()).layer(crm.router(transactions))
 }
 
 fn event(key: &str) -> Request<Full<Bytes>> {
@@ -273,7 +165,7 @@ async fn failed_run_leaves_nothing() {
 #[tokio::test]
 async fn altered_transaction_is_not_committed() {
     let database = AppServer::start().await;
-    let one = pool(&database.server.url(), 1).await;
+    let one = connect(&database.server.url(), 1).await;
     let transactions = patient(one);
     let crm = TransactionalCrm::new([
         Step::ForgetSavepoint,
@@ -346,7 +238,7 @@ async fn disconnect_cancels_the_run() {
 async fn run_can_be_dropped_at_any_point() {
     let database = AppServer::start().await;
     let crm = TransactionalCrm::default();
-    let one = pool(&database.server.url(), 1).await;
+    let one = connect(&database.server.url(), 1).await;
     let service = service(&patient(one.clone()), &crm);
     one.execute("CREATE TABLE others (id bigserial)")
         .await
@@ -376,24 +268,6 @@ async fn run_can_be_dropped_at_any_point() {
         done += 1;
         database.assert(done, done).await;
     }
-}
-
-/// Polls a future this often, and drops it: at once, or when it could continue.
-async fn poll_only<F: Future>(polls: usize, then_wait: bool, future: F) -> Option<F::Output> {
-    let mut future = Box::pin(future);
-    let mut left = polls;
-    poll_fn(move |cx| {
-        if left == 0 {
-            return Poll::Ready(None);
-        }
-        left -= 1;
-        match future.as_mut().poll(cx) {
-            Poll::Ready(output) => Poll::Ready(Some(output)),
-            Poll::Pending if left == 0 && !then_wait => Poll::Ready(None),
-            Poll::Pending => Poll::Pending,
-        }
-    })
-    .await
 }
 
 #[tokio::test]
@@ -553,7 +427,7 @@ async fn waiting_duplicates_hold_no_connection() {
     let database = AppServer::start().await;
     let go = Arc::new(Semaphore::new(0));
     let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
-    let service = service(&patient(pool(&database.server.url(), 2).await), &crm);
+    let service = service(&patient(connect(&database.server.url(), 2).await), &crm);
 
     let duplicates = async {
         crm.running(1).await;
@@ -870,7 +744,7 @@ async fn stopped_database_returns_503_until_it_is_back() {
 #[tokio::test]
 async fn missing_tables_are_reported() {
     let server = PostgresServer::start();
-    let store = PostgresStore::new(pool(&server.url(), 1).await);
+    let store = PostgresStore::new(connect(&server.url(), 1).await);
     let service = service(
         &Transactions::new(store.clone()),
         &TransactionalCrm::default(),
@@ -893,7 +767,7 @@ async fn commit_with_a_lost_response_is_found_by_the_next_delivery() {
     for (key, forwarded) in [("reached the server", true), ("did not", false)] {
         let proxy = cutting_proxy(database.server.port(), b"COMMIT", forwarded).await;
         let url = format!("postgres://postgres@127.0.0.1:{proxy}/postgres");
-        let cut = Transactions::new(PostgresStore::new(pool(&url, 1).await));
+        let cut = Transactions::new(PostgresStore::new(connect(&url, 1).await));
         let cut = service(&cut, &crm);
         let direct = service(&database.transactions(), &crm);
 

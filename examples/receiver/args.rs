@@ -72,6 +72,7 @@ pub(crate) struct Secrets {
 
     /// A file with one secret per line, used without trimming; reloaded on SIGHUP
     ///
+    /// Only its owner should be able to read it (mode 600): otherwise, the log has a warning.
     /// The log shows which secret a delivery was signed with, by a label of four hex digits that is derived
     /// from the secret.
     #[arg(long, value_name = "FILE", conflicts_with = "secret")]
@@ -122,8 +123,8 @@ pub(crate) struct Kept {
     ///
     /// Then a failure of the command or the server is retried by the receiver, and the platform does not notice it. The
     /// events of a chat are handled one after another. `receiver inbox` lists, redrives and discards events.
-    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. The receiver needs the
-    /// feature of the queue, as in `cargo run --features sqlite --example receiver`. The environment variable
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX, which `receiver inbox` reads, too. The
+    /// receiver needs the feature of the queue, as in `cargo run --features sqlite --example receiver`. The environment variable
     /// WEBHOOK_STORE must not be set.
     #[arg(long, value_name = "INBOX")]
     pub(crate) inbox: Option<String>,
@@ -256,11 +257,19 @@ pub(crate) struct Limits {
 pub(crate) struct Console {
     /// Serve a console at this address: pages that show events to operators, with buttons to redrive, discard and pause
     ///
-    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. It is
-    /// reachable by its IP address and as localhost. The receiver needs the feature `console`, as in
-    /// `cargo run --features console,sqlite --example receiver`.
+    /// It does not authenticate anybody: choose an address that only operators reach, such as 127.0.0.1:3001. The
+    /// receiver needs the feature `console`, as in `cargo run --features console,sqlite --example receiver`.
     #[arg(long, value_name = "ADDRESS", value_parser = address)]
     pub(crate) console: Option<SocketAddr>,
+
+    /// A host name under which the console may be used, beside IP addresses and `localhost`
+    ///
+    /// Set that of a proxy in front of the console, which must pass on the header `Host` unchanged. Requests for other
+    /// names are refused with 421, because another site could read the console under a name of its own. Repeat it for
+    /// more names, or separate them by commas.
+    #[arg(long, requires = "console", value_name = "NAME", value_delimiter = ',')]
+    #[cfg_attr(not(feature = "console"), allow(dead_code))]
+    pub(crate) console_host: Vec<String>,
 
     /// Remove everything that changes something from the console
     #[arg(long, requires = "console")]

@@ -31,7 +31,8 @@ pub(crate) async fn serve(
         );
     }
     // Otherwise another site could read it, under a name of its own that resolves to this address.
-    let app = console.hosts(["localhost"]).router();
+    let names = args.console.console_host.iter().map(String::as_str);
+    let app = console.hosts(names.chain(["localhost"])).router();
     let connections = Connections::new("console", app, Limits::FEW);
     tokio::spawn(async move { connections.accept(&listener).await });
     Ok(())

@@ -49,25 +49,35 @@ impl Route {
 
 /// Returns the routes, and the text of a secret that was made up. Exits if they cannot be served together.
 pub(crate) fn routes(args: &Options) -> anyhow::Result<(Vec<Route>, Option<String>)> {
-    let Some(file) = &args.listening.config else {
-        let (route, random) = of_options(args)?;
-        warn_of_unknown(&route);
-        return Ok((vec![route], random));
+    let (routes, random) = match &args.listening.config {
+        None => {
+            let (route, random) = of_options(args)?;
+            (vec![route], random)
+        }
+        Some(file) => {
+            let routes = config::routes(file, args).and_then(|routes| {
+                check(&routes, args)?;
+                Ok(routes)
+            });
+            let name = file.display();
+            let routes = routes.unwrap_or_else(|error| misused(format!("`{name}`: {error}")));
+            (routes, None)
+        }
     };
-    let routes = config::routes(file, args).and_then(|routes| {
-        check(&routes, args)?;
-        Ok(routes)
-    });
-    let name = file.display();
-    let routes = routes.unwrap_or_else(|error| misused(format!("`{name}`: {error}")));
-    routes.iter().for_each(warn_of_unknown);
-    Ok((routes, None))
+    warn_of_unknown(args, &routes);
+    Ok((routes, random))
 }
 
-/// Warns of kinds to keep that the platform does not have. Those of other senders are not known.
-fn warn_of_unknown(route: &Route) {
-    for kind in route.keep_only.iter().filter(|_| route.which.is_platform()) {
-        if let Some(unknown) = kinds::unknown(kind, BTreeSet::new()) {
+/// Warns of kinds to expect, or to keep, that the platform does not have. Those of other senders are not known.
+fn warn_of_unknown(args: &Options, routes: &[Route]) {
+    let unknown = |kind| kinds::unknown(kind, BTreeSet::new());
+    for (kind, _) in &args.monitoring.expect {
+        if let Some(unknown) = unknown(kind) {
+            tracing::warn!("--expect: {unknown}");
+        }
+    }
+    for route in routes.iter().filter(|route| route.which.is_platform()) {
+        for unknown in route.keep_only.iter().filter_map(unknown) {
             tracing::warn!(path = route.path, "--keep-only: {unknown}");
         }
     }

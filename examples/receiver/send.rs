@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,8 @@ use tower_webhook::event::sample;
 use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
 
 use crate::cli::misused;
-use crate::senders::Which;
+use crate::senders::{Which, first_line};
+use crate::text::chain;
 
 /// The payload of kinds that have no sample.
 const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
@@ -35,9 +37,15 @@ pub(crate) struct Options {
     /// The receiver's secret
     ///
     /// Every user of this machine can read it in the list of processes: pass a secret that matters in the
-    /// environment variable.
+    /// environment variable or by --secret-file.
     #[arg(long, value_name = "SECRET", env = "WEBHOOK_SECRET", hide_env_values = true, value_parser = |text: &str| Secret::new(text))]
     secret: Option<Secret>,
+
+    /// A file whose first line is the receiver's secret, such as that of `run --secret-file`
+    ///
+    /// It takes the place of --secret and WEBHOOK_SECRET.
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
 
     /// The kind of event; the platform's kinds have a complete sample payload
     #[arg(long, value_name = "KIND", default_value = "chat-rated")]
@@ -128,11 +136,15 @@ enum Key {
 
 impl Sending {
     fn new(args: Options) -> anyhow::Result<Self> {
-        let Some(secret) = args.secret else {
-            let message = "the following required argument was not provided:\n  --secret <SECRET>\n\n\
-                           The environment variable WEBHOOK_SECRET may contain it instead.";
-            misused(message)
+        let secret = match (&args.secret_file, args.secret) {
+            (Some(file), _) => first_line(file).and_then(|line| Ok(Secret::new(line)?)),
+            (None, Some(secret)) => Ok(secret),
+            (None, None) => misused(
+                "the following required argument was not provided:\n  --secret <SECRET>\n\n\
+                 The environment variable WEBHOOK_SECRET, or a --secret-file, may contain it instead.",
+            ),
         };
+        let secret = secret.unwrap_or_else(|error| misused(chain(error.as_ref())));
         if args.which.is_platform() && !EventKind::ALL.contains(&args.event) {
             let known = EventKind::ALL;
             let known: Vec<_> = known.iter().map(EventKind::as_str).collect();
@@ -221,7 +233,7 @@ impl Sending {
         let problem: Option<Problem> = serde_json::from_slice(&body).ok();
         let detail = match problem {
             Some(problem) => problem.detail,
-            None if is_replay => "it had been handled before".to_owned(),
+            None if is_replay => "it had been accepted or handled before".to_owned(),
             None => String::new(),
         };
         Ok((status, detail))

@@ -170,15 +170,19 @@ impl Which {
 
 /// The sender with the token in the first line of a file.
 fn with_token(sender: Sender, file: &Path) -> anyhow::Result<Sender> {
+    Ok(sender.with_challenge_token(first_line(file)?)?)
+}
+
+pub(crate) fn first_line(file: &Path) -> anyhow::Result<String> {
     let name = file.display();
     let text = fs::read_to_string(file).with_context(|| format!("`{name}` cannot be read"))?;
-    let token = text
+    let line = text
         .trim_start_matches('\u{feff}')
         .lines()
         .next()
         .unwrap_or_default();
-    anyhow::ensure!(!token.is_empty(), "`{name}` has no token in its first line");
-    Ok(sender.with_challenge_token(token)?)
+    anyhow::ensure!(!line.is_empty(), "the first line of `{name}` is empty");
+    Ok(line.to_owned())
 }
 
 pub(crate) fn run(options: &Options) -> anyhow::Result<ExitCode> {

@@ -1,6 +1,5 @@
 //! The failure budget, the silence watch, and metrics for Prometheus.
 
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +10,6 @@ use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
 use tower_webhook::{Sender, SenderPolicy};
 
 use crate::args::Options;
-use crate::kinds;
 use crate::route::Route;
 
 /// Sees every delivery and attempt.
@@ -35,11 +33,6 @@ impl Telemetry {
             .fold(Silence::new().learn(), |silence, (kind, within)| {
                 silence.expect(kind, within)
             });
-        for (kind, _) in &args.monitoring.expect {
-            if let Some(unknown) = kinds::unknown(kind, BTreeSet::new()) {
-                tracing::warn!("--expect: {unknown}");
-            }
-        }
         if let Some(within) = args.monitoring.rated_within {
             silence = silence.rated_within(hours(within));
         }

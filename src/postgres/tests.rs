@@ -1,24 +1,26 @@
 //! Migrations on a real server: to a version 2 that no release has, beside processes of version 1.
 
 #[allow(unreachable_pub)]
+#[path = "../../tests/support/database.rs"]
+#[allow(dead_code)]
+mod database;
+#[allow(unreachable_pub)]
+#[path = "../../tests/support/postgres.rs"]
+mod postgres;
+#[allow(unreachable_pub)]
 #[path = "../../tests/support/program.rs"]
 #[allow(dead_code)]
 mod program;
-#[allow(unreachable_pub)]
-#[path = "../../tests/support/postgres.rs"]
-mod server;
 
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
-use sqlx::AssertSqlSafe;
-use sqlx::postgres::{PgPool, PgPoolOptions};
 use tokio::time::{sleep, timeout};
 
+use self::database::count;
+pub(super) use self::database::{Database, execute};
 use self::program::{PATIENCE, Peer, say};
-use self::server::PostgresServer;
 use super::engine::{Format, Migration, Tables};
 use super::schema::FORMAT;
 use super::{PostgresQueue, PostgresStore};
@@ -30,43 +32,8 @@ use crate::inbox::records::Records;
 use crate::store::{Claim, EventKey, Store};
 use crate::store::{OpenError as Error, OpenErrorKind as ErrorKind};
 
-/// An empty database of a test's own.
-pub(super) struct Database {
-    url: String,
-}
-
-impl Database {
-    pub(super) async fn create() -> Self {
-        static SERVER: LazyLock<PostgresServer> = LazyLock::new(PostgresServer::start);
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-
-        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        let server = tokio::task::spawn_blocking(|| &*SERVER).await.unwrap();
-        let url = server.url();
-        let admin = Self { url }.pool(1).await;
-        execute(&admin, &format!("CREATE DATABASE {name}")).await;
-        let url = server.url_of(&name);
-        Self { url }
-    }
-
-    pub(super) async fn pool(&self, connections: u32) -> PgPool {
-        let pool = PgPoolOptions::new().max_connections(connections);
-        pool.connect(&self.url).await.unwrap()
-    }
-
-    async fn migrate(&self, format: &Format) -> Result<(), Error> {
-        Tables::new(self.pool(1).await).migrate(format).await
-    }
-}
-
-pub(super) async fn execute(pool: &PgPool, sql: &str) {
-    let sql = sqlx::raw_sql(AssertSqlSafe(sql));
-    sql.execute(pool).await.unwrap();
-}
-
-async fn count(pool: &PgPool, sql: &str) -> i64 {
-    let count = sqlx::query_scalar(AssertSqlSafe(sql));
-    count.fetch_one(pool).await.unwrap()
+async fn migrate(database: &Database, format: &Format) -> Result<(), Error> {
+    Tables::new(database.pool(1).await).migrate(format).await
 }
 
 /// Something that a later release adds, which this one can do without.
@@ -191,7 +158,7 @@ async fn a_schema_is_upgraded_beside_processes_that_continue() {
     };
     let upgrade = async {
         sleep(Duration::from_millis(100)).await;
-        database.migrate(&NEXT).await.unwrap();
+        migrate(&database, &NEXT).await.unwrap();
         is_upgraded.store(true, Ordering::SeqCst);
     };
     let (number, ()) = tokio::join!(work, upgrade);
@@ -205,17 +172,17 @@ async fn a_schema_is_upgraded_beside_processes_that_continue() {
     // A replica of version 1 restarts, or is deployed again.
     let older = Process::start(&database).await;
     older.work(number).await;
-    database.migrate(&NEXT).await.unwrap();
+    migrate(&database, &NEXT).await.unwrap();
     assert_eq!(count(&pool, VERSIONS).await, 2);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn replicas_that_start_at_once_upgrade_once() {
     let database = Database::create().await;
-    database.migrate(&FORMAT).await.unwrap();
+    migrate(&database, &FORMAT).await.unwrap();
     let upgrades = (0..8).map(|at| {
         let format = if at % 2 == 0 { &NEXT } else { &FORMAT };
-        database.migrate(format)
+        migrate(&database, format)
     });
     for upgrade in futures_util::future::join_all(upgrades).await {
         upgrade.unwrap();
@@ -227,10 +194,10 @@ async fn replicas_that_start_at_once_upgrade_once() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_schema_that_this_release_cannot_use_is_refused() {
     let database = Database::create().await;
-    database.migrate(&BREAKING).await.unwrap();
+    migrate(&database, &BREAKING).await.unwrap();
     let pool = database.pool(1).await;
     for format in [&FORMAT, &NEXT] {
-        let error = database.migrate(format).await.unwrap_err();
+        let error = migrate(&database, format).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::NewerSchema);
         let message = error.to_string();
         assert!(message.contains("only release 999.1.0"), "{message}");
@@ -243,21 +210,21 @@ async fn a_schema_that_this_release_cannot_use_is_refused() {
 async fn a_step_that_fails_leaves_the_schema_as_it_was() {
     let database = Database::create().await;
     let process = Process::start(&database).await;
-    let error = database.migrate(&BROKEN).await.unwrap_err();
+    let error = migrate(&database, &BROKEN).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
     let pool = database.pool(1).await;
     assert_eq!(count(&pool, VERSIONS).await, 1);
     let notes = "SELECT count(*) FROM pg_class WHERE relname = 'notes'";
     assert_eq!(count(&pool, notes).await, 0);
     process.work(0).await;
-    database.migrate(&NEXT).await.unwrap();
+    migrate(&database, &NEXT).await.unwrap();
     process.work(1).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_upgrade_that_waits_for_a_transaction_delays_deliveries_only_briefly() {
     let database = Database::create().await;
-    database.migrate(&FORMAT).await.unwrap();
+    migrate(&database, &FORMAT).await.unwrap();
     let pool = database.pool(4).await;
     let mut busy = pool.begin().await.unwrap();
     sqlx::query("LOCK TABLE tower_webhook.keys IN ROW EXCLUSIVE MODE")
@@ -275,7 +242,7 @@ async fn an_upgrade_that_waits_for_a_transaction_delays_deliveries_only_briefly(
         assert_eq!(count(&pool, VERSIONS).await, 1);
         busy.rollback().await.unwrap();
     };
-    let (upgraded, ()) = tokio::join!(database.migrate(&NEXT), looks);
+    let (upgraded, ()) = tokio::join!(migrate(&database, &NEXT), looks);
     upgraded.unwrap();
 }
 
@@ -285,7 +252,7 @@ async fn a_migration_that_stands_still_is_given_up() {
     const TEST: &str = "a_migration_that_stands_still_is_given_up";
 
     if let Some(url) = Peer::argument() {
-        let migrated = Database { url }.migrate(&SLOW).await;
+        let migrated = migrate(&Database { url }, &SLOW).await;
         return say(format!("{migrated:?}"));
     }
     let database = Database::create().await;
@@ -301,7 +268,7 @@ async fn a_migration_that_stands_still_is_given_up() {
     frozen.signal(Signal::SIGSTOP);
 
     let began = Instant::now();
-    database.migrate(&NEXT).await.unwrap();
+    migrate(&database, &NEXT).await.unwrap();
     process.work(0).await;
     let took = began.elapsed();
     assert!(

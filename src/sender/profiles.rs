@@ -68,7 +68,7 @@ profiles! {
     webflow = "webflow";
     /// Twitch's `EventSub`.
     twitch = "twitch";
-    /// Meta: `WhatsApp`, Messenger, Instagram and pages. It needs a
+    /// Meta: WhatsApp, Messenger, Instagram and pages. It needs a
     /// [token of its challenges](Self::with_challenge_token).
     meta = "meta";
     /// GitLab, with a secret token.
@@ -81,7 +81,7 @@ profiles! {
     telegram = "telegram";
     /// Discord's interactions, with the public key of the application.
     discord = "discord" if "public-keys";
-    /// `SendGrid`'s event webhook, with its verification key. A delivery has an array of events.
+    /// SendGrid's event webhook, with its verification key. A delivery has an array of events.
     sendgrid = "sendgrid" if "public-keys";
 }
 

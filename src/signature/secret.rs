@@ -18,6 +18,7 @@ use zeroize::Zeroizing;
 
 use super::keys::{Signing, Verifying};
 use crate::config::{ConfigError, secret_variable};
+use crate::private::is_open_to_others;
 use crate::sender::SecretCoding;
 
 /// A secret that is set both in the partner portal and here
@@ -276,7 +277,7 @@ impl Secrets {
     /// comments. A line of only white space is refused, since it is most likely a mistake.
     ///
     /// Each secret has a [label](Secret::with_label) for the log: four hex digits, derived from the secret, which
-    /// stay the same when lines are added or removed.
+    /// stay the same when lines are added or removed. If other users may read or write the file, the log has a warning.
     ///
     /// # Errors
     ///
@@ -340,6 +341,12 @@ impl Secrets {
         }
         if secrets.is_empty() {
             return Err(invalid("there is no secret in it"));
+        }
+        if is_open_to_others(path) {
+            tracing::warn!(
+                file = %path.display(),
+                "other users may read or write the file of secrets: `chmod 600` it"
+            );
         }
         Ok(secrets)
     }

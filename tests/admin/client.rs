@@ -20,6 +20,7 @@ use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue, LOCATION};
 use http::{HeaderMap, Method, Request, Response, StatusCode, Version};
 use http_body_util::{BodyExt, Full};
 use serde_json::json;
+use support::net;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::time::{Instant, Sleep, sleep};
@@ -740,9 +741,7 @@ mod against_the_sandbox {
     /// A client in process, and one over a real socket.
     async fn clients(sandbox: &Sandbox, token: &AccessToken) -> [AdminClient; 2] {
         let app = Router::new().route_service("/v1/graphql", sandbox.graphql());
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let url = format!("http://{}/v1", listener.local_addr().unwrap());
-        tokio::spawn(async { axum::serve(listener, app).await });
+        let url = format!("http://{}/v1", net::serve(app).await);
         [
             AdminClient::with_service(BASE_URL, token.clone(), sandbox.graphql()).unwrap(),
             AdminClient::new(url, token.clone()).unwrap(),
@@ -908,9 +907,7 @@ impl Server {
                 answer()
             }
         });
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        tokio::spawn(async { axum::serve(listener, app).await });
+        let address = net::serve(app).await;
         Self { address, seen }
     }
 

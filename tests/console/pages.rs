@@ -13,8 +13,7 @@ use serde_json::Value;
 use tokio::time::sleep;
 use tower::{Layer, ServiceExt};
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::Take;
-use tower_webhook::inbox::{Accept, EventId, Filter, Inbox, Kinds, Page, Retry};
+use tower_webhook::inbox::{Accept, EventId, Filter, Inbox, Page, Retry};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::telemetry::{FailureBudget, Recent, Silence};
@@ -24,6 +23,7 @@ use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::inbox::{NotingCrm, event, inbox, webhooks};
 use support::lock;
+use support::queue::take;
 use support::{DAY, SECOND};
 
 use super::{four_events, get, post};
@@ -113,10 +113,7 @@ async fn pages_show_what_happened() {
 async fn buttons_and_lane_are_updated_with_the_state() {
     let inbox = four_events().await;
     let app = Console::new().inbox(inbox.clone()).router();
-    let take = Take {
-        lease: SECOND,
-        kinds: Kinds::all(),
-    };
+    let take = take(SECOND);
     inbox.redrive(EventId(3), None).await.unwrap();
     let claimed = inbox.queue().claim(&take, 1, 0).await.unwrap();
     assert_eq!(claimed.events[0].lease.id, EventId(3));

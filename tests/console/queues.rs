@@ -20,13 +20,14 @@ use tokio::task::yield_now;
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent};
-use tower_webhook::inbox::{EventId, EventState, Failure, Filter, Inbox, Lane, Page, Queue};
+use tower_webhook::inbox::internal::{Accepted, NewEvent};
+use tower_webhook::inbox::{EventId, EventState, Filter, Inbox, Lane, Page, Queue};
 use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 
+use support::SECOND;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{NotingCrm, inbox, states, webhooks};
-use support::{DAY, SECOND};
+use support::queue::{failure, new_event};
 
 use super::{Seen, all, four_events_of, get, post, request};
 
@@ -509,18 +510,9 @@ async fn accept_dead<Q: Queue>(inbox: &Inbox<Q>, kind: EventKind, n: usize) -> E
 
 fn dead_letter(kind: EventKind, n: usize, reason: &str) -> NewEvent {
     NewEvent {
-        namespace: Namespace::default(),
-        delivery: RawDelivery::new(kind, format!(r#"{{"n":{n}}}"#)),
-        key: None,
-        guard: None,
-        chat: None,
         lane: Some(Lane((n % 1_000) as i64)),
-        retain: DAY,
-        dead: Some(Failure {
-            outcome: "dead-letter".to_owned(),
-            reason: reason.to_owned(),
-            took: None,
-        }),
+        dead: Some(failure(reason)),
+        ..new_event(kind, format!(r#"{{"n":{n}}}"#))
     }
 }
 

@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::path::Path;
 use std::process::Stdio;
 
+use serde_json::json;
 use tempfile::TempDir;
 
-use crate::receivers::{Lingering, Receiver, run};
-use support::program::{Program, example, until};
+use support::program::{Lingering, Program, Server, example, run, until};
 
 /// A receiver with `args` whose standard output is a pipe.
 fn piped(args: &[&str]) -> Program {
@@ -30,12 +30,15 @@ fn handled_event_whose_line_cannot_be_printed_is_not_handled_again() {
     let command = format!("echo once >> '{}'", got.display());
     let mut program = piped(&["--exec", &command]);
     drop(program.child.stdout.take());
-    let receiver = Receiver::listening(program);
+    let receiver = Server::listening(program);
 
     let sent = receiver.send("s", &["--key", "k", "--count", "2"]);
 
     assert_eq!(sent.code, 0, "{sent:?}");
-    assert!(sent.out.contains("it had been handled before"), "{sent:?}");
+    assert!(
+        sent.out.contains("it had been accepted or handled before"),
+        "{sent:?}"
+    );
     assert_eq!(appended(&got), "once\n");
     let err = receiver.err();
     assert!(err.contains("Broken pipe"), "{err}");
@@ -45,7 +48,7 @@ fn handled_event_whose_line_cannot_be_printed_is_not_handled_again() {
 #[test]
 fn handled_event_does_not_wait_for_a_blocked_output() {
     let program = piped(&["--exec", "true", "--handler-timeout", "20"]);
-    let receiver = Receiver::listening(program);
+    let receiver = Server::listening(program);
     // More than a pipe holds, and nobody reads it.
     let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(200_000));
     let body = receiver.file("body", &body);
@@ -92,7 +95,7 @@ impl Counted {
 fn concurrency_limits_the_commands() {
     let counted = Counted::new();
     let command = counted.command();
-    let receiver = Receiver::start(&["--secret", "s", "--concurrency", "2", "--exec", &command]);
+    let receiver = Server::receiver(&["--secret", "s", "--concurrency", "2", "--exec", &command]);
 
     let sending = receiver.start_send("s", &["--count", "12", "--concurrency", "12"]);
     until("two commands", || {
@@ -111,7 +114,7 @@ fn concurrency_limits_the_commands() {
 fn waiting_for_a_command_counts_against_the_time_limit() {
     let counted = Counted::new();
     let command = counted.command();
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--secret",
         "s",
         "--concurrency",
@@ -132,12 +135,15 @@ fn waiting_for_a_command_counts_against_the_time_limit() {
 #[test]
 fn exit_status_65_discards_the_event() {
     let command = "echo looking >&2; echo 'no such customer' >&2; exit 65";
-    let receiver = Receiver::start(&["--secret", "s", "--exec", command]);
+    let receiver = Server::receiver(&["--secret", "s", "--exec", command]);
 
     let sent = receiver.send("s", &["--key", "k", "--count", "2"]);
 
     assert_eq!(sent.code, 0, "{sent:?}");
-    assert!(sent.out.contains("it had been handled before"), "{sent:?}");
+    assert!(
+        sent.out.contains("it had been accepted or handled before"),
+        "{sent:?}"
+    );
     assert_eq!(receiver.out(), "");
     let err = receiver.err();
     let discarded = r#"outcome="discarded" reason="no such customer (exit status: 65)"#;
@@ -147,7 +153,7 @@ fn exit_status_65_discards_the_event() {
 #[test]
 fn exit_status_75_asks_for_a_later_attempt() {
     let command = "echo 'closed for maintenance' >&2; exit 75";
-    let receiver = Receiver::start(&["--secret", "s", "--max-attempts", "1", "--exec", command]);
+    let receiver = Server::receiver(&["--secret", "s", "--max-attempts", "1", "--exec", command]);
 
     for _ in 0..2 {
         let sent = receiver.send("s", &["--key", "k"]);
@@ -162,7 +168,7 @@ fn exit_status_75_asks_for_a_later_attempt() {
 #[test]
 fn last_attempt_that_fails_discards_the_event() {
     let command = "echo 'still broken' >&2; exit 1";
-    let receiver = Receiver::start(&["--secret", "s", "--max-attempts", "2", "--exec", command]);
+    let receiver = Server::receiver(&["--secret", "s", "--max-attempts", "2", "--exec", command]);
 
     let first = receiver.send("s", &["--key", "k"]);
     let second = receiver.send("s", &["--key", "k"]);
@@ -170,7 +176,7 @@ fn last_attempt_that_fails_discards_the_event() {
 
     assert_eq!((first.code, second.code, third.code), (1, 0, 0));
     assert!(
-        third.out.contains("it had been handled before"),
+        third.out.contains("it had been accepted or handled before"),
         "{third:?}"
     );
     assert_eq!(receiver.out(), "");
@@ -185,7 +191,7 @@ fn last_attempt_that_fails_discards_the_event() {
 fn last_attempt_that_takes_too_long_discards_the_event() {
     let lingering = Lingering::new();
     let command = lingering.command();
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--secret",
         "s",
         "--max-attempts",
@@ -212,7 +218,7 @@ fn last_attempt_that_takes_too_long_discards_the_event() {
 fn lines_of_a_command_are_logged_with_the_key() {
     let command = "echo first >&2; printf 'a\\033[31mb' >&2; echo >&2; \
                    head -c 20000 /dev/zero | tr '\\0' x >&2; echo >&2; echo last >&2";
-    let receiver = Receiver::start(&["--secret", "s", "--exec", command]);
+    let receiver = Server::receiver(&["--secret", "s", "--exec", command]);
 
     let sent = receiver.send("s", &["--key", "the-key"]);
 
@@ -242,7 +248,7 @@ fn command_may_leave_a_job_in_the_background() {
         "(while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done; \
          echo later >&2; touch '{path}/done') & exit 0"
     );
-    let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+    let receiver = Server::receiver(&["--secret", "s", "--exec", &command]);
 
     let sent = receiver.send("s", &["--key", "k"]);
     assert_eq!(sent.code, 0, "{sent:?}");
@@ -259,7 +265,7 @@ fn command_may_leave_a_job_in_the_background() {
 fn killed_receiver_takes_its_commands_with_it() {
     let lingering = Lingering::new();
     let command = lingering.command();
-    let mut receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+    let mut receiver = Server::receiver(&["--secret", "s", "--exec", &command]);
     let sending = receiver.start_send("s", &[]);
     let pid = lingering.pid();
     assert!(Lingering::is_running(&pid));
@@ -278,7 +284,7 @@ fn killed_receiver_takes_its_commands_with_it() {
 fn command_has_no_children_that_it_did_not_start() {
     let command =
         r#"exec sh -c 'read -r list < /proc/$$/task/$$/children; echo "children: [$list]" >&2'"#;
-    let receiver = Receiver::start(&["--secret", "s", "--exec", command]);
+    let receiver = Server::receiver(&["--secret", "s", "--exec", command]);
 
     let sent = receiver.send("s", &[]);
 
@@ -289,7 +295,7 @@ fn command_has_no_children_that_it_did_not_start() {
 
 #[test]
 fn start_names_store_and_limits() {
-    let receiver = Receiver::start(&["--secret", "s", "--namespace", "crm", "--concurrency", "3"]);
+    let receiver = Server::receiver(&["--secret", "s", "--namespace", "crm", "--concurrency", "3"]);
 
     let err = until("the log", || {
         let err = receiver.err();
@@ -303,7 +309,7 @@ fn start_names_store_and_limits() {
 
     let dir = TempDir::new().unwrap();
     let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let durable = Receiver::start(&["--secret", "s", "--store", &store]);
+    let durable = Server::receiver(&["--secret", "s", "--store", &store]);
     let err = until("the log", || {
         let err = durable.err();
         err.contains("webhooks.db").then_some(err)
@@ -316,14 +322,17 @@ fn start_names_store_and_limits() {
 fn command_cannot_read_credentials_in_the_environment_of_the_receiver() {
     let secret = ("WEBHOOK_SECRET", "hush, a secret");
     let store = ("WEBHOOK_STORE", "sqlite:/nowhere/hush.db");
-    for number in 0..4 {
+    for number in 0..5 {
         let dir = TempDir::new().unwrap();
+        let config = dir.path().join("routes.json");
         let inbox = format!("sqlite:{}", dir.path().join("hush.db").display());
         let variable = ("WEBHOOK_INBOX", inbox.as_str());
         let (variables, args) = match number {
             0 => (vec![secret, variable], vec![]),
             1 => (vec![secret, store], vec!["--store", "memory"]),
             2 => (vec![secret], vec!["--retry-for", "5", "--inbox", &inbox]),
+            // Each route has a command and a secret of its own.
+            3 => (vec![variable], vec!["--config", config.to_str().unwrap()]),
             _ => (vec![variable, secret], vec!["--retry-for", "5"]),
         };
         let got = dir.path().join("got");
@@ -332,10 +341,16 @@ fn command_cannot_read_credentials_in_the_environment_of_the_receiver() {
             "cat /proc/$PPID/environ /proc/$PPID/task/*/environ >'{0}'; env >>'{0}'; echo >'{0}-all'",
             got.display()
         );
+        let secret_file = dir.path().join("secret");
+        fs::write(&secret_file, secret.1).unwrap();
+        let route = json!({"path": "/a", "secret-file": secret_file, "exec": command});
+        fs::write(&config, json!({"routes": [route]}).to_string()).unwrap();
         let mut receiver = example("receiver");
-        receiver.env("PLAIN", "seen").envs(variables);
-        receiver.args(["--exec", &command]).args(args);
-        let receiver = Receiver::start_by(&mut receiver);
+        receiver.env("PLAIN", "seen").envs(variables).args(&args);
+        if !args.contains(&"--config") {
+            receiver.args(["--exec", &command]);
+        }
+        let receiver = Server::start_by(&mut receiver);
         assert_eq!(receiver.send(secret.1, &[]).code, 0, "{}", receiver.err());
         until("the command", || {
             dir.path().join("got-all").exists().then_some(())

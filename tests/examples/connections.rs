@@ -13,8 +13,7 @@ use nix::sys::signal::Signal;
 use tower_webhook::Secret;
 
 use crate::attackers::{SORTS, Sent, Sort, Target, attack, send, settle};
-use crate::receivers::Receiver;
-use support::program::{PATIENCE, Program, example, tool, until};
+use support::program::{PATIENCE, Program, Server, example, tool, until};
 
 /// An unsigned delivery.
 fn request(body: &str) -> String {
@@ -25,11 +24,11 @@ fn request(body: &str) -> String {
     )
 }
 
-fn start(args: &[&str]) -> Receiver {
-    Receiver::start(&[&["--dangerously-unsigned"], args].concat())
+fn start(args: &[&str]) -> Server {
+    Server::receiver(&[&["--dangerously-unsigned"], args].concat())
 }
 
-fn connect(receiver: &Receiver) -> TcpStream {
+fn connect(receiver: &Server) -> TcpStream {
     let stream = receiver.connect().unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
     stream.set_write_timeout(Some(PATIENCE)).unwrap();
@@ -65,10 +64,10 @@ fn silent_connections_do_not_shut_out_deliveries() {
         .args(["-c", few_files])
         .arg(example("receiver").get_program())
         .args(["--secret", "s", "--header-timeout", "600"]);
-    let few_files = Receiver::start_by(&mut command);
+    let few_files = Server::start_by(&mut command);
     let limited = ["--secret", "s", "--header-timeout", "600"];
     // More than the deliveries, each of which may open a connection while another becomes idle.
-    let limited = Receiver::start(&[&limited[..], &["--max-connections", "32"]].concat());
+    let limited = Server::receiver(&[&limited[..], &["--max-connections", "32"]].concat());
 
     for (receiver, limit) in [(few_files, 64), (limited, 32)] {
         let silent: Vec<_> = (0..300).map(|_| connect(&receiver)).collect();
@@ -114,19 +113,11 @@ fn was_closed(connection: &TcpStream) -> bool {
     matches!(connection.peek(&mut [0]), Ok(0))
 }
 
-fn resident(receiver: &Receiver) -> usize {
-    let status = format!("/proc/{}/status", receiver.program.child.id());
-    let status = fs::read_to_string(status).unwrap();
-    let (_, size) = status.split_once("VmRSS:").unwrap();
-    let kib = size.split_whitespace().next().unwrap();
-    kib.parse::<usize>().unwrap() * 1024
-}
-
 #[test]
 fn unfinished_headers_take_bounded_memory() {
     const CONNECTIONS: usize = 200;
     let receiver = start(&["--header-timeout", "600"]);
-    let before = resident(&receiver);
+    let before = 1024 * receiver.memory("VmRSS");
     let start = "POST /webhooks HTTP/1.1\r\nHost: receiver\r\nX-Long: ";
 
     let large = format!("{start}{}", "x".repeat(400_000));
@@ -153,7 +144,7 @@ fn unfinished_headers_take_bounded_memory() {
     last.write_all(request("{}").as_bytes()).unwrap();
     assert!(answer(&last).starts_with("HTTP/1.1 200"));
 
-    let grown = resident(&receiver).saturating_sub(before);
+    let grown = (1024 * receiver.memory("VmRSS")).saturating_sub(before);
     assert!(grown < CONNECTIONS * 128 * 1024, "{grown}");
     drop(unfinished);
 
@@ -335,7 +326,7 @@ fn bodies_beyond_max_buffered_are_refused() {
 
 /// Genuine deliveries beside attackers that connect again at once.
 fn under_attack(
-    receiver: &Receiver,
+    receiver: &Server,
     sorts: &[Sort],
     attackers: usize,
     [genuine, held_back]: [usize; 2],
@@ -363,7 +354,7 @@ fn under_attack(
 #[test]
 fn attackers_without_the_secret_do_not_shut_out_deliveries() {
     // Of each sort, there are as many attackers as connections.
-    let receiver = Receiver::start(&["--secret", "s", "--max-connections", "64"]);
+    let receiver = Server::receiver(&["--secret", "s", "--max-connections", "64"]);
 
     let sent = under_attack(&receiver, &SORTS, 64, [600, 600]);
 
@@ -378,7 +369,7 @@ fn attackers_without_the_secret_do_not_shut_out_deliveries() {
 
 #[test]
 fn one_that_sent_a_valid_signature_is_not_closed_for_those_that_send_nothing() {
-    let receiver = Receiver::start(&["--secret", "s", "--max-connections", "16"]);
+    let receiver = Server::receiver(&["--secret", "s", "--max-connections", "16"]);
     let mut genuine = connect(&receiver);
     let signature = Secret::new("s").unwrap().sign(b"{}");
     let signed = format!("\r\nX-Service-Hmac-Sha256: {signature}\r\n\r\n");
@@ -399,7 +390,7 @@ fn one_that_sent_a_valid_signature_is_not_closed_for_those_that_send_nothing() {
 
 #[test]
 fn large_bodies_that_are_held_back_do_not_shut_out_large_deliveries() {
-    let receiver = Receiver::start(&["--secret", "s", "--max-buffered", "12000000"]);
+    let receiver = Server::receiver(&["--secret", "s", "--max-buffered", "12000000"]);
 
     for genuine in [100_000, 300_000] {
         let sent = under_attack(&receiver, &[Sort::HeldBack], 16, [genuine, 1 << 20]);
@@ -408,7 +399,7 @@ fn large_bodies_that_are_held_back_do_not_shut_out_large_deliveries() {
 }
 
 /// A receiver whose log is at a terminal, with colours.
-fn at_terminal() -> Receiver {
+fn at_terminal() -> Server {
     let receiver = example("receiver");
     let program = receiver.get_program().to_str().unwrap();
     // It ends with `script`, although it survives the end of its terminal.
@@ -417,7 +408,7 @@ fn at_terminal() -> Receiver {
     let mut script = Command::new("sh");
     let output = r#"exec script -qec "$0" /dev/null >&2"#;
     script.args(["-c", output, &command]);
-    let mut receiver = Receiver::listening(Program::start(&mut script));
+    let mut receiver = Server::listening(Program::start(&mut script));
     receiver.url = receiver.url.trim_end().to_owned();
     receiver
 }
@@ -427,8 +418,8 @@ fn forgeries_do_not_flood_the_log() {
     const REQUESTS: usize = 200;
     let signature = format!("\r\nX-Service-Hmac-Sha256: {}\r\n\r\n", "0".repeat(64));
     let forged = request("{}").replace("\r\n\r\n", &signature);
-    let json = Receiver::start(&["--secret", "s", "--log-format", "json"]);
-    for receiver in [Receiver::start(&["--secret", "s"]), json, at_terminal()] {
+    let json = Server::receiver(&["--secret", "s", "--log-format", "json"]);
+    for receiver in [Server::receiver(&["--secret", "s"]), json, at_terminal()] {
         let mut stream = connect(&receiver);
         for _ in 0..REQUESTS {
             stream.write_all(forged.as_bytes()).unwrap();
@@ -460,7 +451,7 @@ fn forged_challenges_do_not_flood_the_log() {
     fs::write(&token, "the token").unwrap();
     let token = token.to_str().unwrap();
     let args = ["--sender", "meta", "--sender-token-file", token];
-    let receiver = Receiver::start(&[&["--secret", "s"], &args[..]].concat());
+    let receiver = Server::receiver(&[&["--secret", "s"], &args[..]].concat());
     let query = "hub.mode=subscribe&hub.verify_token=forged&hub.challenge=1";
     let forged = format!("GET /webhooks?{query} HTTP/1.1\r\nHost: localhost\r\n\r\n");
     let mut stream = connect(&receiver);
@@ -497,7 +488,7 @@ fn bodies_that_are_given_up_do_not_flood_the_log() {
     let part = &whole[..whole.len() - 1];
     for format in ["text", "json"] {
         let args = ["--secret", "s", "--log-format", format, "--grace", "0"];
-        let receiver = Receiver::start(&args);
+        let receiver = Server::receiver(&args);
         let mut waiting = Vec::new();
         for _ in 0..REQUESTS {
             let mut stream = connect(&receiver);
@@ -518,7 +509,7 @@ fn bodies_that_are_given_up_do_not_flood_the_log() {
 
 #[test]
 fn connections_that_cannot_be_accepted_do_not_flood_the_log() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
     let pid = receiver.program.child.id().to_string();
     let limit = |files| tool("prlimit", &["--pid", &pid, &format!("--nofile={files}:")]);
     limit("3");

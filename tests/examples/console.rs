@@ -7,17 +7,19 @@ use std::time::Duration;
 
 use tempfile::TempDir;
 
-use super::metrics::{answer, get, url_of};
-use super::receivers::{Receiver, run};
-use support::program::{Server, curl, example, until, until_every};
+use support::program::{Server, curl, example, run, until, until_every};
 
 const PAGE: &str = include_str!("../../src/docs/console.md");
+
+fn page(console: &str, path: &str) -> String {
+    curl(&["-i", &format!("{console}{path}")])
+}
 
 #[test]
 fn console_shows_the_inbox() {
     let dir = TempDir::new().unwrap();
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--secret",
         "s",
         "--inbox",
@@ -27,20 +29,50 @@ fn console_shows_the_inbox() {
         "--console",
         "127.0.0.1:0",
     ]);
-    let console = url_of("console", &receiver);
+    let console = receiver.url_of("console");
     let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(sent.code, 0, "{sent:?}");
     until("the discarded event", || {
-        let page = answer(&console, "events?state=discarded", &[]);
+        let page = page(&console, "events?state=discarded");
         page.contains("href=\"/events/1\"").then_some(())
     });
-    let overview = answer(&console, "", &[]);
+    let overview = page(&console, "");
     assert!(overview.starts_with("HTTP/1.1 200"), "{overview}");
     assert!(overview.contains("chat-rated"), "{overview}");
 
     // Another site reads and changes nothing.
-    let rebound = answer(&console, "events/1", &["host: evil.example"]);
+    let rebound = curl(&[
+        "-i",
+        "-H",
+        "host: evil.example",
+        &format!("{console}events/1"),
+    ]);
     assert!(rebound.starts_with("HTTP/1.1 421"), "{rebound}");
+}
+
+#[test]
+fn console_behind_a_proxy_has_the_proxys_name() {
+    let args = ["--secret", "s", "--console", "127.0.0.1:0"];
+    for (names, status) in [
+        (&[][..], "421"),
+        (&["--console-host", "ops.example,north"], "200"),
+    ] {
+        let receiver = Receiver::start(&[&args[..], names].concat());
+        let console = url_of("console", &receiver);
+        for (host, status) in [
+            ("ops.example", status),
+            ("NORTH:8443", status),
+            ("localhost:3001", "200"),
+            ("10.1.2.3", "200"),
+            ("evil.example", "421"),
+        ] {
+            let page = answer(&console, "", &[&format!("host: {host}")]);
+            assert!(
+                page.starts_with(&format!("HTTP/1.1 {status}")),
+                "{host}: {page}"
+            );
+        }
+    }
 }
 
 #[test]
@@ -49,13 +81,13 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     let start = |options: &[&str]| {
         let args = ["--secret", "s", "--inbox", &inbox, "--exec", "false"];
-        Receiver::start(&[&args[..], &["--console", "127.0.0.1:0"], options].concat())
+        Server::receiver(&[&args[..], &["--console", "127.0.0.1:0"], options].concat())
     };
     let receiver = start(&["--console-actor", "x-operator"]);
-    let console = url_of("console", &receiver);
+    let console = receiver.url_of("console");
     let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(sent.code, 0, "{sent:?}");
-    let event = answer(&console, "events/1", &[]);
+    let event = page(&console, "events/1");
     assert!(event.contains("c-7Kq2mXw9"), "{event}");
     assert!(event.contains("<form"), "{event}");
     let origin = format!("origin: {}", console.trim_end_matches('/'));
@@ -82,8 +114,8 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
     drop(receiver);
 
     let receiver = start(&["--console-read-only", "--console-hide-payloads"]);
-    let console = url_of("console", &receiver);
-    let event = answer(&console, "events/1", &[]);
+    let console = receiver.url_of("console");
+    let event = page(&console, "events/1");
     assert!(event.contains("chat-rated"), "{event}");
     assert!(
         !event.contains("\"rating\"") && !event.contains("&quot;rating"),
@@ -110,11 +142,11 @@ fn console_hides_payloads_and_changes_nothing_on_request() {
 
 #[test]
 fn console_without_an_inbox_shows_failures() {
-    let receiver = Receiver::start(&["--secret", "s", "--console", "127.0.0.1:0"]);
-    let console = url_of("console", &receiver);
+    let receiver = Server::receiver(&["--secret", "s", "--console", "127.0.0.1:0"]);
+    let console = receiver.url_of("console");
     let forged = receiver.send("wrong", &["--event", "chat-rated"]);
     assert_eq!(forged.code, 1, "{forged:?}");
-    let overview = answer(&console, "", &[]);
+    let overview = page(&console, "");
     assert!(overview.contains("invalid-signature"), "{overview}");
     assert!(overview.contains("not verified"), "{overview}");
 }
@@ -142,20 +174,20 @@ fn console_shows_the_events_of_the_demo() {
     let mut command = example("receiver");
     command.current_dir(dir.path()).args(["--demo", "--inbox"]);
     command.args(["sqlite:webhooks.db", "--console", "127.0.0.1:0"]);
-    let receiver = Receiver::start_by(&mut command);
-    let console = url_of("console", &receiver);
+    let receiver = Server::start_by(&mut command);
+    let console = receiver.url_of("console");
     let sandbox = Server::start("sandbox", &["--demo", "--target", &receiver.url]);
     until_every(
         Duration::from_millis(200),
         "handled events of two kinds",
         || {
-            let overview = answer(&console, "", &[]);
+            let overview = page(&console, "");
             let handled = overview.matches(" handled in the last hour").count()
                 - overview.matches("\"0 handled in the last hour").count();
             (handled >= 2).then_some(())
         },
     );
-    let events = answer(&console, "events?state=handled", &[]);
+    let events = page(&console, "events?state=handled");
     assert!(events.contains("href=\"/events/1\""), "{events}");
     assert_eq!(sandbox.stop(), 0);
 }
@@ -172,19 +204,19 @@ fn command_of_the_night_fails_while_the_crm_is_away() {
         .args(["--secret", "s", "--inbox"]);
     command.args(["sqlite:webhooks.db", "--console", "127.0.0.1:0"]);
     command.args(["--max-attempts", "1", "--exec", exec]);
-    let receiver = Receiver::start_by(&mut command);
-    let console = url_of("console", &receiver);
+    let receiver = Server::start_by(&mut command);
+    let console = receiver.url_of("console");
     // Both are of one chat, which a dead letter does not block.
     for (kind, expected) in [("chat-closed", "dead"), ("chat-rated", "retrying")] {
         let sent = receiver.send("s", &["--event", kind]);
         assert_eq!(sent.code, 0, "{sent:?}");
         until("the failed attempt", || {
             let path = format!("events?state={expected}&kind={kind}");
-            let page = answer(&console, &path, &[]);
+            let page = page(&console, &path);
             page.contains("href=\"/events/").then_some(())
         });
     }
-    let overview = answer(&console, "", &[]);
+    let overview = page(&console, "");
     assert!(
         overview.contains("the CRM refused the connection"),
         "{overview}"
@@ -198,7 +230,7 @@ fn command_of_the_night_fails_while_the_crm_is_away() {
         assert!(redriven.starts_with("HTTP/1.1 303"), "{redriven}");
     }
     until("the repaired events", || {
-        let page = answer(&console, "events?state=handled", &[]);
+        let page = page(&console, "events?state=handled");
         let is_handled = |event| page.contains(&format!("href=\"/events/{event}\""));
         (is_handled(1) && is_handled(2)).then_some(())
     });
@@ -213,8 +245,8 @@ fn silent_connections_for_operators_do_not_shut_out_deliveries() {
         .arg(example("receiver").get_program())
         .args(["--secret", "s", "--metrics", "127.0.0.1:0"])
         .args(["--console", "127.0.0.1:0"]);
-    let receiver = Receiver::start_by(&mut command);
-    let urls = ["metrics", "console"].map(|what| url_of(what, &receiver));
+    let receiver = Server::start_by(&mut command);
+    let urls = ["metrics", "console"].map(|what| receiver.url_of(what));
     let silent: Vec<_> = (0..400)
         .map(|number| {
             let address = urls[number % 2].split('/').nth(2).unwrap();
@@ -227,7 +259,7 @@ fn silent_connections_for_operators_do_not_shut_out_deliveries() {
     assert_eq!(sent.code, 0, "{sent:?}");
     // A connection has 500 ms before it is closed for another.
     let metrics = until("the closed connections", || {
-        let metrics = get(&urls[0]);
+        let metrics = curl(&[&urls[0]]);
         let closed = r#"{listener="metrics",outcome="connection-closed"}"#;
         metrics.contains(closed).then_some(metrics)
     });

@@ -16,13 +16,13 @@ use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tower_webhook::inbox::Failure;
-use tower_webhook::inbox::internal::{Namespace, NewEvent};
+use tower_webhook::inbox::Lane;
+use tower_webhook::inbox::internal::NewEvent;
 use tower_webhook::sqlite::SqliteQueue;
-use tower_webhook::{EventKind, RawDelivery, Secret};
+use tower_webhook::{EventKind, Secret};
 
-use super::receivers::{Receiver, run};
-use support::program::{Ended, Program, Server, curl, example, until};
+use support::program::{Ended, Program, Server, curl, example, run, until};
+use support::queue::{failure, new_event};
 
 fn url(dir: &TempDir) -> String {
     format!("sqlite:{}", dir.path().join("webhooks.db").display())
@@ -47,12 +47,12 @@ fn states(url: &str) -> Vec<String> {
     states.map(str::to_owned).collect()
 }
 
-fn start(url: &str, exec: &str, more: &[&str]) -> Receiver {
+fn start(url: &str, exec: &str, more: &[&str]) -> Server {
     let args = ["--secret", "s", "--inbox", url, "--exec", exec];
-    Receiver::start(&[&args[..], more].concat())
+    Server::receiver(&[&args[..], more].concat())
 }
 
-fn send(receiver: &Receiver, kind: &str, key: &str) {
+fn send(receiver: &Server, kind: &str, key: &str) {
     let sent = receiver.send("s", &["--event", kind, "--key", key]);
     assert_eq!(sent.code, 0, "{sent:?}");
 }
@@ -159,7 +159,7 @@ fn a_stop_begins_no_event_while_a_request_is_received() {
 fn demo_fails_no_webhook_while_nothing_is_handled_and_handles_the_backlog_in_order() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
-    let demo = |exec| Receiver::start(&["--demo", "--inbox", &url, "--exec", exec]);
+    let demo = |exec| Server::receiver(&["--demo", "--inbox", &url, "--exec", exec]);
     let receiver = demo("false");
     let sandbox = Server::start(
         "sandbox",
@@ -205,11 +205,11 @@ fn keys_are_known_with_and_without_an_inbox() {
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
     let answers = |place: &str, keys: [&str; 3]| {
-        let receiver = Receiver::start(&["--secret", "s", place, &url, "--exec", "true"]);
+        let receiver = Server::receiver(&["--secret", "s", place, &url, "--exec", "true"]);
         let answers = keys.map(|key| {
             let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
             assert_eq!(sent.code, 0, "{sent:?}");
-            sent.out.contains("it had been handled before")
+            sent.out.contains("it had been accepted or handled before")
         });
         // Either knows the bodies of the other's keys.
         let log = receiver.err();
@@ -245,6 +245,9 @@ fn event_is_a_dead_letter_when_it_was_retried_for_long_enough() {
     until("the dead letter", || {
         (states(&url) == ["dead"]).then_some(())
     });
+    let shown = inbox(&url, &["show", "1"]);
+    assert!(shown.out.contains("\ndead since "), "{shown:?}");
+    assert!(!shown.out.contains("settled"), "{shown:?}");
 }
 
 #[test]
@@ -341,22 +344,14 @@ fn at_terminal(url: &str, args: &str, answer: &str) -> Ended {
     Program::start(&mut terminal(url, args, typed)).finish()
 }
 
-/// Adds so many dead letters.
-fn add_dead(url: &str, count: usize) {
+/// Adds so many dead letters of a chat.
+fn add_dead(url: &str, chat: Option<&str>, count: usize) {
     let queue = SqliteQueue::open(url.trim_start_matches("sqlite:")).unwrap();
     let events = (0..count).map(|n| NewEvent {
-        namespace: Namespace::default(),
-        delivery: RawDelivery::new(EventKind::CHAT_RATED, format!(r#"{{"n":{n}}}"#)),
-        key: None,
-        guard: None,
-        chat: None,
-        lane: None,
-        retain: Duration::from_secs(8 * 24 * 60 * 60),
-        dead: Some(Failure {
-            outcome: "dead-letter".to_owned(),
-            reason: "no such customer".to_owned(),
-            took: None,
-        }),
+        chat: chat.map(str::to_owned),
+        lane: chat.map(Lane::of_chat),
+        dead: Some(failure("no such customer")),
+        ..new_event(EventKind::CHAT_RATED, format!(r#"{{"n":{n}}}"#))
     });
     let accepts = join_all(events.map(|event| queue.accept(event, None)));
     let accepted = Runtime::new().unwrap().block_on(accepts);
@@ -368,7 +363,7 @@ fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
     const EVENTS: usize = 20_000;
     let dir = TempDir::new().unwrap();
     let url = url(&dir);
-    add_dead(&url, EVENTS);
+    add_dead(&url, None, EVENTS);
     let args = "redrive --all --failed --newer-than 1h --yes";
     let mut redrive = Program::start(&mut terminal(&url, args, Stdio::piped()));
     let mut keys = redrive.child.stdin.take().unwrap();
@@ -526,7 +521,7 @@ fn accepted_events_are_warned_of_by_a_receiver_that_does_not_handle_them() {
         send(&receiver, "chat-rated", key);
     }
     drop(receiver);
-    let with_store = || Receiver::start(&["--secret", "s", "--store", &url]).err();
+    let with_store = || Server::receiver(&["--secret", "s", "--store", &url]).err();
     let warned = with_store();
     assert!(warned.contains("WARN"), "{warned}");
     assert!(warned.contains("unsettled=2"), "{warned}");
@@ -549,7 +544,7 @@ fn a_limit_on_the_size_of_files_is_like_a_full_disk() {
         .args(["-c", r#"ulimit -f 1024 && exec "$0" "$@""#])
         .arg(receiver.get_program())
         .args(["--secret", "s", "--inbox", &url, "--exec", "true"]);
-    let receiver = Receiver::start_by(&mut command);
+    let receiver = Server::start_by(&mut command);
     let body = receiver.file("body", &format!(r#"{{"id":"{}"}}"#, "1".repeat(100_000)));
     let sent = receiver.send("s", &["--body", &body, "--count", "20"]);
     assert!(sent.out.contains(" 200 OK"), "{sent:?}");
@@ -711,12 +706,13 @@ fn other_kinds_than_those_to_keep_are_not_stored() {
     );
 
     let check = ["check", "--secret", "s", "--listen", "127.0.0.1:0"];
-    let checked = run("receiver", &[&check[..], &keep].concat());
+    let typed = [&keep[..], &["--expect", "chat-clozed=4"]].concat();
+    let checked = run("receiver", &[&check[..], &typed].concat());
     assert_eq!(checked.code, 0, "{checked:?}");
-    assert!(
-        checked.err.contains("did you mean `chat-rated`?"),
-        "{checked:?}"
-    );
+    for meant in ["chat-rated", "chat-closed"] {
+        let suggestion = format!("did you mean `{meant}`?");
+        assert_eq!(checked.err.matches(&suggestion).count(), 1, "{checked:?}");
+    }
     for kind in ["", "two words", "chat-rated,"] {
         let wrong = run("receiver", &["--secret", "s", "--keep-only", kind]);
         assert_eq!(wrong.code, 2, "{kind}: {wrong:?}");
@@ -777,6 +773,37 @@ fn a_person_is_forgotten_by_a_command() {
     let none = inbox(&url, &["forget", "nobody", "--yes"]);
     assert_eq!(none.code, 0, "{none:?}");
     assert!(none.err.contains("no event of this chat"), "{none:?}");
+}
+
+#[test]
+fn forgetting_that_was_killed_is_finished_by_the_same_command() {
+    const EVENTS: i64 = 10_000;
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    add_dead(&url, Some("anna"), EVENTS as usize);
+    let file = Connection::open(dir.path().join("webhooks.db")).unwrap();
+    let left = || {
+        let bodies = "SELECT count(*) FROM bodies";
+        file.query_row(bodies, [], |row| row.get::<_, i64>(0))
+            .unwrap()
+    };
+    let forget = ["forget", "anna", "--yes"];
+    let inbox_url = ["--inbox", &url];
+    let args = [&["inbox"], &forget[..], &inbox_url].concat();
+    let mut killed = Program::start(example("receiver").args(args));
+    until("the first step", || (left() < EVENTS).then_some(()));
+    killed.child.kill().unwrap();
+    assert!(!killed.finish().err.contains("forgotten"));
+    let rest = left();
+    assert!((1..EVENTS).contains(&rest), "{rest}");
+
+    let finished = inbox(&url, &forget);
+    assert_eq!(finished.code, 0, "{finished:?}");
+    let said = format!("bodies: {rest}\n");
+    assert!(finished.err.ends_with(&said), "{said}: {finished:?}");
+    assert_eq!(left(), 0);
+    let stats = inbox(&url, &["stats"]);
+    assert!(stats.out.contains("every event is settled"), "{stats:?}");
 }
 
 #[test]

@@ -2,170 +2,44 @@
 //!
 //! `bash tests/run` builds the examples.
 
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 #[path = "../../benches/attack/attackers.rs"]
 mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
 mod availability;
 mod built_without;
 mod closing;
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod commands;
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod connections;
-#[cfg(all(
-    feature = "axum",
-    feature = "console",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod console;
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod forwards;
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod inbox;
-#[cfg(all(
-    feature = "axum",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod metrics;
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod openssl;
-#[cfg(all(
-    feature = "axum",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod operations;
 #[cfg(feature = "sqlite")]
 mod otlp;
-#[cfg(all(
-    feature = "axum",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod outages;
-#[cfg(all(
-    feature = "axum",
-    feature = "console",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod pages;
-#[cfg(all(
-    feature = "axum",
-    feature = "console",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod program;
-#[cfg(all(
-    feature = "axum",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod prometheus;
-#[cfg(all(
-    feature = "axum",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod receivers;
-#[cfg(all(
-    feature = "axum",
-    feature = "console",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod routes;
 #[cfg(all(feature = "axum", feature = "moka", feature = "sandbox"))]
 mod sandbox_page;
-#[cfg(all(
-    feature = "axum",
-    feature = "console",
-    feature = "metrics",
-    feature = "moka",
-    feature = "postgres",
-    feature = "redis",
-    feature = "sandbox",
-    feature = "sqlite"
-))]
+#[cfg(feature = "receiver")]
 mod senders;

@@ -1,35 +1,11 @@
 //! The receiver's metrics, as Prometheus reads them.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-
 use tempfile::TempDir;
 
-use super::receivers::{Receiver, run};
-use support::program::{curl, until};
+use support::program::{Server, curl, run, until};
 
-/// The answer to GET of a page below `url`, with headers beside that of the host.
-pub(super) fn answer(url: &str, page: &str, headers: &[&str]) -> String {
-    let address = url.strip_prefix("http://").unwrap();
-    let (address, path) = address.split_once('/').unwrap();
-    let mut stream = TcpStream::connect(address).unwrap();
-    let host = match headers.iter().any(|header| header.starts_with("host")) {
-        true => String::new(),
-        false => format!("host: {address}\r\n"),
-    };
-    let headers: String = headers
-        .iter()
-        .map(|header| format!("{header}\r\n"))
-        .collect();
-    let head = format!("GET /{path}{page} HTTP/1.1\r\n{host}{headers}connection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
-pub(super) fn get(url: &str) -> String {
-    let answer = answer(url, "", &[]);
+fn get(url: &str) -> String {
+    let answer = curl(&["-i", url]);
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     assert!(head.starts_with("HTTP/1.1 200"), "{head}");
     assert!(
@@ -39,19 +15,10 @@ pub(super) fn get(url: &str) -> String {
     body.to_owned()
 }
 
-/// The address of the metrics or the console, as the receiver prints it.
-pub(super) fn url_of(what: &str, receiver: &Receiver) -> String {
-    until("the address", || {
-        let err = receiver.err();
-        let (_, url) = err.split_once(&format!("{what} on "))?;
-        url.split_once('\n').map(|(url, _)| url.to_owned())
-    })
-}
-
 #[test]
 fn metrics_are_served_for_prometheus() {
-    let receiver = Receiver::start(&["--secret", "s", "--metrics", "127.0.0.1:0"]);
-    let url = url_of("metrics", &receiver);
+    let receiver = Server::receiver(&["--secret", "s", "--metrics", "127.0.0.1:0"]);
+    let url = receiver.url_of("metrics");
     let sent = receiver.send("s", &["--event", "chat-rated", "--key", "a"]);
     assert_eq!(sent.code, 0, "{sent:?}");
     let forged = receiver.send("wrong", &["--event", "chat-rated", "--key", "b"]);
@@ -84,8 +51,8 @@ fn metrics_are_refused_under_the_name_of_another_site() {
         ("0.0.0.0:0", &names, "200"),
     ] {
         let args = ["--secret", "s", "--metrics", address];
-        let receiver = Receiver::start(&[&args[..], names].concat());
-        let url = url_of("metrics", &receiver);
+        let receiver = Server::receiver(&[&args[..], names].concat());
+        let url = receiver.url_of("metrics");
         for (host, status) in [
             ("evil.example", "421"),
             ("127.0.0.1.evil.example:9464", "421"),
@@ -107,7 +74,7 @@ fn metrics_are_refused_under_the_name_of_another_site() {
 fn metrics_of_an_inbox_show_its_backlog() {
     let dir = TempDir::new().unwrap();
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--secret",
         "s",
         "--inbox",
@@ -117,7 +84,7 @@ fn metrics_of_an_inbox_show_its_backlog() {
         "--metrics",
         "127.0.0.1:0",
     ]);
-    let url = url_of("metrics", &receiver);
+    let url = receiver.url_of("metrics");
     for key in ["a", "b"] {
         let sent = receiver.send("s", &["--event", "chat-rated", "--key", key]);
         assert_eq!(sent.code, 0, "{sent:?}");

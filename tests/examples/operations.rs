@@ -6,39 +6,20 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use axum::Router;
+use http::StatusCode;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::forwards::Server;
-use super::metrics::url_of;
-use super::receivers::Receiver;
-use support::program::{curl, example, installed, until};
+use support::net;
+use support::operations::{ALERTS, FILES, alerts};
+use support::program::{Server, check, curl, example, installed, until};
 
-pub(crate) const FILES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/operations");
-pub(crate) const ALERTS: &str = include_str!("../../examples/operations/alerts.yml");
 const DASHBOARD: &str = include_str!("../../examples/operations/dashboard.json");
 const UNIT: &str = include_str!("../../examples/operations/receiver.service");
 const METRICS: &str = include_str!("../../src/docs/metrics.md");
 const TROUBLESHOOTING: &str = include_str!("../../src/docs/troubleshooting.md");
-
-/// Runs a program, and returns what it wrote.
-#[track_caller]
-pub(crate) fn check(program: &str, package: &str, dir: &Path, args: &[&str]) -> String {
-    let output = Command::new(program).args(args).current_dir(dir).output();
-    let output = installed(output, program, package);
-    let text = [output.stdout, output.stderr].concat();
-    let text = String::from_utf8_lossy(&text).into_owned();
-    assert!(output.status.success(), "{program} {args:?}:\n{text}");
-    text
-}
-
-pub(crate) fn alerts() -> BTreeSet<&'static str> {
-    let names = ALERTS
-        .lines()
-        .filter_map(|line| line.trim().strip_prefix("- alert: "));
-    names.collect()
-}
 
 #[test]
 fn alerts_fire_and_recover() {
@@ -215,7 +196,8 @@ async fn unit_allows_what_the_receiver_does() {
     fs::write(&secret, "s").unwrap();
     let program = example("receiver");
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let (_server, target) = Server::start(204, "").await;
+    let address = net::serve(Router::new().fallback(async || StatusCode::NO_CONTENT)).await;
+    let target = format!("http://{address}/events");
     installed(
         Command::new("strace").arg("--version").output(),
         "strace",
@@ -228,17 +210,17 @@ async fn unit_allows_what_the_receiver_does() {
     traced.args(["--metrics", "127.0.0.1:0", "--console", "127.0.0.1:0"]);
     traced.arg("--secret-file").arg(&secret);
     traced.args(["--inbox", &inbox, "--forward", &target]);
-    let receiver = Receiver::start_by(&mut traced);
+    let receiver = Server::start_by(&mut traced);
     let sent = receiver.send("s", &["--count", "20", "--concurrency", "4"]);
     assert_eq!(sent.code, 0, "{sent:?}");
-    let console = url_of("console", &receiver);
+    let console = receiver.url_of("console");
     until("handled events", || {
         let overview = curl(&[&console]);
         overview
             .contains("20 handled in the last hour")
             .then_some(())
     });
-    assert!(curl(&[&url_of("metrics", &receiver)]).contains("webhook_attempts_total"));
+    assert!(curl(&[&receiver.url_of("metrics")]).contains("webhook_attempts_total"));
     receiver.signal(Signal::SIGTERM);
     assert_eq!(receiver.program.finish().code, 0);
     let calls = until("the end of the record", || {

@@ -87,12 +87,10 @@ fn receiver(collector: &Collector, dir: &Path) -> Server {
             "OTEL_EXPORTER_OTLP_ENDPOINT",
             format!("http://{}", collector.address),
         )
-        .env("OTEL_BSP_SCHEDULE_DELAY", "50");
-    let file = dir.join("webhooks.db");
-    Server::start_as(
-        command,
-        &["--secret", "s", "--inbox", file.to_str().unwrap()],
-    )
+        .env("OTEL_BSP_SCHEDULE_DELAY", "50")
+        .args(["--secret", "s", "--inbox"])
+        .arg(dir.join("webhooks.db"));
+    Server::start_by(&mut command)
 }
 
 fn send(receiver: &Server, body: &str, key: &str, traceparent: &str) {

@@ -33,9 +33,10 @@ use tower_webhook::store::Store;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Observation, Observer, Silence};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, SignatureLayer, Webhooks};
 
-use super::operations::{ALERTS, FILES, alerts, check};
 use support::Ready;
 use support::lock;
+use support::operations::{ALERTS, FILES, alerts};
+use support::program::check;
 use support::queue::FaultyQueue;
 use support::store::{Operation, TestStore};
 

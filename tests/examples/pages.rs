@@ -6,9 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::operations::check;
-use super::receivers::Receiver;
-use support::program::{example, installed};
+use support::program::{Server, check, example, installed};
 
 fn root() -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
@@ -164,7 +162,7 @@ fn the_request_by_hand_works_as_it_stands() {
     let blocks = page.split("```sh\n").skip(1);
     let mut blocks = blocks.map(|block| block.split("```").next().unwrap_or_default());
     let request = blocks.find(|block| block.contains("curl -i")).unwrap();
-    let receiver = Receiver::start(&["--secret", "my-secret"]);
+    let receiver = Server::receiver(&["--secret", "my-secret"]);
     let page_url = "http://127.0.0.1:3000/webhooks";
     assert!(request.contains(page_url));
     let request = request.replace(page_url, &receiver.url);

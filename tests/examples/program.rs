@@ -1,15 +1,15 @@
 //! The receiver as one program: its commands, and their options in the environment.
 
 use std::fs;
+use std::fs::Permissions;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 
 use serde_json::Value;
 use tower_webhook::Sender;
 
-use support::program::{Ended, Program, example, until};
+use support::program::{Ended, Program, Server, example, run, until};
 use tempfile::TempDir;
-
-use super::receivers::{Receiver, run};
 
 /// Runs the receiver with variables.
 fn with(variables: &[(&str, &str)], args: &[&str]) -> Ended {
@@ -122,9 +122,9 @@ fn help_lists_every_flag_and_no_secret() {
             "--max-buffered", "EX_DATAERR", "EX_TEMPFAIL", "--forward", "--dangerously-unsigned",
             "--max-connections", "--header-timeout", "--idle-timeout", "--inbox", "WEBHOOK_INBOX", "--retry-for",
             "--on-failure", "--keep-header", "--keep-only", "--metrics", "--console", "--console-read-only", "--console-hide-payloads",
-            "--console-actor", "--metrics-host", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
+            "--console-actor", "--console-host", "--metrics-host", "--expect", "--rated-within", "--replay-guard", "--reject-changed-bodies", "--require-key"]),
         ("sandbox", &["--listen", "--target", "--secret", "WEBHOOK_SECRET", "--demo", "--rate", "--seed", "--faults", "--speed"]),
-        ("receiver send", &["--url", "--secret", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
+        ("receiver send", &["--url", "--secret", "--secret-file", "WEBHOOK_SECRET", "--event", "--body", "--key", "--no-key", "--count",
             "--concurrency", "--tamper", "--header-prefix", "--timeout", "--verbose"]),
         ("hyper", &["--listen", "--secret", "WEBHOOK_SECRET"]),
         ("extractor", &["--listen", "--secret", "WEBHOOK_SECRET"]),
@@ -225,7 +225,7 @@ fn options_are_read_from_variables() {
         .env("WEBHOOK_CONSOLE_READ_ONLY", "0")
         // The argument wins.
         .env("WEBHOOK_LISTEN", "nowhere:0");
-    let receiver = Receiver::start_by(&mut command);
+    let receiver = Server::start_by(&mut command);
     assert!(receiver.url.ends_with("/a"), "{}", receiver.url);
     for said in ["chat-clozed", "chat-opennd", "namespace=\"north\""] {
         until(said, || receiver.err().contains(said).then_some(()));
@@ -273,7 +273,7 @@ fn check_opens_what_run_would_and_handles_nothing() {
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     let handled = dir.path().join("handled");
     let failing = ["--secret", "s", "--inbox", &inbox, "--exec", "exit 75"];
-    let receiver = Receiver::start(&failing);
+    let receiver = Server::receiver(&failing);
     assert_eq!(receiver.send("s", &["--count", "3"]).code, 0);
     drop(receiver);
     let listed = || run("receiver", &["inbox", "list", "--json", "--inbox", &inbox]).out;
@@ -364,7 +364,7 @@ fn deliveries_of_another_sender_are_handled_once() {
     fs::write(&acme, description).unwrap();
     for sender in ["stripe", acme.to_str().unwrap()] {
         let args = ["--sender", sender, "--secret", "whsec_x", "--inbox", &inbox];
-        let receiver = Receiver::start(&args);
+        let receiver = Server::receiver(&args);
         let send = |secret: &str| {
             let body = body.to_str().unwrap();
             let to = [
@@ -393,6 +393,35 @@ fn deliveries_of_another_sender_are_handled_once() {
     }
 }
 
+#[test]
+fn file_of_secrets_signs_what_is_sent_and_is_its_owners_alone() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("secrets");
+    fs::write(&file, "first\nsecond\n").unwrap();
+    let path = file.to_str().unwrap();
+    let warning = "other users may read or write the file of secrets";
+    for (mode, is_warned) in [(0o644, true), (0o602, true), (0o600, false)] {
+        fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
+        let receiver = Receiver::start(&["--secret-file", path]);
+        assert_eq!(receiver.err().contains(warning), is_warned, "{mode:o}");
+        let args = ["send", "--url", &receiver.url, "--secret-file", path];
+        let sent = with(&[("WEBHOOK_SECRET", "another")], &args);
+        assert_eq!(sent.code, 0, "{sent:?}");
+    }
+    for (text, reason) in [
+        ("\nsecond\n", "the first line of"),
+        ("\u{feff}", "is empty"),
+    ] {
+        fs::write(&file, text).unwrap();
+        let refused = run("receiver", &["send", "--secret-file", path]);
+        assert_eq!(refused.code, 2, "{refused:?}");
+        assert!(refused.err.contains(reason), "{refused:?}");
+    }
+    let missing = run("receiver", &["send", "--secret-file", "/nowhere/x"]);
+    assert_eq!(missing.code, 2, "{missing:?}");
+    assert!(missing.err.contains("/nowhere/x"), "{missing:?}");
+}
+
 #[cfg(feature = "public-keys")]
 #[test]
 fn a_public_key_stands_in_the_file_of_secrets() {
@@ -405,7 +434,7 @@ fn a_public_key_stands_in_the_file_of_secrets() {
     .unwrap();
     fs::write(&command, r#"{"id":"1","type":2}"#).unwrap();
     let private = "whsk_6Xb/dCcHpPea21PS1N9VY/NZW723CEc77N4rJCubMbfVKIDij2HKpMKkioLlX0dRqSKJp4AJ6p9lMicMFs6Kvg==";
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--sender",
         "discord",
         "--secret-file",

@@ -8,10 +8,8 @@ use std::time::Duration;
 use serde_json::Value;
 use tempfile::TempDir;
 
-use super::metrics::url_of;
-use super::operations::ALERTS;
-use super::receivers::{Receiver, run};
-use support::program::{Program, curl, installed, until_every};
+use support::operations::ALERTS;
+use support::program::{Program, Server, curl, installed, run, until_every};
 
 /// Prometheus with the operator's alerts. How long conditions last before they fire is for `promtool` to prove.
 struct Prometheus {
@@ -102,7 +100,7 @@ impl Prometheus {
 fn prometheus_warns_of_what_happens_to_a_receiver() {
     let dir = TempDir::new().unwrap();
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--secret",
         "s",
         "--inbox",
@@ -114,7 +112,7 @@ fn prometheus_warns_of_what_happens_to_a_receiver() {
         "--metrics",
         "127.0.0.1:0",
     ]);
-    let prometheus = Prometheus::scraping(&url_of("metrics", &receiver));
+    let prometheus = Prometheus::scraping(&receiver.url_of("metrics"));
     until_every(Duration::from_millis(200), "the first scrape", || {
         prometheus.is_scraping().then_some(())
     });

@@ -3,23 +3,21 @@
 use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::Write;
-use std::net::TcpStream;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tower_webhook::EventKind;
 use tower_webhook::event::sample;
 
 use support::postgres::PostgresServer;
-use support::program::{Ended, Program, example, tool, until};
+use support::program::{Lingering, Program, Server, example, run, tool, until};
 use support::redis::RedisServer;
 
 #[test]
 fn every_event_is_printed_as_one_line() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
     let archived = EventKind::from_static("chat-archived");
     let mut expected = String::new();
 
@@ -42,7 +40,7 @@ fn every_event_is_printed_as_one_line() {
 
 #[test]
 fn printed_send_command_works_unchanged() {
-    let receiver = Receiver::start(&["--header-prefix", "acme"]);
+    let receiver = Server::receiver(&["--header-prefix", "acme"]);
 
     let printed = until("the command", || {
         let err = receiver.err();
@@ -61,7 +59,7 @@ fn printed_send_command_works_unchanged() {
 /// Spec 6, rule 5: a test request by hand, which has no key.
 #[test]
 fn request_of_curl_is_printed_minified_and_otherwise_unchanged() {
-    let receiver = Receiver::start(&["--secret", "one", "--secret", "the second"]);
+    let receiver = Server::receiver(&["--secret", "one", "--secret", "the second"]);
     let body = "{\r\n\t\"z\" : 1.50, \"a\":[1e2 , -0.0,\n12345678901234567890123],\
                 \"text\": \"\\\" two  spaces: \\\\\", \"emoji\":\"🧾 \\ud83e\\uddfe \\ud83d\" , \"a\":{ }} ";
 
@@ -81,7 +79,7 @@ fn request_of_curl_is_printed_minified_and_otherwise_unchanged() {
 
 #[test]
 fn send_reads_a_body_from_a_file_or_stdin() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
     let file = receiver.file("body", r#"{"from" : "file"}"#);
     let mut piped = example("receiver");
     piped
@@ -107,14 +105,15 @@ fn send_reads_a_body_from_a_file_or_stdin() {
 
 #[test]
 fn duplicates_are_replayed() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
 
     let sent = receiver.send("s", &["--key", "k", "--count", "3"]);
 
     assert_eq!(sent.code, 0, "{sent:?}");
     assert!(sent.out.contains("1 200 OK\n"), "{sent:?}");
     assert!(
-        sent.out.contains("2 200 OK: it had been handled before\n"),
+        sent.out
+            .contains("2 200 OK: it had been accepted or handled before\n"),
         "{sent:?}"
     );
     assert_eq!(receiver.out().lines().count(), 1);
@@ -122,7 +121,7 @@ fn duplicates_are_replayed() {
 
 #[test]
 fn send_uses_one_key_per_delivery_and_prints_a_summary() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
 
     let sent = receiver.send("s", &["--count", "50", "--concurrency", "8"]);
 
@@ -138,7 +137,7 @@ fn send_uses_one_key_per_delivery_and_prints_a_summary() {
 
 #[test]
 fn send_fails_when_a_delivery_is_refused() {
-    let receiver = Receiver::start(&["--secret", "s", "--max-body", "100"]);
+    let receiver = Server::receiver(&["--secret", "s", "--max-body", "100"]);
     let small = &receiver.file("body", "{}");
 
     let tampered = receiver.send("s", &["--body", small, "--tamper"]);
@@ -167,7 +166,7 @@ fn send_fails_when_a_delivery_is_refused() {
 
 #[test]
 fn unknown_kind_is_sent_with_a_warning() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
     let body = receiver.file("body", "{}");
 
     for args in [
@@ -187,7 +186,7 @@ fn unknown_kind_is_sent_with_a_warning() {
 
 #[test]
 fn secrets_are_read_from_the_environment() {
-    let receiver = Receiver::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
+    let receiver = Server::start_by(example("receiver").env("WEBHOOK_SECRET", "from env"));
     let mut send = example("receiver");
     send.args(["send", "--url", &receiver.url])
         .env("WEBHOOK_SECRET", "from env");
@@ -201,7 +200,7 @@ fn sighup_rotates_the_secrets() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("secrets");
     fs::write(&file, "old\n").unwrap();
-    let receiver = Receiver::start(&["--secret-file", file.to_str().unwrap()]);
+    let receiver = Server::receiver(&["--secret-file", file.to_str().unwrap()]);
     let accepts = |secret| receiver.send(secret, &[]).code == 0;
     assert!(accepts("old") && !accepts("new"));
 
@@ -257,7 +256,7 @@ fn exec_command_reads_the_line_and_does_not_write_to_stdout() {
     with_secret
         .env("WEBHOOK_SECRET", "s")
         .env("WEBHOOK_STORE", "memory");
-    let receiver = Receiver::start_by(with_secret.args(["--exec", &command]));
+    let receiver = Server::start_by(with_secret.args(["--exec", &command]));
 
     let sent = receiver.send("s", &["--key", "k"]);
 
@@ -278,7 +277,7 @@ fn failed_command_fails_the_event() {
     let dir = TempDir::new().unwrap();
     let flag = dir.path().join("flag");
     let command = format!("test -e '{}' || exit 7", flag.display());
-    let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+    let receiver = Server::receiver(&["--secret", "s", "--exec", &command]);
 
     let failed = receiver.send("s", &["--key", "k"]);
     assert_eq!(failed.code, 1, "{failed:?}");
@@ -302,7 +301,7 @@ fn failed_command_fails_the_event() {
 
 #[test]
 fn command_may_ignore_its_input() {
-    let receiver = Receiver::start(&["--secret", "s", "--exec", "exit 0"]);
+    let receiver = Server::receiver(&["--secret", "s", "--exec", "exit 0"]);
     // More than a pipe holds.
     let body = format!(r#"{{"text":"{}"}}"#, "x".repeat(500_000));
     let body = receiver.file("body", &body);
@@ -313,40 +312,11 @@ fn command_may_ignore_its_input() {
     assert!(receiver.out().len() > 500_000);
 }
 
-/// A command whose child would outlive it, and how to find that child.
-pub(crate) struct Lingering {
-    dir: TempDir,
-}
-
-impl Lingering {
-    pub(crate) fn new() -> Self {
-        let dir = TempDir::new().unwrap();
-        Self { dir }
-    }
-
-    pub(crate) fn command(&self) -> String {
-        let dir = self.dir.path().display();
-        format!("sleep 1000 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
-    }
-
-    pub(crate) fn pid(&self) -> String {
-        let pid = until("the command's child", || {
-            fs::read_to_string(self.dir.path().join("pid")).ok()
-        });
-        pid.trim().to_owned()
-    }
-
-    /// Whether the process runs. Without a parent that waits for it, it becomes a zombie.
-    pub(crate) fn is_running(pid: &str) -> bool {
-        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
-    }
-}
-
 #[test]
 fn slow_command_is_killed_with_its_children() {
     let lingering = Lingering::new();
     let command = lingering.command();
-    let receiver = Receiver::start(&[
+    let receiver = Server::receiver(&[
         "--secret",
         "s",
         "--handler-timeout",
@@ -374,7 +344,7 @@ fn nothing_runs_after_the_shutdown_deadline() {
         // The second signal does not wait for the deadline.
         let grace = if stop.len() == 1 { "1" } else { "600" };
         let command = lingering.command();
-        let receiver = Receiver::start(&["--secret", "s", "--grace", grace, "--exec", &command]);
+        let receiver = Server::receiver(&["--secret", "s", "--grace", grace, "--exec", &command]);
         let sending = receiver.start_send("s", &[]);
         let pid = lingering.pid();
 
@@ -397,7 +367,7 @@ fn nothing_runs_after_the_shutdown_deadline() {
 
 /// A receiver whose command has started, and finishes when [`go`](Self::go) is called.
 struct Paused {
-    receiver: Receiver,
+    receiver: Server,
     sending: Program,
     dir: TempDir,
 }
@@ -410,7 +380,7 @@ impl Paused {
         let command = format!(
             "touch '{path}/started'; while test -d '{path}' && ! test -e '{path}/go'; do sleep 0.02; done"
         );
-        let receiver = Receiver::start(&["--secret", "s", "--exec", &command]);
+        let receiver = Server::receiver(&["--secret", "s", "--exec", &command]);
         let sending = receiver.start_send("s", &["--key", "k"]);
         until("the command", || {
             dir.path().join("started").exists().then_some(())
@@ -469,7 +439,7 @@ fn closed_stdout_fails_the_event() {
         .stdout(Stdio::piped());
     let mut program = Program::spawn(&mut command, TempDir::new().unwrap());
     drop(program.child.stdout.take());
-    let receiver = Receiver::listening(program);
+    let receiver = Server::listening(program);
 
     let sent = receiver.send("s", &[]);
 
@@ -487,7 +457,7 @@ fn partial_line_does_not_corrupt_the_next() {
         .args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$0" "$@""#])
         .arg(example("receiver").get_program())
         .args(["--secret", "s"]);
-    let receiver = Receiver::start_by(&mut command);
+    let receiver = Server::start_by(&mut command);
     let large = receiver.file("body", &format!(r#"{{"text":"{}"}}"#, "x".repeat(5000)));
 
     let torn = receiver.send("s", &["--key", "k", "--body", &large]);
@@ -505,7 +475,7 @@ fn partial_line_does_not_corrupt_the_next() {
 
 #[test]
 fn port_in_use_is_reported() {
-    let receiver = Receiver::start(&["--secret", "s"]);
+    let receiver = Server::receiver(&["--secret", "s"]);
     let address = receiver.address();
 
     for name in ["receiver", "hyper", "extractor"] {
@@ -522,7 +492,7 @@ fn port_in_use_is_reported() {
 
 #[test]
 fn health_check_responds() {
-    let receiver = Receiver::start(&["--path", "/a/b"]);
+    let receiver = Server::receiver(&["--path", "/a/b"]);
     assert!(receiver.url.ends_with("/a/b"));
 
     let health = format!("http://{}/healthz", receiver.address());
@@ -531,7 +501,7 @@ fn health_check_responds() {
 
 #[test]
 fn unsigned_deliveries_are_accepted_only_on_demand() {
-    let unsigned = Receiver::start(&["--dangerously-unsigned"]);
+    let unsigned = Server::receiver(&["--dangerously-unsigned"]);
     let body = r#"{"id":"1"}"#;
     #[rustfmt::skip]
     let post = |url: &str| tool("curl", &[
@@ -546,7 +516,7 @@ fn unsigned_deliveries_are_accepted_only_on_demand() {
     );
     let err = unsigned.err();
     assert!(err.contains("deliveries are not verified"), "{err}");
-    assert_eq!(post(&Receiver::start(&["--secret", "s"]).url), "401");
+    assert_eq!(post(&Server::receiver(&["--secret", "s"]).url), "401");
 }
 
 #[test]
@@ -557,7 +527,7 @@ fn captured_body_is_refused_under_another_key_on_demand() {
             let file = dir.path().join(format!("{number}-{is_guarded}.db"));
             let file = format!("sqlite:{}", file.display());
             let args = ["--secret", "s", place, &file, "--replay-guard"];
-            let receiver = Receiver::start(&args[..4 + usize::from(is_guarded)]);
+            let receiver = Server::receiver(&args[..4 + usize::from(is_guarded)]);
             let first = receiver.send("s", &["--key", "a"]);
             assert!(first.out.contains("200 OK"), "{place}: {first:?}");
             let again = receiver.send("s", &["--key", "b"]);
@@ -568,7 +538,7 @@ fn captured_body_is_refused_under_another_key_on_demand() {
 
 #[test]
 fn keys_without_a_body_of_their_own_are_refused_on_demand() {
-    let receiver = Receiver::start(&["--secret", "s", "--reject-changed-bodies", "--require-key"]);
+    let receiver = Server::receiver(&["--secret", "s", "--reject-changed-bodies", "--require-key"]);
     let other = receiver.file("body", r#"{"id":"other"}"#);
     assert_eq!(receiver.send("s", &["--key", "a"]).code, 0);
     let changed = receiver.send("s", &["--key", "a", "--body", &other]);
@@ -581,7 +551,7 @@ fn keys_without_a_body_of_their_own_are_refused_on_demand() {
 fn memory_store_is_empty_after_a_restart() {
     let args = ["--secret", "s", "--store", "memory"];
     for _ in 0..2 {
-        let receiver = Receiver::start(&args);
+        let receiver = Server::receiver(&args);
         let sent = receiver.send("s", &["--key", "k"]);
         assert_eq!(sent.code, 0, "{sent:?}");
         assert_eq!(receiver.out().lines().count(), 1);
@@ -613,7 +583,7 @@ fn postgres_store_outlives_a_killed_receiver() {
 fn remembers(store: &str) {
     let key = hex::encode(getrandom::u64().unwrap().to_be_bytes());
     let start = || {
-        Receiver::start_by(
+        Server::start_by(
             example("receiver")
                 .args(["--secret", "s"])
                 .env("WEBHOOK_STORE", store),
@@ -630,7 +600,10 @@ fn remembers(store: &str) {
     let second = start();
     let sent = second.send("s", &["--key", &key]);
     assert_eq!(sent.code, 0, "{sent:?}");
-    assert!(sent.out.contains("it had been handled before"), "{sent:?}");
+    assert!(
+        sent.out.contains("it had been accepted or handled before"),
+        "{sent:?}"
+    );
     assert_eq!(second.out(), "");
     assert!(!second.err().contains(store), "{}", second.err());
 }
@@ -640,7 +613,7 @@ fn receivers_of_other_namespaces_do_not_share_keys() {
     let dir = TempDir::new().unwrap();
     let store = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     let start = |namespace: &[&str]| {
-        Receiver::start(&[&["--secret", "s", "--store", &store], namespace].concat())
+        Server::receiver(&[&["--secret", "s", "--store", &store], namespace].concat())
     };
 
     for namespace in [&[][..], &["--namespace", "a"], &["--namespace", "b"]] {
@@ -668,14 +641,14 @@ fn key_of_a_killed_receiver_is_free_when_its_lease_expires() {
         started.display(),
         dir.path().display()
     );
-    let first = Receiver::start(&[&args[..], &["--exec", &hangs]].concat());
+    let first = Server::receiver(&[&args[..], &["--exec", &hangs]].concat());
     let sending = first.start_send("s", &["--key", "k"]);
     until("the command", || started.exists().then_some(()));
     drop(first);
     let died = Instant::now();
     assert_eq!(sending.finish().code, 1);
 
-    let second = Receiver::start(&args);
+    let second = Server::receiver(&args);
     until("the end of the lease", || {
         let sent = second.send("s", &["--key", "k"]);
         let refused = sent.out.contains("409 Conflict");
@@ -733,7 +706,7 @@ fn store_errors_hide_passwords() {
 
 #[test]
 fn hyper_example_accepts_signed_deliveries() {
-    let hyper = Receiver::start_by(example("hyper").args(["--secret", "s"]));
+    let hyper = Server::start_by(example("hyper").args(["--secret", "s"]));
 
     assert_eq!(hyper.send("s", &[]).code, 0);
     assert_eq!(hyper.send("s", &["--event", "message-created"]).code, 0);
@@ -751,15 +724,8 @@ fn hyper_example_accepts_signed_deliveries() {
 #[test]
 fn extractor_example_accepts_signed_deliveries() {
     let mut command = example("extractor");
-    let extractor = Receiver::start_by(command.args(["--secret", "s"]).env("NO_COLOR", "1"));
-    let send = |path, secret, event| {
-        let url = format!("http://{}{path}", extractor.address());
-        run(
-            "receiver",
-            &["send", "--url", &url, "--secret", secret, "--event", event],
-        )
-        .code
-    };
+    let extractor = Server::start_by(command.args(["--secret", "s"]).env("NO_COLOR", "1"));
+    let send = |path, secret, event| extractor.send_to(path, secret, &["--event", event]).code;
 
     assert_eq!(send("/chat-rated", "s", "chat-rated"), 0);
     assert_eq!(send("/message-created", "s", "message-created"), 0);
@@ -797,66 +763,34 @@ fn extractor_example_accepts_signed_deliveries() {
     assert_eq!(extractor.program.finish().code, 0);
 }
 
-/// One of the examples that receive, listening on a port of its own.
-pub(crate) struct Receiver {
-    pub(crate) program: Program,
-    pub(crate) url: String,
-}
-
-impl Receiver {
-    pub(crate) fn start(args: &[&str]) -> Self {
-        Self::start_by(example("receiver").args(args))
+#[test]
+fn every_example_that_serves_ends_well_on_sigterm() {
+    let server = PostgresServer::start();
+    let url = server.url();
+    let secrets = ["WEBHOOK_SECRET", "GITHUB_SECRET", "STRIPE_SECRET"];
+    for name in [
+        "receiver",
+        "hyper",
+        "extractor",
+        "otlp",
+        "postgres",
+        "sandbox",
+        "senders",
+    ] {
+        let dir = TempDir::new().unwrap();
+        let mut command = example(name);
+        command.current_dir(&dir);
+        command.envs(secrets.map(|name| (name, "s")));
+        command.env("DATABASE_URL", &url);
+        let example = Server::start_by(&mut command);
+        // It says that it listens before it waits for signals.
+        tool("curl", &["-sS", &example.url]);
+        let idle = example.connect().unwrap();
+        example.signal(Signal::SIGTERM);
+        let ended = example.program.finish();
+        assert_eq!(ended.code, 0, "{name}: {ended:?}");
+        drop(idle);
     }
-
-    pub(crate) fn start_by(command: &mut Command) -> Self {
-        Self::listening(Program::start(command.args(["--listen", "127.0.0.1:0"])))
-    }
-
-    pub(crate) fn listening(mut program: Program) -> Self {
-        let url = program.url();
-        Self { program, url }
-    }
-
-    pub(crate) fn out(&self) -> String {
-        self.program.out()
-    }
-
-    pub(crate) fn err(&self) -> String {
-        self.program.err()
-    }
-
-    pub(crate) fn address(&self) -> &str {
-        self.url.split('/').nth(2).unwrap()
-    }
-
-    pub(crate) fn connect(&self) -> Option<TcpStream> {
-        TcpStream::connect(self.address()).ok()
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        let pid = Pid::from_raw(self.program.child.id().cast_signed());
-        kill(pid, signal).unwrap();
-    }
-
-    pub(crate) fn start_send(&self, secret: &str, args: &[&str]) -> Program {
-        let to = ["send", "--url", &self.url, "--secret", secret];
-        Program::start(example("receiver").args(to).args(args))
-    }
-
-    pub(crate) fn send(&self, secret: &str, args: &[&str]) -> Ended {
-        self.start_send(secret, args).finish()
-    }
-
-    /// A file that is deleted with the receiver.
-    pub(crate) fn file(&self, name: &str, text: &str) -> String {
-        let path = self.program.dir.path().join(name);
-        fs::write(&path, text).unwrap();
-        path.to_str().unwrap().to_owned()
-    }
-}
-
-pub(crate) fn run(name: &str, args: &[&str]) -> Ended {
-    Program::start(example(name).args(args)).finish()
 }
 
 /// Signs with openssl and sends with curl. Tells the status and the body of the answer.

@@ -5,10 +5,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::sys::signal::Signal;
-use support::program::{Ended, Program, example, until};
+use support::program::{Program, Server, example, run, until};
 use tempfile::TempDir;
-
-use super::receivers::{Receiver, run};
 
 /// A directory with a file of routes and the files that it names.
 struct Files(TempDir);
@@ -35,12 +33,6 @@ impl Files {
     }
 }
 
-fn send(receiver: &Receiver, path: &str, secret: &str, args: &[&str]) -> Ended {
-    let url = format!("http://{}{path}", receiver.address());
-    let to = ["send", "--url", &url, "--secret", secret];
-    run("receiver", &[&to, args].concat())
-}
-
 const ACME: &str = r#"{"name":"acme","key":"x-acme-id","kind":"/type","signature":{"headers":["x-acme-signature"],
     "algorithm":"hmac-sha256","coding":"hex"}}"#;
 
@@ -58,7 +50,7 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
                 "inbox": "sqlite:DIR/webhooks.db", "exec": "echo $(cat) >>DIR/acme"}
         ]}"#,
     );
-    let receiver = Receiver::start(&["--config", &config, "--console", "127.0.0.1:0"]);
+    let receiver = Server::receiver(&["--config", &config, "--console", "127.0.0.1:0"]);
     assert!(receiver.url.ends_with("/webhooks"), "{}", receiver.url);
     let body = files.write("body", r#"{"type":"made"}"#);
     #[rustfmt::skip]
@@ -68,11 +60,11 @@ fn each_route_has_a_sender_a_secret_and_a_command() {
         ("/acme", "third", &["--sender", &files.write("acme.json", ACME), "--key", "k", "--body", &body]),
     ];
     for (path, secret, args) in deliveries {
-        let sent = send(&receiver, path, secret, args);
+        let sent = receiver.send_to(path, secret, args);
         assert_eq!(sent.code, 0, "{sent:?}");
         for (elsewhere, other, _) in deliveries.iter().filter(|it| it.0 != path) {
-            assert_eq!(send(&receiver, path, other, args).code, 1);
-            assert_eq!(send(&receiver, elsewhere, secret, args).code, 1);
+            assert_eq!(receiver.send_to(path, other, args).code, 1);
+            assert_eq!(receiver.send_to(elsewhere, secret, args).code, 1);
         }
     }
     for (file, route) in [("handled", "/github"), ("acme", "/acme")] {
@@ -126,7 +118,7 @@ fn each_route_keeps_its_own_kinds() {
                 "inbox": "sqlite:DIR/webhooks.db"}
         ]}"#,
     );
-    let receiver = Receiver::start(&["--config", &config]);
+    let receiver = Server::receiver(&["--config", &config]);
     let github = |kind| ["--sender", "github", "--event", kind, "--key", kind];
     let platform = |kind| ["--event", kind, "--key", kind];
     #[rustfmt::skip]
@@ -137,7 +129,7 @@ fn each_route_keeps_its_own_kinds() {
         ("/github", "second", &github("push")),
     ];
     for (path, secret, args) in deliveries {
-        let sent = send(&receiver, path, secret, args);
+        let sent = receiver.send_to(path, secret, args);
         assert_eq!(sent.code, 0, "{args:?}: {sent:?}");
     }
     let lines = until("the lines", || {
@@ -161,7 +153,7 @@ fn each_route_keeps_its_own_kinds() {
 /// A receiver for GitHub, with the secrets in the file `one`, and for `acme.json`, with those in `two`.
 struct Hearing {
     files: Files,
-    receiver: Receiver,
+    receiver: Server,
     bodies: AtomicUsize,
 }
 
@@ -176,7 +168,7 @@ impl Hearing {
                 {"path": "/acme", "sender": "DIR/acme.json", "secret-file": "DIR/two"}
             ]}"#,
         );
-        let receiver = Receiver::start(&["--config", &config]);
+        let receiver = Server::receiver(&["--config", &config]);
         let bodies = AtomicUsize::new(0);
         Self {
             files,
@@ -194,13 +186,13 @@ impl Hearing {
 
     fn github(&self, secret: &str) -> i32 {
         let args = ["--sender", "github", "--body", &self.body()];
-        send(&self.receiver, "/github", secret, &args).code
+        self.receiver.send_to("/github", secret, &args).code
     }
 
     fn acme(&self, secret: &str, description: &str) -> i32 {
         let sender = self.files.write("signed-as.json", description);
         let args = ["--sender", &sender, "--body", &self.body()];
-        send(&self.receiver, "/acme", secret, &args).code
+        self.receiver.send_to("/acme", secret, &args).code
     }
 
     /// Sends SIGHUP, and waits until the log has a text so many times.

@@ -78,7 +78,7 @@ fn client_without_fetch_metadata_sees_a_new_key() {
 async fn target_may_use_tls() {
     use tower_webhook::event::{EventKind, sample};
 
-    use crate::availability::{TlsServer, certificate, response};
+    use support::tls::{TlsServer, certificate, response};
 
     let directory = TempDir::new().unwrap();
     let trusted = certificate(directory.path(), "trusted");
@@ -92,8 +92,8 @@ async fn target_may_use_tls() {
             .env_remove("SSL_CERT_DIR")
             .env("SSL_CERT_FILE", format!("{certificates}.crt"));
         let target = format!("{}/webhooks", receiver.url);
-        let args = ["--demo", "--rate", "0", "--target", &target];
-        let sandbox = Server::start_as(command, &args);
+        command.args(["--demo", "--rate", "0", "--target", &target]);
+        let sandbox = Server::start_by(&mut command);
 
         let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
         let test = format!("{}webhooks/chat-rated/test", sandbox.url);

@@ -7,8 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tower_webhook::Sender;
 
-use super::receivers::{Receiver, run};
-use support::program::{curl, example, until};
+use support::program::{Server, curl, example, run, until};
 
 #[test]
 fn three_senders_share_a_database_and_a_console() {
@@ -27,7 +26,7 @@ fn three_senders_share_a_database_and_a_console() {
             ("GITHUB_SECRET", "two"),
             ("STRIPE_SECRET", "three"),
         ]);
-    let senders = Receiver::start_by(&mut command);
+    let senders = Server::start_by(&mut command);
     let send = |path: &str, secret: &str, args: &[&str]| {
         let url = format!("http://{}{path}", senders.address());
         let to = ["send", "--url", &url, "--secret", secret];
@@ -110,7 +109,7 @@ fn a_description_in_toml_is_that_in_json() {
     let acme = dir.path().join("acme.toml");
     fs::write(&acme, TOML).unwrap();
     let acme = acme.to_str().unwrap();
-    let receiver = Receiver::start(&["--sender", acme, "--secret", "s"]);
+    let receiver = Server::receiver(&["--sender", acme, "--secret", "s"]);
     let url = format!("http://{}/webhooks", receiver.address());
     let body = dir.path().join("body.json");
     fs::write(&body, r#"{"id":"key-1","event":{"type":"paid"}}"#).unwrap();

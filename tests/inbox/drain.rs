@@ -1,4 +1,4 @@
-//! What a drain begins, which is nothing, and what it reports; in paused time.
+//! What a drain begins, which is nothing, on each queue: on that in memory in paused time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,28 +8,41 @@ use tokio::time::sleep;
 use tower_webhook::inbox::internal::{
     Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, Work,
 };
-use tower_webhook::inbox::{EventState, Inbox, Records};
+use tower_webhook::inbox::{EventState, Inbox, Queue, Records};
 use tower_webhook::memory::MemoryQueue;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::StoreError;
 
 use support::SECOND;
+#[cfg(feature = "postgres")]
+use support::database::Database;
 use support::delivery::send;
 use support::forward;
 use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
 use support::lock;
 
 /// A queue whose calls take their time, and which counts the events that it hands out.
-#[derive(Clone, Default)]
-struct SlowQueue {
-    queue: MemoryQueue,
+struct SlowQueue<Q> {
+    queue: Q,
     taken: Arc<AtomicUsize>,
     accept: Duration,
     claim: Duration,
     settle: Duration,
 }
 
-impl SlowQueue {
-    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
+impl<Q> SlowQueue<Q> {
+    fn new(queue: Q) -> Self {
+        Self {
+            queue,
+            taken: Arc::default(),
+            accept: Duration::ZERO,
+            claim: Duration::ZERO,
+            settle: Duration::ZERO,
+        }
+    }
+
+    fn inner(&self) -> Result<&Q, StoreError> {
         Ok(&self.queue)
     }
 
@@ -39,8 +52,8 @@ impl SlowQueue {
     }
 }
 
-impl Work for SlowQueue {
-    const SHARED: bool = false;
+impl<Q: Queue> Work for SlowQueue<Q> {
+    const SHARED: bool = Q::SHARED;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let accepted = self.queue.accept(event, take).await?;
@@ -75,12 +88,12 @@ impl Work for SlowQueue {
     forward!(extend find purge size);
 }
 
-impl Records for SlowQueue {
+impl<Q: Queue> Records for SlowQueue<Q> {
     forward!(list blocked_lanes get redrive discard forget pause pauses stats);
 }
 
 /// Four chats of five events each.
-async fn four_chats(inbox: &Inbox<SlowQueue>) {
+async fn four_chats(inbox: &Inbox<impl Queue>) {
     for n in 1..=5 {
         for chat in ["a", "b", "c", "d"] {
             send(&webhooks(inbox), event(chat, n)).await.assert_ok();
@@ -89,7 +102,11 @@ async fn four_chats(inbox: &Inbox<SlowQueue>) {
 }
 
 /// Drains a worker after a time, and returns the attempts before and after that.
-async fn attempts_around_a_drain(queue: SlowQueue, after: Duration, takes: Duration) -> [usize; 2] {
+async fn attempts_around_a_drain(
+    queue: SlowQueue<impl Queue>,
+    after: Duration,
+    takes: Duration,
+) -> [usize; 2] {
     let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
     four_chats(&inbox).await;
     *lock(&crm.takes) = takes;
@@ -106,39 +123,57 @@ async fn attempts_around_a_drain(queue: SlowQueue, after: Duration, takes: Durat
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_drain_takes_no_next_event_of_a_running_chat() {
-    let queue = SlowQueue::default();
-    let attempts = attempts_around_a_drain(queue.clone(), SECOND, 5 * SECOND).await;
-    assert_eq!(attempts, [4, 4]);
-    assert_eq!(queue.taken.load(Ordering::SeqCst), 4);
+async fn a_drain_begins_nothing() {
+    drains_begin_nothing(SECOND, async || MemoryQueue::new()).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn what_is_taken_while_a_drain_is_asked_for_is_released() {
-    let slow = 5 * SECOND;
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn a_drain_begins_nothing_with_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = || dir.path().join(fastrand::u64(..).to_string());
+    drains_begin_nothing(SECOND / 2, async || SqliteQueue::open(file()).unwrap()).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn a_drain_begins_nothing_with_postgres() {
+    drains_begin_nothing(SECOND / 2, async || Database::create().await.queue().await).await;
+}
+
+/// In units of a time in which four handlers begin.
+async fn drains_begin_nothing<Q: Queue>(unit: Duration, open: impl AsyncFn() -> Q) {
+    let slow = 5 * unit;
+    let queue = SlowQueue::new(open().await);
+    let taken = Arc::clone(&queue.taken);
+    let attempts = attempts_around_a_drain(queue, unit, slow).await;
+    assert_eq!(attempts, [4, 4], "the next event of a running chat");
+    assert_eq!(taken.load(Ordering::SeqCst), 4);
+
+    // What is taken while the drain is asked for is released.
     let queue = SlowQueue {
         claim: slow,
-        ..SlowQueue::default()
+        ..SlowQueue::new(open().await)
     };
-    let attempts = attempts_around_a_drain(queue, SECOND, SECOND).await;
+    let attempts = attempts_around_a_drain(queue, unit, unit).await;
     assert_eq!(attempts, [0, 0], "a claim");
 
     let queue = SlowQueue {
         settle: slow,
-        ..SlowQueue::default()
+        ..SlowQueue::new(open().await)
     };
-    let attempts = attempts_around_a_drain(queue, 2 * SECOND, SECOND).await;
+    let attempts = attempts_around_a_drain(queue, 2 * unit, unit).await;
     assert_eq!(attempts, [4, 4], "the next event of a lane");
 
     let queue = SlowQueue {
-        accept: slow / 5,
-        ..SlowQueue::default()
+        accept: unit,
+        ..SlowQueue::new(open().await)
     };
     let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
     let worker = inbox.worker(crm.router()).spawn();
     let webhooks = webhooks(&inbox);
     let delivered = tokio::spawn(async move { send(&webhooks, event("a", 1)).await });
-    sleep(SECOND / 2).await;
+    sleep(unit / 2).await;
     worker.drain(60 * SECOND).await.unwrap();
     delivered.await.unwrap().assert_ok();
     assert_eq!(crm.attempts(), 0, "an event that is accepted");

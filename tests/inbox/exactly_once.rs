@@ -1,8 +1,6 @@
 //! Transactional handlers in a worker on a queue of the same database: effect and settlement are one commit.
 
-use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 use tower_webhook::inbox::Records;
 use tower_webhook::inbox::internal::Work;
@@ -11,102 +9,26 @@ use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
 use sqlx::postgres::{PgConnectOptions, PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Executor, PgConnection};
+use sqlx::{AssertSqlSafe, Executor};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent};
 use tower_webhook::inbox::{
-    Accept, Change, EventId, EventState, Inbox, Kinds, Retry, Worker, WorkerHandle,
+    Accept, Change, EventId, EventState, Inbox, Retry, Worker, WorkerHandle,
 };
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::signature::Signature;
-use tower_webhook::transactional::{TransactionalHandler, Transactions};
-use tower_webhook::{
-    Delivery, EventRouter, HandlerError, HandlerResult, IdempotencyKey, Outcome, RawDelivery,
-    SignatureLayer,
-};
+use tower_webhook::transactional::Transactions;
+use tower_webhook::{EventRouter, IdempotencyKey, Outcome, RawDelivery, SignatureLayer};
 
-use support::database::Database;
+use support::database::{Database, count};
 use support::delivery::{RequestExt, delivery, secret, send};
 use support::net::cutting_proxy;
-use support::{MINUTE, SECOND, eventually, lock};
-
-/// What a run does after it has written its effect.
-enum Step {
-    SucceedWhen(Arc<Semaphore>),
-    Fail,
-    Discard,
-    DeadLetter,
-    Execute(&'static str),
-    /// Leaves the transaction idle for longer than [`IDLE_LIMIT`].
-    Idle,
-}
-
-const IDLE_LIMIT: Duration = Duration::from_millis(50);
-
-/// Writes one row for each run, then does the next step, or succeeds.
-#[derive(Clone, Default)]
-struct SettlingCrm {
-    steps: Arc<Mutex<VecDeque<Step>>>,
-    runs: Arc<AtomicUsize>,
-}
-
-impl SettlingCrm {
-    fn new(steps: impl IntoIterator<Item = Step>) -> Self {
-        let steps = steps.into_iter().collect();
-        Self {
-            steps: Arc::new(Mutex::new(steps)),
-            runs: Arc::default(),
-        }
-    }
-
-    fn runs(&self) -> usize {
-        self.runs.load(Ordering::SeqCst)
-    }
-
-    async fn running(&self, runs: usize) {
-        eventually("the run", async || self.runs() >= runs).await;
-    }
-
-    fn router(&self, pool: &PgPool) -> EventRouter {
-        let transactions = Transactions::new(PostgresStore::new(pool.clone()));
-        EventRouter::new().on::<ChatRated>(transactions.handler(self.clone()))
-    }
-}
-
-impl TransactionalHandler<ChatRated> for SettlingCrm {
-    async fn handle(&self, chat: Delivery<ChatRated>, db: &mut PgConnection) -> HandlerResult {
-        sqlx::query("INSERT INTO effects (chat, n) VALUES ($1, $2)")
-            .bind(&chat.payload.id)
-            .bind(chat.payload.rating)
-            .execute(&mut *db)
-            .await?;
-        self.runs.fetch_add(1, Ordering::SeqCst);
-        let step = lock(&self.steps).pop_front();
-        match step {
-            None => {}
-            Some(Step::SucceedWhen(go)) => go.acquire().await?.forget(),
-            Some(Step::Fail) => return Err("no luck".into()),
-            Some(Step::Discard) => return Err(HandlerError::discard("no use")),
-            Some(Step::DeadLetter) => return Err(HandlerError::dead_letter("look at it")),
-            Some(Step::Execute(sql)) => {
-                db.execute(sql).await?;
-            }
-            Some(Step::Idle) => {
-                let limit = format!(
-                    "SET idle_in_transaction_session_timeout = {}",
-                    IDLE_LIMIT.as_millis()
-                );
-                db.execute(AssertSqlSafe(limit)).await?;
-                sleep(4 * IDLE_LIMIT).await;
-            }
-        }
-        Ok(())
-    }
-}
+use support::transactional::{Step, TransactionalCrm, create_effects};
+use support::{MINUTE, SECOND, eventually};
 
 /// A database with the tables of both sides, and an inbox in it.
 struct App {
@@ -143,15 +65,14 @@ impl App {
     }
 
     /// A worker that asks the queue only when it knows of something.
-    fn worker(&self, crm: &SettlingCrm) -> Worker<PostgresQueue, EventRouter> {
-        let worker = self.inbox.worker(crm.router(&self.pool));
+    fn worker(&self, crm: &TransactionalCrm) -> Worker<PostgresQueue, EventRouter> {
+        let worker = self.inbox.worker(crm.router(&transactions(&self.pool)));
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(1));
         worker.poll_every(60 * MINUTE).retry(retry)
     }
 
     async fn count(&self, sql: &str) -> i64 {
-        let count = sqlx::query_scalar(AssertSqlSafe(sql));
-        count.fetch_one(&self.pool).await.unwrap()
+        count(&self.pool, sql).await
     }
 
     async fn effects(&self) -> i64 {
@@ -177,10 +98,8 @@ impl App {
     }
 }
 
-async fn create_effects(pool: &PgPool) {
-    pool.execute("CREATE TABLE effects (id bigserial, chat text, n float8)")
-        .await
-        .unwrap();
+fn transactions(pool: &PgPool) -> Transactions {
+    Transactions::new(PostgresStore::new(pool.clone()))
 }
 
 /// An event of a chat of its own.
@@ -193,19 +112,15 @@ async fn end(worker: WorkerHandle) {
 }
 
 async fn take(queue: &PostgresQueue, lease: Duration) -> Option<TakenEvent> {
-    let take = Take {
-        lease,
-        kinds: Kinds::all(),
-    };
-    let claims = queue.claim(&take, 1, 1).await.unwrap();
-    claims.events.into_iter().next()
+    let claims = queue.claim(&support::queue::take(lease), 1, 1).await;
+    claims.unwrap().events.into_iter().next()
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn effect_and_settlement_are_one_commit() {
     let app = App::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = SettlingCrm::new([Step::SucceedWhen(go.clone())]);
+    let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
 
@@ -230,8 +145,8 @@ async fn effect_and_settlement_are_one_commit() {
 #[tokio::test(flavor = "multi_thread")]
 async fn equal_keys_of_two_namespaces_are_two_events() {
     let app = App::start().await;
-    let crm = SettlingCrm::default();
-    let router = crm.router(&app.pool);
+    let crm = TransactionalCrm::default();
+    let router = crm.router(&transactions(&app.pool));
     let inboxes = ["", "crm"].map(|namespace| app.inbox.clone().namespace(namespace));
     let workers = inboxes
         .each_ref()
@@ -253,7 +168,7 @@ async fn next_event_of_the_lane_follows_at_once() {
     const EVENTS: i64 = 100;
 
     let app = App::start().await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let worker = app.worker(&crm).spawn();
     for n in 0..EVENTS {
         let body = format!(r#"{{"id":"chat","rating":{n}}}"#);
@@ -277,7 +192,7 @@ async fn next_event_of_the_lane_follows_at_once() {
 async fn lost_lease_rolls_the_effect_back() {
     let app = App::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = SettlingCrm::new([Step::SucceedWhen(go.clone())]);
+    let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
     crm.running(1).await;
@@ -300,12 +215,12 @@ async fn lost_lease_rolls_the_effect_back() {
 async fn late_finisher_has_no_effect_and_its_successor_has() {
     let app = App::start().await;
     let go = Arc::new(Semaphore::new(0));
-    let crm = SettlingCrm::new([Step::SucceedWhen(go.clone())]);
+    let crm = TransactionalCrm::new([Step::SucceedWhen(go.clone())]);
     app.accept("a").await;
     let queues = [app.database.queue().await, app.database.queue().await];
     let stale = take(&queues[0], Duration::from_millis(1)).await.unwrap();
 
-    let router = crm.router(&app.pool);
+    let router = crm.router(&transactions(&app.pool));
     let late = tokio::spawn(router.handle(stale.delivery.clone()));
     crm.running(1).await;
     let mut current = None;
@@ -338,7 +253,7 @@ async fn late_finisher_has_no_effect_and_its_successor_has() {
 #[tokio::test(flavor = "multi_thread")]
 async fn failing_handler_is_retried_then_dead_then_redriven() {
     let app = App::start().await;
-    let crm = SettlingCrm::new([Step::Fail, Step::Fail, Step::Fail]);
+    let crm = TransactionalCrm::new([Step::Fail, Step::Fail, Step::Fail]);
     let retry = Retry::default()
         .delays(Duration::from_millis(1), Duration::from_millis(1))
         .max_attempts(3);
@@ -363,7 +278,7 @@ async fn failing_handler_is_retried_then_dead_then_redriven() {
 #[tokio::test(flavor = "multi_thread")]
 async fn redriven_event_runs_again_and_settles_itself_again() {
     let app = App::start().await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
     for runs in 1..=3 {
@@ -381,7 +296,7 @@ async fn redriven_event_runs_again_and_settles_itself_again() {
     }
     end(worker).await;
     // A delivery of the event that comes inline is recognised.
-    let inline = SignatureLayer::new(secret()).layer(crm.router(&app.pool));
+    let inline = SignatureLayer::new(secret()).layer(crm.router(&transactions(&app.pool)));
     send(&inline, event("a")).await.assert_replayed();
     assert_eq!(crm.runs(), 3);
 }
@@ -389,7 +304,7 @@ async fn redriven_event_runs_again_and_settles_itself_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn given_up_event_has_no_effect_and_can_be_redriven() {
     let app = App::start().await;
-    let crm = SettlingCrm::new([Step::Discard, Step::DeadLetter]);
+    let crm = TransactionalCrm::new([Step::Discard, Step::DeadLetter]);
     let worker = app.worker(&crm).spawn();
     app.accept("a").await;
     app.becomes(1, EventState::Discarded).await;
@@ -413,8 +328,8 @@ async fn given_up_event_has_no_effect_and_can_be_redriven() {
 #[tokio::test(flavor = "multi_thread")]
 async fn event_that_was_handled_inline_before_is_not_handled_again() {
     let app = App::start().await;
-    let crm = SettlingCrm::default();
-    let inline = SignatureLayer::new(secret()).layer(crm.router(&app.pool));
+    let crm = TransactionalCrm::default();
+    let inline = SignatureLayer::new(secret()).layer(crm.router(&transactions(&app.pool)));
     send(&inline, event("a")).await.assert_ok();
 
     let worker = app.worker(&crm).spawn();
@@ -431,7 +346,7 @@ async fn event_that_was_handled_inline_before_is_not_handled_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn delivery_without_a_key_settles_its_event_too() {
     let app = App::start().await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let worker = app.worker(&crm).spawn();
     let body = r#"{"id":"chat","rating":1}"#;
     for _ in 0..3 {
@@ -445,7 +360,7 @@ async fn delivery_without_a_key_settles_its_event_too() {
 #[tokio::test(flavor = "multi_thread")]
 async fn altered_transaction_settles_nothing() {
     let app = App::start().await;
-    let crm = SettlingCrm::new([
+    let crm = TransactionalCrm::new([
         Step::Execute("ROLLBACK"),
         Step::Execute("ROLLBACK; BEGIN"),
         Step::Execute("SELECT 1 / 0"),
@@ -468,7 +383,7 @@ async fn altered_transaction_settles_nothing() {
 async fn handlers_of_another_database_or_schema_settle_apart() {
     for same_database in [false, true] {
         let app = App::start().await;
-        let crm = SettlingCrm::default();
+        let crm = TransactionalCrm::default();
         let other = App::start().await;
         let (pool, schema) = match same_database {
             true => (app.pool.clone(), "elsewhere"),
@@ -498,11 +413,11 @@ async fn handlers_of_another_database_or_schema_settle_apart() {
 async fn handlers_with_another_isolation_level_settle_apart() {
     for level in ["repeatable read", "serializable"] {
         let app = App::start().await;
-        let crm = SettlingCrm::default();
+        let crm = TransactionalCrm::default();
         let options: PgConnectOptions = app.database.url().parse().unwrap();
         let options = options.options([("default_transaction_isolation", level)]);
         let pool = PgPoolOptions::new().connect_with(options).await.unwrap();
-        let worker = app.inbox.worker(crm.router(&pool)).spawn();
+        let worker = app.inbox.worker(crm.router(&transactions(&pool))).spawn();
         app.accept("a").await;
         app.becomes(1, EventState::Handled).await;
         end(worker).await;
@@ -516,7 +431,7 @@ async fn handlers_with_another_isolation_level_settle_apart() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handlers_without_rights_on_the_queue_settle_apart() {
     let app = App::start().await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let role = format!("store_{}", app.database.url().rsplit('_').next().unwrap());
     let grants = format!(
         "CREATE ROLE {role} LOGIN;
@@ -530,7 +445,7 @@ async fn handlers_without_rights_on_the_queue_settle_apart() {
     app.pool.execute(grants).await.unwrap();
     let url = app.database.url().replace("postgres@", &format!("{role}@"));
     let pool = PgPool::connect(&url).await.unwrap();
-    let worker = app.inbox.worker(crm.router(&pool)).spawn();
+    let worker = app.inbox.worker(crm.router(&transactions(&pool))).spawn();
     app.accept("a").await;
     app.becomes(1, EventState::Handled).await;
     end(worker).await;
@@ -544,7 +459,7 @@ async fn one_connection_is_slow_but_no_deadlock() {
     const EVENTS: i64 = 40;
 
     let app = App::start_with(1).await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     for n in 0..EVENTS {
         app.accept(&n.to_string()).await;
     }
@@ -560,7 +475,7 @@ async fn one_connection_is_slow_but_no_deadlock() {
 async fn event_is_settled_exactly_when_a_cut_commit_was_made() {
     for reaches_the_server in [true, false] {
         let app = App::start().await;
-        let crm = SettlingCrm::default();
+        let crm = TransactionalCrm::default();
         let options: PgConnectOptions = app.database.url().parse().unwrap();
         let proxy = cutting_proxy(options.get_port(), b"COMMIT", reaches_the_server).await;
         let cut = PgPoolOptions::new()
@@ -569,7 +484,7 @@ async fn event_is_settled_exactly_when_a_cut_commit_was_made() {
             .await
             .unwrap();
         app.accept("a").await;
-        let mut worker = Some(app.inbox.worker(crm.router(&cut)).spawn());
+        let mut worker = Some(app.inbox.worker(crm.router(&transactions(&cut))).spawn());
         crm.running(1).await;
         if reaches_the_server {
             app.becomes(1, EventState::Handled).await;
@@ -601,7 +516,7 @@ async fn refused_commit_is_a_failure_that_counts() {
         )
         .await
         .unwrap();
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let retry = Retry::default()
         .delays(Duration::from_millis(1), Duration::from_millis(1))
         .max_attempts(2);
@@ -617,7 +532,7 @@ async fn refused_commit_is_a_failure_that_counts() {
 #[tokio::test(flavor = "multi_thread")]
 async fn handler_that_outlives_the_idle_limit_becomes_a_dead_letter() {
     let app = App::start().await;
-    let crm = SettlingCrm::new((0..10).map(|_| Step::Idle));
+    let crm = TransactionalCrm::new((0..10).map(|_| Step::Idle));
     let retry = Retry::default()
         .delays(Duration::from_millis(1), Duration::from_millis(1))
         .max_attempts(3);
@@ -651,7 +566,7 @@ async fn commit_that_is_answered_with_an_error_counts() {
         )
         .await
         .unwrap();
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let worker = app.worker(&crm).retry(Retry::default().max_attempts(1));
     let worker = worker.spawn();
     app.accept("a").await;
@@ -671,12 +586,14 @@ async fn effects_and_settlements_agree_despite_cut_connections() {
     const EVENTS: i64 = 300;
 
     let app = App::start().await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     let mut workers = Vec::new();
     for _ in 0..2 {
         let pool = app.database.pool(12).await;
         let inbox = Inbox::new(PostgresQueue::new(pool.clone()));
-        let worker = inbox.worker(crm.router(&pool)).max_crashes(100);
+        let worker = inbox
+            .worker(crm.router(&transactions(&pool)))
+            .max_crashes(100);
         let retry = Retry::default().delays(Duration::from_millis(1), Duration::from_millis(20));
         let worker = worker.lease(SECOND).unwrap().retry(retry);
         let worker = worker.poll_every(Duration::from_millis(20));
@@ -730,12 +647,12 @@ async fn effects_and_settlements_agree_despite_cut_connections() {
 #[tokio::test(flavor = "multi_thread")]
 async fn stored_copy_of_a_delivery_settles_nothing() {
     let app = App::start().await;
-    let crm = SettlingCrm::default();
+    let crm = TransactionalCrm::default();
     app.accept("a").await;
     let taken = take(&app.database.queue().await, MINUTE).await.unwrap();
     let copy = RawDelivery::new(EventKind::CHAT_RATED, taken.delivery.body().clone())
         .with_key(taken.delivery.key().cloned());
-    let handled = crm.router(&app.pool).handle(copy).await;
+    let handled = crm.router(&transactions(&app.pool)).handle(copy).await;
     assert!(matches!(handled, Outcome::Handled), "{handled:?}");
     assert_eq!(app.state(1).await, EventState::InProgress);
     let again = taken
@@ -743,7 +660,7 @@ async fn stored_copy_of_a_delivery_settles_nothing() {
         .with_key(IdempotencyKey::new(http::HeaderValue::from_static(
             "another",
         )));
-    let handled = crm.router(&app.pool).handle(again).await;
+    let handled = crm.router(&transactions(&app.pool)).handle(again).await;
     assert!(matches!(handled, Outcome::Handled), "{handled:?}");
     assert_eq!(app.state(1).await, EventState::Handled);
 }

@@ -1,17 +1,22 @@
 //! Queues that panic or lose calls, and limits without an end; in paused time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Work};
-use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Kinds, Records, Retry};
+use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Records, Retry};
 use tower_webhook::memory::MemoryQueue;
+#[cfg(feature = "sqlite")]
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::{StoreError, StoreErrorKind};
 use tracing::Level;
 
+#[cfg(feature = "postgres")]
+use support::database::Database;
 use support::delivery::send;
+use support::eventually;
 use support::forward;
 use support::inbox::{NotingCrm, event, states, webhooks, within_a_month};
 use support::lock;
@@ -21,16 +26,22 @@ use support::queue::FaultyQueue;
 use support::{DAY, MINUTE, SECOND};
 
 /// A queue that panics in the next calls of these names, or lets another worker take an event at a bad moment.
-#[derive(Clone, Default)]
-struct OddQueue {
-    queue: MemoryQueue,
+struct OddQueue<Q = MemoryQueue> {
+    queue: Q,
     panics: Arc<Mutex<Vec<&'static str>>>,
     redrives: bool,
-    steals: Arc<AtomicBool>,
+    steals: Arc<Mutex<Option<Thief>>>,
 }
 
-impl OddQueue {
-    fn inner(&self) -> Result<&MemoryQueue, StoreError> {
+/// What the other worker has done with the event until the first one asks again.
+#[derive(Clone, Copy, PartialEq)]
+enum Thief {
+    RunsIt,
+    RetriesIt,
+}
+
+impl<Q> OddQueue<Q> {
+    fn inner(&self) -> Result<&Q, StoreError> {
         Ok(&self.queue)
     }
 
@@ -44,7 +55,16 @@ impl OddQueue {
     }
 }
 
-impl Work for OddQueue {
+fn odd<Q>(queue: Q) -> OddQueue<Q> {
+    OddQueue {
+        queue,
+        panics: Arc::default(),
+        redrives: false,
+        steals: Arc::default(),
+    }
+}
+
+impl<Q: Queue> Work for OddQueue<Q> {
     const SHARED: bool = true;
 
     async fn claim(
@@ -72,15 +92,23 @@ impl Work for OddQueue {
         settlement: &Settlement,
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
-        if self.steals.swap(false, Ordering::SeqCst) {
+        let thief = lock(&self.steals).take();
+        if let Some(thief) = thief {
             self.queue.discard(lease.id, None).await?;
             self.queue.redrive(lease.id, None).await?;
-            let take = Take {
-                lease: DAY,
-                kinds: Kinds::all(),
-            };
-            let claims = self.queue.claim(&take, 1, 0).await?;
-            assert_eq!(claims.events[0].lease.id, lease.id);
+            let claims = self.queue.claim(&support::queue::take(DAY), 1, 0).await?;
+            let stolen = claims.events[0].lease;
+            assert_eq!(stolen.id, lease.id);
+            if thief == Thief::RetriesIt {
+                let retry = Settlement::Retry {
+                    after: DAY,
+                    failure: Some(failure("the thief's CRM is down")),
+                    counts: true,
+                    is_probe: false,
+                    blocks_lane: true,
+                };
+                self.queue.settle(&stolen, &retry, None).await?;
+            }
             return Err(StoreError::new(StoreErrorKind::Unavailable, "away"));
         }
         self.queue.settle(lease, settlement, next).await
@@ -94,7 +122,7 @@ impl Work for OddQueue {
     forward!(accept find size);
 }
 
-impl Records for OddQueue {
+impl<Q: Queue> Records for OddQueue<Q> {
     async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
         let change = self.queue.discard(id, from).await?;
         if self.redrives {
@@ -147,7 +175,7 @@ async fn background_tasks_that_panic_are_started_again_and_a_drain_reports_it() 
     let panics = ["claim", "claim", "extend", "purge"];
     let queue = OddQueue {
         panics: Arc::new(Mutex::new(panics.to_vec())),
-        ..OddQueue::default()
+        ..odd(MemoryQueue::new())
     };
     let inbox = Inbox::new(queue).keep_bodies(Duration::ZERO);
     let crm = NotingCrm::default();
@@ -173,7 +201,7 @@ async fn background_tasks_that_panic_are_started_again_and_a_drain_reports_it() 
 async fn a_discard_ends_no_later_attempt_of_a_redriven_event() {
     let queue = OddQueue {
         redrives: true,
-        ..OddQueue::default()
+        ..odd(MemoryQueue::new())
     };
     let (inbox, crm) = (Inbox::new(queue), NotingCrm::default());
     *lock(&crm.takes) = MINUTE;
@@ -189,15 +217,70 @@ async fn a_discard_ends_no_later_attempt_of_a_redriven_event() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_attempt_is_not_settled_if_another_worker_has_its_event() {
-    let (queue, notes) = (OddQueue::default(), Notes::default());
-    queue.steals.store(true, Ordering::SeqCst);
+async fn an_attempt_is_not_settled_if_another_worker_took_its_event() {
+    an_attempt_loses_its_event(async || MemoryQueue::new()).await;
+}
+
+#[cfg(feature = "sqlite")]
+#[tokio::test]
+async fn an_attempt_is_not_settled_if_another_worker_took_its_event_with_sqlite() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = || dir.path().join(fastrand::u64(..).to_string());
+    an_attempt_loses_its_event(async || SqliteQueue::open(file()).unwrap()).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test]
+async fn an_attempt_is_not_settled_if_another_worker_took_its_event_with_postgres() {
+    an_attempt_loses_its_event(async || Database::create().await.queue().await).await;
+}
+
+/// The other worker runs the event still, or has retried it. The attempt is handled, fails, or is interrupted.
+async fn an_attempt_loses_its_event<Q: Queue>(open: impl AsyncFn() -> Q) {
+    for thief in [Thief::RunsIt, Thief::RetriesIt] {
+        for end in ["handled", "failed", "interrupted"] {
+            let (queue, notes) = (odd(open().await), Notes::default());
+            *lock(&queue.steals) = Some(thief);
+            let inbox = Inbox::new(queue).observer(notes.clone());
+            let crm = NotingCrm::default();
+            crm.down.store(end == "failed", Ordering::SeqCst);
+            if end == "interrupted" {
+                *lock(&crm.takes) = MINUTE;
+            }
+            // It has no room to claim the event itself.
+            let worker = inbox.worker(crm.router()).concurrency(1).spawn();
+            send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
+            eventually("the attempt", async || crm.attempts() == 1).await;
+            // An attempt that fails or succeeds does so at once.
+            let drained = worker.drain(SECOND).await;
+            assert_eq!(drained.is_err(), end == "interrupted");
+            sleep(SECOND).await;
+            let ends = notes.take_ends();
+            let [line] = &ends[..] else {
+                panic!("{ends:?}")
+            };
+            assert!(line.starts_with(&format!("attempt 1 {end} ")), "{line}");
+            assert!(line.contains(" ms, lost: "), "{line}");
+        }
+    }
+}
+
+/// The end of an attempt is recorded, without an answer.
+#[tokio::test(start_paused = true)]
+async fn an_end_whose_answer_was_lost_is_confirmed_by_its_failure() {
+    let (queue, notes) = (FaultyQueue::new(MemoryQueue::new()), Notes::default());
+    let faults = Arc::clone(&queue.faults);
     let inbox = Inbox::new(queue).observer(notes.clone());
     let crm = NotingCrm::default();
-    let worker = inbox.worker(crm.router()).spawn();
+    crm.down.store(true, Ordering::SeqCst);
     send(&webhooks(&inbox), event("a", 1)).await.assert_ok();
-    within_a_month(|| crm.handled() == 1).await;
+    faults.loses_answers.store(true, Ordering::SeqCst);
+    let worker = inbox.worker(crm.router()).spawn();
+    eventually("the attempt", async || crm.attempts() == 1).await;
+    sleep(SECOND / 100).await;
+    faults.loses_answers.store(false, Ordering::SeqCst);
     sleep(SECOND).await;
-    assert_eq!(notes.take_ends(), ["attempt 1 handled inbox 0 ms, lost: -"]);
+    let ends = notes.take_ends();
+    assert!(ends[0].contains(", retry in "), "{ends:?}");
     worker.drain(SECOND).await.unwrap();
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
     Change, EventId, EventState, Filter, Inbox, Kinds, Lane, OnFailure, Page, Records, Retry,
@@ -24,9 +24,9 @@ use tower_webhook::{HandlerError, Outcome, RawDelivery};
 
 use support::forward;
 use support::lock;
+use support::queue::{new_event, take};
+use support::{DAY, SECOND};
 
-const SECOND: Duration = Duration::from_secs(1);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const LEASE: Duration = Duration::from_secs(10);
 /// How long after the end of a dead process's lease its event may wait for its turn.
 const SLACK: Duration = Duration::from_secs(30);
@@ -687,22 +687,15 @@ impl Mistaken {
     }
 }
 
-fn new_event(kind: &EventKind, chat: usize, number: usize) -> NewEvent {
+fn event_of(kind: &EventKind, chat: usize, number: usize) -> NewEvent {
     let body = format!(r#"{{"id":"chat-{chat}","number":{number}}}"#);
+    let key = format!("event-{number}");
     let chat = format!("chat-{chat}");
     NewEvent {
-        namespace: Namespace::default(),
-        key: Some(EventKey::new(
-            "",
-            format!("event-{number}").as_bytes(),
-            body.as_bytes(),
-        )),
-        delivery: RawDelivery::new(kind.clone(), body),
-        guard: None,
+        key: Some(EventKey::new("", key.as_bytes(), body.as_bytes())),
         lane: Some(Lane::of_chat(&chat)),
         chat: Some(chat),
-        retain: 8 * DAY,
-        dead: None,
+        ..new_event(kind.clone(), body)
     }
 }
 
@@ -728,13 +721,10 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
         by: Process::Ghost,
         ..spy.clone()
     };
-    let all = Take {
-        lease: LEASE,
-        kinds: Kinds::all(),
-    };
+    let all = take(LEASE);
 
     // An event that ends each process which takes it.
-    spy.accept(new_event(&POISON, 99, 1_000_000), None)
+    spy.accept(event_of(&POISON, 99, 1_000_000), None)
         .await
         .unwrap();
     for _ in 0..MAX_CRASHES {
@@ -817,9 +807,7 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
                 } else {
                     random.usize(..6)
                 };
-                spy.accept(new_event(&kind, chat, sent), None)
-                    .await
-                    .unwrap();
+                spy.accept(event_of(&kind, chat, sent), None).await.unwrap();
                 sent += 1;
             }
             70..76 if sent > 0 => {
@@ -841,7 +829,7 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
                 let Some((kind, lane)) = known else { continue };
                 let event = NewEvent {
                     lane,
-                    ..new_event(&kind, 0, again)
+                    ..event_of(&kind, 0, again)
                 };
                 spy.accept(event, None).await.unwrap();
             }

@@ -1,6 +1,12 @@
-//! The queue in memory: the conformance suite.
+//! The queue in memory: the conformance suite, and a queue behind an `Arc`.
+
+use std::sync::Arc;
 
 use crate::suite;
+use support::SECOND;
+use support::delivery::send;
+use support::inbox::{NotingCrm, event, webhooks, within_a_month};
+use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::MemoryQueue;
 
 #[tokio::test(start_paused = true)]
@@ -11,4 +17,18 @@ async fn conforms_in_paused_time() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn conforms_in_real_time_on_several_threads() {
     suite::run(&MemoryQueue::new()).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn inboxes_share_a_queue_behind_an_arc() {
+    let queue = Arc::new(MemoryQueue::new());
+    let [accepting, handling] = [Arc::clone(&queue), queue].map(Inbox::new);
+    for n in [1, 2] {
+        send(&webhooks(&accepting), event("a", n)).await.assert_ok();
+    }
+    let crm = NotingCrm::default();
+    let worker = handling.worker(crm.router()).spawn();
+    within_a_month(|| crm.handled() == 2).await;
+    worker.drain(SECOND).await.unwrap();
+    assert_eq!(accepting.stats().await.unwrap().unsettled(), 0);
 }

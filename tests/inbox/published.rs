@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Settled, Settlement, Take, TakenEvent};
 use tower_webhook::inbox::{
-    Change, EventState, EventSummary, Failure, Filter, Inbox, Kinds, Page, Queue, Retry, Stats,
+    Change, EventState, EventSummary, Filter, Inbox, Page, Queue, Retry, Stats,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
@@ -30,7 +30,7 @@ use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{NotingCrm, event, inbox, webhooks, within_a_month};
 use support::postgres::{PostgresServer, Stop};
 use support::program::{PATIENCE, Peer, say};
-use support::queue::FaultyQueue;
+use support::queue::{FaultyQueue, dead, retry, skip, snooze, take};
 use support::scratch::Scratch;
 use support::{DAY, MINUTE, SECOND};
 use support::{eventually, lock};
@@ -46,38 +46,6 @@ macro_rules! on_every_queue {
         $rule(&Scratch::new()).await;
         $rule(&Database::create().await).await;
     };
-}
-
-fn take(lease: Duration) -> Take {
-    Take {
-        lease,
-        kinds: Kinds::all(),
-    }
-}
-
-fn failure() -> Failure {
-    Failure {
-        outcome: "error".to_owned(),
-        reason: "no luck".to_owned(),
-        took: None,
-    }
-}
-
-fn retry(after: Duration) -> Settlement {
-    Settlement::Retry {
-        after,
-        failure: Some(failure()),
-        counts: true,
-        is_probe: false,
-        blocks_lane: true,
-    }
-}
-
-fn dead(hold_lane: bool) -> Settlement {
-    Settlement::Dead {
-        failure: failure(),
-        hold_lane,
-    }
 }
 
 async fn claim<Q: Queue>(queue: &Q, take: &Take, limit: usize) -> Vec<TakenEvent> {
@@ -677,26 +645,12 @@ async fn que_429() {
                 }
             }
         }
-        let snooze = Settlement::Retry {
-            after: BRIEF,
-            failure: None,
-            counts: false,
-            is_probe: false,
-            blocks_lane: true,
-        };
-        let skip = Settlement::Retry {
-            after: BRIEF,
-            failure: Some(failure()),
-            counts: true,
-            is_probe: false,
-            blocks_lane: false,
-        };
         for (chat, settlement) in [
             ("waits", Settlement::Released),
             ("retried", retry(BRIEF)),
-            ("snoozed", snooze),
+            ("snoozed", snooze(BRIEF)),
             ("released", Settlement::Released),
-            ("skipped", skip),
+            ("skipped", skip(BRIEF)),
             ("dead", dead(true)),
         ] {
             end(queue, &taken[chat], &settlement).await;

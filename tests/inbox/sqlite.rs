@@ -15,15 +15,14 @@ use rusqlite::Connection;
 use tokio::task::JoinSet;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{
-    Accepted, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent,
-};
-use tower_webhook::inbox::{EventId, EventState, Filter, Kinds, Lane, Page};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::{EventId, EventState, Filter, Lane, Page};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
 use support::program::{Peer, say};
+use support::queue::{new_event, take};
 use support::scratch::{Scratch, directory, log_to};
 
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
@@ -57,21 +56,10 @@ impl Harness for Several {
 
 fn event(key: &str, lane: i64) -> NewEvent {
     NewEvent {
-        namespace: Namespace::default(),
-        delivery: RawDelivery::new(EventKind::CHAT_RATED, key.to_owned()),
         key: Some(EventKey::new("", key.as_bytes(), b"{}")),
-        guard: None,
         chat: Some(format!("chat-{lane}")),
         lane: Some(Lane::of_chat(&format!("chat-{lane}"))),
-        retain: RETENTION,
-        dead: None,
-    }
-}
-
-fn take(lease: Duration) -> Take {
-    Take {
-        lease,
-        kinds: Kinds::all(),
+        ..new_event(EventKind::CHAT_RATED, key.to_owned())
     }
 }
 

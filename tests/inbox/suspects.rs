@@ -7,36 +7,24 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Namespace, NewEvent, Take, Work};
-use tower_webhook::inbox::{EventState, Inbox, Kinds, Lane};
+use tower_webhook::inbox::internal::{NewEvent, Work};
+use tower_webhook::inbox::{EventState, Inbox, Lane};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::{Delivery, EventRouter, RawDelivery};
+use tower_webhook::{Delivery, EventRouter};
 
 use support::inbox::{NotingCrm, states, within_a_month};
 use support::lock;
 use support::queue::FaultyQueue;
-use support::{DAY, MINUTE, SECOND};
-
-fn take() -> Take {
-    Take {
-        lease: SECOND,
-        kinds: Kinds::all(),
-    }
-}
+use support::queue::{new_event, take};
+use support::{MINUTE, SECOND};
 
 /// Stores events of chats of their own, from number `from`.
 async fn accept(queue: &MemoryQueue, from: usize, events: usize) {
     for n in from..from + events {
         let body = format!(r#"{{"id":"chat-{n}","rating":{n}}}"#);
         let event = NewEvent {
-            namespace: Namespace::default(),
-            delivery: RawDelivery::new(EventKind::CHAT_RATED, body),
-            key: None,
-            guard: None,
-            chat: None,
             lane: Some(Lane(n as i64)),
-            retain: DAY,
-            dead: None,
+            ..new_event(EventKind::CHAT_RATED, body)
         };
         queue.accept(event, None).await.unwrap();
     }
@@ -44,7 +32,10 @@ async fn accept(queue: &MemoryQueue, from: usize, events: usize) {
 
 /// A process takes all that it can get, and dies.
 async fn crash(queue: &MemoryQueue, suspects: usize) {
-    queue.claim(&take(), usize::MAX, suspects).await.unwrap();
+    queue
+        .claim(&take(SECOND), usize::MAX, suspects)
+        .await
+        .unwrap();
     sleep(SECOND).await;
 }
 

@@ -2,28 +2,26 @@
 //!
 //! `BACKLOG=1000000` sets the number of waiting events, which defaults to 10,000.
 
-use std::fs::File;
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use tempfile::TempDir;
 use tokio::time::sleep;
-use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{Namespace, NewEvent};
+use tower_webhook::inbox::internal::NewEvent;
 use tower_webhook::inbox::{Inbox, Lane};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
 
 use support::delivery::SECRET;
-use support::program::{PATIENCE, Program, example};
+use support::program::{PATIENCE, Program, Server, example};
+use support::queue::new_event;
 
 /// What a receiver may take, in KiB.
 const LIMIT: usize = 100_000;
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// An event of 600 bytes.
 fn event(number: usize, chats: usize) -> NewEvent {
@@ -31,40 +29,26 @@ fn event(number: usize, chats: usize) -> NewEvent {
     let body = format!(r#"{{"id":"chat-{chat}","transcript":"{number:0>560}"}}"#);
     let key = format!("event-{number}");
     NewEvent {
-        namespace: Namespace::default(),
         key: Some(EventKey::new("", key.as_bytes(), body.as_bytes())),
-        delivery: RawDelivery::new(EventKind::CHAT_CLOSED, body),
-        guard: None,
         chat: Some(format!("chat-{chat}")),
         lane: Some(Lane(chat.try_into().unwrap())),
-        retain: 8 * DAY,
-        dead: None,
+        ..new_event(EventKind::CHAT_CLOSED, body)
     }
 }
 
-fn receiver(inbox: &str, args: &[&str]) -> Program {
+fn receiver(inbox: &str, args: &[&str]) -> Server {
     let mut command = example("receiver");
     command
         .args(["--listen", "127.0.0.1:0", "--inbox", inbox])
         .args(args)
         .env("WEBHOOK_SECRET", SECRET)
-        .stdout(File::create("/dev/null").unwrap());
-    let mut program = Program::spawn(&mut command, TempDir::new().unwrap());
-    program.url();
-    program
+        .stdout(Stdio::null());
+    Server::listening(Program::spawn(&mut command, TempDir::new().unwrap()))
 }
 
-/// The most memory that the process had so far, in KiB.
-fn peak(program: &Program) -> usize {
-    let status = std::fs::read_to_string(format!("/proc/{}/status", program.child.id())).unwrap();
-    let (_, peak) = status.split_once("VmHWM:").unwrap();
-    peak.split_whitespace().next().unwrap().parse().unwrap()
-}
-
-fn terminate(mut program: Program) {
-    let pid = Pid::from_raw(program.child.id().cast_signed());
-    kill(pid, Signal::SIGTERM).unwrap();
-    program.child.wait().unwrap();
+fn terminate(mut receiver: Server) {
+    receiver.signal(Signal::SIGTERM);
+    receiver.program.child.wait().unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -83,7 +67,7 @@ async fn receiver_stays_small_beside_a_backlog() {
 
     let failing = receiver(&url, &["--exec", "false"]);
     sleep(Duration::from_secs(10)).await;
-    let while_failing = peak(&failing);
+    let while_failing = failing.memory("VmHWM");
     terminate(failing);
     println!("{backlog} events: {while_failing} KiB while they fail");
     let stats = inbox.stats().await.unwrap();
@@ -97,7 +81,7 @@ async fn receiver_stays_small_beside_a_backlog() {
         sleep(Duration::from_millis(500)).await;
     }
     let took = began.elapsed();
-    let while_working = peak(&working);
+    let while_working = working.memory("VmHWM");
     terminate(working);
     println!("{backlog} events: {while_working} KiB while they are handled, in {took:.1?}");
     assert!(while_failing < LIMIT, "{while_failing} KiB");

@@ -1,7 +1,8 @@
 //! Receivers with an inbox are killed, stopped and terminated under load, again and again, and so is what they depend on:
 //! the server restarts, connections break, the disk is full. Every event that was acknowledged is handled, none is
 //! handled again after its settlement was committed, the events of a chat start in the order of acceptance, none waits for
-//! much longer than a lease, and a receiver that was asked to stop begins none.
+//! much longer than a lease, and a receiver that was asked to stop begins none, nor does what it interrupts count. In the
+//! end, an event that kills its receivers is found, and those beside it are handled.
 //!
 //! `KILLS=500` sets the number of faults for each test, which defaults to 25.
 
@@ -9,15 +10,14 @@ use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use sqlx::postgres::{PgPool, PgPoolOptions};
 use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
@@ -28,7 +28,7 @@ use tower_webhook::sqlite::SqliteQueue;
 
 use support::delivery::SECRET;
 use support::postgres::{PostgresServer, Stop};
-use support::program::{PATIENCE, example, installed, until};
+use support::program::{PATIENCE, Server, example, installed, until};
 
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.
@@ -102,7 +102,7 @@ impl Storage {
                 let size = size.min(random.u64(..256 * 1024));
                 let limit = |limit: &str| {
                     for receiver in receivers {
-                        assert!(limit_files(receiver.child.id(), limit));
+                        assert!(limit_files(receiver.server.program.child.id(), limit));
                     }
                 };
                 limit(&format!("{size}:unlimited"));
@@ -175,7 +175,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
     let dir = TempDir::new().unwrap();
     let mut random = fastrand::Rng::new();
     let mut receivers: Vec<_> = (0..count)
-        .map(|_| Receiver::start(url, dir.path().into()))
+        .map(|_| Receiver::start(url, dir.path()))
         .collect();
     let sender = Arc::new(Sender::default());
     sender.reach(&receivers);
@@ -241,6 +241,10 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         }
         sender.reach(&receivers);
         deaths.push((died, now()));
+        if matches!(number % 8, 1 | 4) {
+            // What it interrupted is tried again before the next fault, even if its lease has to expire.
+            let _ = timeout(LEASE * 3 / 2, watch()).await;
+        }
     }
 
     sender.stop.store(true, Ordering::SeqCst);
@@ -254,7 +258,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             if stats.unsettled() == 0 {
                 return stats;
             }
-            let log = || receivers[0].log();
+            let log = || receivers[0].server.err();
             assert!(
                 began.elapsed() < PATIENCE,
                 "events are stuck: {stats}\n{}",
@@ -334,6 +338,30 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             }
         }
     }
+    // What a stop interrupts does not count, unless there was another fault before its next attempt.
+    let mut interrupted = 0;
+    for (receiver, stopped) in &stops {
+        let of_it = |mark: &&Mark| mark.is_start && mark.receiver == *receiver;
+        for mark in marks.iter().filter(of_it) {
+            let next = marks
+                .iter()
+                .find(|next| next.is_start && next.key == mark.key && next.at > *stopped);
+            let Some(next) = next else { continue };
+            let faults = deaths
+                .iter()
+                .filter(|(died, back)| *back > mark.at && *died < next.at);
+            if faults.count() > 1 {
+                continue;
+            }
+            interrupted += 1;
+            if next.attempt != mark.attempt {
+                violations.push(format!(
+                    "{} was interrupted in attempt {}, and attempt {} followed",
+                    mark.key, mark.attempt, next.attempt
+                ));
+            }
+        }
+    }
     // What was in progress when a process died or was stopped starts again within its lease.
     let mut longest = Duration::ZERO;
     for (died, back) in &deaths {
@@ -369,7 +397,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
     }
     println!(
         "{count} receivers, {kills} faults, {storage_failed} of the storage: {} acknowledged, {} attempts, longest wait \
-         {longest:.1?}, {} dead letters",
+         {longest:.1?}, {} dead letters, {interrupted} interrupted by stops",
         acknowledged.len(),
         marks.iter().filter(|mark| mark.is_start).count(),
         redriven.len()
@@ -384,6 +412,69 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         "there was no load: {}",
         acknowledged.len()
     );
+    assert!(
+        interrupted > 0 || kills < 100,
+        "no stop interrupted an event"
+    );
+    finds_a_culprit(&mut receivers, url, inbox, &sender, &dir).await;
+}
+
+/// An event kills its receiver in each attempt, while others are in progress in as many chats.
+async fn finds_a_culprit<Q: Queue>(
+    receivers: &mut [Receiver],
+    url: &str,
+    inbox: &Inbox<Q>,
+    sender: &Sender,
+    dir: &TempDir,
+) {
+    const INNOCENTS: usize = 8;
+
+    let keys = (0..=INNOCENTS).map(|at| match at {
+        3 => "culprit".to_owned(),
+        // They take longer than the others.
+        _ => format!("innocent-{at}0"),
+    });
+    let began = Instant::now();
+    for (chat, key) in keys.enumerate() {
+        let request = request(&key, 2 * CHATS + chat);
+        let address = receivers[chat % receivers.len()].address;
+        assert_eq!(sender.send(address, &request), Some(true), "{key}");
+    }
+    let mut deaths = 0;
+    loop {
+        for receiver in &mut *receivers {
+            if receiver.child.try_wait().unwrap().is_some() {
+                deaths += 1;
+                receiver.restart(url, dir);
+            }
+        }
+        let stats = until_ok(async || inbox.stats().await).await;
+        if stats.unsettled() == 0 {
+            break;
+        }
+        assert!(began.elapsed() < PATIENCE, "events are stuck: {stats}");
+        sleep(Duration::from_millis(50)).await;
+    }
+    assert_eq!(deaths, 3, "the culprit was tried again");
+    let took = began.elapsed();
+    assert!(took < 4 * (LEASE + SLACK), "the others waited for {took:?}");
+    for event in all(inbox).await {
+        let is_culprit = event.key.is_some_and(|key| key.to_string() == "culprit");
+        let expected = if is_culprit {
+            EventState::Dead
+        } else {
+            EventState::Handled
+        };
+        assert_eq!(event.state, expected, "{}", event.id);
+    }
+    for mark in marks(dir) {
+        if mark.key.starts_with("innocent") {
+            assert!(
+                mark.attempt <= 2,
+                "it was beside the culprit again: {mark:?}"
+            );
+        }
+    }
 }
 
 /// The time since the machine started, which a shell can read without another process.
@@ -409,6 +500,7 @@ struct Mark {
     is_start: bool,
     receiver: usize,
     key: String,
+    attempt: u64,
 }
 
 /// The marks of all handlers, in the order in which they were left.
@@ -429,6 +521,7 @@ fn marks(dir: &TempDir) -> Vec<Mark> {
                 is_start: step == "start",
                 receiver: receiver.parse().unwrap(),
                 key: event["key"].as_str().unwrap().to_owned(),
+                attempt: event["attempt"].as_u64().unwrap(),
             }
         })
         .collect()
@@ -437,24 +530,16 @@ fn marks(dir: &TempDir) -> Vec<Mark> {
 struct Receiver {
     /// Of all that were started.
     number: usize,
-    child: Child,
-    address: SocketAddr,
-    log: PathBuf,
+    server: Server,
 }
 
 impl Receiver {
-    fn start(inbox: &str, dir: PathBuf) -> Self {
+    fn start(inbox: &str, dir: &Path) -> Self {
         static NUMBER: AtomicUsize = AtomicUsize::new(0);
         let number = NUMBER.fetch_add(1, Ordering::SeqCst);
         let marks = dir.join("marks");
-        let append = |path: &PathBuf| {
-            File::options()
-                .create(true)
-                .append(true)
-                .open(path)
-                .unwrap()
-        };
-        append(&marks);
+        let mut append = File::options();
+        append.create(true).append(true).open(&marks).unwrap();
         // Each mark is one write to the end of the file.
         let marks = marks.display();
         let handler = format!(
@@ -462,11 +547,10 @@ impl Receiver {
             IFS= read -r line || exit 1
             read -r up _ < /proc/uptime
             printf '%s start {number} %s\n' "$up" "$line" >> '{marks}'
-            case $line in *0'"'*) sleep 0.6 ;; *) sleep 0.02 ;; esac
+            case $line in *culprit*) sleep 0.5; kill -KILL $PPID ;; *0'"'*) sleep 0.6 ;; *) sleep 0.02 ;; esac
             read -r up _ < /proc/uptime
             printf '%s end {number} %s\n' "$up" "$line" >> '{marks}'"#
         );
-        let log = dir.join(format!("log-{number}"));
         // A write that finds no room is an error, not a signal.
         let receiver = example("receiver");
         let mut command = Command::new("sh");
@@ -480,60 +564,29 @@ impl Receiver {
                 None => command.env_remove(name),
             };
         }
-        let child = command
-            .args([
-                "--listen",
-                "127.0.0.1:0",
-                "--inbox",
-                inbox,
-                "--exec",
-                &handler,
-            ])
-            .args([
-                "--lease",
-                &LEASE.as_secs().to_string(),
-                "--concurrency",
-                "4",
-            ])
+        // Every other one interrupts its handlers when it is asked to stop.
+        let grace = ["0", "30"][number % 2];
+        command
+            .args(["--inbox", inbox, "--exec", &handler, "--concurrency", "4"])
+            .args(["--lease", &LEASE.as_secs().to_string(), "--grace", grace])
             .env("WEBHOOK_SECRET", SECRET)
-            .env("RUST_LOG", "warn")
-            .stdout(append(&dir.join("out")))
-            .stderr(append(&log))
-            .spawn()
-            .unwrap();
-        let mut this = Self {
-            number,
-            child,
-            address: SocketAddr::from(([127, 0, 0, 1], 0)),
-            log,
-        };
-        this.address = until("the receiver's address", || {
-            let log = this.log();
-            let (_, address) = log.split_once("listening on http://")?;
-            address.split_once('/')?.0.parse().ok()
-        });
-        this
+            .env("RUST_LOG", "warn");
+        let server = Server::start_by(&mut command);
+        Self { number, server }
+    }
+
+    fn address(&self) -> SocketAddr {
+        self.server.address().parse().unwrap()
     }
 
     fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id().cast_signed()), signal).unwrap();
+        self.server.signal(signal);
     }
 
     /// Starts another one when this one has ended.
     fn restart(&mut self, inbox: &str, dir: &TempDir) {
-        self.child.wait().unwrap();
-        *self = Self::start(inbox, dir.path().into());
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap()
-    }
-}
-
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.server.program.child.wait().unwrap();
+        *self = Self::start(inbox, dir.path());
     }
 }
 
@@ -553,8 +606,7 @@ struct Sender {
 
 impl Sender {
     fn reach(&self, receivers: &[Receiver]) {
-        *self.addresses.lock().unwrap() =
-            receivers.iter().map(|receiver| receiver.address).collect();
+        *self.addresses.lock().unwrap() = receivers.iter().map(Receiver::address).collect();
     }
 
     fn work(&self, sender: usize) {
@@ -613,7 +665,7 @@ impl Sender {
                     .lock()
                     .unwrap()
                     .insert(key.clone(), Instant::now());
-                let accepted = self.send(receiver.address, &request(&key, CHATS))?;
+                let accepted = self.send(receiver.address(), &request(&key, CHATS))?;
                 if accepted {
                     self.acknowledged(key);
                 }

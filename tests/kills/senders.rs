@@ -52,10 +52,8 @@ async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
     let config = routes(dir.path(), url);
     let start = || {
         let mut command = example("receiver");
-        command.env("RUST_LOG", "warn");
-        let config = config.to_str().unwrap();
-        let args = ["--config", config, "--lease", "2", "--concurrency", "4"];
-        Server::start_as(command, &args)
+        command.env("RUST_LOG", "warn").arg("--config").arg(&config);
+        Server::start_by(command.args(["--lease", "2", "--concurrency", "4"]))
     };
     let load = Arc::new(Load::default());
     let senders = NAMES.map(|name| {

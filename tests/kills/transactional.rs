@@ -1,8 +1,6 @@
 //! The example `postgres` as processes that are killed, on a server whose backends are killed.
 
 use std::collections::{BTreeMap, HashSet};
-use std::fs::{self, File};
-use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -19,12 +17,11 @@ use nix::unistd::Pid;
 use sha2::{Digest, Sha256};
 use sqlx::postgres::PgConnectOptions;
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection};
-use tempfile::TempDir;
 use tokio::time::{Instant, sleep, timeout};
 use tower_webhook::Secret;
 
 use support::postgres::{PostgresServer, Stop};
-use support::program::{PATIENCE, example};
+use support::program::{PATIENCE, Program, Server, example};
 
 const SECRET: &str = "s";
 
@@ -47,7 +44,7 @@ async fn every_effect_is_applied_once_despite_kills() {
     slow_down(&server).await;
 
     let platform = Arc::new(Platform::new(
-        receivers.each_ref().map(|one| one.url.clone()),
+        receivers.each_ref().map(|one| one.server.url.clone()),
     ));
     let workers: Vec<_> = (0..WORKERS)
         .map(|_| tokio::spawn(Arc::clone(&platform).deliver_events()))
@@ -149,24 +146,12 @@ fn help_lists_every_flag_and_no_secret() {
 async fn send_inserts_a_row() {
     let server = PostgresServer::start();
     let receiver = Receiver::start(&server);
-    let send = |secret: &str| {
-        let mut send = example("receiver");
-        send.args([
-            "send",
-            "--url",
-            &receiver.url,
-            "--secret",
-            secret,
-            "--key",
-            "event-1",
-        ]);
-        send.output().unwrap()
-    };
-    let first = String::from_utf8(send(SECRET).stdout).unwrap();
+    let send = |secret| receiver.server.send(secret, &["--key", "event-1"]).out;
+    let first = send(SECRET);
     assert!(first.starts_with("#1 200 OK in "), "{first}");
-    let second = String::from_utf8(send(SECRET).stdout).unwrap();
-    assert!(second.contains("it had been handled before"), "{second}");
-    let forged = String::from_utf8(send("another").stdout).unwrap();
+    let second = send(SECRET);
+    assert!(second.contains("it had been accepted or handled before"), "{second}");
+    let forged = send("another");
     assert!(forged.contains("401 Unauthorized"), "{forged}");
 
     let rows: Vec<(String, f64)> = sqlx::query_as("SELECT chat, rating FROM ratings")
@@ -466,36 +451,31 @@ async fn connect(server: &PostgresServer) -> PgConnection {
 
 /// The example, which is started again at the same address after it was killed.
 struct Receiver {
-    child: Child,
+    server: Server,
     database: String,
     name: String,
-    url: String,
-    dir: TempDir,
 }
 
 impl Receiver {
     fn start(server: &PostgresServer) -> Self {
         static STARTED: AtomicUsize = AtomicUsize::new(0);
         let name = format!("{NAME} {}", STARTED.fetch_add(1, Ordering::Relaxed));
-        let dir = TempDir::new().unwrap();
         let database = format!(
             "{}?application_name={}",
             server.url(),
             name.replace(' ', "%20")
         );
-        let (child, url) = launch(&database, "127.0.0.1:0", &dir);
         Self {
-            child,
+            server: launch(&database, "127.0.0.1:0"),
             database,
             name,
-            url,
-            dir,
         }
     }
 
     /// Kills it, at once or when it has a transaction open, and starts it again.
     async fn kill(&mut self, server: &PostgresServer, aim: bool) -> Vec<Phase> {
-        let pid = self.child.id().cast_signed();
+        let child = &mut self.server.program.child;
+        let pid = child.id().cast_signed();
         let mut admin = connect(server).await;
         let mut phases = Vec::new();
         for _ in 0..if aim { 200 } else { 1 } {
@@ -511,47 +491,19 @@ impl Receiver {
                 sleep(Duration::from_millis(2)).await;
             }
         }
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-        let address = self.url.split('/').nth(2).unwrap();
-        (self.child, _) = launch(&self.database, address, &self.dir);
+        child.kill().unwrap();
+        child.wait().unwrap();
+        self.server = launch(&self.database, self.server.address());
         phases
     }
 }
 
-impl Drop for Receiver {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-/// Starts the example, and returns its URL when it listens.
-fn launch(database: &str, listen: &str, dir: &TempDir) -> (Child, String) {
-    let log = dir.path().join("log");
-    let mut child = example("postgres")
+fn launch(database: &str, listen: &str) -> Server {
+    let mut command = example("postgres");
+    command
         .args(["--listen", listen, "--secret", SECRET, "--connections", "6"])
-        .env("DATABASE_URL", database)
-        .stdout(Stdio::null())
-        .stderr(File::create(&log).unwrap())
-        .spawn()
-        .unwrap();
-    let give_up = std::time::Instant::now() + PATIENCE;
-    loop {
-        let text = fs::read_to_string(&log).unwrap();
-        if let Some((_, url)) = text.split_once("listening on ")
-            && let Some((url, _)) = url.split_once('\n')
-        {
-            return (child, url.to_owned());
-        }
-        let has_ended = child.try_wait().unwrap().is_some();
-        let is_late = std::time::Instant::now() > give_up;
-        assert!(
-            !has_ended && !is_late,
-            "the receiver does not start: {text}"
-        );
-        std::thread::sleep(Duration::from_millis(5));
-    }
+        .env("DATABASE_URL", database);
+    Server::listening(Program::start(&mut command))
 }
 
 /// A number below `end`.

@@ -14,10 +14,10 @@ use tower_webhook::memory::{MemoryQueue, MokaStore};
 use tower_webhook::signature::Signature;
 use tower_webhook::{Delivery, EventRouter, SenderPolicy, Webhooks};
 
+use support::SECOND;
 use support::delivery::{BODY, RequestExt, SIGNATURE, deliver, delivery, secret, send};
 use support::observer::Notes;
 
-const SECOND: Duration = Duration::from_secs(1);
 const TAKES: Duration = Duration::from_secs(20);
 
 /// A handler that takes 20 seconds, and counts what it begins and ends.

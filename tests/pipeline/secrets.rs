@@ -2,8 +2,6 @@
 
 #![cfg(feature = "moka")]
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
@@ -16,6 +14,7 @@ use tower_webhook::store::Store;
 use tower_webhook::{EventRouter, IdempotencyLayer, Secret, Secrets, SignatureLayer, WebhookLayer};
 use tracing::Level;
 
+use support::DAY;
 use support::delivery::{Crm, RequestExt, SIGNATURE, delivery, send};
 use support::log::Log;
 use support::store::TestStore;
@@ -135,7 +134,6 @@ async fn a_retry_after_a_rotation_logs_nothing_and_a_changed_body_an_error() {
 
 #[tokio::test(start_paused = true)]
 async fn a_secret_is_noted_again_before_the_store_forgets_it() {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let log = Log::capture(Level::INFO);
     let store = MokaStore::with_capacity(1000);
     let one = receiver(&store, secret("one"));

@@ -19,6 +19,7 @@ use tower_webhook::signature::Signature;
 use tower_webhook::store::KeyState;
 use tower_webhook::{Delivery, EventRouter, Secret, Secrets, WebhookLayer, Webhooks};
 
+use support::MINUTE;
 use support::Ready;
 use support::delivery::{BODY, secret};
 use support::eventually;
@@ -184,8 +185,6 @@ fn watched(gated: &Gated, body_timeout: Duration) -> (Watch, TestStore) {
         .body_timeout(body_timeout);
     (Watched::new(layer.layer(gated.router())), store)
 }
-
-const MINUTE: Duration = Duration::from_secs(60);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn disconnect_within_the_body_runs_nothing() {

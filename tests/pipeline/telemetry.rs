@@ -27,11 +27,7 @@ use support::delivery::{
 use support::log::Log;
 use support::observer::Notes;
 use support::store::{Operation, TestStore};
-
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(60 * 60);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+use support::{DAY, HOUR, MINUTE, SECOND};
 
 fn router(steps: impl IntoIterator<Item = Step>) -> EventRouter {
     EventRouter::new().on::<ChatRated>(Crm::new(steps))

@@ -6,7 +6,6 @@
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::future::pending;
-use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -35,6 +34,7 @@ use tower_webhook::{
 use tracing::Level;
 
 use support::Ready;
+use support::SECOND;
 use support::delivery::{
     Answered, BODY, Crm, HANDLER_ERROR, RequestExt, SIGNATURE, Step, delivery, delivery_of, read,
     secret, send,
@@ -42,7 +42,6 @@ use support::delivery::{
 use support::log::{Fields, Log};
 use support::store::StoreExt;
 
-const SECOND: Duration = Duration::from_secs(1);
 const REQUEST_ID: &str = "x-request-id";
 
 fn events(crm: &Crm) -> EventRouter {

@@ -4,7 +4,6 @@
 
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use axum::body::Body;
 use http::{Method, Request};
@@ -17,14 +16,13 @@ use tracing::Level;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 use support::Ready;
+use support::SECOND;
 use support::delivery::{
     BODY, CONTENT_TYPE, Crm, EVENT, HANDLER_ERROR, KEY, RequestExt, SECRET, SIGNATURE, Step,
     delivery, secret, send,
 };
 use support::log::{Fields, Log};
 use support::store::{Operation, TestStore};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 /// Stands in payloads and headers, and must not be logged.
 const MARKER: &str = "marker-of-the-payload";

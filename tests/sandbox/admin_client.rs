@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use axum::Router;
-use tokio::net::TcpListener;
+use support::net;
 use tower_webhook::admin::{AccessToken, AdminClient, AdminErrorKind};
 use tower_webhook::sandbox::{Sandbox, Settings};
 
@@ -53,10 +53,7 @@ async fn field_outside_the_schema_is_a_graphql_error() {
 async fn serve() -> (Sandbox, SocketAddr) {
     let sandbox = Sandbox::over_http(Settings::default());
     let app = Router::new().route_service("/graphql", sandbox.graphql());
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async { axum::serve(listener, app).await });
-    (sandbox, address)
+    (sandbox, net::serve(app).await)
 }
 
 fn client(address: SocketAddr, key: &str) -> AdminClient {

@@ -17,8 +17,7 @@ use tower_webhook::{
     EventKind, EventRouter, HandlerResult, RawDelivery, Secret, SignatureLayer, WebhookLayer,
 };
 
-const SECOND: Duration = Duration::from_secs(1);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+use support::{DAY, SECOND};
 
 /// Handlers of a system that is down at first.
 #[derive(Clone, Default)]

@@ -8,6 +8,7 @@ use std::time::Duration;
 use axum::Router;
 use axum::http::HeaderName;
 use http::{Request, Response, StatusCode};
+use support::net::serve;
 use tokio::net::TcpListener;
 use tower_webhook::event::EventKind;
 use tower_webhook::sandbox::{
@@ -162,8 +163,6 @@ async fn answer(
     headers: [(&'static str, String); 1],
     body: impl Into<axum::body::Body>,
 ) -> AttemptResponse {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
     let [(name, value)] = headers;
     let answer = (
         StatusCode::IM_A_TEAPOT,
@@ -175,7 +174,7 @@ async fn answer(
         let answer = answer.lock().unwrap().take();
         async { answer.unwrap() }
     });
-    tokio::spawn(async { axum::serve(listener, app).await });
+    let url = format!("http://{}/", serve(app).await);
 
     let sandbox = Sandbox::over_http(Settings::default());
     sandbox.configure_all(&Webhook::new(url));
@@ -241,9 +240,10 @@ async fn failed_request_is_explained_in_words() {
 
 #[tokio::test]
 async fn responses_of_the_latest_thousand_attempts_are_kept() {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("http://{}/", listener.local_addr().unwrap());
-    tokio::spawn(async { axum::serve(listener, Router::new().fallback(|| async {})).await });
+    let url = format!(
+        "http://{}/",
+        serve(Router::new().fallback(|| async {})).await
+    );
     let sandbox = Sandbox::over_http(Settings::default());
     sandbox.configure_all(&Webhook::new(url));
     for _ in 0..11 {

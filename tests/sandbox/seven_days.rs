@@ -35,8 +35,7 @@ use tower_webhook::{
     Verified, WebhookLayer,
 };
 
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
+use support::{MINUTE, SECOND};
 
 #[test]
 fn every_promise_is_kept_with_every_seed() {

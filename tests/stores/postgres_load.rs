@@ -7,8 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::StatusCode;
-use sqlx::postgres::{PgPool, PgPoolOptions};
-use sqlx::{AssertSqlSafe, Row};
+use sqlx::Row;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::task::{JoinSet, block_in_place};
 use tokio::time::{Instant, sleep, timeout};
@@ -20,6 +19,7 @@ use tower_webhook::store::{EventKey, KeyState, Store};
 use tower_webhook::{Delivery, EventRouter, Webhooks};
 
 use support::Ready;
+use support::database::{connect, execute};
 use support::delivery::{BODY, deliver, secret};
 use support::eventually;
 use support::net::{Server, post, whole};
@@ -28,14 +28,6 @@ use support::program::{Peer, say};
 
 /// How many events are under way at once.
 const SENDERS: usize = 16;
-
-async fn connect(url: &str, connections: u32) -> PgPool {
-    PgPoolOptions::new()
-        .max_connections(connections)
-        .connect(url)
-        .await
-        .unwrap()
-}
 
 fn key_of<E: tower_webhook::event::Event>(delivery: &Delivery<E>) -> String {
     let key = delivery.key().expect("a key");
@@ -381,11 +373,4 @@ async fn receive(url: &str) {
     // Until the test that started it ends.
     let mut stdin = BufReader::new(tokio::io::stdin()).lines();
     while let Ok(Some(_)) = stdin.next_line().await {}
-}
-
-async fn execute(pool: &PgPool, sql: &str) {
-    sqlx::raw_sql(AssertSqlSafe(sql))
-        .execute(pool)
-        .await
-        .unwrap();
 }

@@ -23,11 +23,12 @@ use tower_webhook::store::{
 
 use tracing::Level;
 
+use support::MINUTE;
+use support::chain;
 use support::log::Log;
 use support::program::{Peer, say};
 use support::redis::RedisServer;
 
-const MINUTE: Duration = Duration::from_secs(60);
 const WEEK: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// A server whose stores the suite opens.
@@ -66,17 +67,6 @@ async fn state(store: &RedisStore, id: &EventKey) -> KeyState {
 
 fn is_superseded(result: Result<(), SettleError>) -> bool {
     matches!(result, Err(SettleError::LeaseExpired))
-}
-
-/// An error with its causes, as a log has it.
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text += &format!(": {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[track_caller]
@@ -646,7 +636,7 @@ async fn server_that_loads_its_data_is_unavailable() {
         server
     });
 
-    let is_loading = |error: &dyn Error| chain(error).contains("BusyLoading");
+    let is_loading = |error: &(dyn Error + 'static)| chain(error).contains("BusyLoading");
     let (mut operations, mut connections) = (0, 0);
     let give_up = Instant::now() + MINUTE;
     let state = loop {

@@ -1,13 +1,10 @@
-//! Databases on one PostgreSQL server for all tests of a process.
+//! Databases on one PostgreSQL server for all tests of a process, also those in `src`.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use sqlx::AssertSqlSafe;
 use sqlx::postgres::{PgPool, PgPoolOptions};
-use tower_webhook::postgres::{PostgresQueue, PostgresStore};
-#[cfg(feature = "conformance")]
-use tower_webhook::store::conformance::Harness;
 
 use super::postgres::PostgresServer;
 
@@ -43,29 +40,6 @@ impl Database {
 
     pub async fn pool(&self, connections: u32) -> PgPool {
         connect(&self.url, connections).await
-    }
-
-    /// A store on a pool of its own.
-    pub async fn store(&self) -> PostgresStore {
-        let store = PostgresStore::new(self.pool(4).await);
-        store.migrate().await.unwrap();
-        store
-    }
-
-    /// A queue on a pool of its own.
-    pub async fn queue(&self) -> PostgresQueue {
-        let queue = PostgresQueue::new(self.pool(4).await);
-        queue.migrate().await.unwrap();
-        queue
-    }
-}
-
-#[cfg(feature = "conformance")]
-impl Harness for Database {
-    type Store = PostgresStore;
-
-    async fn open(&self) -> PostgresStore {
-        self.store().await
     }
 }
 

@@ -16,6 +16,7 @@ pub mod inbox;
 pub mod log;
 pub mod net;
 pub mod observer;
+pub mod operations;
 pub mod postgres;
 pub mod program;
 pub mod queue;
@@ -24,6 +25,9 @@ pub mod redis;
 pub mod scratch;
 #[cfg(feature = "moka")]
 pub mod store;
+pub mod tls;
+#[cfg(feature = "postgres")]
+pub mod transactional;
 
 use std::error::Error;
 use std::iter::successors;
@@ -33,6 +37,8 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tower::Layer;
 use tower_webhook::idempotency::{Idempotency, Runs};
+#[cfg(feature = "postgres")]
+use tower_webhook::postgres::{PostgresQueue, PostgresStore};
 use tower_webhook::signature::Signature;
 use tower_webhook::store::Store;
 use tower_webhook::{IdempotencyLayer, WebhookLayer, Webhooks};
@@ -137,5 +143,31 @@ impl Ready for Webhooks {
 
     fn ready(&self) -> WebhookLayer<Self::Store> {
         self.clone().into_layer().unwrap().0
+    }
+}
+
+#[cfg(feature = "postgres")]
+impl database::Database {
+    /// A store on a pool of its own.
+    pub async fn store(&self) -> PostgresStore {
+        let store = PostgresStore::new(self.pool(4).await);
+        store.migrate().await.unwrap();
+        store
+    }
+
+    /// A queue on a pool of its own.
+    pub async fn queue(&self) -> PostgresQueue {
+        let queue = PostgresQueue::new(self.pool(4).await);
+        queue.migrate().await.unwrap();
+        queue
+    }
+}
+
+#[cfg(all(feature = "conformance", feature = "postgres"))]
+impl tower_webhook::store::conformance::Harness for database::Database {
+    type Store = PostgresStore;
+
+    async fn open(&self) -> Self::Store {
+        self.store().await
     }
 }

@@ -32,6 +32,14 @@ fn listen() -> TcpListener {
     socket.listen(4096).unwrap()
 }
 
+/// Serves on a port of its own, until the runtime ends.
+pub async fn serve(app: axum::Router) -> SocketAddr {
+    let listener = listen();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async { axum::serve(listener, app).await });
+    address
+}
+
 /// What the receiver is mounted on.
 #[derive(Clone, Copy, Debug)]
 pub enum Server {
@@ -57,14 +65,11 @@ impl Server {
             + 'static,
         B: http_body::Body<Data = Bytes, Error: Error + Send + Sync> + Send + 'static,
     {
-        let listener = listen();
-        let address = listener.local_addr().unwrap();
         match self {
-            Self::Axum => {
-                let app = axum::Router::new().route_service("/webhooks", service);
-                tokio::spawn(async { axum::serve(listener, app).await });
-            }
+            Self::Axum => serve(axum::Router::new().route_service("/webhooks", service)).await,
             Self::Hyper => {
+                let listener = listen();
+                let address = listener.local_addr().unwrap();
                 tokio::spawn(async move {
                     while let Ok((stream, _)) = listener.accept().await {
                         let service = TowerToHyperService::new(service.clone());
@@ -73,9 +78,9 @@ impl Server {
                         );
                     }
                 });
+                address
             }
         }
-        address
     }
 }
 

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::net::TcpStream;
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -54,6 +55,17 @@ pub fn tool(name: &str, args: &[&str]) -> String {
     let output = installed(Command::new(name).args(args).output(), name, name);
     assert!(output.status.success(), "{name}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs a program in a directory, and returns all that it wrote.
+#[track_caller]
+pub fn check(program: &str, package: &str, dir: &Path, args: &[&str]) -> String {
+    let output = Command::new(program).args(args).current_dir(dir).output();
+    let output = installed(output, program, package);
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
+    assert!(output.status.success(), "{program} {args:?}:\n{text}");
+    text
 }
 
 /// Asks until there is an answer, and fails after [`PATIENCE`].
@@ -152,11 +164,18 @@ pub struct Server {
 
 impl Server {
     pub fn start(name: &str, args: &[&str]) -> Self {
-        Self::start_as(example(name), args)
+        Self::start_by(example(name).args(args))
     }
 
-    pub fn start_as(mut command: Command, args: &[&str]) -> Self {
-        let mut program = Program::start(command.args(["--listen", "127.0.0.1:0"]).args(args));
+    pub fn receiver(args: &[&str]) -> Self {
+        Self::start("receiver", args)
+    }
+
+    pub fn start_by(command: &mut Command) -> Self {
+        Self::listening(Program::start(command.args(["--listen", "127.0.0.1:0"])))
+    }
+
+    pub fn listening(mut program: Program) -> Self {
         let url = program.url();
         Self { program, url }
     }
@@ -165,10 +184,110 @@ impl Server {
         self.program.out()
     }
 
-    pub fn stop(self) -> i32 {
+    pub fn err(&self) -> String {
+        self.program.err()
+    }
+
+    pub fn address(&self) -> &str {
+        self.url.split('/').nth(2).unwrap()
+    }
+
+    pub fn connect(&self) -> Option<TcpStream> {
+        TcpStream::connect(self.address()).ok()
+    }
+
+    /// The URL of another listener, such as `metrics`.
+    pub fn url_of(&self, what: &str) -> String {
+        until("the address", || {
+            let err = self.err();
+            let (_, url) = err.split_once(&format!("{what} on "))?;
+            url.split_once('\n').map(|(url, _)| url.to_owned())
+        })
+    }
+
+    pub fn start_send(&self, secret: &str, args: &[&str]) -> Program {
+        let to = ["send", "--url", &self.url, "--secret", secret];
+        Program::start(example("receiver").args(to).args(args))
+    }
+
+    pub fn send(&self, secret: &str, args: &[&str]) -> Ended {
+        self.start_send(secret, args).finish()
+    }
+
+    /// Sends to another path than that of `url`.
+    pub fn send_to(&self, path: &str, secret: &str, args: &[&str]) -> Ended {
+        let url = format!("http://{}{path}", self.address());
+        let to = ["send", "--url", &url, "--secret", secret];
+        run("receiver", &[&to, args].concat())
+    }
+
+    /// Sends a form to the sandbox, as its page does.
+    pub fn post(&self, path: &str, form: &str) {
+        let origin = format!("Origin: {}", self.url.trim_end_matches('/'));
+        let url = format!("{}{path}", self.url);
+        let body = format!("@{}", self.file("form", form));
+        #[rustfmt::skip]
+        let status = curl(&["-o", "/dev/null", "-w", "%{http_code}", "-d", &body, "-H", &origin, &url]);
+        assert_eq!(status, "303", "{path} {form:.100}");
+    }
+
+    /// A size of its memory in KiB, such as `VmRSS` in Linux's `/proc/self/status`.
+    pub fn memory(&self, size: &str) -> usize {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.program.child.id()));
+        let status = status.unwrap();
+        let (_, size) = status.split_once(&format!("{size}:")).unwrap();
+        size.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    /// A file that is deleted with the server.
+    pub fn file(&self, name: &str, text: &str) -> String {
+        let path = self.program.dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    pub fn signal(&self, signal: Signal) {
         let pid = Pid::from_raw(self.program.child.id().cast_signed());
-        kill(pid, Signal::SIGTERM).unwrap();
+        kill(pid, signal).unwrap();
+    }
+
+    pub fn stop(self) -> i32 {
+        self.signal(Signal::SIGTERM);
         self.program.finish().code
+    }
+}
+
+/// Runs an example until it ends.
+pub fn run(name: &str, args: &[&str]) -> Ended {
+    Program::start(example(name).args(args)).finish()
+}
+
+/// A command whose child would outlive it, and how to find that child.
+pub struct Lingering {
+    dir: TempDir,
+}
+
+impl Lingering {
+    pub fn new() -> Self {
+        let dir = TempDir::new().unwrap();
+        Self { dir }
+    }
+
+    pub fn command(&self) -> String {
+        let dir = self.dir.path().display();
+        format!("sleep 1000 & echo $! > '{dir}/new' && mv '{dir}/new' '{dir}/pid'; wait")
+    }
+
+    pub fn pid(&self) -> String {
+        let pid = until("the command's child", || {
+            fs::read_to_string(self.dir.path().join("pid")).ok()
+        });
+        pid.trim().to_owned()
+    }
+
+    /// Whether the process runs. Without a parent that waits for it, it becomes a zombie.
+    pub fn is_running(pid: &str) -> bool {
+        fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
     }
 }
 

@@ -1,14 +1,18 @@
-//! Queues around other queues: one with faults, and what all of them share.
+//! Events of queues and ends of attempts; queues around other queues: one with faults, and what all of them share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, NewEvent, Settled, Settlement, Take, Work,
+    Accepted, EventLease, Namespace, NewEvent, Settled, Settlement, Take, Work,
 };
-use tower_webhook::inbox::{Queue, Records};
+use tower_webhook::inbox::{Failure, Kinds, Queue, Records};
 use tower_webhook::store::{StoreError, StoreErrorKind};
+use tower_webhook::{EventKind, RawDelivery};
+
+use super::DAY;
 
 /// Writes the methods of a queue that only pass a call on to the queue that `inner` returns.
 #[macro_export]
@@ -96,6 +100,108 @@ macro_rules! forward {
             self.inner()?.stats().await
         }
     };
+}
+
+/// An event without a key, a chat and a lane.
+pub fn new_event(kind: EventKind, body: impl Into<Bytes>) -> NewEvent {
+    NewEvent {
+        namespace: Namespace::default(),
+        delivery: RawDelivery::new(kind, body),
+        key: None,
+        guard: None,
+        chat: None,
+        lane: None,
+        retain: 8 * DAY,
+        dead: None,
+    }
+}
+
+/// All kinds, under this lease.
+pub fn take(lease: Duration) -> Take {
+    Take {
+        lease,
+        kinds: Kinds::all(),
+    }
+}
+
+pub fn failure(reason: impl Into<String>) -> Failure {
+    Failure {
+        outcome: "no-luck".to_owned(),
+        reason: reason.into(),
+        took: Some(Duration::from_millis(1500)),
+    }
+}
+
+/// A failure that counts, and that the lane waits for.
+pub fn retry(after: Duration) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: Some(failure("retry")),
+        counts: true,
+        is_probe: false,
+        blocks_lane: true,
+    }
+}
+
+/// The same at once, for this reason.
+pub fn retry_for(failure: Failure) -> Settlement {
+    Settlement::Retry {
+        after: Duration::ZERO,
+        failure: Some(failure),
+        counts: true,
+        is_probe: false,
+        blocks_lane: true,
+    }
+}
+
+/// A failure that counts, and that the lane does not wait for.
+pub fn skip(after: Duration) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: Some(failure("skip")),
+        counts: true,
+        is_probe: false,
+        blocks_lane: false,
+    }
+}
+
+/// A failure that does not count.
+pub fn outage(after: Duration) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: Some(failure("outage")),
+        counts: false,
+        is_probe: false,
+        blocks_lane: true,
+    }
+}
+
+/// The failure of a probe, whose whole kind fails.
+pub fn probe(after: Duration) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: Some(failure("probe")),
+        counts: false,
+        is_probe: true,
+        blocks_lane: true,
+    }
+}
+
+pub fn snooze(after: Duration) -> Settlement {
+    Settlement::Retry {
+        after,
+        failure: None,
+        counts: false,
+        is_probe: false,
+        blocks_lane: true,
+    }
+}
+
+pub fn dead(hold_lane: bool) -> Settlement {
+    Settlement::Dead {
+        failure: failure("dead"),
+        hold_lane,
+    }
 }
 
 /// A queue whose calls fail on request.

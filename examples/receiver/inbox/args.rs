@@ -12,7 +12,8 @@ use tower_webhook::{EventKind, IdempotencyKey};
 pub(crate) struct Options {
     /// The inbox, as in `run --inbox`: `sqlite:PATH` or `postgres://HOST/DATABASE`
     ///
-    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX.
+    /// Pass a URL with a password in the environment variable WEBHOOK_INBOX. While it is set, `receiver run` uses this
+    /// inbox, too.
     #[arg(
         long,
         global = true,

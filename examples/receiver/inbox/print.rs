@@ -6,7 +6,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{BlockedLane, EventRecord, EventSummary, Pause, Stats};
+use tower_webhook::inbox::{BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats};
 
 use crate::json::line_with_payload;
 use crate::text::{is_control, printable};
@@ -270,7 +270,11 @@ pub(crate) fn record(record: &EventRecord) -> io::Result<()> {
     }
     writeln!(out, "accepted  {}", time(event.accepted_at))?;
     if let Some(settled) = event.settled_at {
-        writeln!(out, "settled   {}", time(settled))?;
+        let label = match event.state {
+            EventState::Dead => "dead since",
+            _ => "settled",
+        };
+        writeln!(out, "{label:<9} {}", time(settled))?;
     }
     if let Some(due) = event.due_at {
         writeln!(out, "next try  {}", httpdate::fmt_http_date(due))?;

@@ -10,8 +10,9 @@ use tokio::time::Instant;
 use tracing::Instrument;
 
 use super::super::decide::{self, Ended, decide};
-use super::super::event::{EventState, Settlement, Take, TakenEvent};
+use super::super::event::{EventState, Failure, Settlement, Take, TakenEvent};
 use super::super::queue::{Queue, Settled};
+use super::super::records::PastFailure;
 use super::super::trip::{Changed, Probe, handler_works};
 use super::leases::HeldLease;
 use super::pool::{Pool, Serve};
@@ -319,7 +320,7 @@ impl<Q: Queue> Pool<Q> {
         let event = self.settings.call_within(limit, "get", get).await;
         let has_ended = matches!(
             event,
-            Ok(Some(event)) if follows(event.summary.state, settlement)
+            Ok(Some(event)) if shows(event.summary.state, &event.failures, settlement)
         );
         if !has_ended {
             tracing::warn!(
@@ -343,16 +344,30 @@ impl<Q: Queue> Pool<Q> {
     }
 }
 
-/// Whether an event is in a state that a settlement leads to.
-fn follows(state: EventState, settlement: &Settlement) -> bool {
+/// Whether an event shows that this settlement ended its attempt. One that is tried again may be so by another attempt: only
+/// the failure is this one's.
+fn shows(state: EventState, failures: &[PastFailure], settlement: &Settlement) -> bool {
+    // Queues keep microseconds.
+    let parts = |failure: &Failure| {
+        let Failure {
+            outcome,
+            reason,
+            took,
+        } = failure.clone();
+        (outcome, reason, took.map(|took| took.as_micros()))
+    };
     match settlement {
         Settlement::Handled => state == EventState::Handled,
         Settlement::Ignored => state == EventState::Ignored,
-        Settlement::Discarded(_) => state == EventState::Discarded,
-        Settlement::Dead { .. } => state == EventState::Dead,
-        Settlement::Retry { .. } | Settlement::Released => {
-            matches!(state, EventState::Waiting | EventState::Retrying)
-        }
+        Settlement::Discarded(failure)
+        | Settlement::Dead { failure, .. }
+        | Settlement::Retry {
+            failure: Some(failure),
+            ..
+        } => failures
+            .iter()
+            .any(|past| parts(&past.failure) == parts(failure)),
+        Settlement::Retry { failure: None, .. } | Settlement::Released => false,
     }
 }
 
@@ -363,42 +378,5 @@ async fn call(mut service: impl Serve, delivery: RawDelivery) -> Outcome {
     match service.call(delivery).await {
         Ok(outcome) => outcome,
         Err(error) => Outcome::failed(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_state_that_another_worker_left_is_no_confirmation() {
-        let states = [
-            EventState::Waiting,
-            EventState::InProgress,
-            EventState::Retrying,
-            EventState::Handled,
-            EventState::Ignored,
-            EventState::Discarded,
-            EventState::Dead,
-        ];
-        let failure = || Outcome::LeaseLost.failure(None);
-        let dead = Settlement::Dead {
-            failure: failure(),
-            hold_lane: false,
-        };
-        for (settlement, expected) in [
-            (Settlement::Handled, &[EventState::Handled][..]),
-            (Settlement::Ignored, &[EventState::Ignored]),
-            (Settlement::Discarded(failure()), &[EventState::Discarded]),
-            (dead, &[EventState::Dead]),
-            (
-                Settlement::Released,
-                &[EventState::Waiting, EventState::Retrying],
-            ),
-        ] {
-            let confirmed = states.map(|state| follows(state, &settlement).then_some(state));
-            let confirmed: Vec<_> = confirmed.into_iter().flatten().collect();
-            assert_eq!(confirmed, expected, "{settlement:?}");
-        }
     }
 }

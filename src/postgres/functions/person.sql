@@ -206,7 +206,7 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.forget(
     p_chat_lane bigint, p_chat bytea, p_first bigint, p_last bigint, p_step bigint,
     OUT o_bodies bigint, OUT o_next bigint, OUT o_last bigint
-) LANGUAGE plpgsql SET enable_seqscan = off AS $tower_webhook$
+) LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_seqs bigint[];
     v_seq bigint;

@@ -127,7 +127,8 @@ impl PostgresStore {
 
     /// Deletes all expired rows, in small steps, and returns their number.
     ///
-    /// Claims do the same little by little. Call this where no more claims are made.
+    /// Claims do the same little by little. Call this where no more claims are made. While the server's clock is ahead, keys
+    /// expire as early, and are lost when they are purged: unlike a queue, a store does not see that it jumped.
     ///
     /// ```no_run
     /// # async fn example(store: tower_webhook::postgres::PostgresStore)

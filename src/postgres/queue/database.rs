@@ -169,6 +169,17 @@ impl Database {
         one(self.call(sql, values).await?)
     }
 
+    /// As [`call_one`](Self::call_one), again and again while another transaction locks what it needs: until its caller gives
+    /// up.
+    pub(super) async fn call_when_free(&self, sql: &str, values: &[Value]) -> Result<PgRow> {
+        loop {
+            match self.try_call(sql, values.to_vec(), None).await {
+                Err(error) if is_locked(&error) => {}
+                rows => return one(rows.map_err(|error| self.error(error))?),
+            }
+        }
+    }
+
     /// Executes a statement that may change something, and may take events if it has a number.
     async fn try_call(
         &self,

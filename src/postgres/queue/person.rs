@@ -106,7 +106,7 @@ impl Person {
             Value::Optional(last),
             parameters::number(FORGET_STEP),
         ];
-        let row = self.database.call_one(FORGET, values).await?;
+        let row = self.database.call_when_free(FORGET, &values).await?;
         let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
         Ok(Forgotten {
             bodies: column::<i64>(&row, 0)?.unsigned_abs(),

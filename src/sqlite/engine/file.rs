@@ -15,6 +15,7 @@ use super::error::Reason;
 use super::format::Format;
 use super::migrate;
 use crate::lock::lock;
+use crate::private::is_open_to_others;
 
 /// How often a connection asks for a lock that another one holds.
 const POLL: Duration = Duration::from_micros(250);
@@ -52,23 +53,14 @@ pub(super) fn open(path: &Path, format: &Format) -> Result<Connection, Reason> {
     }
 }
 
-/// The bits of a file's mode that let everybody read or write it.
-#[cfg(unix)]
-const OTHERS: u32 = 0o006;
-
 /// A file that this library has created is its owner's alone, and one that `sqlite3` has copied is not.
 fn warn_of_others(path: &Path) {
-    #[cfg(unix)]
-    if let Ok(metadata) = path.metadata()
-        && std::os::unix::fs::MetadataExt::mode(&metadata) & OTHERS != 0
-    {
+    if is_open_to_others(path) {
         tracing::warn!(
             file = %path.display(),
             "other users may read or write the SQLite file: `chmod 600` it, and the files `-wal` and `-shm` beside it"
         );
     }
-    #[cfg(not(unix))]
-    let _ = path;
 }
 
 /// Refuses a file of another program, or of a draft, before SQLite changes anything: a connection that may write moves

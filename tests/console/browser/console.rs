@@ -13,8 +13,9 @@ use serde_json::json;
 use tower_webhook::inbox::{EventId, EventState};
 
 use crate::chromium::{HOSTILE, Page, Window, until};
-use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event, serve};
+use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event};
 use support::delivery::RequestExt;
+use support::net::serve;
 
 const ERROR: &str = "the CRM is down";
 
@@ -451,7 +452,7 @@ async fn page_says_how_old_its_figures_are() {
                 }
             }
         }));
-    let url = format!("http://127.0.0.1:{}", serve(app).await);
+    let url = format!("http://{}", serve(app).await);
     let test = async |page: Page| {
         for (proxy, why) in [(1, "The answer was 502."), (2, "perhaps to log in")] {
             fault.store(proxy, Ordering::SeqCst);
@@ -533,7 +534,9 @@ async fn other_sites_can_neither_post_nor_read() {
           ]).then(all => {{ result.textContent = all.map(one => one.value?.type ?? one.status).join() }})
         </script>"
     );
-    let evil = serve(Router::new().route("/", get(async move || Html(html)))).await;
+    let evil = serve(Router::new().route("/", get(async move || Html(html))))
+        .await
+        .port();
     let window = Window {
         flags: vec!["--host-resolver-rules=MAP evil.example 127.0.0.1".to_owned()],
         ..Window::new(1280)

@@ -4,11 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use axum::Router;
 use bytes::Bytes;
 use http::Request;
 use http_body_util::Full;
-use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
@@ -25,14 +23,7 @@ use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery, Signature
 use crate::chromium::until;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::forward;
-
-/// Serves on a port of its own until the test ends.
-pub(crate) async fn serve(app: Router) -> u16 {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    tokio::spawn(async { axum::serve(listener, app).await });
-    port
-}
+use support::net::serve;
 
 /// The queue in memory, in which each redrive takes a permit.
 pub(crate) struct Gated {
@@ -121,8 +112,8 @@ impl Desk {
 
     /// Serves a console, and returns its URL.
     pub(crate) async fn serve(&self, console: Console) -> String {
-        let port = serve(console.hosts(["localhost"]).router()).await;
-        format!("http://127.0.0.1:{port}")
+        let address = serve(console.hosts(["localhost"]).router()).await;
+        format!("http://{address}")
     }
 
     /// Sends a request that is not verified.

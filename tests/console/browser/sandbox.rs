@@ -8,7 +8,7 @@ use axum::routing::get;
 use serde_json::json;
 
 use crate::chromium::{HOSTILE, Page, Window, until};
-use crate::desk::serve;
+use support::net::serve;
 use support::program::{Server, curl};
 
 /// Nobody listens there.
@@ -88,7 +88,7 @@ async fn every_control_works_by_mouse_without_scripts_on_a_phone() {
 }
 
 fn receiver_and_sandbox() -> (Server, Server) {
-    let receiver = Server::start("receiver", &["--demo"]);
+    let receiver = Server::receiver(&["--demo"]);
     let args = ["--demo", "--rate", "0", "--target", &receiver.url];
     let sandbox = Server::start("sandbox", &args);
     (receiver, sandbox)
@@ -404,7 +404,7 @@ async fn filter(page: &Page) {
 async fn disabled_webhook_says_when_and_why_and_can_be_enabled_again() {
     let args = ["--demo", "--rate", "0", "--target", NOWHERE];
     let sandbox = Server::start("sandbox", &args);
-    post(&sandbox, "chats", "text=Hello");
+    sandbox.post("chats", "text=Hello");
     post_often(&sandbox, "chats/c-1/message", "text=Hello", 500);
     let test = async |page: Page| {
         let says_why = |text: &str| {
@@ -447,12 +447,11 @@ async fn accessible(width: u32) {
     let url = |path: &str| format!("{}{path}", sandbox.url);
     let test = async |page: Page| {
         page.is_accessible().await;
-        post(&sandbox, "keys", "description=CRM");
-        post(&sandbox, "chats", "text=Hello");
-        post(&sandbox, "chats/c-1/close", "");
+        sandbox.post("keys", "description=CRM");
+        sandbox.post("chats", "text=Hello");
+        sandbox.post("chats/c-1/close", "");
         // One is disabled, so that the page has an alert.
-        post(
-            &sandbox,
+        sandbox.post(
             "webhooks/chat-opened",
             &format!("url={NOWHERE}&secret=&active=on"),
         );
@@ -493,8 +492,8 @@ async fn hostile_receiver() -> String {
         [("x-hostile", HOSTILE), (CONTENT_TYPE.as_str(), "text/html")],
         HOSTILE,
     );
-    let port = serve(Router::new().fallback(async move || answer)).await;
-    format!("http://127.0.0.1:{port}/webhooks")
+    let address = serve(Router::new().fallback(async move || answer)).await;
+    format!("http://{address}/webhooks")
 }
 
 #[tokio::test]
@@ -504,10 +503,9 @@ async fn script_in_texts_is_shown_and_never_executed() {
     let sandbox = Server::start("sandbox", &args);
     let url = |path: &str| format!("{}{path}", sandbox.url);
     let encoded: String = url::form_urlencoded::byte_serialize(HOSTILE.as_bytes()).collect();
-    post(&sandbox, "chats", &format!("text={encoded}"));
-    post(&sandbox, "keys", &format!("description={encoded}"));
-    post(
-        &sandbox,
+    sandbox.post("chats", &format!("text={encoded}"));
+    sandbox.post("keys", &format!("description={encoded}"));
+    sandbox.post(
         "webhooks/chat-rated",
         &format!("url={encoded}&secret=&active=on"),
     );
@@ -526,7 +524,7 @@ async fn script_in_texts_is_shown_and_never_executed() {
             ("events/1/payload", "body"),
         ] {
             if shown == "#notice" {
-                post(&sandbox, "webhooks/chat-rated", "url=<script>&secret=");
+                sandbox.post("webhooks/chat-rated", "url=<script>&secret=");
             }
             page.goto(&url(path)).await;
             page.until_contains(
@@ -571,7 +569,7 @@ async fn other_sites_can_neither_post_nor_read() {
           ]).then(all => {{ result.textContent = all.map(one => one.value?.type ?? one.status).join() }})
         </script>"
     );
-    let evil_port = serve(Router::new().route("/", get(async move || Html(html)))).await;
+    let evil = serve(Router::new().route("/", get(async move || Html(html)))).await;
 
     let window = Window {
         flags: vec!["--host-resolver-rules=MAP evil.example 127.0.0.1".to_owned()],
@@ -579,7 +577,7 @@ async fn other_sites_can_neither_post_nor_read() {
     };
     let test = async |page: Page| {
         for host in ["evil.example", "localhost", "127.0.0.1"] {
-            let url = format!("http://{host}:{evil_port}/");
+            let url = format!("http://{host}:{}/", evil.port());
             page.goto(&url).await;
             page.until_text("#result", |text| text == "opaque,rejected,rejected")
                 .await;
@@ -605,8 +603,8 @@ async fn pages_have_at_most_50_kilobytes() {
             [("x-long", "\"".repeat(7_000))],
             "\"".repeat(5_000),
         );
-        let port = serve(Router::new().fallback(async move || answer.clone())).await;
-        format!("http://127.0.0.1:{port}/webhooks")
+        let address = serve(Router::new().fallback(async move || answer.clone())).await;
+        format!("http://{address}/webhooks")
     };
     let args = [
         "--demo", "--strict", "--rate", "0", "--faults", "all=0.03", "--target", &receiver,
@@ -614,17 +612,9 @@ async fn pages_have_at_most_50_kilobytes() {
     let sandbox = Server::start("sandbox", &args);
     let url = |path: &str| format!("{}{path}", sandbox.url);
     for _ in 0..12 {
-        post(
-            &sandbox,
-            "keys",
-            &format!("description={}", "%22".repeat(500)),
-        );
+        sandbox.post("keys", &format!("description={}", "%22".repeat(500)));
     }
-    post(
-        &sandbox,
-        "chats",
-        &format!("text={}", "%22".repeat(100_000)),
-    );
+    sandbox.post("chats", &format!("text={}", "%22".repeat(100_000)));
     let long = format!("text={}", "%22".repeat(5_000));
     post_often(&sandbox, "chats/c-1/message", &long, 40);
     for step in ["open", "close", "reopen", "transfer", "rate"] {
@@ -636,10 +626,10 @@ async fn pages_have_at_most_50_kilobytes() {
     })
     .await;
     let nowhere = format!("url={NOWHERE}{}&secret=&active=on", "x".repeat(970));
-    post(&sandbox, "webhooks/message-created", &nowhere);
+    sandbox.post("webhooks/message-created", &nowhere);
     let event = 1;
     for _ in 0..30 {
-        post(&sandbox, &format!("events/{event}/retry"), "");
+        sandbox.post(&format!("events/{event}/retry"), "");
     }
     let parts = curl(&[&url("page.css")]).len() + curl(&[&url("page.js")]).len();
     for path in [
@@ -654,28 +644,6 @@ async fn pages_have_at_most_50_kilobytes() {
         println!("{path}: {size}");
         assert!(size <= MAX_PAGE, "{path}: {size}");
     }
-}
-
-/// Sends a form as the page does.
-pub(crate) fn post(sandbox: &Server, path: &str, form: &str) {
-    let own = format!("Origin: {}", sandbox.url.trim_end_matches('/'));
-    let url = format!("{}{path}", sandbox.url);
-    let dir = tempfile::tempdir().unwrap();
-    let file = dir.path().join("form");
-    std::fs::write(&file, form).unwrap();
-    let body = format!("@{}", file.display());
-    let args = [
-        "-o",
-        "/dev/null",
-        "-w",
-        "%{http_code}",
-        "-d",
-        &body,
-        "-H",
-        &own,
-        &url,
-    ];
-    assert_eq!(curl(&args), "303", "{path} {form:.100}");
 }
 
 /// Sends a form many times on one connection.

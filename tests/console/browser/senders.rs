@@ -3,8 +3,7 @@
 use std::fs;
 
 use crate::chromium::{Page, Window, until};
-use crate::story::announced;
-use support::program::{Program, Server, example};
+use support::program::Server;
 
 const ROUTES: &str = r#"
 [[routes]]
@@ -47,23 +46,13 @@ async fn one_console_shows_the_events_of_all_senders() {
     );
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     #[rustfmt::skip]
-    let receiver = Server::start("receiver", &[
+    let receiver = Server::receiver(&[
         "--config", &config, "--inbox", &inbox, "--console", "127.0.0.1:0", "--max-attempts", "1",
     ]);
-    let base = receiver.url.strip_suffix("/webhooks").unwrap();
     for (path, args, body) in DELIVERIES {
         let body = file("body.json", body);
-        let url = format!("{base}{path}");
-        let to = [
-            "send",
-            "--url",
-            &url,
-            "--secret",
-            "a secret of three",
-            "--body",
-            &body,
-        ];
-        let sent = Program::start(example("receiver").args(to).args(args)).finish();
+        let args = [&["--body", &body], args].concat();
+        let sent = receiver.send_to(path, "a secret of three", &args);
         assert_eq!(sent.code, 0, "{path}: {sent:?}");
     }
     let test = async |page: Page| {
@@ -91,7 +80,7 @@ async fn one_console_shows_the_events_of_all_senders() {
         page.has_no_errors().await;
     };
     Window::new(1280)
-        .open(&announced(&receiver, "console"), test)
+        .open(&receiver.url_of("console"), test)
         .await;
     until("the events of the others", async || {
         let out = receiver.out();

@@ -10,7 +10,6 @@ use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 
 use crate::chromium::{Page, Window, until};
-use crate::sandbox::post;
 use support::program::{Server, curl};
 
 /// The chats of the first night, whose messages are retried, and those whose end is a dead letter.
@@ -42,11 +41,8 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         "--max-attempts",
         "1",
     ];
-    let receiver = Server::start("receiver", &args);
-    let (console, metrics) = (
-        announced(&receiver, "console"),
-        announced(&receiver, "metrics"),
-    );
+    let receiver = Server::receiver(&args);
+    let (console, metrics) = (receiver.url_of("console"), receiver.url_of("metrics"));
     let args = ["--demo", "--rate", "0", "--target", &receiver.url];
     let sandbox = Server::start("sandbox", &args);
 
@@ -54,8 +50,8 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         .map(|n| format!("chats/c-{n}"))
         .collect();
     for chat in &chats {
-        post(&sandbox, "chats", "text=Where+is+my+parcel%3F");
-        post(&sandbox, &format!("{chat}/open"), "");
+        sandbox.post("chats", "text=Where+is+my+parcel%3F");
+        sandbox.post(&format!("{chat}/open"), "");
     }
     until("events that are handled", async || {
         (lines(&receiver).len() >= 3 * chats.len()).then_some(())
@@ -68,10 +64,10 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
         if n < CHATS {
             for text in ["Hello?", "Is+anybody+there%3F"] {
                 let form = format!("text={text}&from=customer");
-                post(&sandbox, &format!("{chat}/message"), &form);
+                sandbox.post(&format!("{chat}/message"), &form);
             }
         }
-        post(&sandbox, &format!("{chat}/close"), "");
+        sandbox.post(&format!("{chat}/close"), "");
     }
     let window = Window::new(1280);
     let test = async |page: Page| {
@@ -159,13 +155,6 @@ async fn an_outage_is_seen_repaired_and_drained_in_the_browser() {
     assert!(scraped.contains(r#"webhook_inbox_tripped{kind="message-created"} 0"#));
     assert_eq!(sandbox.stop(), 0);
     assert_eq!(receiver.stop(), 0);
-}
-
-/// The URL of the console or the metrics.
-pub(crate) fn announced(receiver: &Server, what: &str) -> String {
-    let err = receiver.program.err();
-    let (_, url) = err.split_once(&format!("{what} on ")).unwrap();
-    url.lines().next().unwrap().to_owned()
 }
 
 /// The events that were handled.

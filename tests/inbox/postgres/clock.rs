@@ -14,10 +14,7 @@ use tracing::Level;
 use super::{event, key, take};
 use support::database::{Database, count, execute};
 use support::log::Log;
-
-const SECOND: Duration = Duration::from_secs(1);
-const HOUR: Duration = Duration::from_secs(60 * 60);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+use support::{DAY, HOUR, SECOND};
 
 struct Server {
     pool: PgPool,

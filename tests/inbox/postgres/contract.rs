@@ -15,6 +15,7 @@ use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
 
 use support::database::{Database, connect, count, execute};
+use support::queue::skip;
 
 use super::{LEASE, RETENTION, accept, end, event, failure, key, take};
 
@@ -114,13 +115,7 @@ async fn key_of_an_event_is_kept_until_the_event_is_settled_and_purged() {
     let (_, none) = accept(&queue, short("waits", Some(1))).await;
     assert!(none.is_none());
     let (_, aside) = accept(&queue, short("aside", Some(2))).await;
-    let later = Settlement::Retry {
-        after: LEASE,
-        failure: Some(failure()),
-        counts: true,
-        is_probe: false,
-        blocks_lane: false,
-    };
+    let later = skip(LEASE);
     end(&queue, &aside.unwrap(), later).await;
     let (_, dead) = accept(&queue, short("dead", None)).await;
     let give_up = Settlement::Dead {
@@ -158,14 +153,7 @@ async fn calls_at_one_time_have_the_results_of_calls_in_turn() {
     let pool = database.pool(1).await;
     // An event that returns to its lane with the next operation there.
     let (_, skipped) = accept(&queue, event(None, Some(4))).await;
-    let retry = Settlement::Retry {
-        after: Duration::ZERO,
-        failure: None,
-        counts: true,
-        is_probe: false,
-        blocks_lane: false,
-    };
-    end(&queue, &skipped.unwrap(), retry).await;
+    end(&queue, &skipped.unwrap(), skip(Duration::ZERO)).await;
     let next = take();
     for round in 0..4 {
         let accepts = (0..100i64).map(|at| {

@@ -5,6 +5,7 @@ mod concurrency;
 mod contract;
 mod model;
 mod pinned;
+mod processes;
 mod records;
 mod stalls;
 mod unreadable;
@@ -12,23 +13,19 @@ mod unreadable;
 use std::time::Duration;
 use tower_webhook::inbox::internal::Work;
 
-use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
-use tower_webhook::inbox::internal::{
-    Accepted, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent,
-};
-use tower_webhook::inbox::{EventId, Failure, Kinds, Lane};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take, TakenEvent};
+use tower_webhook::inbox::{EventId, Failure, Lane};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
+
+use support::queue;
 
 const LEASE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
 
 fn take() -> Take {
-    Take {
-        lease: LEASE,
-        kinds: Kinds::all(),
-    }
+    queue::take(LEASE)
 }
 
 fn key(key: &str) -> EventKey {
@@ -37,22 +34,17 @@ fn key(key: &str) -> EventKey {
 
 fn event(key: Option<EventKey>, lane: Option<i64>) -> NewEvent {
     NewEvent {
-        namespace: Namespace::default(),
-        delivery: RawDelivery::new(EventKind::MESSAGE_CREATED, "{}"),
         key,
-        guard: None,
         chat: lane.map(|lane| lane.to_string()),
         lane: lane.map(Lane),
-        retain: RETENTION,
-        dead: None,
+        ..queue::new_event(EventKind::MESSAGE_CREATED, "{}")
     }
 }
 
 fn failure() -> Failure {
     Failure {
-        outcome: "error".to_owned(),
-        reason: "no luck".to_owned(),
         took: None,
+        ..queue::failure("no luck")
     }
 }
 

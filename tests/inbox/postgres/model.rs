@@ -17,9 +17,8 @@ use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 
+use support::HOUR;
 use support::database::Database;
-
-const HOUR: Duration = Duration::from_secs(60 * 60);
 
 /// Numbers that are the same in every run with the same seed.
 struct Random(u64);

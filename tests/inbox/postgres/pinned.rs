@@ -12,7 +12,7 @@ use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
 use tower_webhook::inbox::{Change, EventId, EventState};
 use tower_webhook::postgres::PostgresQueue;
 
-use super::concurrency::two_processes;
+use super::processes::two_processes;
 use super::{accept, end, event, failure, take};
 use support::database::{Database, count, execute};
 

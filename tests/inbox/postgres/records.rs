@@ -20,6 +20,7 @@ use tower_webhook::store::{Claim, EventKey, Store};
 
 use super::{LEASE, RETENTION, accept, end, event, failure, key, take};
 use support::database::{Database, count, execute};
+use support::queue::retry_for;
 
 fn headers(value: impl Into<HeaderValue>) -> HeaderMap {
     HeaderMap::from_iter([(http::HeaderName::from_static("traceparent"), value.into())])
@@ -29,16 +30,6 @@ fn with_headers(event: NewEvent, headers: HeaderMap) -> NewEvent {
     NewEvent {
         delivery: event.delivery.with_headers(headers),
         ..event
-    }
-}
-
-fn after(failure: Failure) -> Settlement {
-    Settlement::Retry {
-        after: Duration::ZERO,
-        failure: Some(failure),
-        counts: true,
-        is_probe: false,
-        blocks_lane: true,
     }
 }
 
@@ -183,12 +174,12 @@ async fn an_attempt_that_lost_its_lease_notes_no_duration() {
         assert_eq!(claims.events.len(), 5);
         let held = claims.events.iter().map(|taken| taken.lease);
         // Both at one time, and so in one statement.
-        let late = after(failure_after(99));
+        let late = retry_for(failure_after(99));
         let mut ends: Vec<_> = stale.iter().map(|lease| (*lease, late.clone())).collect();
         ends.extend(held.map(|lease| {
             let end = match lease.id.0 % 5 {
-                0 => after(failure()),
-                _ => after(failure_after(round)),
+                0 => retry_for(failure()),
+                _ => retry_for(failure_after(round)),
             };
             (lease, end)
         }));

@@ -1,5 +1,6 @@
 //! Callers that give up, statements that hang, chats that are locked, and processes that stand still.
 
+use std::pin::pin;
 use std::time::Duration;
 use tower_webhook::inbox::Records;
 use tower_webhook::inbox::internal::Work;
@@ -9,14 +10,14 @@ use nix::sys::signal::Signal;
 use sqlx::postgres::PgConnection;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
-use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take};
-use tower_webhook::inbox::{EventState, Kinds};
+use tower_webhook::inbox::internal::{Accepted, Settled, Settlement};
+use tower_webhook::inbox::{Change, EventState};
 use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{Database, connect, count, execute};
 use support::program::{Peer, say};
 
-use super::{LEASE, accept, end, event, failure, take};
+use super::{LEASE, accept, end, event, take};
 
 async fn lock_table(transaction: &mut PgConnection) {
     sqlx::query("LOCK TABLE tower_webhook.head IN ACCESS EXCLUSIVE MODE")
@@ -132,10 +133,7 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
     let queue = PostgresQueue::new(connect(&url, 40).await);
     queue.migrate().await.unwrap();
     let held = accept(&queue, event(None, Some(0))).await.1.unwrap();
-    let brief = Take {
-        lease: 2 * LIMIT,
-        kinds: Kinds::all(),
-    };
+    let brief = support::queue::take(2 * LIMIT);
     let mut busy = pool.begin().await.unwrap();
     lock_table(&mut busy).await;
     let began = std::time::Instant::now();
@@ -186,16 +184,26 @@ async fn a_stall_of_the_server_takes_few_connections_and_makes_nobody_a_suspect(
 async fn event_that_was_long_in_its_statement_waits_for_a_claim() {
     let database = Database::create().await;
     let (queue, pool) = (database.queue().await, database.pool(1).await);
+    let (_, first) = accept(&queue, event(None, Some(1))).await;
+    let (next, _) = accept(&queue, event(None, Some(1))).await;
     let slow = "CREATE FUNCTION pause() RETURNS trigger LANGUAGE plpgsql AS
             'BEGIN PERFORM pg_sleep(1.1); RETURN NEW; END';
-        CREATE TRIGGER pause BEFORE INSERT ON tower_webhook.events EXECUTE FUNCTION pause()";
+        CREATE TRIGGER pause BEFORE INSERT ON tower_webhook.events EXECUTE FUNCTION pause();
+        CREATE TRIGGER pause BEFORE INSERT ON tower_webhook.ended EXECUTE FUNCTION pause()";
     execute(&pool, slow).await;
-    let (id, taken) = accept(&queue, event(None, Some(1))).await;
+    let (first, take) = (first.unwrap().lease, take());
+    let settled = queue.settle(&first, &Settlement::Handled, Some(&take));
+    let settled = settled.await.unwrap();
+    assert!(matches!(settled, Settled::Ended(None)), "{settled:?}");
+    let (accepted, taken) = accept(&queue, event(None, Some(2))).await;
     assert!(taken.is_none());
-    let state = queue.get(id).await.unwrap().unwrap().summary.state;
-    assert_eq!(state, EventState::Waiting);
-    let claims = queue.claim(&take(), 1, 0).await.unwrap();
-    assert_eq!(claims.events[0].lease.id, id);
+    for id in [next, accepted] {
+        let state = queue.get(id).await.unwrap().unwrap().summary.state;
+        assert_eq!(state, EventState::Waiting);
+    }
+    let claims = queue.claim(&take, 2, 0).await.unwrap();
+    let claimed: Vec<_> = claims.events.iter().map(|taken| taken.lease.id).collect();
+    assert_eq!(claimed, [next, accepted]);
 }
 
 /// The server hangs while it commits, until the connection is given up.
@@ -291,6 +299,32 @@ async fn a_locked_chat_stalls_no_other_one_and_loses_no_lease_of_others() {
     assert_eq!(extended, [Some(true)]);
 }
 
+/// Another transaction has locked the first events of two chats, which a person changes.
+#[tokio::test(flavor = "multi_thread")]
+async fn changes_of_a_locked_chat_wait_in_brief_statements() {
+    let database = Database::create().await;
+    let (queue, pool) = (database.queue().await, database.pool(2).await);
+    let (discarded, _) = accept(&queue, event(None, Some(1))).await;
+    accept(&queue, event(None, Some(2))).await;
+    let mut transaction = pool.begin().await.unwrap();
+    sqlx::raw_sql("SELECT FROM tower_webhook.head FOR UPDATE")
+        .execute(&mut *transaction)
+        .await
+        .unwrap();
+    let mut changes =
+        pin!(async { tokio::join!(queue.discard(discarded, None), queue.forget("2", None)) });
+    let waits = timeout(Duration::from_secs(2), &mut changes).await;
+    waits.expect_err("the chats are locked");
+    let long = format!("{WAITING} AND query_start < clock_timestamp() - interval '1 second'");
+    assert_eq!(count(&pool, &long).await, 0);
+
+    transaction.rollback().await.unwrap();
+    let changed = timeout(Duration::from_secs(2), changes).await;
+    let (discarded, forgotten) = changed.expect("they wait although the rows are free");
+    assert_eq!(discarded.unwrap(), Change::Made);
+    assert_eq!(forgotten.unwrap().bodies, 1);
+}
+
 /// An event returns to a chat whose first event another transaction has locked.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
@@ -298,14 +332,12 @@ async fn an_event_that_returns_to_a_locked_chat_does_not_stall_claims() {
     let (queue, pool) = (database.queue().await, database.pool(1).await);
     let (aside, taken) = accept(&queue, event(None, Some(1))).await;
     accept(&queue, event(None, Some(1))).await;
-    let retry = Settlement::Retry {
-        after: Duration::ZERO,
-        failure: Some(failure()),
-        counts: true,
-        is_probe: false,
-        blocks_lane: false,
-    };
-    end(&queue, &taken.unwrap(), retry).await;
+    end(
+        &queue,
+        &taken.unwrap(),
+        support::queue::skip(Duration::ZERO),
+    )
+    .await;
     let other = queue.accept(event(None, Some(2)), None).await.unwrap();
     let Accepted::New { id: other, .. } = other else {
         panic!("{other:?}");

@@ -6,13 +6,16 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::Barrier;
 use tokio::time::sleep;
 
-use super::make::{chat, dead, endings, failure, key, key_of, kind, lane, retry};
+use super::make::{chat, endings, key, key_of, kind, lane};
 use super::steps::{Trial, abandon, joined, ok};
 use super::{HELD, Harness, RETAIN, RIVALS, SHORT};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Settlement, Work};
 use tower_webhook::inbox::{Change, EventState, Kinds, Records};
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
+
+use support::HOUR;
+use support::queue::{dead, failure, retry};
 
 /// A key is accepted once, on every handle and in every state of its event, even if a duplicate has another body. The
 /// duplicate changes nothing. An event without a key is accepted each time. Numbers increase.
@@ -287,8 +290,6 @@ pub(crate) async fn keys_are_remembered<H: Harness>(harness: &H) {
 ///
 /// When the rule is broken, or the queue fails.
 pub(crate) async fn deliveries_return_unchanged<H: Harness>(harness: &H) {
-    const HOUR: Duration = Duration::from_secs(60 * 60);
-
     let trial = Trial::open(harness).await;
     let mib: Vec<u8> = (0..1_u32 << 18)
         .flat_map(|at| at.wrapping_mul(0x9E37_79B9).to_le_bytes())

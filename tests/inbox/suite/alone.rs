@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::make::{chat, dead, failure, key, lane, retry};
+use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::RawDelivery;
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, Work, forget_all};
 use tower_webhook::inbox::{Change, EventState, Records};
+
+use support::queue::{dead, failure, retry};
 
 /// Who pauses, and why.
 const NOTE: &str = "ada: the CRM's \"caf\u{e9}\" is down";

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
-use super::make::{chat, dead, failure, key, lane, retry, skip};
+use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::{FORGET_STEP, NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{Change, EventId, EventState, Lane, Records};
+
+use support::queue::{dead, failure, retry, skip};
 
 /// An event that was handled, ignored, discarded or made a dead letter is tried again when it is redriven: with its
 /// body, and with its count of failures at zero. Its key stays known.

@@ -4,12 +4,14 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::make::{chat, dead, endings, lane, retry, skip};
+use super::make::{chat, endings, lane};
 use super::steps::{Trial, abandon, ok};
 use super::{HELD, Harness, PATIENCE, SHORT};
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, TakenEvent, Work, forget_all};
 use tower_webhook::inbox::{Change, EventState, Records};
+
+use support::queue::{dead, retry, skip};
 
 /// Asserts that an attempt has ended as asked, and only so. What is retried has no delay.
 async fn ended<Q: Queue>(trial: &Trial<Q>, taken: &TakenEvent, settlement: &Settlement) {

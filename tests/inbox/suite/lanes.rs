@@ -4,24 +4,16 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::make::{dead, kind, lane, outage, retry, skip, snooze};
+use super::make::{kind, lane};
 use super::steps::{Trial, lasted, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{Settled, Settlement, Work};
-use tower_webhook::inbox::{Change, EventId, EventState, Kinds, Lane};
+use tower_webhook::inbox::{Change, EventState, Kinds};
+
+use support::queue::{dead, outage, retry, skip, snooze};
 
 /// A delay within which a rule makes several calls, on a busy machine.
 const DELAY: Duration = Duration::from_secs(2);
-
-/// Accepts this many events of a lane.
-pub(super) async fn line<Q: Queue>(trial: &Trial<Q>, lane: Lane, count: usize) -> Vec<EventId> {
-    let mut ids = Vec::new();
-    for _ in 0..count {
-        ids.push(trial.accept(trial.in_lane(lane)).await);
-    }
-    ids
-}
 
 /// Only the first event of a lane can be taken, and the next one only after the attempt of the first one has ended: by
 /// the settlement itself with `next`, and otherwise by a claim. So the lane runs in the order of acceptance.
@@ -33,7 +25,7 @@ pub(crate) async fn lanes_keep_their_order<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
     let lane = lane();
-    let ids = line(&trial, lane, 8).await;
+    let ids = trial.line(lane, 8).await;
 
     let mut taken = trial.claims(ids[0], HELD, "the first event").await;
     for (at, id) in ids.iter().enumerate().skip(1) {
@@ -98,7 +90,7 @@ pub(crate) async fn retries_keep_their_place<H: Harness>(harness: &H) {
     let other = &trial.handles(harness, 1).await[0];
     for settlement in [retry, outage, snooze, |_| Settlement::Released] {
         let lane = lane();
-        let ids = line(&trial, lane, 3).await;
+        let ids = trial.line(lane, 3).await;
         for (at, id) in ids.iter().enumerate() {
             let taken = trial.claims(*id, HELD, "the first event of the lane").await;
             let began = Instant::now();
@@ -137,7 +129,7 @@ pub(crate) async fn skipped_events_return<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
     let lane = lane();
-    let ids = line(&trial, lane, 5).await;
+    let ids = trial.line(lane, 5).await;
 
     // The lane goes on, with `next` and without.
     let first = trial.claims(ids[0], HELD, "the first event").await;
@@ -237,7 +229,7 @@ pub(crate) async fn skipped_events_return<H: Harness>(harness: &H) {
 pub(crate) async fn dead_letters_free_or_hold_lanes<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
-    let ids = line(&trial, lane(), 2).await;
+    let ids = trial.line(lane(), 2).await;
     let taken = trial.claims(ids[0], HELD, "the first event").await;
     let next = trial.hands_over(&taken, &dead(false), ids[1]).await;
     trial.is(ids[0], EventState::Dead, "a dead letter").await;
@@ -245,7 +237,7 @@ pub(crate) async fn dead_letters_free_or_hold_lanes<H: Harness>(harness: &H) {
 
     for is_redriven in [false, true] {
         let lane = lane();
-        let ids = line(&trial, lane, 3).await;
+        let ids = trial.line(lane, 3).await;
         let taken = trial.claims(ids[0], HELD, "the first event").await;
         trial
             .hands_nothing_over(&taken, &dead(true), "a dead letter holds the lane")

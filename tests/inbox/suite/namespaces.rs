@@ -2,11 +2,13 @@
 
 use tokio::time::sleep;
 
-use super::make::{chat, retry};
+use super::make::chat;
 use super::steps::{Trial, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::{Namespace, NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{Change, Filter, Lane, Page, Records};
+
+use support::queue::retry;
 
 /// Two namespaces have events of the same kind and chat. None is taken for the other one: not by an acceptance, by a
 /// claim, nor as the next event of a lane. They do not wait for each other. A person sees both.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 
-use super::make::{chat, dead, failure, lane, retry, skip};
+use super::make::{chat, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
 use tokio::time::sleep;
@@ -12,6 +12,8 @@ use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{
     BlockedLane, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
 };
+
+use support::queue::{dead, failure, retry, retry_for, skip};
 
 /// Headers as a sender may write them: several of one name, and values of any bytes.
 fn headers() -> HeaderMap {
@@ -107,14 +109,7 @@ pub(crate) async fn failures_keep_their_durations<H: Harness>(harness: &H) {
     let mut taken = trial.taken(trial.in_lane(lane()), HELD).await;
     let id = taken.lease.id;
     for took in durations {
-        let settlement = Settlement::Retry {
-            after: Duration::ZERO,
-            failure: Some(of(took)),
-            counts: true,
-            is_probe: false,
-            blocks_lane: true,
-        };
-        trial.settle(&taken, &settlement).await;
+        trial.settle(&taken, &retry_for(of(took))).await;
         trial
             .refuses(&taken.lease, "an attempt that has ended")
             .await;
@@ -150,14 +145,7 @@ pub(crate) async fn errors_are_found<H: Harness>(harness: &H) {
     let fails = async |reason: &str, end: Settlement| {
         let taken = trial.taken(trial.event(), HELD).await;
         let id = taken.lease.id;
-        let settlement = Settlement::Retry {
-            after: Duration::ZERO,
-            failure: Some(failure(reason)),
-            counts: true,
-            is_probe: false,
-            blocks_lane: true,
-        };
-        trial.settle(&taken, &settlement).await;
+        trial.settle(&taken, &retry_for(failure(reason))).await;
         let taken = trial.claims(id, HELD, "an event that is retried").await;
         trial.settle(&taken, &end).await;
         id
@@ -195,7 +183,7 @@ pub(crate) async fn errors_are_found<H: Harness>(harness: &H) {
     expect("_", &[], &[refused]).await;
     expect("%", &[], &[again]).await;
     expect("\\ '", &[EventState::Dead], &[other]).await;
-    expect("conformance", &[], &[refused, again, other]).await;
+    expect("no-luck", &[], &[refused, again, other]).await;
     expect("retry", &[], &[again]).await;
     expect("connection reset", &[], &[]).await;
 }
@@ -271,7 +259,7 @@ pub(crate) async fn failures_are_found_by_time<H: Harness>(harness: &H) {
     expect(any(&[EventState::Dead], of_late), &[late]).await;
     expect(any(&[], of_late), &[late]).await;
     let by_error = Filter {
-        error: Some("CONFORMANCE".to_owned()),
+        error: Some("NO-LUCK".to_owned()),
         ..Filter::failed(Some(of_late), None)
     };
     expect(by_error, &[late]).await;

@@ -10,7 +10,7 @@ use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
     Change, EventId, EventRecord, EventState, Failure, Filter, Kinds, Lane, Records,
@@ -18,6 +18,8 @@ use tower_webhook::inbox::{
 use tower_webhook::store::EventKey;
 pub(super) use tower_webhook::store::conformance::steps::{abandon, joined, named, ok};
 use tower_webhook::{IdempotencyKey, RawDelivery};
+
+use support::queue::new_event;
 
 /// A handle on the queue, and a kind of events that no other rule uses.
 pub(super) struct Trial<Q> {
@@ -72,14 +74,8 @@ impl<Q: Queue> Trial<Q> {
     /// An event without a key, a chat and a lane.
     pub(super) fn event(&self) -> NewEvent {
         NewEvent {
-            namespace: Namespace::default(),
-            delivery: RawDelivery::new(self.kind.clone(), "{}"),
-            key: None,
-            guard: None,
-            chat: None,
-            lane: None,
             retain: RETAIN,
-            dead: None,
+            ..new_event(self.kind.clone(), "{}")
         }
     }
 
@@ -88,6 +84,15 @@ impl<Q: Queue> Trial<Q> {
             lane: Some(lane),
             ..self.event()
         }
+    }
+
+    /// Accepts this many events of a lane.
+    pub(super) async fn line(&self, lane: Lane, count: usize) -> Vec<EventId> {
+        let mut ids = Vec::new();
+        for _ in 0..count {
+            ids.push(self.accept(self.in_lane(lane)).await);
+        }
+        ids
     }
 
     pub(super) fn with_key(&self, key: &IdempotencyKey, body: &'static str) -> NewEvent {
@@ -421,5 +426,21 @@ pub(super) fn lasted(began: Instant, what: &str) {
     assert!(
         lasted + DRIFT >= SHORT,
         "{what} of {SHORT:?} ended after {lasted:?} at the latest"
+    );
+}
+
+pub(super) fn assert_attempt(taken: &TakenEvent, failures: u32, crashes: u32, after: &str) {
+    assert_eq!(taken.failures, failures, "failures after {after}");
+    assert_eq!(taken.crashes, crashes, "crashes after {after}");
+    let attempt = taken.delivery.attempt().map(u32::from);
+    assert_eq!(
+        attempt,
+        Some(1 + failures + crashes),
+        "the attempt after {after}"
+    );
+    assert_eq!(
+        taken.tried_for.is_some(),
+        failures > 0 || taken.uncounted > 0,
+        "whether it failed before {after}"
     );
 }

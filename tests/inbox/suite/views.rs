@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use tokio::time::sleep;
 
-use super::make::{chat, dead, failure, key, lane, retry, skip};
+use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, RETAIN, SHORT};
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, Work};
@@ -12,6 +12,8 @@ use tower_webhook::inbox::{
     Change, EventId, EventState, EventSummary, Filter, KindStats, Kinds, Page, Records,
 };
 use tower_webhook::store::EventKey;
+
+use support::queue::{dead, failure, retry, skip};
 
 /// A pause is seen by all handles within this time.
 const PAUSE: Duration = Duration::from_secs(1);

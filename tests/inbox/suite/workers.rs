@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::time::{Instant, sleep};
 
-use super::lanes::line;
-use super::make::{dead, lane, retry, snooze};
+use super::make::lane;
 use super::steps::{Trial, joined};
 use super::{HELD, Harness, PATIENCE, SHORT};
 use tower_webhook::inbox::internal::{Settlement, TakenEvent};
 use tower_webhook::inbox::{EventId, Lane};
+
+use support::queue::{dead, retry, snooze};
 
 /// The events that several workers have, and had.
 #[derive(Default)]
@@ -164,7 +165,7 @@ pub(crate) async fn no_lane_starves_another<H: Harness>(harness: &H) {
     ] {
         let lane = lane();
         let taken = trial.taken(trial.in_lane(lane), HELD).await;
-        line(&trial, lane, BLOCKED).await;
+        trial.line(lane, BLOCKED).await;
         if let Some(settlement) = settlement {
             trial.settle(&taken, &settlement).await;
         }

@@ -6,28 +6,23 @@ use tower_webhook::inbox::internal::Work;
 
 use tokio::time::sleep;
 use tower_webhook::event::{ChatRated, EventKind};
-use tower_webhook::inbox::internal::{Accepted, Namespace, NewEvent, Settled, Settlement, Take};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take};
 use tower_webhook::inbox::{EventId, EventState, Inbox, Kinds, Lane};
 use tower_webhook::memory::MemoryQueue;
-use tower_webhook::{Delivery, EventRouter, HandlerError, RawDelivery};
+use tower_webhook::{Delivery, EventRouter, HandlerError};
 
 use support::delivery::send;
 use support::inbox::{NotingCrm, event, inbox, states, webhooks, within_a_month};
-use support::{DAY, MINUTE, SECOND};
+use support::queue::{new_event, take};
+use support::{MINUTE, SECOND};
 
 #[tokio::test(start_paused = true)]
 async fn an_event_that_crashes_its_process_is_a_dead_letter() {
     let inbox = inbox().clone();
     let accepted = async |n: i64| {
         let event = NewEvent {
-            namespace: Namespace::default(),
-            delivery: RawDelivery::new(EventKind::CHAT_RATED, r#"{"id":"a"}"#),
-            key: None,
-            guard: None,
-            chat: None,
             lane: Some(Lane(n)),
-            retain: DAY,
-            dead: None,
+            ..new_event(EventKind::CHAT_RATED, r#"{"id":"a"}"#)
         };
         inbox.queue().accept(event, None).await.unwrap()
     };
@@ -35,10 +30,7 @@ async fn an_event_that_crashes_its_process_is_a_dead_letter() {
         assert!(matches!(accepted(n).await, Accepted::New { .. }));
     }
     // Processes that take the events, and die.
-    let take = Take {
-        lease: SECOND,
-        kinds: Kinds::all(),
-    };
+    let take = take(SECOND);
     assert_eq!(
         inbox.queue().claim(&take, 9, 1).await.unwrap().events.len(),
         3
@@ -82,14 +74,8 @@ async fn crashed(inbox: &Inbox<MemoryQueue>, kind: EventKind, lane: i64, crashes
         kinds: Kinds::only([kind.clone()]),
     };
     let event = NewEvent {
-        namespace: Namespace::default(),
-        delivery: RawDelivery::new(kind, format!(r#"{{"id":"{lane}","rating":1}}"#)),
-        key: None,
-        guard: None,
-        chat: None,
         lane: Some(Lane(lane)),
-        retain: DAY,
-        dead: None,
+        ..new_event(kind, format!(r#"{{"id":"{lane}","rating":1}}"#))
     };
     let queue = inbox.queue();
     let Accepted::New { id, taken } = queue.accept(event, Some(&take)).await.unwrap() else {

@@ -7,15 +7,12 @@ mod outcomes;
 mod requests;
 mod services;
 
-use std::time::Duration;
-
 use tower_webhook::event::ChatRated;
 use tower_webhook::store::Store;
 use tower_webhook::{EventRouter, IdempotencyLayer, Webhooks};
 
+use support::SECOND;
 use support::delivery::{Crm, secret};
-
-const SECOND: Duration = Duration::from_secs(1);
 
 fn layer<St: Store + Clone>(store: &St) -> Webhooks<IdempotencyLayer<St>> {
     Webhooks::new(secret()).store(store.clone())

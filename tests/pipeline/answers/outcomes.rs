@@ -1,12 +1,11 @@
 //! The router, what became of the run, and the number of its attempt.
 
-use std::time::Duration;
-
 use tokio::time::Instant;
 use tower_webhook::RawDelivery;
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::{EventKey, KeyState};
 
+use support::DAY;
 use support::Ready;
 use support::delivery::{BODY, Crm, HANDLER_ERROR, RequestExt, Step, delivery, send};
 use support::store::{Operation, StoreExt, TestStore};
@@ -139,7 +138,6 @@ async fn handled_event_is_completed_before_the_response() {
 
 #[tokio::test(start_paused = true)]
 async fn completed_key_is_retained_longer_than_the_sender_retries() {
-    const DAY: Duration = Duration::from_secs(24 * 60 * 60);
     let crm = Crm::default();
     let service = layer(&MokaStore::new()).layer(router(&crm));
     send(&service, delivery(BODY).key("a")).await.assert_ok();

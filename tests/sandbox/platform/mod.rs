@@ -20,10 +20,7 @@ use tower_webhook::event::EventKind;
 use tower_webhook::sandbox::{Body, Sandbox, Settings, Webhook};
 use tower_webhook::{Secret, Secrets};
 
-const SECOND: Duration = Duration::from_secs(1);
-const MINUTE: Duration = Duration::from_secs(60);
-const HOUR: Duration = Duration::from_secs(60 * 60);
-const DAY: Duration = Duration::from_secs(24 * 60 * 60);
+use support::{DAY, HOUR, MINUTE, SECOND};
 
 /// A request as it came, and when.
 #[derive(Clone, Debug)]

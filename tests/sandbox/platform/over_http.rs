@@ -15,10 +15,7 @@ use tower_webhook::event::ChatOpened;
 use tower_webhook::{Delivery, EventRouter, WebhookLayer};
 
 async fn serve(app: axum::Router) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
-    format!("http://{address}/webhooks")
+    format!("http://{}/webhooks", support::net::serve(app).await)
 }
 
 async fn receiver(recorder: &Recorder) -> String {
