@@ -57,8 +57,8 @@ fn console_behind_a_proxy_has_the_proxys_name() {
         (&[][..], "421"),
         (&["--console-host", "ops.example,north"], "200"),
     ] {
-        let receiver = Receiver::start(&[&args[..], names].concat());
-        let console = url_of("console", &receiver);
+        let receiver = Server::receiver(&[&args[..], names].concat());
+        let console = receiver.url_of("console");
         for (host, status) in [
             ("ops.example", status),
             ("NORTH:8443", status),
@@ -66,7 +66,7 @@ fn console_behind_a_proxy_has_the_proxys_name() {
             ("10.1.2.3", "200"),
             ("evil.example", "421"),
         ] {
-            let page = answer(&console, "", &[&format!("host: {host}")]);
+            let page = curl(&["-i", "-H", &format!("host: {host}"), &console]);
             assert!(
                 page.starts_with(&format!("HTTP/1.1 {status}")),
                 "{host}: {page}"

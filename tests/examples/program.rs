@@ -402,7 +402,7 @@ fn file_of_secrets_signs_what_is_sent_and_is_its_owners_alone() {
     let warning = "other users may read or write the file of secrets";
     for (mode, is_warned) in [(0o644, true), (0o602, true), (0o600, false)] {
         fs::set_permissions(&file, Permissions::from_mode(mode)).unwrap();
-        let receiver = Receiver::start(&["--secret-file", path]);
+        let receiver = Server::receiver(&["--secret-file", path]);
         assert_eq!(receiver.err().contains(warning), is_warned, "{mode:o}");
         let args = ["send", "--url", &receiver.url, "--secret-file", path];
         let sent = with(&[("WEBHOOK_SECRET", "another")], &args);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Work};
-use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Records, Retry};
+use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue, Records, Retry};
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
@@ -22,7 +22,7 @@ use support::inbox::{NotingCrm, event, states, webhooks, within_a_month};
 use support::lock;
 use support::log::Log;
 use support::observer::Notes;
-use support::queue::FaultyQueue;
+use support::queue::{FaultyQueue, failure};
 use support::{DAY, MINUTE, SECOND};
 
 /// A queue that panics in the next calls of these names, or lets another worker take an event at a bad moment.

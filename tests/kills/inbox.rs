@@ -437,13 +437,13 @@ async fn finds_a_culprit<Q: Queue>(
     let began = Instant::now();
     for (chat, key) in keys.enumerate() {
         let request = request(&key, 2 * CHATS + chat);
-        let address = receivers[chat % receivers.len()].address;
+        let address = receivers[chat % receivers.len()].address();
         assert_eq!(sender.send(address, &request), Some(true), "{key}");
     }
     let mut deaths = 0;
     loop {
         for receiver in &mut *receivers {
-            if receiver.child.try_wait().unwrap().is_some() {
+            if receiver.server.program.child.try_wait().unwrap().is_some() {
                 deaths += 1;
                 receiver.restart(url, dir);
             }

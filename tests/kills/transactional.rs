@@ -150,7 +150,10 @@ async fn send_inserts_a_row() {
     let first = send(SECRET);
     assert!(first.starts_with("#1 200 OK in "), "{first}");
     let second = send(SECRET);
-    assert!(second.contains("it had been accepted or handled before"), "{second}");
+    assert!(
+        second.contains("it had been accepted or handled before"),
+        "{second}"
+    );
     let forged = send("another");
     assert!(forged.contains("401 Unauthorized"), "{forged}");
 
