@@ -67,14 +67,14 @@ mod workers;
 /// What queues and workers say to each other. No version promise covers it: the tests of this crate wrap queues.
 #[doc(hidden)]
 pub mod internal {
-    pub use super::event::{EventLease, Namespace, NewEvent, Take, TakenEvent};
+    pub use super::event::{EventLease, Kinds, Namespace, NewEvent, Take, TakenEvent};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
     pub use crate::outcome::Settlement;
 }
 
 pub use self::accept::{Accept, AcceptFuture, Refusal};
-pub use self::event::{EventId, EventState, Kinds, Lane, UnknownState};
+pub use self::event::{EventId, EventState, Lane, UnknownState};
 pub use self::handle::Inbox;
 pub use self::queue::Queue;
 pub use self::records::{

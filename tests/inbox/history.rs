@@ -13,10 +13,10 @@ use tokio::time::{Instant, sleep};
 use tower::service_fn;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
-    Change, EventId, EventState, Filter, Inbox, Kinds, Lane, OnFailure, Page, Records, Retry,
+    Change, EventId, EventState, Filter, Inbox, Lane, OnFailure, Page, Records, Retry,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{EventKey, Fence, StoreError};

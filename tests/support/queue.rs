@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tower_webhook::inbox::internal::{
-    Accepted, EventLease, Namespace, NewEvent, Settled, Settlement, Take, Work,
+    Accepted, EventLease, Kinds, Namespace, NewEvent, Settled, Settlement, Take, Work,
 };
-use tower_webhook::inbox::{Failure, Kinds, Queue, Records};
+use tower_webhook::inbox::{Failure, Queue, Records};
 use tower_webhook::store::{StoreError, StoreErrorKind};
 use tower_webhook::{EventKind, RawDelivery};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 use tower_webhook::inbox::Records;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{Kinds, Work};
 
 use http::{HeaderMap, HeaderValue};
 use tower_webhook::event::EventKind;
@@ -10,7 +10,7 @@ use tower_webhook::inbox::internal::{
     Accepted, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{
-    BlockedLane, EventId, EventState, EventSummary, Failure, Filter, Kinds, Lane, Page,
+    BlockedLane, EventId, EventState, EventSummary, Failure, Filter, Lane, Page,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;

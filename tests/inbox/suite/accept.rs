@@ -9,8 +9,8 @@ use tokio::time::sleep;
 use super::make::{chat, endings, key, key_of, kind, lane};
 use super::steps::{Trial, abandon, joined, ok};
 use super::{HELD, Harness, RETAIN, RIVALS, SHORT};
-use tower_webhook::inbox::internal::{Accepted, NewEvent, Settlement, Work};
-use tower_webhook::inbox::{Change, EventState, Kinds, Records};
+use tower_webhook::inbox::internal::{Accepted, Kinds, NewEvent, Settlement, Work};
+use tower_webhook::inbox::{Change, EventState, Records};
 use tower_webhook::store::EventKey;
 use tower_webhook::{IdempotencyKey, RawDelivery};
 

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::make::{key, lane};
 use super::steps::{Trial, assert_attempt, lasted, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{NewEvent, Settlement};
-use tower_webhook::inbox::{Change, EventId, EventState, Filter, Kinds, Page, Records};
+use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement};
+use tower_webhook::inbox::{Change, EventId, EventState, Filter, Page, Records};
 
 use support::queue::{dead, failure, outage, probe, retry, skip, snooze};
 

@@ -7,8 +7,8 @@ use tokio::time::{Instant, sleep};
 use super::make::{kind, lane};
 use super::steps::{Trial, lasted, ok};
 use super::{HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{Settled, Settlement, Work};
-use tower_webhook::inbox::{Change, EventState, Kinds};
+use tower_webhook::inbox::internal::{Kinds, Settled, Settlement, Work};
+use tower_webhook::inbox::{Change, EventState};
 
 use support::queue::{dead, outage, retry, skip, snooze};
 

@@ -10,10 +10,10 @@ use super::{DRIFT, HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{
-    Accepted, Claims, EventLease, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
+    Accepted, Claims, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
-    Change, EventId, EventRecord, EventState, Failure, Filter, Kinds, Lane, Records,
+    Change, EventId, EventRecord, EventState, Failure, Filter, Lane, Records,
 };
 use tower_webhook::store::EventKey;
 pub(super) use tower_webhook::store::conformance::steps::{abandon, joined, named, ok};

@@ -7,9 +7,9 @@ use tokio::time::sleep;
 use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, RETAIN, SHORT};
-use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, Work};
+use tower_webhook::inbox::internal::{Kinds, NewEvent, Settled, Settlement, Work};
 use tower_webhook::inbox::{
-    Change, EventId, EventState, EventSummary, Filter, KindStats, Kinds, Page, Records,
+    Change, EventId, EventState, EventSummary, Filter, KindStats, Page, Records,
 };
 use tower_webhook::store::EventKey;
 

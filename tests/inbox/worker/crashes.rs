@@ -2,12 +2,12 @@
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{Kinds, Work};
 
 use tokio::time::sleep;
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, Take};
-use tower_webhook::inbox::{EventId, EventState, Inbox, Kinds, Lane};
+use tower_webhook::inbox::{EventId, EventState, Inbox, Lane};
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::{Delivery, EventRouter, HandlerError};
 
