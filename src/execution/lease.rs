@@ -1,5 +1,5 @@
-//! A lease on a key: claimed, renewed while its run lasts, and settled when the run ends. When it is lost, `attempt` drops the
-//! work.
+//! A lease on a key: claimed, renewed while its run lasts, and settled when the run ends. When it is lost, `attempt` drops
+//! the work. Those of events are in `inbox/worker/leases.rs`.
 
 use std::future::Future;
 use std::num::NonZeroU32;

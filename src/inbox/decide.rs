@@ -253,11 +253,17 @@ mod tests {
         let error = || BoxError::from("error").into();
         let undecodable =
             RawDelivery::new(EventKind::CHAT_RATED, "[]").decode::<serde_json::Map<_, _>>();
-        let retried = |after, counts| (format!("retried {after:?}, counts: {counts}"));
+        let retried = |after, counts| format!("retried {after:?}, counts: {counts}");
         let usual = retried(5 * SECOND, true);
         let uncounted = retried(5 * SECOND, false);
         for (outcome, becomes, expected) in [
             (Outcome::Handled, "is handled", "handled"),
+            (Outcome::Replayed, "is handled", "handled"),
+            (
+                Outcome::InFlight { remaining: SECOND },
+                "is retried, which does not count",
+                &uncounted,
+            ),
             (Outcome::Ignored, "is ignored", "ignored"),
             (Outcome::Unhandled, "is a dead letter", "dead"),
             (
@@ -311,7 +317,7 @@ mod tests {
             ),
             (
                 Outcome::LeaseLost,
-                "is tried again, as after a crash",
+                "is tried again, as after a crash, unless it was discarded",
                 "not settled",
             ),
             (Outcome::Crashed { crashes: 3 }, "is a dead letter", "dead"),
@@ -333,9 +339,6 @@ mod tests {
             assert_eq!(settled, expected, "{outcome}");
             assert_eq!(on_page(&outcome), becomes, "{outcome}");
         }
-        // The key of a transactional handler exists.
-        let replayed = decided(&Outcome::Replayed, &event(0, None), &Rules::default());
-        assert_eq!(replayed, Some(Settlement::Handled));
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub struct Take {
 ///
 /// ```
 /// use tower_webhook::event::EventKind;
-/// use tower_webhook::inbox::Kinds;
+/// use tower_webhook::inbox::internal::Kinds;
 ///
 /// let kinds = Kinds::only([EventKind::CHAT_RATED]);
 /// assert!(kinds.contains(&EventKind::CHAT_RATED));

@@ -1,4 +1,5 @@
-//! The contract of a queue: the storage behind an inbox. This is the worker's half; [`Records`] is a person's half.
+//! The contract of a queue: the storage behind an inbox. This is the worker's half; [`Records`] is a person's half. A
+//! queue of another database is a room beside `sqlite`.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The delays between attempts, and the end of them.
+//! The delays between attempts, and the end of them. A dead letter is freed by a person: see each queue's `person`.
 
 use std::time::Duration;
 

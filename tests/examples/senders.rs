@@ -7,7 +7,7 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tower_webhook::Sender;
 
-use support::program::{Server, curl, example, run, until};
+use support::program::{Program, Server, curl, example, run, until};
 
 #[test]
 fn three_senders_share_a_database_and_a_console() {
@@ -102,6 +102,49 @@ answer = { raw = "?challenge" }
 when = { "/type" = "ping" }
 answer = { constant = { body = { type = 1 } } }
 "#;
+
+#[test]
+fn files_of_the_page_are_read() {
+    let page = include_str!("../../src/docs/senders.md");
+    let fences = page.split("```toml\n").skip(1);
+    let files: Vec<_> = fences.map(|it| it.split("```").next().unwrap()).collect();
+    let [routes, acme, challenge] = files[..] else {
+        panic!("{} files in TOML", files.len());
+    };
+    let dir = TempDir::new().unwrap();
+    let challenged = format!("{acme}{challenge}");
+    for (name, text) in [
+        ("chat.secret", "one"),
+        ("github.secret", "two"),
+        ("token", "three"),
+        ("on-github", "#!/bin/sh\n"),
+        ("routes.toml", routes),
+        ("acme.toml", acme),
+        ("challenged.toml", &challenged),
+    ] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let token = ["--sender-token-file", "token"];
+    for (args, said) in [
+        (&["--config", "routes.toml"][..], "/github"),
+        (&["--sender", "./acme.toml", "--secret", "s"], "acme"),
+        (
+            &[
+                &["--sender", "./challenged.toml", "--secret", "s"],
+                &token[..],
+            ]
+            .concat(),
+            "acme",
+        ),
+    ] {
+        let mut check = example("receiver");
+        check.current_dir(dir.path()).arg("check").args(args);
+        let checked = Program::start(&mut check).finish();
+        assert_eq!(checked.code, 0, "{args:?}: {checked:?}");
+        let all = format!("{}{}", checked.out, checked.err);
+        assert!(all.contains(said), "{args:?}: {checked:?}");
+    }
+}
 
 #[test]
 fn a_description_in_toml_is_that_in_json() {
