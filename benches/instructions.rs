@@ -201,13 +201,13 @@ fn forged() -> Counted {
 }
 
 #[library_benchmark]
-#[bench::verify(args = (), setup = verifying, config = at_most(46_250))]
+#[bench::verify(args = (), setup = verifying, config = at_most(46_420))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
-#[bench::route(args = (), setup = routing, config = at_most(17_980))]
-#[bench::pipeline(args = (), setup = fresh, config = at_most(74_600))]
-#[bench::pipeline_observed(args = (), setup = observed, config = at_most(76_480))]
-#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(53_750))]
-#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(46_050))]
+#[bench::route(args = (), setup = routing, config = at_most(17_800))]
+#[bench::pipeline(args = (), setup = fresh, config = at_most(74_620))]
+#[bench::pipeline_observed(args = (), setup = observed, config = at_most(76_120))]
+#[bench::pipeline_replay(args = (), setup = replayed, config = at_most(54_220))]
+#[bench::pipeline_wrong_signature(args = (), setup = forged, config = at_most(45_520))]
 fn instructions(counted: Counted) {
     counted();
 }
