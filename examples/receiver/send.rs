@@ -17,6 +17,7 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use serde_json::json;
 use tokio::time::timeout;
 use tower_webhook::event::sample;
 use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
@@ -24,9 +25,6 @@ use tower_webhook::{EventKind, IdempotencyKey, RawDelivery, Secret, Sender};
 use crate::cli::misused;
 use crate::senders::{Which, first_line};
 use crate::text::chain;
-
-/// The payload of kinds that have no sample.
-const OTHER_SAMPLE: &str = r#"{"id":"sample"}"#;
 
 #[derive(Args)]
 pub(crate) struct Options {
@@ -52,6 +50,9 @@ pub(crate) struct Options {
     event: EventKind,
 
     /// Send this file instead of a sample; `-` is standard input
+    ///
+    /// The sample of another kind or sender is {"id":…,"type":…} with the key and the kind: where a sender has them
+    /// elsewhere in the body, it is refused.
     #[arg(long, value_name = "FILE")]
     body: Option<String>,
 
@@ -134,6 +135,12 @@ enum Key {
     Each(String),
 }
 
+fn random() -> anyhow::Result<String> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
+    Ok(base16ct::lower::encode_string(&bytes))
+}
+
 impl Sending {
     fn new(args: Options) -> anyhow::Result<Self> {
         let secret = match (&args.secret_file, args.secret) {
@@ -154,11 +161,17 @@ impl Sending {
                 known.join(", ")
             );
         }
+        let random = random()?;
         let mut body = match &args.body {
-            None => sample(&args.event)
-                .unwrap_or(OTHER_SAMPLE)
-                .as_bytes()
-                .to_vec(),
+            None => match sample(&args.event).filter(|_| args.which.is_platform()) {
+                Some(sample) => sample.to_owned(),
+                None => {
+                    let id = args.key.as_ref().and_then(|key| key.to_str().ok());
+                    let id = id.unwrap_or(&random);
+                    json!({ "id": id, "type": args.event.as_str() }).to_string()
+                }
+            }
+            .into_bytes(),
             Some(file) => read(file).unwrap_or_else(|error| {
                 let message = format!("the body `{file}` cannot be read: {error}");
                 misused(message)
@@ -172,11 +185,7 @@ impl Sending {
         let key = match args.key {
             _ if args.no_key => Key::None,
             Some(key) => Key::Same(key),
-            None => {
-                let mut bytes = [0; 16];
-                getrandom::fill(&mut bytes).context("the system returned no random bytes")?;
-                Key::Each(base16ct::lower::encode_string(&bytes))
-            }
+            None => Key::Each(random),
         };
         let request = Request::post(args.url).body(Full::from(body))?;
         Ok(Self {

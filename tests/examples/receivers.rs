@@ -26,7 +26,8 @@ fn every_event_is_printed_as_one_line() {
 
         assert_eq!(sent.code, 0, "{sent:?}");
         assert!(sent.out.starts_with("#1 200 OK in "), "{sent:?}");
-        let payload = sample(kind).unwrap_or(r#"{"id":"sample"}"#);
+        let other = format!(r#"{{"id":"{kind}","type":"{kind}"}}"#);
+        let payload = sample(kind).unwrap_or(&other);
         expected +=
             &format!(r#"{{"event":"{kind}","key":"{kind}","attempt":1,"payload":{payload}}}"#);
         expected += "\n";

@@ -113,8 +113,16 @@ const STRICTER: [&str; 10] = [
     "too far ahead",
 ];
 
-/// Paddle documents several tags while a secret is replaced, but its library reads only the last one.
-const WIDER: (&str, &str) = ("paddle", "a wrong tag after the right one");
+/// What this crate accepts all the same: tags stand in a list that is split at spaces, and Twitch's timestamps may be
+/// 600 s ahead. Paddle documents several tags while a secret is replaced, but its library reads only the last one.
+const ACCEPTED: [(&str, &str); 6] = [
+    ("standard-webhooks", "a space after the tag"),
+    ("standard-webhooks-v1a", "a space after the tag"),
+    ("svix", "a space after the tag"),
+    ("openai", "a space after the tag"),
+    ("twitch", "too far ahead"),
+    ("paddle", "a wrong tag after the right one"),
+];
 
 /// What was verified: event type and key.
 type Event = (String, Option<String>);
@@ -185,12 +193,14 @@ async fn verify_as_makers_do(profiles: &[Profile]) {
                 let (kind, key): Event = serde_json::from_slice(&answered.body).unwrap();
                 assert_eq!((kind, key), (recorded.r#type.clone(), recorded.key.clone()));
             }
+            // Hex has neither padding nor an alphabet of URLs.
+            let genuine = &recorded.cases[0];
+            let is_genuine = (&case.headers, &case.body) == (&genuine.headers, &genuine.body);
             let is_mistake = case.name.starts_with("time ") || STRICTER.contains(&&*case.name);
-            let may_differ = match case.accepted {
-                true => is_mistake,
-                false => WIDER == (&name, &case.name),
-            };
-            if accepted != case.accepted && !may_differ {
+            let expected = is_genuine
+                || case.accepted && !is_mistake
+                || ACCEPTED.contains(&(&name, &case.name));
+            if accepted != expected {
                 let is = if accepted { "accepted" } else { "refused" };
                 let text = String::from_utf8_lossy(&answered.body);
                 wrong.push(format!("{name}: `{}` is {is}: {text}", case.name));

@@ -5,7 +5,6 @@ use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io::Read;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -24,7 +23,7 @@ use support::Ready;
 use support::delivery::{Answered, BODY, deliver, secret};
 use support::eventually;
 use support::net::*;
-use support::program::{Peer, installed, say};
+use support::program::{Peer, faketime, say};
 use support::redis::RedisServer;
 
 const DAY: u64 = 24 * 60 * 60;
@@ -386,13 +385,4 @@ fn set(clock: &Path, offset: &str) {
     let new = clock.with_extension("new");
     fs::write(&new, offset).unwrap();
     fs::rename(new, clock).unwrap();
-}
-
-/// The library that shifts the clock of a process.
-fn faketime() -> String {
-    let output = Command::new("faketime")
-        .args(["-f", "+0d", "printenv", "LD_PRELOAD"])
-        .output();
-    let output = installed(output, "faketime", "faketime");
-    String::from_utf8(output.stdout).unwrap().trim().to_owned()
 }

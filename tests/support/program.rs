@@ -291,6 +291,14 @@ impl Lingering {
     }
 }
 
+/// The library that shifts the clock of a process.
+pub fn faketime() -> String {
+    let mut command = Command::new("faketime");
+    command.args(["-f", "+0d", "printenv", "LD_PRELOAD"]);
+    let output = installed(command.output(), "faketime", "faketime");
+    String::from_utf8(output.stdout).unwrap().trim().to_owned()
+}
+
 pub fn curl(args: &[&str]) -> String {
     tool("curl", &[&["-sS"], args].concat())
 }
