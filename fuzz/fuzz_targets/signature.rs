@@ -121,7 +121,7 @@ fuzz_target!(|input: Input| -> Corpus {
 });
 
 /// All headers that a profile reads.
-const HEADERS: [&str; 41] = [
+const HEADERS: [&str; 43] = [
     "box-delivery-timestamp",
     "box-signature-algorithm",
     "box-signature-primary",
@@ -151,6 +151,8 @@ const HEADERS: [&str; 41] = [
     "x-gitlab-token",
     "x-hub-signature",
     "x-hub-signature-256",
+    "x-hubspot-request-timestamp",
+    "x-hubspot-signature-v3",
     "x-line-signature",
     "x-request-uuid",
     "x-shopify-hmac-sha256",
@@ -179,7 +181,7 @@ const P256: Keys = [
 ];
 
 fn from_another(other: &Other, body: &[u8]) -> StatusCode {
-    let profiles: [(fn() -> Sender, Keys); 23] = [
+    let profiles: [(fn() -> Sender, Keys); 24] = [
         (Sender::standard_webhooks, SECRET),
         (Sender::svix, SECRET),
         (Sender::openai, SECRET),
@@ -203,6 +205,7 @@ fn from_another(other: &Other, body: &[u8]) -> StatusCode {
         (Sender::bitbucket, SECRET),
         (Sender::jira, SECRET),
         (Sender::telegram, SECRET),
+        (|| Sender::hubspot_v3("https://example.com/"), SECRET),
     ];
     let (sender, keys) = profiles[usize::from(other.profile) % profiles.len()];
     let sender = sender();

@@ -54,6 +54,9 @@ profiles! {
     shopify = "shopify";
     /// Square, which signs the URL as it is configured there.
     square(url) = "square";
+    /// HubSpot, with signatures of version 3, which sign the URL as it is configured there. A delivery has an array of
+    /// events.
+    hubspot_v3(url) = "hubspot-v3";
     /// Paddle Billing.
     paddle = "paddle";
     /// Linear.

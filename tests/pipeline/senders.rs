@@ -80,7 +80,7 @@ impl Recorded {
 
 type Profile = fn(&str) -> Sender;
 
-const PROFILES: [Profile; 16] = [
+const PROFILES: [Profile; 17] = [
     |_| Sender::standard_webhooks(),
     |_| Sender::svix(),
     |_| Sender::openai(),
@@ -89,6 +89,7 @@ const PROFILES: [Profile; 16] = [
     |_| Sender::slack(),
     |_| Sender::shopify(),
     |url| Sender::square(url),
+    |url| Sender::hubspot_v3(url),
     |_| Sender::paddle(),
     |_| Sender::linear(),
     |_| Sender::box_com(),

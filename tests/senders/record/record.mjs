@@ -108,6 +108,7 @@ async function senders() {
   await import("@shopify/shopify-api/adapters/node");
   const { shopifyApi } = await import("@shopify/shopify-api");
   const { WebhooksHelper } = require("square");
+  const { Signature: HubSpot } = require("@hubspot/api-client");
   const { Paddle, Environment } = await import("@paddle/paddle-node-sdk");
   const { LinearWebhookClient } = await import("@linear/sdk/webhooks");
   const { WebhooksManager } = require("./node_modules/box-node-sdk/lib/managers/webhooks.js");
@@ -221,6 +222,21 @@ async function senders() {
         WebhooksHelper.verifySignature({
           requestBody: body, signatureHeader: headers["x-square-hmacsha256-signature"],
           signatureKey: it.secret, notificationUrl: URL_SET,
+        }),
+    },
+    {
+      ...simple, name: "hubspot-v3", maker: "@hubspot/api-client", prefix: "", url: URL_SET, method: "POST", key: null, type: "hubspot-v3",
+      body: '[{"eventId":1,"subscriptionType":"contact.creation","name":"Zoë"},{"eventId":2,"subscriptionType":"contact.deletion"}]',
+      time: { write: millis, past: 300, ahead: null },
+      tag: (with_, time, body, it) => hmac(with_, it.method + it.url + body + time, "base64"),
+      headers: (tag, time) => ({ "x-hubspot-request-timestamp": time, "x-hubspot-signature-v3": tag }),
+      signature: "x-hubspot-signature-v3",
+      signs: (it, time, body) =>
+        HubSpot.getSignature("POST", "v3", { clientSecret: it.secret, url: URL_SET, requestBody: body, timestamp: time }),
+      verify: (it, headers, body) =>
+        HubSpot.isValid({
+          signatureVersion: "v3", method: "POST", clientSecret: it.secret, url: URL_SET, requestBody: body,
+          signature: headers["x-hubspot-signature-v3"], timestamp: headers["x-hubspot-request-timestamp"],
         }),
     },
     {
@@ -458,6 +474,7 @@ function* cases(it) {
     yield ["a wrong tag after the right one", with_(rest + right + it.split + wrong)];
   }
   if (it.url) yield ["another URL", at(NOW, { url: "https://example.com/" })];
+  if (it.method) yield ["another method", at(NOW, { method: "PUT" })];
   if (it.keyHeader) yield ["another key", { ...genuine, headers: { ...genuine.headers, [it.keyHeader]: "other" } }];
   if (it.time) {
     const { past, ahead } = it.time;
