@@ -198,7 +198,8 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
 
     let mut violations = Vec::new();
     let mut deaths: Vec<(Duration, Duration)> = Vec::new();
-    let mut stops: HashMap<usize, Duration> = HashMap::new();
+    // When receivers were stopped, and their logs.
+    let mut stops: HashMap<usize, (Duration, String)> = HashMap::new();
     // By key, the number of marks when its settlement was known to be committed.
     let mut settled: HashMap<String, usize> = HashMap::new();
     let mut storage_failed = 0;
@@ -230,9 +231,12 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
                 storage_failed += 1;
             }
             1 | 4 => {
-                receivers[victim].signal(Signal::SIGTERM);
-                stops.insert(receivers[victim].number, now());
-                receivers[victim].restart(url, &dir);
+                let stopped = &mut receivers[victim];
+                stopped.signal(Signal::SIGTERM);
+                let at = now();
+                stopped.server.program.child.wait().unwrap();
+                stops.insert(stopped.number, (at, stopped.server.err()));
+                stopped.restart(url, &dir);
             }
             _ => {
                 receivers[victim].signal(Signal::SIGKILL);
@@ -297,7 +301,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
         }
     }
     for mark in marks.iter().filter(|mark| mark.is_start) {
-        let stopped = stops.get(&mark.receiver);
+        let stopped = stops.get(&mark.receiver).map(|(at, _)| at);
         if let Some(late) = stopped.and_then(|stopped| mark.at.checked_sub(*stopped + NOTICED)) {
             let late = late + NOTICED;
             violations.push(format!(
@@ -340,7 +344,7 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
     }
     // What a stop interrupts does not count, unless there was another fault before its next attempt.
     let mut interrupted = 0;
-    for (receiver, stopped) in &stops {
+    for (receiver, (stopped, log)) in &stops {
         let of_it = |mark: &&Mark| mark.is_start && mark.receiver == *receiver;
         for mark in marks.iter().filter(of_it) {
             let next = marks
@@ -355,8 +359,9 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             }
             interrupted += 1;
             if next.attempt != mark.attempt {
+                let of_it: Vec<_> = marks.iter().filter(|it| it.key == mark.key).collect();
                 violations.push(format!(
-                    "{} was interrupted in attempt {}, and attempt {} followed",
+                    "{} was interrupted in attempt {} at {stopped:?}, and attempt {} followed: {of_it:?}, {log}",
                     mark.key, mark.attempt, next.attempt
                 ));
             }
