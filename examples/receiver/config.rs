@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use axum::http::Uri;
 use serde::de::{self, DeserializeOwned};
 use serde::{Deserialize, Deserializer};
-use tower_webhook::{EventKind, Secrets};
+use toml::de::DeTable;
+use tower_webhook::{EventKind, Secrets, SignatureLayer};
 
 use crate::args::{self, Options};
 use crate::forward;
@@ -57,36 +58,74 @@ pub(crate) fn routes(file: &Path, args: &Options) -> Result<Vec<Route>, String> 
         );
     }
     let text = fs::read_to_string(file).map_err(|error| format!("it cannot be read: {error}"))?;
-    let file: File = parse(file, &text)?;
-    if file.routes.is_empty() {
+    let parsed: File = parse(file, &text)?;
+    if parsed.routes.is_empty() {
         return Err("`routes`: there must be at least one".to_owned());
     }
-    let routes = file.routes.into_iter().map(|entry| {
+    let routes = parsed.routes.into_iter().enumerate().map(|(index, entry)| {
         let path = entry.path.clone();
-        let route = entry.route(args);
-        route.map_err(|error| format!("the route `{path}`: {error}"))
+        entry.route(args).map_err(|error| {
+            // It begins with the field. The line is in front, since it may end with that of a sender's file.
+            let field = error.split('`').nth(1).unwrap_or_default();
+            let line = match is_toml(file) {
+                true => {
+                    let start = start_of(&text, &format!("routes[{index}].{field}"));
+                    format!("line {}: ", line_and_column(&text, start).0)
+                }
+                false => String::new(),
+            };
+            format!("{line}the route `{path}`: {error}")
+        })
     });
     routes.collect()
 }
 
 /// Reads the text of a file in TOML if it is named so, or else in JSON.
 pub(crate) fn parse<T: DeserializeOwned>(file: &Path, text: &str) -> Result<T, String> {
-    if file.extension().is_none_or(|it| it != "toml") {
+    if !is_toml(file) {
         return serde_json::from_str(text).map_err(|error| error.to_string());
     }
     toml::from_str(text).map_err(|error| {
         let message = error.message();
+        // An error of what was read without a mistake begins with the field: `signature.content: …`.
+        let start = error.span().map_or_else(
+            || start_of(text, message.split(':').next().unwrap_or_default()),
+            |span| span.start,
+        );
         // Without the line itself, in which a password may stand.
-        let before = error.span().and_then(|span| text.get(..span.start));
-        match before {
-            Some(before) => {
-                let line = 1 + before.matches('\n').count();
-                let column = 1 + before.chars().rev().take_while(|it| *it != '\n').count();
-                format!("{message} at line {line} column {column}")
-            }
-            None => message.to_owned(),
-        }
+        let (line, column) = line_and_column(text, start);
+        format!("{message} at line {line} column {column}")
     })
+}
+
+fn is_toml(file: &Path) -> bool {
+    file.extension().is_some_and(|it| it == "toml")
+}
+
+/// Where a field of a file in TOML stands, such as `challenge[1].answer`, or the last table on the way that is there.
+fn start_of(text: &str, field: &str) -> usize {
+    let Ok(document) = DeTable::parse(text) else {
+        return 0;
+    };
+    let (mut start, mut within) = (0, Some(document.get_ref()));
+    for name in field.split('.') {
+        let (name, index) = name.split_once('[').unwrap_or((name, ""));
+        let Some(value) = within.and_then(|table| table.get(name)) else {
+            break;
+        };
+        let index = index.trim_end_matches(']').parse::<usize>();
+        let item = index.ok().and_then(|index| value.get_ref().get(index));
+        let value = item.unwrap_or(value);
+        (start, within) = (value.span().start, value.get_ref().as_table());
+    }
+    start
+}
+
+fn line_and_column(text: &str, start: usize) -> (usize, usize) {
+    let before = text.get(..start).unwrap_or_default();
+    let line = 1 + before.matches('\n').count();
+    let column = 1 + before.chars().rev().take_while(|it| *it != '\n').count();
+    (line, column)
 }
 
 impl Entry {
@@ -102,6 +141,10 @@ impl Entry {
             .map_err(|error| format!("`sender`: {}", chain(error.as_ref())))?;
         let secrets = Secrets::from_file(&self.secret_file)
             .map_err(|error| format!("`secret-file`: {}", chain(&error)))?;
+        SignatureLayer::new(secrets.clone())
+            .sender(sender.clone())
+            .map(drop)
+            .map_err(|error| format!("`sender`: {}", chain(&error)))?;
         let (place, is_inbox) = match (self.inbox, self.store) {
             (Some(_), Some(_)) => return Err("`inbox` takes the place of `store`".to_owned()),
             (Some(inbox), None) => (inbox, true),

@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use axum::http::Uri;
-use tower_webhook::{EventKind, Secrets, Sender, SignatureLayer};
+use tower_webhook::{EventKind, Secrets, Sender};
 
 use crate::args::{OnFailure, Options, RETRY_FOR};
 use crate::cli::misused;
@@ -13,7 +13,6 @@ use crate::kinds;
 use crate::secrets::secrets;
 use crate::senders::Which;
 use crate::store::Place;
-use crate::text::chain;
 
 /// A path that one sender delivers to.
 pub(crate) struct Route {
@@ -149,11 +148,6 @@ fn check(routes: &[Route], args: &Options) -> Result<(), String> {
                  duplicates for the other, so set another `namespace`",
                 route.place
             ));
-        }
-        if let Some(secrets) = &route.secrets
-            && let Err(error) = SignatureLayer::new(secrets.clone()).sender(route.sender.clone())
-        {
-            return Err(format!("the route `{path}`: {}", chain(&error)));
         }
     }
     let handling = &args.handling;

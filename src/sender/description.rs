@@ -144,17 +144,22 @@ impl Description {
             retry_for: seconds(retry_for, default.retry_for),
             disable_after,
         };
-        let challenges: Result<Vec<_>, _> = self.challenge.iter().map(challenge).collect();
-        let is_hmac =
-            |it: &ChallengeDescription| matches!(it.answer, AnswerDescription::Hmac { .. });
-        if self.signature.algorithm.is_asymmetric() && self.challenge.iter().any(is_hmac) {
-            return Err("challenge.answer: `hmac` needs a secret, not a public key".to_owned());
-        }
+        let is_asymmetric = self.signature.algorithm.is_asymmetric();
+        let challenges = self.challenge.iter().enumerate().map(|(index, it)| {
+            let challenge = match it.answer {
+                AnswerDescription::Hmac { .. } if is_asymmetric => {
+                    Err("challenge.answer: `hmac` needs a secret, not a public key".to_owned())
+                }
+                _ => challenge(it),
+            };
+            let which = format!("challenge[{index}].");
+            challenge.map_err(|error| error.replacen("challenge.", &which, 1))
+        });
         let described = Described {
             name: self.name.clone(),
             schemes: schemes?,
             has_equal_bodies: self.equal_bodies,
-            challenges: challenges?,
+            challenges: challenges.collect::<Result<_, _>>()?,
         };
         Ok(Sender::with_form(Form::Described(described)).with_policy(policy))
     }
@@ -376,6 +381,12 @@ fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
         (None, true) => At::Body(pointer(field, &it.at)?),
         (None, false) => At::Header(header(field, &it.at, family)?),
     };
+    if it.past == 0 {
+        let field = "signature.timestamp.past";
+        return Err(format!(
+            "{field}: use at least 1, since a delivery takes time"
+        ));
+    }
     Ok(Timestamps {
         at,
         unit: it.unit,
@@ -401,7 +412,7 @@ fn pointer(field: &str, text: &str) -> Result<Pointer, String> {
 fn header(field: &str, name: &str, family: &str) -> Result<HeaderName, String> {
     if name.contains('*') && family.is_empty() {
         return Err(format!(
-            "families: they are needed, because {name:?} has a `*`"
+            "{field}: {name:?} has a `*`, so `families` are needed"
         ));
     }
     HeaderName::try_from(name.replace('*', family))

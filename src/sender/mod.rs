@@ -103,7 +103,10 @@ impl Described {
     }
 
     pub(crate) fn scheme(&self, headers: &HeaderMap) -> &Scheme {
-        let found = self.schemes.iter().find(|scheme| scheme.is_in(headers));
+        let found = match &self.schemes[..] {
+            [only] => Some(only),
+            several => several.iter().find(|scheme| scheme.is_in(headers)),
+        };
         found.unwrap_or(&self.schemes[0]) // There is always one.
     }
 }

@@ -201,12 +201,12 @@ impl Scheme {
         }
     }
 
-    /// Reads the head of a request, and refuses one that cannot prove anything.
+    /// Reads the head of a request, and refuses one that cannot prove anything. Most senders need no `now`.
     pub(crate) fn claim(
         &self,
         method: &Method,
         headers: &HeaderMap,
-        now: SystemTime,
+        now: impl FnOnce() -> SystemTime,
     ) -> Result<Claim, SignatureError> {
         let read = self.elements_of(headers)?;
         for (name, value) in &self.require {
@@ -218,14 +218,15 @@ impl Scheme {
             match &timestamps.at {
                 At::Header(name) => {
                     let value = only(headers, name).map_err(|_| SignatureError::Timestamp)?;
-                    timestamps.check(value, now)?;
+                    timestamps.check(value, now())?;
                 }
-                At::Element(name) => timestamps.check(read.source(name)?, now)?,
+                At::Element(name) => timestamps.check(read.source(name)?, now())?,
                 At::Body(_) => {}
             }
         }
         let write = |pieces: &[Piece]| -> Result<Vec<u8>, SignatureError> {
-            let mut text = Vec::new();
+            // At once as much as nearly all need.
+            let mut text = Vec::with_capacity(if pieces.is_empty() { 0 } else { 128 });
             for piece in pieces {
                 text.extend_from_slice(match piece {
                     Piece::Text(text) => text.as_bytes(),
@@ -254,12 +255,11 @@ impl Scheme {
             tags: Vec::new(),
             sources: Vec::new(),
         };
-        if !self.is_in(headers) {
-            return Err(SignatureError::Missing);
-        }
+        let mut is_missing = true;
         for name in &self.headers {
             let mut values = headers.get_all(name).iter();
             let Some(value) = values.next() else { continue };
+            is_missing = false;
             if values.next().is_some() {
                 return Err(SignatureError::Doubled);
             }
@@ -272,6 +272,7 @@ impl Scheme {
             }
         }
         match read.tags.is_empty() {
+            true if is_missing => Err(SignatureError::Missing),
             true => Err(SignatureError::Malformed),
             false => Ok(read),
         }

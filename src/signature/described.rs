@@ -26,6 +26,7 @@ pub(super) enum Keyed {
 
 impl Keyed {
     /// The state before the first byte. `None` if the secret is not written as the sender writes its secrets, or is none.
+    #[inline]
     pub(super) fn new(secret: &Secret, algorithm: Algorithm, coding: SecretCoding) -> Option<Self> {
         match algorithm {
             _ if secret.is_public() => None,
@@ -51,6 +52,7 @@ impl Keyed {
     }
 
     /// Compares the complete hash with every candidate, in constant time. Returns whether one is equal.
+    #[inline]
     fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
         match self {
             Self::Sha256(hash) => {
@@ -77,6 +79,7 @@ enum Check {
 
 impl Check {
     /// `None` if the secret is not in the sender's form.
+    #[inline]
     fn new(
         secret: &Secret,
         algorithm: Algorithm,
@@ -98,6 +101,7 @@ impl Check {
         }
     }
 
+    #[inline]
     fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
         match self {
             Self::Hash(hash) => hash.matches_one(candidates),
@@ -108,18 +112,19 @@ impl Check {
 
 /// The computation while a body arrives.
 pub(super) struct Checked {
-    sender: Sender,
     secrets: Secrets,
     set: Arc<Vec<Secret>>,
-    checks: Vec<Option<Check>>,
+    first: Option<Check>,
+    rest: Vec<Option<Check>>,
     claim: Claim,
     /// If it stands in the body.
-    body_time: Option<Timestamps>,
+    body_time: Option<(Timestamps, Sender)>,
     algorithm: Algorithm,
     coding: SecretCoding,
 }
 
 impl Checked {
+    #[inline]
     pub(super) fn new(
         secrets: &Secrets,
         sender: &Sender,
@@ -134,10 +139,11 @@ impl Checked {
         let (algorithm, coding) = (scheme.algorithm, scheme.secret);
         let set = secrets.current();
         let check = |secret| Check::new(secret, algorithm, coding, &claim);
+        let mut checks = set.iter().map(check);
         Self {
-            checks: set.iter().map(check).collect(),
-            sender: sender.clone(),
-            body_time: scheme.body_time().cloned(),
+            first: checks.next().flatten(),
+            rest: checks.collect(),
+            body_time: scheme.body_time().map(|it| (it.clone(), sender.clone())),
             secrets: secrets.clone(),
             set,
             claim,
@@ -148,36 +154,40 @@ impl Checked {
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
         if self.algorithm != Algorithm::Token {
-            self.checks
-                .iter_mut()
-                .flatten()
-                .for_each(|check| check.update(bytes));
+            let checks = self.first.iter_mut().chain(self.rest.iter_mut().flatten());
+            checks.for_each(|check| check.update(bytes));
         }
     }
 
     /// As that of `Tags`.
-    pub(super) fn verify(mut self, body: &[u8]) -> Result<Matched, SignatureError> {
-        let current = self.secrets.current();
-        if !Arc::ptr_eq(&self.set, &current) {
+    pub(super) fn verify(&mut self, body: &[u8]) -> Result<Matched, SignatureError> {
+        if !self.secrets.is_current(&self.set) {
+            self.set = self.secrets.current();
             let check = |secret| Check::new(secret, self.algorithm, self.coding, &self.claim);
-            self.checks = current.iter().map(check).collect();
-            self.set = current;
+            let mut checks = self.set.iter().map(check);
+            self.first = checks.next().flatten();
+            self.rest = checks.collect();
             self.update(body);
         }
         let after = match self.algorithm {
             Algorithm::Token => TOKEN,
             _ => &self.claim.after,
         };
-        let mut matched = None;
-        for (index, check) in self.checks.into_iter().enumerate() {
-            let Some(mut check) = check else { continue };
-            check.update(after);
-            let this = check.matches_one(&self.claim.tags).then_some(index);
+        // In constant time, and with every secret.
+        let matches = |check: Option<Check>| {
+            check.is_some_and(|mut check| {
+                check.update(after);
+                check.matches_one(&self.claim.tags)
+            })
+        };
+        let mut matched = matches(self.first.take()).then_some(0);
+        for (index, check) in (1..).zip(self.rest.drain(..)) {
+            let this = matches(check).then_some(index);
             matched = matched.or(this);
         }
         let index = matched.ok_or(SignatureError::Wrong)?;
-        if let Some(time) = self.body_time {
-            time.check_body(body, self.sender.now())?;
+        if let Some((time, sender)) = &self.body_time {
+            time.check_body(body, sender.now())?;
         }
         Ok(Matched::new(&self.set[index], index))
     }
@@ -213,7 +223,7 @@ mod tests {
         };
         let scheme = it.scheme(&headers);
         let claim = scheme
-            .claim(&Method::POST, &headers, SystemTime::now())
+            .claim(&Method::POST, &headers, SystemTime::now)
             .unwrap();
         let mut checked = Checked::new(set, sender, scheme, claim);
         checked.update(b"{}");

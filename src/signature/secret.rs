@@ -362,6 +362,11 @@ impl Secrets {
     pub(super) fn current(&self) -> Arc<Vec<Secret>> {
         self.0.load_full()
     }
+
+    /// Whether a set is still the current one.
+    pub(super) fn is_current(&self, set: &Arc<Vec<Secret>>) -> bool {
+        Arc::ptr_eq(set, &self.0.load())
+    }
 }
 
 impl From<Secret> for Secrets {

@@ -82,7 +82,7 @@ impl Tags {
         body: &[u8],
         claimed: &[u8; 32],
     ) -> Result<Matched, SignatureError> {
-        if !Arc::ptr_eq(&self.set, &self.secrets.current()) {
+        if !self.secrets.is_current(&self.set) {
             self = Self::new(&self.secrets);
             self.update(body);
         }
@@ -123,6 +123,54 @@ impl Secrets {
         let mut tags = Tags::new(self);
         tags.update(body);
         tags.verify(body, &claimed).map(|matched| matched.index)
+    }
+}
+
+impl Sender {
+    /// Verifies a delivery of which you have headers and body, as where no layer receives it, and returns the index of
+    /// the secret that signed it. Every secret is compared, in constant time.
+    ///
+    /// [`SignatureLayer`](crate::SignatureLayer) does this while the body arrives.
+    ///
+    /// ```
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use tower_webhook::{EventKind, RawDelivery, Secret, Secrets, Sender};
+    ///
+    /// let (sender, secret) = (Sender::github(), Secret::new("8c1f…")?);
+    /// let delivery = RawDelivery::new(EventKind::from_static("push"), "{}");
+    /// let headers = sender.sign(&secret, &delivery)?;
+    /// let secrets = Secrets::from(secret);
+    /// assert_eq!(sender.verify(&secrets, &headers, b"{}"), Ok(0));
+    /// assert!(sender.verify(&secrets, &headers, b"[]").is_err());
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Why it is refused. A secret that is not written as this sender writes its secrets verifies nothing.
+    pub fn verify(
+        &self,
+        secrets: &Secrets,
+        headers: &HeaderMap,
+        body: &[u8],
+    ) -> Result<usize, SignatureError> {
+        let matched = match self.form() {
+            Form::Chat(names) => {
+                let claimed = claimed_tag(headers, &names.signature)?;
+                let mut tags = Tags::new(secrets);
+                tags.update(body);
+                tags.verify(body, &claimed)?
+            }
+            Form::Described(it) => {
+                let scheme = it.scheme(headers);
+                let claim = scheme.claim(&Method::POST, headers, || self.now())?;
+                let mut checked = Checked::new(secrets, self, scheme, claim);
+                checked.update(body);
+                checked.verify(body)?
+            }
+        };
+        Ok(matched.index)
     }
 }
 
@@ -182,7 +230,7 @@ impl Hashing {
             }
             Form::Described(it) => {
                 let scheme = it.scheme(headers);
-                let claim = scheme.claim(method, headers, sender.now())?;
+                let claim = scheme.claim(method, headers, || sender.now())?;
                 Ok(Self::Described(Box::new(Checked::new(
                     secrets, sender, scheme, claim,
                 ))))
@@ -203,7 +251,7 @@ impl Hashing {
         match self {
             Self::Unsigned => Ok(None),
             Self::Chat(tags, claimed) => tags.verify(body, &claimed).map(Some),
-            Self::Described(checked) => checked.verify(body).map(Some),
+            Self::Described(mut checked) => checked.verify(body).map(Some),
         }
     }
 }

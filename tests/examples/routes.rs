@@ -395,10 +395,42 @@ fn a_wrong_file_is_explained() {
             assert!(!ended.err.contains("hush"), "{ended:?}");
         }
     }
+    let acme = "name = \"acme\"\n[signature]\nheaders = [\"x-tag\"]\nalgorithm = \"hmac-sha256\"\n";
+    files.write("acme.toml", acme);
     for (text, reasons) in [
         (
             "[[routes]]\npath = \"/a\"\nsecret-file = \"DIR/one\"\nsender = \"githab\"",
-            &["the route `/a`: `sender`: ", "`githab`", "use one of"][..],
+            &[
+                "line 4: the route `/a`: `sender`: ",
+                "`githab`",
+                "use one of",
+            ][..],
+        ),
+        (
+            "[[routes]]\npath = \"/a\"\nsecret-file = \"DIR/one\"\n\n[[routes]]\npath = \"/b\"\nsecret-file = \"DIR/two\"\n\
+             sender = \"DIR/acme.toml\"",
+            &[
+                "line 8: the route `/b`: `sender`: ",
+                "acme.toml` describes no sender: signature.coding: use `hex`, `hex-any-case` or `base64` at line 2 column 1",
+            ],
+        ),
+        (
+            "[[routes]]\npath = \"/a\"\nsecret-file = \"/nowhere/x\"",
+            &[
+                "line 3: the route `/a`: `secret-file`: ",
+                "`/nowhere/x` cannot be read",
+            ],
+        ),
+        (
+            "[[routes]]\npath = \"/a\"\nsecret-file = \"DIR/one\"\nexec = \"x\"\nforward = \"http://127.0.0.1/\"",
+            &["line 5: the route `/a`: `forward` takes the place of `exec`"],
+        ),
+        (
+            "[[routes]]\npath = \"/a\"\nsecret-file = \"DIR/one\"\nsender = \"standard-webhooks\"",
+            &[
+                "line 4: the route `/a`: `sender`: ",
+                "a secret is not written in its form",
+            ],
         ),
         (
             "[[routes]]\npath = \"/a\"\ninbox = \"memory\"",

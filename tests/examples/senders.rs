@@ -240,12 +240,45 @@ fn a_wrong_description_is_explained() {
         (
             "split = \",\"",
             "split = \"|\"",
-            &["signature.split: use a space, `,` or `;`"],
+            &["signature.split: use a space, `,` or `;` at line 8 column 9"],
         ),
         (
             "{element t}.{body}",
             "{element t}",
-            &["signature.content: without `{body}`, it signs nothing"],
+            &["signature.content: without `{body}`, it signs nothing at line 12 column 11"],
+        ),
+        (
+            "past = 300",
+            "past = 0",
+            &[
+                "signature.timestamp.past: use at least 1",
+                "line 13 column 58",
+            ],
+        ),
+        (
+            "coding = \"hex\"\n",
+            "",
+            &["signature.coding: use `hex`", "at line 6 column 1"],
+        ),
+        (
+            "\"/type\"]",
+            "\"type\"]",
+            &["kind: \"type\" is no JSON pointer", "at line 4 column 8"],
+        ),
+        (
+            "body = { type = 1 }",
+            "status = 404",
+            &["challenge[1].answer: use a status", "at line 20 column 10"],
+        ),
+        (
+            "name = \"acme\"",
+            "name = \"ac me\"",
+            &["name: use 1 to 64 letters", "at line 2 column 8"],
+        ),
+        (
+            "\"{element t}.{body}\"",
+            "\"{element t}.{url}{body}\"",
+            &["url: it is needed", "at line 1 column 1"],
         ),
         (
             "[signature]",

@@ -280,7 +280,7 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         ),
         (
             json!({"signature.headers": ["*-tag"]}),
-            "families: they are needed, because \"*-tag\" has a `*`",
+            "signature.headers: \"*-tag\" has a `*`, so `families` are needed",
         ),
         (
             json!({"signature.split": "|"}),
@@ -326,6 +326,10 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
             json!({"signature.timestamp": {"at": "x-time", "unit": "seconds", "past": 1, "ahead": 1}}),
             "signature.timestamp: it is not signed: name it in `content`",
         ),
+        (
+            json!({"signature.timestamp": {"at": "x-time", "unit": "seconds", "past": 0, "ahead": 1}}),
+            "signature.timestamp.past: use at least 1",
+        ),
         #[cfg(not(feature = "public-keys"))]
         (
             json!({"signature.algorithm": "ed25519"}),
@@ -340,7 +344,7 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
         (
             json!({"signature.algorithm": "ed25519", "challenge": [{"when": {"/type": "x"},
                 "answer": {"hmac": {"pointer": "/a", "plain": "a", "tag": "b"}}}]}),
-            "challenge.answer: `hmac` needs a secret",
+            "challenge[0].answer: `hmac` needs a secret",
         ),
         (
             json!({"signature.require": {"x-a": "a\n"}}),

@@ -354,23 +354,23 @@ fn a_challenge_that_is_wrong_names_the_field_and_what_is_allowed() {
     for (challenge, text) in [
         (
             json!({"answer": raw}),
-            "challenge.when: without a condition, every delivery",
+            "challenge[0].when: without a condition, every delivery",
         ),
         (
             json!({"when": {"?a": "b"}, "answer": raw}),
-            "challenge.when: \"?a\" is not signed",
+            "challenge[0].when: \"?a\" is not signed",
         ),
         (
             json!({"when": {"/a": "b"}, "answer": {"raw": "?a"}}),
-            "challenge.answer: \"?a\" is not signed",
+            "challenge[0].answer: \"?a\" is not signed",
         ),
         (
             json!({"proof": "none", "answer": raw}),
-            "challenge.answer: \"/a\" is no query parameter",
+            "challenge[0].answer: \"/a\" is no query parameter",
         ),
         (
             json!({"proof": {"token": "x-token"}, "answer": {"raw": "?a"}}),
-            "challenge.proof: \"x-token\" is no",
+            "challenge[0].proof: \"x-token\" is no",
         ),
         (
             json!({"proof": "maybe", "answer": raw}),
@@ -378,19 +378,19 @@ fn a_challenge_that_is_wrong_names_the_field_and_what_is_allowed() {
         ),
         (
             json!({"proof": "none", "answer": {"hmac": {"pointer": "?a", "plain": "a", "tag": "b"}}}),
-            "challenge.answer: without a signature, anybody could have bodies signed",
+            "challenge[0].answer: without a signature, anybody could have bodies signed",
         ),
         (
             json!({"proof": "none", "answer": {"json": {"pointer": "?a", "field": "a"}}}),
-            "challenge.answer: without a proof, use `raw` or `constant`",
+            "challenge[0].answer: without a proof, use `raw` or `constant`",
         ),
         (
             json!({"proof": "none", "answer": {"constant": {}}}),
-            "challenge.when: without a condition, every GET",
+            "challenge[0].when: without a condition, every GET",
         ),
         (
             json!({"when": {"/a": "b"}, "answer": {"constant": {"status": 302}}}),
-            "challenge.answer: use a status of 200 to 299",
+            "challenge[0].answer: use a status of 200 to 299",
         ),
         (
             json!({"when": {"/a": "b"}, "answer": {"constant": {"status": 204, "body": 1}}}),
