@@ -157,7 +157,7 @@ async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
         .shows(r#"<div class="alert good"><p><b>All is well: </b>nothing is wrong."#)
         .hides("Chats that wait most");
 
-    four_events_of(inbox.clone()).await;
+    drop(four_events_of(inbox.clone()).await);
     let dead = "<b>1 dead letter</b> of <b>chat-rated</b> waits for a person.";
     let lane = "1 chat is blocked: its later events wait for one that has failed.";
     let warned = overview(Console::new()).await;
