@@ -212,6 +212,7 @@ mod tests {
             crashes: 0,
             tried_for,
             uncounted: 0,
+            collapsed: 0,
         }
     }
 

@@ -91,7 +91,8 @@ GRANT USAGE ON SEQUENCE {schema}.events_seq_seq TO PUBLIC;
 -- leased until it is due. `due` is NULL for a dead letter that holds its lane. `is_suspect`: it crashed before, or is
 -- leased and will have crashed when it is due. `uncounted`: the attempts that failed and did not count, 200
 -- for each, and 1 for the probe of a tripped kind. `first_failed`: the first failure that counts, or the first one of all
--- but probes while none does. Vacuumed after a number of changes: the table is small, and often empty.
+-- but probes while none does; of an event that has not failed, when it was snoozed. Vacuumed after a number of
+-- changes: the table is small, and often empty.
 CREATE TABLE {schema}.head (
     lane bigint NOT NULL,
     own bigint NOT NULL,

@@ -73,7 +73,7 @@ CREATE TABLE work (
     fence        BLOB,                   -- kept after the lease has expired, until the event is taken again
     failures     INTEGER NOT NULL,
     crashes      INTEGER NOT NULL,
-    first_failed INTEGER,                -- the first failure that counts, or of all while none does
+    first_failed INTEGER,                -- the first failure that counts, or of all while none does; a snooze before that
     tried        INTEGER NOT NULL,
     uncounted    INTEGER NOT NULL        -- the attempts that failed and did not count: 200 for each, and 1 for a probe
 ) STRICT;

@@ -278,7 +278,7 @@ impl Observer for Recent {
                     false => state.tripped.remove(&kind),
                 };
             }
-            Observation::Call(_) | Observation::Detached => {}
+            Observation::Call(_) | Observation::Detached | Observation::Collapsed { .. } => {}
         }
     }
 }

@@ -2,6 +2,8 @@
 
 #[cfg(feature = "sqlite")]
 mod backlog;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod collapse;
 #[cfg(feature = "sqlite")]
 mod inbox;
 #[cfg(all(feature = "redis", feature = "sqlite"))]

@@ -4,7 +4,7 @@ use maud::{Markup, html};
 
 use super::super::operations::More;
 use super::events::{Columns, Failed, rest, table, waiting};
-use super::parts::{button, chat as chat_link, state};
+use super::parts::{button, chat as chat_link, collapsed, state};
 use super::text::{ago, clip, full_time, kind, short};
 use super::view::View;
 use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
@@ -142,10 +142,14 @@ fn timeline(view: &View, record: &EventRecord) -> Markup {
             @if earlier > 0 { li { (earlier) " earlier failures" } }
             @for failure in &record.failures[earlier..] {
                 li {
-                    (full_time(failure.at)) " " b.bad { (failure.failure.outcome) }
-                    @if let Some(took) = failure.failure.took { " after " (short(took)) }
-                    @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
-                    @else { ": " (clip(&failure.failure.reason, 300)) }
+                    (full_time(failure.at)) " "
+                    @if let Some(into) = failure.failure.collapsed_into() { (collapsed(view, into)) }
+                    @else {
+                        b.bad { (failure.failure.outcome) }
+                        @if let Some(took) = failure.failure.took { " after " (short(took)) }
+                        @if view.console.hides_payloads { " " span.quiet { "(reason hidden)" } }
+                        @else { ": " (clip(&failure.failure.reason, 300)) }
+                    }
                 }
             }
             @if let Some(settled) = event.settled_at {

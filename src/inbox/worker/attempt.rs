@@ -98,6 +98,7 @@ impl<Q: Queue> Pool<Q> {
         event: TakenEvent,
         asked: Instant,
     ) -> Option<Attempt<Q>> {
+        self.note_collapsed(&event);
         let crashes = event.crashes;
         if crashes > 0 && !lock(&self.suspects).begin(crashes, &self.rules) {
             let release = self
@@ -115,6 +116,16 @@ impl<Q: Queue> Pool<Q> {
             suspect: (crashes > 0).then(|| Tried::new(self, Of::Suspect(crashes))),
             probe: None,
         })
+    }
+
+    fn note_collapsed(&self, event: &TakenEvent) {
+        if event.collapsed == 0 {
+            return;
+        }
+        let (kind, events) = (event.delivery.kind(), event.collapsed);
+        tracing::debug!(event = event.lease.id.0, %kind, events, "the event has replaced earlier ones");
+        let observers = &self.settings.observers;
+        observers.observe(&Observation::Collapsed { kind, events });
     }
 
     /// Makes one attempt, and returns the next event of the lane if it was taken.

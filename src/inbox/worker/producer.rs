@@ -100,7 +100,9 @@ async fn ask<Q: Queue, S: Serve>(
     if let Some(probe) = probe {
         let take = Take {
             lease: pool.settings.limits.lease(),
-            kinds: Kinds::only([probe.kind.clone()]).within(pool.rules.kinds.namespace),
+            kinds: Kinds::only([probe.kind.clone()])
+                .within(pool.rules.kinds.namespace)
+                .collapsing(pool.rules.collapse.clone()),
         };
         let probe = Tried::new(pool, Of::Probe(probe));
         let (mut attempts, _) = pool.claim(&take, 1).await?;

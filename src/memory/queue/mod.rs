@@ -200,7 +200,7 @@ struct Event {
     accepted: Instant,
     place: Place,
     failures: u32,
-    /// The first failure that counts, or the first one of all while none does.
+    /// The first failure that counts, or the first one of all while none does. Before any failure, the first snooze.
     first_failed: Option<Instant>,
     uncounted: u32,
     crashes: u32,
@@ -268,6 +268,11 @@ impl Event {
             },
             _ => false,
         }
+    }
+
+    /// Whether its handler asked for another time, and no attempt has failed.
+    fn is_snoozed(&self) -> bool {
+        self.first_failed.is_some() && self.past.is_empty() && self.failures == 0
     }
 
     /// Whether the event is unsettled or dead, so that its key is kept.

@@ -75,6 +75,9 @@ impl Event {
                 is_probe,
                 blocks_lane,
             } => {
+                if self.is_snoozed() {
+                    self.first_failed = None;
+                }
                 if let Some(failure) = failure {
                     self.fail(failure, now);
                 }
@@ -84,7 +87,7 @@ impl Event {
                 } else if failure.is_some() {
                     self.uncounted = self.uncounted.saturating_add(uncounted(*is_probe));
                 }
-                if *counts || failure.is_some() && !is_probe {
+                if *counts || failure.is_some() && !is_probe || self.past.is_empty() {
                     self.first_failed.get_or_insert(now);
                 }
                 let due = now + (*after).min(FOREVER);
@@ -98,7 +101,7 @@ impl Event {
         matches!(self.place, Place::Ended { .. } | Place::Aside { .. })
     }
 
-    fn fail(&mut self, failure: &Failure, now: Instant) {
+    pub(super) fn fail(&mut self, failure: &Failure, now: Instant) {
         if self.past.len() == PAST {
             self.past.remove(0);
         }

@@ -36,13 +36,16 @@ BEGIN
 
     -- In the order of lanes, as all who change them, and without those that others have locked: a claim must not wait.
     WITH free AS (SELECT ctid FROM {schema}.head WHERE due > p_now ORDER BY lane, own FOR UPDATE SKIP LOCKED)
-    UPDATE {schema}.head t SET due = due - v_back, first_failed = least(first_failed, p_now)
+    UPDATE {schema}.head t SET
+        due = due - v_back, first_failed = CASE WHEN first_failed > p_now THEN p_now ELSE first_failed END
     FROM free WHERE t.ctid = free.ctid AND due > p_now + CASE WHEN fence IS NULL THEN 0 ELSE p_lease END;
     WITH free AS (SELECT ctid FROM {schema}.wait WHERE due > p_now FOR UPDATE SKIP LOCKED)
-    UPDATE {schema}.wait t SET due = due - v_back, first_failed = least(first_failed, p_now)
+    UPDATE {schema}.wait t SET
+        due = due - v_back, first_failed = CASE WHEN first_failed > p_now THEN p_now ELSE first_failed END
     FROM free WHERE t.ctid = free.ctid;
     WITH free AS (SELECT ctid FROM {schema}.aside WHERE due > p_now FOR UPDATE SKIP LOCKED)
-    UPDATE {schema}.aside t SET due = due - v_back, first_failed = least(first_failed, p_now)
+    UPDATE {schema}.aside t SET
+        due = due - v_back, first_failed = CASE WHEN first_failed > p_now THEN p_now ELSE first_failed END
     FROM free WHERE t.ctid = free.ctid;
     RETURN v_back;
 END $tower_webhook$;
@@ -105,13 +108,13 @@ END $tower_webhook$;
 -- by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_namespace bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
-    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint
+    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint, p_collapse text[]
 )
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer,
-    o_tried_for bigint, o_uncounted integer, o_next_due bigint, o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint,
-    o_set_back bigint
+    o_tried_for bigint, o_uncounted integer, o_collapsed integer, o_next_due bigint,
+    o_kinds integer[], o_ready bigint, o_crashed bigint, o_leased bigint, o_took bigint, o_set_back bigint
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
@@ -228,6 +231,13 @@ BEGIN
                     CONTINUE;
                 END IF;
             END IF;
+            o_collapsed := 0;
+            IF cardinality(p_collapse) > 0 THEN
+                o_collapsed := {schema}.collapse(v_head, p_collapse);
+                IF o_collapsed > 0 THEN
+                    SELECT * INTO v_head FROM {schema}.head h WHERE h.lane = v_head.lane AND h.own = 0;
+                END IF;
+            END IF;
             UPDATE {schema}.head h SET
                 due = v_now + p_lease, crashes = v_head.crashes, is_suspect = true, fence = {schema}.new_fence()
             WHERE h.lane = v_head.lane AND h.own = v_head.own
@@ -235,7 +245,9 @@ BEGIN
             IF v_head.crashes > 0 THEN v_suspects := v_suspects - 1; END IF;
             v_taken := v_taken + 1;
             SELECT v_head.seq, v_head.lane, v_head.own = 0, k.name, e.key, e.body, e.headers, e.accepted, e.is_redriven,
-                v_head.failures, v_head.crashes, v_now - v_head.first_failed, v_head.uncounted
+                v_head.failures, v_head.crashes,
+                CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END,
+                v_head.uncounted
             INTO o_seq, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
                 o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;

@@ -42,6 +42,53 @@ BEGIN
     RETURN v_head;
 END $tower_webhook$;
 
+-- Settles the head of a lane, whose row is locked, and those behind it, that a newer event of their kind replaces: it is
+-- the head then, and keeps the lease. Returns how many were replaced.
+CREATE FUNCTION {schema}.collapse(p_head {schema}.head, p_kinds text[]) RETURNS integer LANGUAGE plpgsql AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+    v_next {schema}.wait%ROWTYPE;
+    v_newest {schema}.wait%ROWTYPE;
+    v_into bigint;
+    v_seqs bigint[] := '{}';
+    v_failures integer[] := '{}';
+BEGIN
+    IF p_head.own > 0
+        OR p_head.first_failed IS NOT NULL AND NOT p_head.is_tried AND p_head.failures = 0
+        OR NOT EXISTS (SELECT FROM {schema}.kinds k WHERE k.id = p_head.kind AND k.name = ANY (p_kinds))
+    THEN
+        RETURN 0;
+    END IF;
+    FOR v_next IN
+        SELECT * FROM {schema}.wait WHERE lane BETWEEN p_head.lane AND p_head.lane ORDER BY lane, seq LIMIT 256
+    LOOP
+        EXIT WHEN v_next.kind <> p_head.kind OR v_next.due > v_now
+            OR v_next.first_failed IS NOT NULL AND NOT v_next.is_tried AND v_next.failures = 0;
+        v_newest := v_next;
+        v_seqs := v_seqs || v_next.seq;
+        v_failures := v_failures || v_next.failures;
+    END LOOP;
+    IF v_newest.seq IS NULL THEN RETURN 0; END IF;
+    DELETE FROM {schema}.wait WHERE lane = p_head.lane AND seq = ANY (v_seqs);
+    -- The head may be the newest: an event that was accepted at the same time may stand behind a larger number.
+    v_into := greatest(v_newest.seq, p_head.seq);
+    IF v_into > p_head.seq THEN
+        UPDATE {schema}.head SET
+            seq = v_newest.seq, failures = v_newest.failures, uncounted = v_newest.uncounted,
+            crashes = v_newest.crashes, is_tried = v_newest.is_tried, first_failed = v_newest.first_failed
+        WHERE lane = p_head.lane AND own = 0;
+    END IF;
+    WITH replaced AS (
+        SELECT * FROM unnest(v_seqs || p_head.seq, v_failures || p_head.failures) AS e (seq, failures)
+        WHERE e.seq <> v_into
+    ), ended AS (
+        INSERT INTO {schema}.ended (seq, at, failures, state) SELECT seq, v_now, failures, 'handled' FROM replaced
+    )
+    INSERT INTO {schema}.failures (seq, at, outcome, reason)
+    SELECT seq, v_now, 'collapsed', convert_to('into event ' || v_into, 'UTF8') FROM replaced;
+    RETURN cardinality(v_seqs);
+END $tower_webhook$;
+
 -- Lets the first event of the line be the head of the lane, whose row is locked and has no fence: an event with a
 -- smaller number may have returned while the head was in progress.
 CREATE FUNCTION {schema}.sort_head(p_lane bigint) RETURNS void LANGUAGE plpgsql AS $tower_webhook$

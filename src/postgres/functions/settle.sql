@@ -51,6 +51,8 @@ DECLARE
     v_now bigint := {schema}.micros();
 BEGIN
     IF p_end <> 'released' THEN v_head.crashes := 0; END IF;
+    -- Of a snooze.
+    IF p_end = 'retry' AND NOT v_head.is_tried AND v_head.failures = 0 THEN v_head.first_failed := NULL; END IF;
     IF p_outcome IS NOT NULL THEN
         v_head.is_tried := true;
         INSERT INTO {schema}.failures (seq, at, took, outcome, reason)
@@ -70,6 +72,8 @@ BEGIN
             -- The failure of a probe does not begin the time of its event.
             IF p_uncounted > 1 THEN v_head.first_failed := coalesce(v_head.first_failed, v_now); END IF;
             v_head.uncounted := least(v_head.uncounted + p_uncounted, 2000000000);
+        ELSIF NOT v_head.is_tried THEN
+            v_head.first_failed := coalesce(v_head.first_failed, v_now);
         END IF;
         v_head.due := v_now + p_after;
     ELSIF p_end = 'dead' THEN
@@ -107,13 +111,13 @@ END $tower_webhook$;
 CREATE FUNCTION {schema}.settle(
     p_seqs bigint[], p_fences uuid[], p_places bigint[], p_ends text[], p_afters bigint[], p_uncounted bigint[],
     p_blocks boolean[], p_holds boolean[], p_leases bigint[], p_namespace bigint, p_only text[], p_except text[],
-    p_outcomes bytea[], p_reasons bytea[], p_took bigint[]
+    p_outcomes bytea[], p_reasons bytea[], p_took bigint[], p_collapse text[]
 )
 RETURNS TABLE (
     o_at bigint, o_is_held boolean,
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
     o_headers bytea, o_accepted bigint, o_is_redriven boolean, o_failures integer, o_crashes integer, o_tried_for bigint,
-    o_uncounted integer
+    o_uncounted integer, o_collapsed integer
 ) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -163,7 +167,7 @@ BEGIN
     SELECT
         e.at, e.at = ANY (v_done), NULL::bigint, NULL::uuid, NULL::bigint, NULL::boolean, NULL::text, NULL::bytea,
         NULL::bytea, NULL::bytea, NULL::bigint, NULL::boolean, NULL::integer, NULL::integer, NULL::bigint,
-        NULL::integer
+        NULL::integer, NULL::integer
     FROM generate_series(1, cardinality(p_seqs)::bigint) AS e (at) WHERE e.at <> ALL (v_others);
 
     FOREACH o_at IN ARRAY v_others LOOP
@@ -189,8 +193,16 @@ BEGIN
         IF {schema}.micros() - v_now > 1000000 THEN p_leases[o_at] := NULL; END IF;
         v_head := {schema}.advance(p_places[o_at], v_own, p_leases[o_at], p_namespace, p_only, p_except);
         IF v_head.seq IS NOT NULL THEN
+            o_collapsed := 0;
+            IF cardinality(p_collapse) > 0 THEN
+                o_collapsed := {schema}.collapse(v_head, p_collapse);
+                IF o_collapsed > 0 THEN
+                    SELECT * INTO v_head FROM {schema}.head h WHERE h.lane = v_head.lane AND h.own = 0;
+                END IF;
+            END IF;
             SELECT v_head.seq, v_head.fence, v_head.lane, true, k.name, e.key, e.body, e.headers, e.accepted,
-                e.is_redriven, v_head.failures, v_head.crashes, v_now - v_head.first_failed, v_head.uncounted
+                e.is_redriven, v_head.failures, v_head.crashes,
+                CASE WHEN v_head.is_tried OR v_head.failures > 0 THEN v_now - v_head.first_failed END, v_head.uncounted
             INTO o_seq, o_fence, o_place, o_is_in_lane, o_kind, o_key, o_body, o_headers, o_accepted, o_is_redriven,
                 o_failures, o_crashes, o_tried_for, o_uncounted
             FROM {schema}.events e, {schema}.kinds k WHERE e.seq = v_head.seq AND k.id = e.kind;

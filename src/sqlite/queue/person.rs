@@ -6,8 +6,7 @@ use rusqlite::{OptionalExtension, Result};
 
 use super::kinds::Names;
 use super::purge::delete_body;
-use super::row::{DELETE_FAILURES, Work};
-use super::settle::end;
+use super::row::{DELETE_FAILURES, Work, end};
 use super::{chats, lanes, list, search};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::{Change, FORGET_STEP};

@@ -10,7 +10,7 @@ use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::inbox::event::{EventState, Failure};
 use crate::sqlite::engine::{Tx, clock};
-use crate::sqlite::schema::Place;
+use crate::sqlite::schema::{Place, State};
 
 /// A row of `work`.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,6 +47,7 @@ const UPDATE: &str = "
     SET place = ?2, due = ?3, fence = NULL, failures = ?4, crashes = ?5, first_failed = ?6, tried = ?7, uncounted = ?8
     WHERE seq = ?1";
 const REMOVE: &str = "DELETE FROM work WHERE seq = ?1";
+const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 const FAIL: &str = "
     INSERT INTO failures (seq, number, at, took, outcome, reason)
     SELECT ?1, ifnull(max(number), 0) + 1, ?2, ?3, ?4, ?5 FROM failures WHERE seq = ?1
@@ -60,6 +61,7 @@ pub(super) const STATEMENTS: &[&str] = &[
     INSERT,
     UPDATE,
     REMOVE,
+    END,
     FAIL,
     FAILED_LONG_AGO,
     DELETE_FAILURES,
@@ -137,6 +139,11 @@ impl Work {
         Ok(())
     }
 
+    /// Whether its handler asked for another time, and no attempt has failed.
+    pub(super) fn is_snoozed(&self) -> bool {
+        self.first_failed.is_some() && !self.tried && self.failures == 0
+    }
+
     /// Whether its lane waits for it since it failed.
     pub(super) fn is_blocking(&self) -> bool {
         let has_failed = self.tried || self.crashes > 0;
@@ -152,6 +159,13 @@ impl Work {
             _ => EventState::Waiting,
         }
     }
+}
+
+/// Records that an event is settled, or a dead letter.
+pub(super) fn end(tx: &Tx<'_>, seq: i64, state: State, failures: u32) -> Result<()> {
+    tx.prepare(END)?
+        .execute(params![seq, state, tx.now, failures])?;
+    Ok(())
 }
 
 /// How many failures of an event are kept, and the bytes of their texts.

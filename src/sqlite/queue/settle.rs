@@ -22,10 +22,9 @@ const REMOVE_FIRST: &str = sql!(
     DELETE FROM work
     WHERE seq = ?1 AND fence = ?2 AND place = $Taken AND lane = ?3 AND failures = 0"
 );
-const END: &str = "UPDATE events SET state = ?2, settled = ?3, failures = ?4 WHERE seq = ?1";
 
 #[cfg(test)]
-pub(super) const STATEMENTS: &[&str] = &[HELD, REMOVE_FIRST, END];
+pub(super) const STATEMENTS: &[&str] = &[HELD, REMOVE_FIRST];
 
 pub(super) fn settle(
     tx: &mut Tx<'_>,
@@ -44,7 +43,7 @@ pub(super) fn settle(
             .prepare(REMOVE_FIRST)?
             .execute(params![seq, fence, lane])?;
         if removed == 1 {
-            self::end(tx, seq, state, 0)?;
+            row::end(tx, seq, state, 0)?;
             let next = lanes::advance(tx, Some(lane), next)?;
             return Ok(Settled::Ended(next.map(Box::new)));
         }
@@ -70,16 +69,9 @@ pub(super) fn settle(
         row::fail(tx, seq, failure)?;
     }
     Work::remove(tx, seq)?;
-    self::end(tx, seq, end, work.failures)?;
+    row::end(tx, seq, end, work.failures)?;
     let next = lanes::advance(tx, work.lane, next)?;
     Ok(Settled::Ended(next.map(Box::new)))
-}
-
-/// Records that an event is settled, or a dead letter.
-pub(super) fn end(tx: &Tx<'_>, seq: i64, state: State, failures: u32) -> Result<()> {
-    tx.prepare(END)?
-        .execute(params![seq, state, tx.now, failures])?;
-    Ok(())
 }
 
 /// Ends the attempt of an event that stays unsettled, or holds its lane.
@@ -106,6 +98,9 @@ fn put_back(
             blocks_lane,
         } => {
             work.crashes = 0;
+            if work.is_snoozed() {
+                work.first_failed = None;
+            }
             if let Some(failure) = failure {
                 row::fail(tx, work.seq, failure)?;
                 work.tried = true;
@@ -116,7 +111,7 @@ fn put_back(
             } else if failure.is_some() {
                 work.uncounted = work.uncounted.saturating_add(uncounted(*is_probe));
             }
-            if *counts || failure.is_some() && !is_probe {
+            if *counts || failure.is_some() && !is_probe || !work.tried {
                 work.first_failed.get_or_insert(tx.now);
             }
             work.due = row::after(tx.now, *after);
@@ -132,7 +127,7 @@ fn put_back(
         }
         Settlement::Dead { failure, .. } => {
             row::fail(tx, work.seq, failure)?;
-            self::end(tx, work.seq, State::Dead, work.failures)?;
+            row::end(tx, work.seq, State::Dead, work.failures)?;
             work.crashes = 0;
             work.tried = true;
             work.place = Place::Holding;

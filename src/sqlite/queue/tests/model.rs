@@ -19,9 +19,10 @@ struct Pair {
 
 fn shown(taken: &TakenEvent) -> String {
     format!(
-        "{} of {:?}, {} failures, {} crashes, {:?}, {:?}, redriven {}",
+        "{} of {:?}, {} replaced, {} failures, {} crashes, {:?}, {:?}, redriven {}",
         taken.lease.id,
         taken.lane,
+        taken.collapsed,
         taken.failures,
         taken.crashes,
         taken.tried_for,
@@ -67,7 +68,11 @@ impl Pair {
             1 => Kinds::all().except([EventKind::CHAT_RATED]),
             _ => Kinds::all(),
         };
-        let kinds = kinds.within(namespace);
+        let collapse = match self.random.u8(0..3) {
+            0 => [EventKind::CHAT_RATED].into(),
+            _ => std::collections::BTreeSet::new(),
+        };
+        let kinds = kinds.within(namespace).collapsing(collapse);
         Take { lease, kinds }
     }
 
