@@ -342,9 +342,13 @@ async fn survives<Q: Queue>(count: usize, url: &str, inbox: &Inbox<Q>, mut stora
             }
         }
     }
-    // What a stop interrupts does not count, unless there was another fault before its next attempt.
+    // What a stop interrupts does not count, unless there was another fault before its next attempt, or the queue did not
+    // answer for a lease, as when a server recovers and takes few connections yet: the receiver's log says so.
     let mut interrupted = 0;
     for (receiver, (stopped, log)) in &stops {
+        if log.contains(" ERROR ") {
+            continue;
+        }
         let of_it = |mark: &&Mark| mark.is_start && mark.receiver == *receiver;
         for mark in marks.iter().filter(of_it) {
             let next = marks

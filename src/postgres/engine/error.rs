@@ -34,7 +34,7 @@ pub(crate) fn error(error: sqlx::Error, schema: &Schema) -> Error {
             ErrorKind::TimedOut,
             "a time limit of the PostgreSQL server ended the statement: try again".to_owned(),
         ),
-        Some(code) if code.starts_with("XX") || code.starts_with("23") => (
+        Some(code) if matches!(code, "XX001" | "XX002") || code.starts_with("23") => (
             ErrorKind::Corrupt,
             format!("the tables in the schema `{name}` are damaged: restore them from a backup"),
         ),

@@ -130,7 +130,8 @@ async fn refusals_of_the_server_are_classified() {
         ("57014", TimedOut, "refused"),                   // query_canceled
         ("55P03", TimedOut, "refused"),                   // lock_not_available
         ("XX001", Corrupt, "refused"),                    // data_corrupted
-        ("23514", Corrupt, "refused"),                    // check_violation
+        ("XX000", Unavailable, "refused"), // internal_error, as of a file that may not grow
+        ("23514", Corrupt, "refused"),     // check_violation
     ] {
         execute(&pool, &format!("UPDATE public.refusal SET code = '{code}'")).await;
         let error = store
