@@ -23,7 +23,7 @@ use super::{BODY, Delivery, peers};
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 const WHSEC: &str = "whsec_C2FVsBQIhrscChlQIMV+b5sSYspob7oD";
-const URL: &str = "https://example.com/webhooks/square";
+const URL: &str = "https://example.com/webhooks";
 
 /// Private keys, and their public ones.
 const ED25519: [&str; 2] = [
@@ -76,6 +76,7 @@ pub(crate) fn all() -> Vec<Row> {
             WEBHOOK_VERIFY,
             peers::with_url(Provider::Square, SECRET, URL),
         ),
+        hmac(Sender::hubspot_v3(URL), SECRET),
         hmac(Sender::paddle(), SECRET),
         hmac(Sender::linear(), SECRET).beside(AND_TIME, peers::linear(SECRET)),
         hmac(Sender::box_com(), SECRET).beside(

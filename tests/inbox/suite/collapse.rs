@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
-use tower_webhook::inbox::internal::{NewEvent, Settlement, TakenEvent};
-use tower_webhook::inbox::{Change, EventId, EventState, Kinds, Lane, Queue};
+use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement, TakenEvent};
+use tower_webhook::inbox::{Change, EventId, EventState, Lane, Queue};
 
 use super::make::{key, lane};
 use super::steps::{Trial, assert_attempt, joined};
