@@ -21,6 +21,7 @@ use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::sqlite::SqliteStore;
 use tower_webhook::store::{EventKey, OpenErrorKind, StoreErrorKind};
 
+use support::chain;
 use support::program::{Peer, say};
 use support::queue::{new_event, take};
 use support::scratch::{Scratch, directory, log_to};
@@ -69,6 +70,19 @@ async fn a_full_inbox_knows_what_its_store_handled() {
     let store = SqliteStore::open(scratch.path()).unwrap();
     let queue = SqliteQueue::with_store(&store);
     full_inboxes_know_what_was_handled_inline(store, queue).await;
+}
+
+#[tokio::test]
+async fn nothing_is_accepted_once_the_file_was_truncated() {
+    let scratch = Scratch::new();
+    let queue = scratch.queue();
+    queue.accept(event("1", 1), None).await.unwrap();
+    scratch.truncate("-wal", 0);
+    for key in ["1", "2"] {
+        let refused = queue.accept(event(key, 1), None).await.unwrap_err();
+        let told = chain(&refused);
+        assert!(told.contains("was truncated"), "{key}: {told}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

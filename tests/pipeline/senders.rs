@@ -211,6 +211,97 @@ async fn verify_as_makers_do(profiles: &[Profile]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
+/// Headers of recorded deliveries that prove nothing: keys, and what only others read.
+const UNSIGNED: [&str; 6] = [
+    "x-github-delivery",
+    "linear-delivery",
+    "x-shopify-webhook-id",
+    "x-shopify-api-version",
+    "x-shopify-shop-domain",
+    "twitch-eventsub-message-type",
+];
+
+#[tokio::test]
+async fn heads_of_every_profile_are_clear_or_refused() {
+    let mut wrong = Vec::new();
+    for profile in PROFILES {
+        let name = profile("").name().to_owned();
+        let recorded = Recorded::of(&name);
+        let sender = recorded.sender(profile);
+        let secret = Secret::new(recorded.secret.as_str()).unwrap();
+        let genuine = headers(&recorded.cases[0]).unwrap();
+        let names = recorded.cases[0].headers.keys();
+        for header in names.filter(|name| !UNSIGNED.contains(&&***name)) {
+            let value = genuine[header].to_str().unwrap();
+            for (what, values) in [
+                ("doubled", vec![value.to_owned(), value.to_owned()]),
+                ("empty", vec![String::new()]),
+                ("long", vec![value.repeat(2_000)]),
+                ("not ASCII", vec![format!("{value}é")]),
+            ] {
+                let mut request = request(&recorded.cases[0]).unwrap();
+                request.headers_mut().remove(header);
+                for value in values {
+                    let name: HeaderName = header.parse().unwrap();
+                    let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+                    request.headers_mut().append(name, value);
+                }
+                let answered = receive(secret.clone(), &sender, request).await;
+                if ![400, 401].contains(&answered.status.as_u16()) {
+                    wrong.push(format!("{name}: `{header}` {what} is {}", answered.status));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[tokio::test]
+async fn every_profile_verifies_what_it_signs() {
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_millis();
+    // Linear's timestamp stands in the body.
+    let body = format!(r#"{{"id":"1","type":"a","webhookTimestamp":{now}}}"#);
+    for name in Sender::PROFILES {
+        let url = Some("https://example.com/hooks");
+        let sender = Sender::named(name, None).or_else(|_| Sender::named(name, url));
+        let sender = sender.unwrap();
+        let sender = sender
+            .clone()
+            .with_challenge_token("token")
+            .unwrap_or(sender);
+        let (signing, verifying) = match *name {
+            #[cfg(feature = "public-keys")]
+            "discord" | "sendgrid" | "standard-webhooks-v1a" => {
+                let recorded = Recorded::of(name);
+                (recorded.private.unwrap(), recorded.secret)
+            }
+            _ => ("whsec_c2VjcmV0".to_owned(), "whsec_c2VjcmV0".to_owned()),
+        };
+        let [signing, verifying] = [signing, verifying].map(|it| Secret::new(it).unwrap());
+        let delivery = RawDelivery::new(EventKind::from_static("a"), body.clone());
+        let key = HeaderValue::from_static("key-1");
+        let delivery = delivery.with_key(IdempotencyKey::new(key));
+        let mut headers = sender.sign(&signing, &delivery).unwrap();
+        // A token is the secret itself, which only the caller has.
+        let token = match *name {
+            "gitlab" => Some("x-gitlab-token"),
+            "telegram" => Some("x-telegram-bot-api-secret-token"),
+            _ => None,
+        };
+        if let Some(header) = token {
+            headers.insert(header, HeaderValue::from_static("whsec_c2VjcmV0"));
+        }
+        let secrets = Secrets::from(verifying);
+        assert_eq!(
+            sender.verify(&secrets, &headers, body.as_bytes()),
+            Ok(0),
+            "{name}"
+        );
+        let other = sender.verify(&secrets, &headers, b"{}");
+        assert_eq!(other.is_ok(), token.is_some(), "{name}");
+    }
+}
+
 #[test]
 fn deliveries_are_signed_as_their_makers_do() {
     for profile in PROFILES {
@@ -536,6 +627,15 @@ async fn bodies_without_a_clear_type_and_key_are_refused() {
         let answered = receive(secret.clone(), &sender, signed(&sender, &secret, body)).await;
         answered.assert_problem(400, "unreadable-event");
     }
+    // Not UTF-8.
+    let body = Bytes::from_static(b"{\"type\":\"x\",\"id\":\"\xff\"}");
+    let delivery = RawDelivery::new(EventKind::from_static("x"), body.clone());
+    let mut request = post(body);
+    let signed_head = sender.sign(&secret, &delivery).unwrap();
+    request.headers_mut().extend(signed_head);
+    receive(secret.clone(), &sender, request)
+        .await
+        .assert_problem(400, "unreadable-event");
     for (body, event) in [
         (r#"{"type":"x"}"#, r#"["x",null]"#),
         (r#"{"type":"x","id":""}"#, r#"["x",null]"#),
