@@ -44,7 +44,7 @@ also_for_arc! {
     ///
     /// # Replaced events
     ///
-    /// If a kind [collapses](super::Kinds::collapsing), [`claim`](Self::claim) and [`settle`](Self::settle) take the newest
+    /// If a kind [collapses](super::Worker::collapse), [`claim`](Self::claim) and [`settle`](Self::settle) take the newest
     /// of consecutive events of that kind instead of the first one, in the same step. Those that are snoozed or not due end
     /// such a run. The others leave the line as [handled](Settlement::Handled), with a last entry in their histories
     /// whose outcome is `collapsed`.
