@@ -127,8 +127,8 @@ impl Secrets {
 }
 
 impl Sender {
-    /// Verifies a delivery of which you have headers and body, as where no layer receives it, and returns the index of
-    /// the secret that signed it. Every secret is compared, in constant time.
+    /// Verifies a POST of which you have headers and body, as where no layer receives it, and returns the index of the
+    /// secret that signed it. Every secret is compared, in constant time.
     ///
     /// [`SignatureLayer`](crate::SignatureLayer) does this while the body arrives.
     ///
