@@ -5,55 +5,87 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use axum::Router;
+use axum::body::Body;
 use futures_util::future::try_join_all;
+use http::Request;
+use http_body_util::BodyExt;
+use tokio::time::sleep;
+use tower::ServiceExt;
+use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::Settlement;
-use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{Change, EventId, EventState, Failure, Inbox, Queue};
 
 use crate::accept;
 use crate::events::{Events, quantile, take};
 use crate::report::Table;
 
-/// How many events are read or changed at the same time.
+/// How many dead letters are made at the same time.
 const AT_ONCE: usize = 64;
+
+/// How many events the console changes at the same time, before it pauses for as long as that took.
+const CHANGES: usize = 128;
+
+/// Each change is made in so many parts, and each export so often. Accepting is measured beside each of them, and without
+/// it as long afterwards.
+const PARTS: usize = 10;
 
 pub(crate) async fn measure<Q: Queue + Clone>(
     name: &str,
     inbox: &Inbox<Q>,
     count: u64,
 ) -> Result<()> {
+    let console = Console::new().inbox(inbox.clone()).router();
     let dead = die(inbox.queue(), count).await?;
-    let alone = beside(inbox.queue(), async {
-        tokio::time::sleep(Duration::from_millis(count / 10)).await;
-        Ok(())
-    });
-    let (_, control) = alone.await?;
-    let export = beside(inbox.queue(), export(inbox, &dead)).await?;
-    let redrive = change(&dead, |id| inbox.redrive(id, Some(EventState::Dead)));
-    let redrive = beside(inbox.queue(), redrive).await?;
-    let discard = beside(inbox.queue(), change(&dead, |id| inbox.discard(id, None))).await?;
-
+    let (redriven, discarded) = dead.split_at(dead.len() / 2);
     let mut table = Table::new(["what", "events/s", "accept p99 ms", "of without"]);
-    for (what, (took, p99)) in [
-        ("export", export),
-        ("redrive", redrive),
-        ("discard", discard),
+    for (what, events) in [
+        ("export", redriven),
+        ("redrive", redriven),
+        ("discard", discarded),
     ] {
+        let (mut took, mut with, mut without) = (Duration::ZERO, Vec::new(), Vec::new());
+        for part in events.chunks(events.len().div_ceil(PARTS)) {
+            let (time, times) = match what {
+                "export" => beside(inbox.queue(), export(&console, dead.len())).await?,
+                "redrive" => {
+                    let redrive = |id| inbox.redrive(id, Some(EventState::Dead));
+                    beside(inbox.queue(), change(part, redrive)).await?
+                }
+                _ => {
+                    let discard = |id| inbox.discard(id, Some(EventState::Dead));
+                    beside(inbox.queue(), change(part, discard)).await?
+                }
+            };
+            took += time;
+            with.extend(times);
+            let nothing = async {
+                sleep(time).await;
+                Ok(())
+            };
+            without.extend(beside(inbox.queue(), nothing).await?.1);
+        }
+        let p99 = quantile(with, 0.99);
+        let events = match what {
+            "export" => PARTS * dead.len(),
+            _ => events.len(),
+        };
         table.row([
             what.to_owned(),
-            format!("{:.0}", count as f64 / took.as_secs_f64()),
+            format!("{:.0}", events as f64 / took.as_secs_f64()),
             format!("{p99:.1}"),
-            format!("{:.2}", p99 / control),
+            format!("{:.2}", p99 / quantile(without, 0.99)),
         ]);
     }
     println!("\n## {name}, {count} events by hand, 1000 accepted per second\n\n{table}");
     Ok(())
 }
 
-/// What the work took, and the p99 of accepting beside it in milliseconds.
+/// What the work took, and the times of accepting beside it in milliseconds.
 async fn beside<Q: Queue + Clone>(
     queue: &Q,
     work: impl Future<Output = Result<()>>,
-) -> Result<(Duration, f64)> {
+) -> Result<(Duration, Vec<f64>)> {
     let is_over = Arc::new(AtomicBool::new(false));
     let events = Arc::new(Events::of_chats(10_000));
     let accepting = tokio::spawn(accept(queue.clone(), events, Arc::clone(&is_over)));
@@ -63,7 +95,7 @@ async fn beside<Q: Queue + Clone>(
     is_over.store(true, Ordering::Relaxed);
     let times = accepting.await??;
     done?;
-    Ok((took, quantile(times, 0.99)))
+    Ok((took, times))
 }
 
 /// Makes so many dead letters.
@@ -92,33 +124,17 @@ async fn die<Q: Queue>(queue: &Q, count: u64) -> Result<Vec<EventId>> {
     Ok(dead)
 }
 
-/// Reads the list, and each of its events with its body.
-async fn export<Q: Queue>(inbox: &Inbox<Q>, dead: &[EventId]) -> Result<()> {
-    let filter = Filter {
-        states: vec![EventState::Dead],
-        ..Filter::default()
-    };
-    let (mut page, mut count) = (Page::oldest(4 * AT_ONCE), 0);
-    loop {
-        let listed = inbox.list(&filter, page).await?;
-        for some in listed.events.chunks(AT_ONCE) {
-            let records = try_join_all(some.iter().map(|event| inbox.get(event.id))).await?;
-            ensure!(
-                records.iter().flatten().all(|record| record.body.is_some()),
-                "without body"
-            );
-            count += records.len();
-        }
-        match listed.events.last() {
-            Some(last) => page = page.after(last.id),
-            None => break,
+/// Exports all dead letters.
+async fn export(console: &Router, count: usize) -> Result<()> {
+    let request = Request::get("/export?state=dead&format=jsonl").body(Body::empty())?;
+    let mut body = console.clone().oneshot(request).await?.into_body();
+    let mut lines = 0;
+    while let Some(frame) = body.frame().await {
+        if let Ok(part) = frame?.into_data() {
+            lines += part.iter().filter(|byte| **byte == b'\n').count();
         }
     }
-    ensure!(
-        count == dead.len(),
-        "{count} of {} events were exported",
-        dead.len()
-    );
+    ensure!(lines == count, "{lines} of {count} events were exported");
     Ok(())
 }
 
@@ -127,12 +143,14 @@ where
     F: Future<Output = Result<Change, E>>,
     anyhow::Error: From<E>,
 {
-    for some in events.chunks(AT_ONCE) {
+    for some in events.chunks(CHANGES) {
+        let began = Instant::now();
         let changes = try_join_all(some.iter().map(|id| change(*id))).await?;
         ensure!(
             changes.iter().all(|change| *change == Change::Made),
             "not changed"
         );
+        sleep(began.elapsed()).await;
     }
     Ok(())
 }

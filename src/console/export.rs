@@ -1,6 +1,7 @@
 //! The events of a filter as a file, which is sent while they are read.
 
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -15,6 +16,7 @@ use http::HeaderMap;
 use http::header::{CONTENT_DISPOSITION, CONTENT_TYPE};
 use serde_json::{Value, json};
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, sleep};
 
 use super::bulk::first;
 use super::guard::actor;
@@ -28,8 +30,11 @@ use crate::store::StoreError;
 /// The number of events that are listed at a time.
 const STEP: usize = 512;
 
-/// The number of events that are in memory at a time, with their payloads.
-const AT_ONCE: usize = 8;
+/// The number of events that are in memory at a time, with their payloads: fewer while these are large.
+const AT_ONCE: RangeInclusive<usize> = 8..=64;
+
+/// The size of the payloads after which fewer events are read at a time, in bytes.
+const LARGE: usize = 256 << 10;
 
 #[derive(Clone, Copy)]
 enum Format {
@@ -75,6 +80,7 @@ pub(super) async fn export(
         format,
         hides_payloads,
         listed: VecDeque::new(),
+        at_once: *AT_ONCE.start(),
         _turn: turn,
     };
     let (kind, name) = match format {
@@ -98,6 +104,8 @@ struct Export {
     page: Option<Page>,
     /// Events that are not written yet.
     listed: VecDeque<EventId>,
+    /// How many of them are read next.
+    at_once: usize,
     _turn: Option<OwnedSemaphorePermit>,
 }
 
@@ -118,11 +126,14 @@ impl Export {
             let ids = listed.events.iter().map(|event| event.id);
             self.listed.extend(ids.filter(|id| *id <= self.newest));
         }
-        let some = self.listed.drain(..AT_ONCE.min(self.listed.len()));
-        let inbox = &self.inbox;
+        let some = self.listed.drain(..self.at_once.min(self.listed.len()));
+        let (inbox, began) = (&self.inbox, Instant::now());
         let records = try_join_all(some.map(|id| inbox.get(id))).await?;
-        let mut text = String::new();
+        // Deliveries have their turn.
+        sleep(began.elapsed() / 2).await;
+        let (mut text, mut bytes) = (String::new(), 0);
         for record in records.into_iter().flatten() {
+            bytes += record.body.as_ref().map_or(0, Bytes::len);
             // It may have changed meanwhile.
             if self.filter.matches(&record.summary) {
                 text += &match self.format {
@@ -131,6 +142,11 @@ impl Export {
                 };
             }
         }
+        let (fewest, most) = AT_ONCE.into_inner();
+        self.at_once = match bytes {
+            ..LARGE => most.min(2 * self.at_once),
+            _ => fewest,
+        };
         Ok(Some((text.into(), self)))
     }
 }
