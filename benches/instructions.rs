@@ -1,6 +1,6 @@
-//! Counts the instructions of a delivery with valgrind, as a guard against regressions.
+//! Counts the instructions of a delivery and of an inbox with valgrind, as a guard against regressions.
 //!
-//! Run with: cargo bench --workspace --bench instructions
+//! Run with: cargo bench --workspace --features sqlite --bench instructions
 //!
 //! It fails if a part takes more instructions than recorded here, and prints the difference. Counts do not
 //! depend on the load of the machine. They are no measure of time: valgrind's processor has no
@@ -14,19 +14,28 @@
 
 #[path = "pipeline/deliveries.rs"]
 mod deliveries;
+#[expect(dead_code, reason = "other benchmarks need more of it")]
+#[path = "inbox/events.rs"]
+mod events;
 
 use std::hint::black_box;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use gungraun::prelude::*;
-use gungraun::{Callgrind, EventKind as Metric};
+use gungraun::{Callgrind, EntryPoint, EventKind as Metric};
 use http::{Request, StatusCode};
 use http_body_util::Full;
 use tokio::runtime::{Builder, Runtime};
+use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
 use tower_webhook::event::{ChatClosed, EventKind, sample};
-use tower_webhook::memory::MokaStore;
+use tower_webhook::inbox::internal::Settlement;
+use tower_webhook::inbox::{Inbox, Queue};
+use tower_webhook::memory::{MemoryQueue, MokaStore};
+use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::{Claim, EventKey, Store};
 use tower_webhook::telemetry::{Observation, Observer};
 use tower_webhook::{
@@ -34,6 +43,7 @@ use tower_webhook::{
 };
 
 use self::deliveries::{Deliveries, secret};
+use self::events::{Events, take};
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 
@@ -51,6 +61,17 @@ const TOLERANCE_PERCENT: u64 = 2;
 fn at_most(recorded: u64) -> LibraryBenchmarkConfig {
     let limit = DELIVERIES * recorded * (100 + TOLERANCE_PERCENT) / 100;
     let mut callgrind = Callgrind::default();
+    callgrind.hard_limits([(Metric::Ir, limit)]);
+    let mut config = LibraryBenchmarkConfig::default();
+    config.tool(callgrind);
+    config
+}
+
+/// As [`at_most`], for what other threads do, too: from the start of the process.
+fn all_at_most(recorded: u64) -> LibraryBenchmarkConfig {
+    let limit = 3 * DELIVERIES * recorded * (100 + TOLERANCE_PERCENT) / 100;
+    let mut callgrind = Callgrind::default();
+    callgrind.entry_point(EntryPoint::None);
     callgrind.hard_limits([(Metric::Ir, limit)]);
     let mut config = LibraryBenchmarkConfig::default();
     config.tool(callgrind);
@@ -200,7 +221,93 @@ fn forged() -> Counted {
     })
 }
 
+/// Accepts events of 100 chats.
+async fn accept<Q: Queue>(queue: &Q, events: &Events) {
+    for _ in 0..DELIVERIES {
+        let accepted = queue.accept(events.next(), None).await;
+        drop(black_box(accepted.expect("room")));
+    }
+}
+
+/// Claims so many events and settles each, with the next one of its chat.
+async fn handle<Q: Queue>(queue: &Q) {
+    let take = take();
+    let mut left = DELIVERIES;
+    while left > 0 {
+        let limit = left.min(32) as usize;
+        let claimed = queue.claim(&take, limit, 0).await.expect("events");
+        assert!(!claimed.events.is_empty());
+        for event in claimed.events {
+            let settled = queue.settle(&event.lease, &Settlement::Handled, None).await;
+            drop(black_box(settled.expect("its own lease")));
+            left -= 1;
+        }
+    }
+}
+
+fn accepting<Q: Queue>(queue: Q) -> Counted {
+    let (runtime, queue, events) = (runtime(), kept(queue), kept(Events::of_chats(100)));
+    runtime.block_on(accept(queue, events));
+    Box::new(move || runtime.block_on(accept(queue, events)))
+}
+
+fn handling<Q: Queue>(queue: Q) -> Counted {
+    let (runtime, queue, events) = (runtime(), kept(queue), kept(Events::of_chats(100)));
+    runtime.block_on(async {
+        accept(queue, events).await;
+        accept(queue, events).await;
+        handle(queue).await;
+    });
+    Box::new(move || runtime.block_on(handle(queue)))
+}
+
+/// Requests that are verified, accepted, handled and settled.
+fn inbox() -> Counted {
+    let (runtime, handled) = (runtime(), Arc::new(AtomicU64::new(0)));
+    let inbox = Inbox::new(MemoryQueue::new());
+    let counted = Arc::clone(&handled);
+    let router = EventRouter::new().on::<ChatClosed>(move |chat: Delivery<ChatClosed>| {
+        black_box(chat);
+        counted.fetch_add(1, Ordering::Relaxed);
+        async { Ok(()) }
+    });
+    let worker = runtime.block_on(async { inbox.worker(router).spawn() });
+    kept(worker);
+    let service = kept(SignatureLayer::new(secret()).layer(inbox.accept()));
+    let deliveries = Deliveries::of(&chat());
+    let send = move |requests: Vec<Request<Full<Bytes>>>| {
+        let until = handled.load(Ordering::Relaxed) + DELIVERIES;
+        runtime.block_on(async {
+            for request in requests {
+                let response = service.clone().oneshot(request).await;
+                assert_eq!(response.expect("an answer").status(), StatusCode::OK);
+            }
+            while handled.load(Ordering::Relaxed) < until {
+                yield_now().await;
+            }
+        });
+    };
+    let requests =
+        |numbers: std::ops::Range<u64>| numbers.map(|at| deliveries.request(at)).collect();
+    send(requests(0..DELIVERIES));
+    let rest = requests(DELIVERIES..2 * DELIVERIES);
+    Box::new(move || send(rest))
+}
+
+/// A queue in a file that is never deleted, since that would be counted.
+fn sqlite() -> SqliteQueue {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let queue = SqliteQueue::open(directory.path().join("webhooks.db"));
+    kept(directory);
+    queue.expect("a new file")
+}
+
 #[library_benchmark]
+#[bench::inbox(args = (), setup = inbox, config = at_most(200_000))]
+#[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(14_500))]
+#[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = all_at_most(200_000))]
+#[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(200_000))]
+#[bench::handle_sqlite(args = (sqlite()), setup = handling, config = all_at_most(200_000))]
 #[bench::verify(args = (), setup = verifying, config = at_most(46_420))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
 #[bench::route(args = (), setup = routing, config = at_most(17_800))]

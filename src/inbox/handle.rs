@@ -34,7 +34,7 @@ use crate::telemetry::{CallTarget, Observer, Observers};
 #[must_use]
 pub struct Inbox<Q> {
     pub(super) shared: Arc<Shared<Q>>,
-    pub(crate) settings: Settings,
+    pub(crate) settings: Arc<Settings>,
 }
 
 pub(super) struct Shared<Q> {
@@ -105,7 +105,7 @@ impl<Q: Queue> Inbox<Q> {
                 #[cfg(feature = "metrics")]
                 gauges: crate::telemetry::Gauges::default(),
             }),
-            settings: Settings {
+            settings: Arc::new(Settings {
                 limits: Limits::new(defaults),
                 keep_bodies: Duration::from_secs(24 * 60 * 60),
                 backlog_limit: 10 << 30,
@@ -114,7 +114,7 @@ impl<Q: Queue> Inbox<Q> {
                 lane_of: LaneOf::default(),
                 keep_headers: Arc::new(headers::TRACE),
                 observers: Observers::default(),
-            },
+            }),
         }
     }
 
@@ -132,7 +132,7 @@ impl<Q: Queue> Inbox<Q> {
     /// ```
     pub fn namespace(mut self, namespace: impl Into<String>) -> Self {
         let namespace = namespace.into();
-        let limits = &mut self.settings.limits;
+        let limits = &mut self.set().limits;
         limits.set(|given| given.namespace = Some(namespace));
         self
     }
@@ -188,7 +188,7 @@ impl<Q: Queue> Inbox<Q> {
     /// let inbox = Inbox::new(MemoryQueue::new()).keep_bodies(Duration::ZERO);
     /// ```
     pub fn keep_bodies(mut self, duration: Duration) -> Self {
-        self.settings.keep_bodies = duration;
+        self.set().keep_bodies = duration;
         self
     }
 
@@ -201,7 +201,7 @@ impl<Q: Queue> Inbox<Q> {
     /// let inbox = Inbox::new(MemoryQueue::new()).backlog_limit(1 << 30);
     /// ```
     pub fn backlog_limit(mut self, bytes: u64) -> Self {
-        self.settings.backlog_limit = bytes;
+        self.set().backlog_limit = bytes;
         self
     }
 
@@ -227,22 +227,26 @@ impl<Q: Queue> Inbox<Q> {
         self.change(|given| given.store_timeout = Some(limit))
     }
 
+    pub(crate) fn set(&mut self) -> &mut Settings {
+        Arc::make_mut(&mut self.settings)
+    }
+
     pub(super) fn change(mut self, set: impl FnOnce(&mut Given)) -> Result<Self, ConfigError> {
-        self.settings.limits.change(set)?;
+        self.set().limits.change(set)?;
         Ok(self)
     }
 
     /// Answers with 422 when a key was accepted before with another body. By default, such a delivery is a duplicate: a
     /// warning is logged, and only the first body is handled.
     pub fn reject_changed_bodies(mut self) -> Self {
-        self.settings.reject_changed_bodies = true;
+        self.set().reject_changed_bodies = true;
         self
     }
 
     /// Answers with 422 when a body was accepted before under another key, because an attacker may have captured it and
     /// sent it again. See [`IdempotencyLayer::replay_guard`](crate::IdempotencyLayer::replay_guard).
     pub fn replay_guard(mut self) -> Self {
-        self.settings.replay_guard = true;
+        self.set().replay_guard = true;
         self
     }
 
@@ -267,7 +271,7 @@ impl<Q: Queue> Inbox<Q> {
         mut self,
         chat: impl Fn(&RawDelivery) -> Option<String> + Send + Sync + 'static,
     ) -> Self {
-        self.settings.lane_of = LaneOf::with(chat);
+        self.set().lane_of = LaneOf::with(chat);
         self
     }
 
@@ -285,7 +289,7 @@ impl<Q: Queue> Inbox<Q> {
     /// let inbox = Inbox::new(MemoryQueue::new()).keep_headers(names);
     /// ```
     pub fn keep_headers(mut self, names: impl IntoIterator<Item = HeaderName>) -> Self {
-        self.settings.keep_headers = names.into_iter().collect();
+        self.set().keep_headers = names.into_iter().collect();
         self
     }
 
@@ -309,7 +313,7 @@ impl<Q: Queue> Inbox<Q> {
     /// # }
     /// ```
     pub fn observer(mut self, observer: impl Observer) -> Self {
-        self.settings.observers = Observers::new(observer);
+        self.set().observers = Observers::new(observer);
         self
     }
 
@@ -590,7 +594,7 @@ impl<Q> Clone for Inbox<Q> {
     fn clone(&self) -> Self {
         Self {
             shared: Arc::clone(&self.shared),
-            settings: self.settings.clone(),
+            settings: Arc::clone(&self.settings),
         }
     }
 }

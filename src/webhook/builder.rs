@@ -466,7 +466,7 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
             + 'static,
     {
         let mut worker = self.target;
-        let settings = &mut worker.inbox.settings;
+        let settings = worker.inbox.set();
         let (rules, replay_guard) = (self.shared.rules, self.shared.replay_guard());
         let signature = self.shared.join(
             &mut settings.limits,

@@ -381,7 +381,7 @@ impl<Q: Queue> Control for Pool<Q> {
     fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>> {
         let inbox = Inbox {
             shared: Arc::clone(&self.shared),
-            settings: self.settings.clone(),
+            settings: Arc::clone(&self.settings),
         };
         Box::pin(async move { inbox.record_metrics().await })
     }

@@ -36,7 +36,7 @@ pub(super) enum Stop {
 /// The state of a worker.
 pub(super) struct Pool<Q> {
     pub(super) shared: Arc<Shared<Q>>,
-    pub(super) settings: Settings,
+    pub(super) settings: Arc<Settings>,
     pub(super) rules: Rules,
     /// The kinds to take now, without those that are tripped.
     pub(super) take: Mutex<Arc<Take>>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::super::event::{Kinds, Take};
@@ -42,6 +42,7 @@ pub(super) async fn produce<Q: Queue, S: Serve>(pool: Arc<Pool<Q>>, service: S) 
             () = stopped(&pool) => return,
             permits = permits(&pool) => permits,
         };
+        let Ok(permits) = permits else { return };
         match ask(&pool, service.clone(), permits).await {
             Ok(()) => pause = Duration::ZERO,
             Err(error) => {
@@ -66,28 +67,33 @@ async fn stopped<Q>(pool: &Pool<Q>) {
 
 /// Waits for room for one event, and takes room for more of them if there is. If this process accepts events, they need
 /// half of it: those that find no room wait for the next claim, which would again take the room of others.
-async fn permits<Q>(pool: &Pool<Q>) -> Vec<OwnedSemaphorePermit> {
-    let mut permits = Vec::new();
-    if let Ok(first) = Arc::clone(&pool.permits).acquire_owned().await {
-        permits.push(first);
-    }
-    let most = match pool.accepts.swap(false, Ordering::Relaxed) {
-        true => BATCH.min(1 + pool.permits.available_permits() / 2),
-        false => BATCH,
+async fn permits<Q>(pool: &Pool<Q>) -> Result<OwnedSemaphorePermit, AcquireError> {
+    let mut permits = Arc::clone(&pool.permits).acquire_owned().await?;
+    let free = pool.permits.available_permits();
+    let mut more = match pool.accepts.swap(false, Ordering::Relaxed) {
+        true => free / 2,
+        false => free,
     };
-    while permits.len() < most
-        && let Ok(permit) = Arc::clone(&pool.permits).try_acquire_owned()
-    {
-        permits.push(permit);
+    more = more.min(BATCH - 1);
+    while more > 0 {
+        let room = Arc::clone(&pool.permits).try_acquire_many_owned(more as u32);
+        match room {
+            Ok(room) => {
+                permits.merge(room);
+                break;
+            }
+            // Some was taken meanwhile.
+            Err(_) => more /= 2,
+        }
     }
-    permits
+    Ok(permits)
 }
 
 /// Takes events, and starts their attempts.
 async fn ask<Q: Queue, S: Serve>(
     pool: &Arc<Pool<Q>>,
     service: S,
-    mut permits: Vec<OwnedSemaphorePermit>,
+    mut permits: OwnedSemaphorePermit,
 ) -> Result<(), StoreError> {
     let of = Arc::clone(pool);
     let start = move |attempt, permit| {
@@ -107,7 +113,7 @@ async fn ask<Q: Queue, S: Serve>(
         let probe = Tried::new(pool, Of::Probe(probe));
         let (mut attempts, _) = pool.claim(&take, 1).await?;
         if let Some(attempt) = attempts.pop()
-            && let Some(permit) = permits.pop()
+            && let Some(permit) = permits.split(1)
         {
             let probe = Some(probe);
             start(Attempt { probe, ..attempt }, permit);
@@ -118,9 +124,11 @@ async fn ask<Q: Queue, S: Serve>(
     // Before the claim, so that no plan is lost that others make meanwhile.
     pool.forget_plan();
     let asked = Instant::now();
-    let (attempts, next_due) = pool.claim(&pool.take(), permits.len()).await?;
-    for (attempt, permit) in attempts.into_iter().zip(permits) {
-        start(attempt, permit);
+    let (attempts, next_due) = pool.claim(&pool.take(), permits.num_permits()).await?;
+    for attempt in attempts {
+        if let Some(permit) = permits.split(1) {
+            start(attempt, permit);
+        }
     }
     if let Some(next_due) = next_due {
         pool.ask_at(asked + next_due);
