@@ -1,7 +1,6 @@
 //! Other crates, and bare verification with a public key.
 
 use std::hint::black_box;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -47,9 +46,9 @@ pub(crate) fn awaited<F: Future<Output = bool>>(
     })
 }
 
-fn runtime() -> Rc<Runtime> {
+fn runtime() -> Runtime {
     let runtime = Builder::new_current_thread().enable_time().build();
-    Rc::new(runtime.expect("a runtime without I/O"))
+    runtime.expect("a runtime without I/O")
 }
 
 pub(crate) fn standardwebhooks(secret: &str) -> Verify {
@@ -93,6 +92,30 @@ pub(crate) fn linear(secret: &str) -> Verify {
     })
 }
 
+/// Of `webhook-verify`, with Box's timestamp and its constant headers, which it does not check.
+pub(crate) fn box_com(secret: &str) -> Verify {
+    let scheme = custom_scheme(
+        "box-signature-primary",
+        None,
+        Encoding::Base64,
+        |head, body| {
+            let time = head.get("box-delivery-timestamp").unwrap_or_default();
+            [body, time.as_bytes()].concat()
+        },
+    );
+    let secret = Secret::new(secret);
+    function(move |headers, body| {
+        let is = |name, value| headers.get(name).is_some_and(|it| it == value);
+        let time = headers.get("box-delivery-timestamp");
+        let time = time.and_then(|time| humantime::parse_rfc3339(time.to_str().ok()?).ok());
+        let age = time.and_then(|time| SystemTime::now().duration_since(time).ok());
+        is("box-signature-version", "1")
+            && is("box-signature-algorithm", "HmacSHA256")
+            && age.is_some_and(|age| age.as_secs() <= 600)
+            && verify(scheme, headers, body, &secret, VerifyOptions::default()).is_ok()
+    })
+}
+
 /// Of `webhook-verify`, for a sender that signs its URL.
 pub(crate) fn with_url(listed: Provider, secret: &str, url: &str) -> Verify {
     with_options(
@@ -120,17 +143,28 @@ pub(crate) fn custom(
     signature_header: &'static str,
     prefix: Option<&'static str>,
     encoding: Encoding,
-    signed_string: fn(&dyn webhook_verify::HeaderMap, &[u8]) -> Vec<u8>,
+    signed_string: SignedString,
 ) -> Verify {
-    let scheme = CustomScheme {
+    let scheme = custom_scheme(signature_header, prefix, encoding, signed_string);
+    provider(scheme, secret)
+}
+
+type SignedString = fn(&dyn webhook_verify::HeaderMap, &[u8]) -> Vec<u8>;
+
+fn custom_scheme(
+    signature_header: &'static str,
+    prefix: Option<&'static str>,
+    encoding: Encoding,
+    signed_string: SignedString,
+) -> Provider {
+    Provider::Custom(CustomScheme {
         hash: HashAlg::Sha256,
         signature_header,
         timestamp_header: None,
         encoding,
         prefix,
         signed_string,
-    };
-    provider(Provider::Custom(scheme), secret)
+    })
 }
 
 /// Verifies a decoded signature of what stands before the body, and the body.

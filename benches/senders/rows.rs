@@ -40,6 +40,7 @@ const AXUM_GITHUB: &str = "`axum-github-webhook-extract`";
 const WEBHOOK_VERIFY: &str = "`webhook-verify`";
 const AND_TIME: &str = "`webhook-verify`, `serde_json` for the time";
 const CUSTOM: &str = "`webhook-verify`, own scheme";
+const CUSTOM_AND_TIME: &str = "`webhook-verify`, own scheme, `humantime` for the time";
 const UNTIMED: &str = "`webhook-verify`, own scheme, time unchecked";
 const BARE_ED25519: &str = "bare `ed25519-dalek`";
 const BARE_P256: &str = "bare `p256`";
@@ -79,19 +80,7 @@ pub(crate) fn all() -> Vec<Row> {
         hmac(Sender::hubspot_v3(URL), SECRET),
         hmac(Sender::paddle(), SECRET),
         hmac(Sender::linear(), SECRET).beside(AND_TIME, peers::linear(SECRET)),
-        hmac(Sender::box_com(), SECRET).beside(
-            UNTIMED,
-            peers::custom(
-                SECRET,
-                "box-signature-primary",
-                None,
-                Base64,
-                |head, body| {
-                    let time = head.get("box-delivery-timestamp").unwrap_or_default();
-                    [body, time.as_bytes()].concat()
-                },
-            ),
-        ),
+        hmac(Sender::box_com(), SECRET).beside(CUSTOM_AND_TIME, peers::box_com(SECRET)),
         hmac(Sender::zoom(), SECRET).beside(WEBHOOK_VERIFY, listed(Provider::Zoom)),
         hmac(Sender::line(), SECRET).beside(CUSTOM, body_only("x-line-signature", None, Base64)),
         hmac(Sender::webflow(), SECRET).beside(

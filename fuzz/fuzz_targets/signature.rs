@@ -121,7 +121,7 @@ fuzz_target!(|input: Input| -> Corpus {
 });
 
 /// All headers that a profile reads.
-const HEADERS: [&str; 43] = [
+const HEADERS: [&str; 51] = [
     "box-delivery-timestamp",
     "box-signature-algorithm",
     "box-signature-primary",
@@ -133,6 +133,9 @@ const HEADERS: [&str; 43] = [
     "linear-event",
     "linear-signature",
     "paddle-signature",
+    "shopify-hmac-sha256",
+    "shopify-topic",
+    "shopify-webhook-id",
     "stripe-signature",
     "svix-id",
     "svix-signature",
@@ -156,6 +159,8 @@ const HEADERS: [&str; 43] = [
     "x-line-signature",
     "x-request-uuid",
     "x-shopify-hmac-sha256",
+    "x-shopify-topic",
+    "x-shopify-webhook-id",
     "x-signature-ed25519",
     "x-signature-timestamp",
     "x-slack-request-timestamp",
@@ -164,6 +169,9 @@ const HEADERS: [&str; 43] = [
     "x-telegram-bot-api-secret-token",
     "x-twilio-email-event-webhook-signature",
     "x-twilio-email-event-webhook-timestamp",
+    "x-webflow-signature",
+    "x-webflow-timestamp",
+    "x-zm-request-timestamp",
     "x-zm-signature",
 ];
 

@@ -55,7 +55,7 @@ pub(crate) struct Settings {
     pub(super) backlog_limit: u64,
     pub(crate) reject_changed_bodies: bool,
     pub(crate) replay_guard: bool,
-    pub(super) lane_of: LaneOf,
+    pub(crate) lane_of: LaneOf,
     pub(super) keep_headers: Arc<[HeaderName]>,
     pub(crate) observers: Observers,
 }
@@ -252,7 +252,8 @@ impl<Q: Queue> Inbox<Q> {
 
     /// Sets a function that returns the id of an event's chat, for kinds that this crate does not know. Without such a
     /// function, or if it returns `None` or panics, the event has a lane of its own. The function is called before the
-    /// event is stored, so it should be fast.
+    /// event is stored, so it should be fast. It takes the place of the `order` in a
+    /// [sender's description](crate::docs::senders#another-sender).
     ///
     /// ```
     /// # use tower_webhook::inbox::Inbox;

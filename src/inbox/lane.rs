@@ -9,12 +9,15 @@ use twox_hash::XxHash3_64;
 use super::event::{Lane, Namespace};
 use crate::delivery::{DecodeError, RawDelivery};
 use crate::event::{EventKind, chat_id};
+use crate::sender::{Form, Sender};
 
 /// Finds the chat of an event.
 #[derive(Clone, Default)]
-pub(super) struct LaneOf {
+pub(crate) struct LaneOf {
     /// For kinds that this crate does not know.
     other: Option<Arc<ChatOf>>,
+    /// One that says where the chat of its events stands.
+    sender: Option<Sender>,
 }
 
 type ChatOf = dyn Fn(&RawDelivery) -> Option<String> + Send + Sync;
@@ -25,11 +28,23 @@ impl LaneOf {
     ) -> Self {
         Self {
             other: Some(Arc::new(chat)),
+            sender: None,
+        }
+    }
+
+    /// Finds the chat as the sender's description says, unless there is a function.
+    pub(crate) fn of_sender(&mut self, sender: &Sender) {
+        if self.other.is_none() && !sender.order().is_empty() {
+            self.sender = Some(sender.clone());
         }
     }
 
     /// Returns the id of the event's chat, if there is one, or why the body is no JSON object.
     pub(crate) fn chat(&self, delivery: &RawDelivery) -> Result<Option<String>, DecodeError> {
+        if let Some(Form::Described(it)) = self.sender.as_ref().map(Sender::form) {
+            delivery.json()?;
+            return Ok(it.order_of(delivery.body()));
+        }
         match &self.other {
             Some(other) if !EventKind::ALL.contains(delivery.kind()) => {
                 delivery.json()?;

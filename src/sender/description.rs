@@ -1,6 +1,7 @@
 //! A sender as it is described in a file, and what is wrong with a description.
 
 use std::collections::BTreeMap;
+use std::slice;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, StatusCode};
@@ -19,8 +20,10 @@ pub(super) struct Description {
     /// What stands for `*` in the names of headers.
     #[serde(default)]
     families: Vec<String>,
-    key: Option<String>,
-    kind: Option<Kind>,
+    key: Option<Key>,
+    kind: Option<First>,
+    /// Where an event says which others it must not overtake.
+    order: Option<First>,
     /// What `{url}` stands for.
     pub(super) url: Option<String>,
     /// The sender sends equal bodies on purpose, so they are no replay.
@@ -36,11 +39,27 @@ pub(super) struct Description {
 #[derive(Deserialize)]
 #[serde(
     untagged,
+    expecting = "use a header, a JSON pointer, or `{ join = [...] }` with several of them"
+)]
+enum Key {
+    One(String),
+    Joined(Joined),
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Joined {
+    join: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(
+    untagged,
     expecting = "use a header, a JSON pointer, or a list of JSON pointers"
 )]
-enum Kind {
+enum First {
     One(String),
-    First(Vec<String>),
+    Several(Vec<String>),
 }
 
 #[derive(Deserialize)]
@@ -159,6 +178,11 @@ impl Description {
             name: self.name.clone(),
             schemes: schemes?,
             has_equal_bodies: self.equal_bodies,
+            order: match &self.order {
+                None => Vec::new(),
+                Some(First::One(text)) => vec![pointer("order", text)?],
+                Some(First::Several(list)) => pointers("order", list)?,
+            },
             challenges: challenges.collect::<Result<_, _>>()?,
         };
         Ok(Sender::with_form(Form::Described(described)).with_policy(policy))
@@ -196,14 +220,11 @@ impl Description {
             timestamp: timestamp.transpose()?,
             require: require.collect::<Result<_, _>>()?,
             secret: it.secret,
-            key: place("key", self.key.as_deref(), family)?,
+            key: self.keys(family)?,
             kind: match &self.kind {
                 None => Place::None,
-                Some(Kind::One(text)) => place("kind", Some(text), family)?,
-                Some(Kind::First(list)) => {
-                    let pointers = list.iter().map(|text| pointer("kind", text));
-                    Place::Body(pointers.collect::<Result<_, _>>()?)
-                }
+                Some(First::One(text)) => place("kind", text, family)?,
+                Some(First::Several(list)) => Place::Body(pointers("kind", list)?),
             },
         };
         if scheme.elements().next().is_some() && split.is_none() {
@@ -215,6 +236,21 @@ impl Description {
         }
         check_key(&scheme)?;
         Ok(scheme)
+    }
+
+    fn keys(&self, family: &str) -> Result<Vec<Place>, String> {
+        let (field, parts) = match &self.key {
+            None => return Ok(Vec::new()),
+            Some(Key::One(text)) => ("key", slice::from_ref(text)),
+            Some(Key::Joined(it)) if !(2..=8).contains(&it.join.len()) => {
+                return Err("key.join: name 2 to 8 headers or JSON pointers".to_owned());
+            }
+            Some(Key::Joined(it)) => ("key.join", &it.join[..]),
+        };
+        parts
+            .iter()
+            .map(|text| place(field, text, family))
+            .collect()
     }
 
     /// The pieces before and after the body.
@@ -360,7 +396,7 @@ fn answer(it: &ChallengeDescription, is_signed: bool) -> Result<Answer, String> 
 fn source(field: &str, at: &str, is_signed: bool) -> Result<Source, String> {
     match (at.strip_prefix('?'), is_signed) {
         (Some(name), false) => Ok(Source::Query(name.to_owned())),
-        (None, true) => Ok(Source::Place(place(field, Some(at), "")?)),
+        (None, true) => Ok(Source::Place(place(field, at, "")?)),
         (Some(_), true) => Err(format!(
             "{field}: {at:?} is not signed: use the `proof` `none`, or a `token`"
         )),
@@ -395,18 +431,19 @@ fn timestamp(it: &Timestamp, family: &str) -> Result<Timestamps, String> {
     })
 }
 
-fn place(field: &str, text: Option<&str>, family: &str) -> Result<Place, String> {
-    Ok(match text {
-        None => Place::None,
-        Some(text) if text.starts_with('/') => Place::Body(vec![pointer(field, text)?]),
-        Some(name) => Place::Header(header(field, name, family)?),
+fn place(field: &str, text: &str, family: &str) -> Result<Place, String> {
+    Ok(match text.starts_with('/') {
+        true => Place::Body(vec![pointer(field, text)?]),
+        false => Place::Header(header(field, text, family)?),
     })
 }
 
+fn pointers(field: &str, list: &[String]) -> Result<Vec<Pointer>, String> {
+    list.iter().map(|text| pointer(field, text)).collect()
+}
+
 fn pointer(field: &str, text: &str) -> Result<Pointer, String> {
-    Pointer::parse(text).ok_or_else(|| {
-        format!("{field}: {text:?} is no JSON pointer of at most 16 names, such as `/event/type`")
-    })
+    Pointer::parse(text).map_err(|reason| format!("{field}: {text:?} {reason}"))
 }
 
 fn header(field: &str, name: &str, family: &str) -> Result<HeaderName, String> {

@@ -14,15 +14,16 @@ use std::time::SystemTime;
 
 use hmac::digest::CtOutput;
 use hmac::{Hmac, KeyInit, Mac};
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use sha2::Sha256;
 
 pub(crate) use self::challenge::Reply;
 use self::challenge::{Challenge, Proof};
+use self::pointer::Pointer;
 use self::query::Query;
 pub use self::scheme::SignatureError;
 pub(crate) use self::scheme::{
-    Algorithm, Claim, Place, Scheme, SecretCoding, Timestamps, find_first,
+    Algorithm, Claim, Place, Scheme, SecretCoding, TOKEN, Tags, Timestamps, find_first,
 };
 use crate::config::ConfigError;
 use crate::delivery::RawDelivery;
@@ -72,6 +73,7 @@ pub(crate) struct Described {
     /// One for each family of headers. The first whose signature header is there counts, with all its headers.
     schemes: Vec<Scheme>,
     has_equal_bodies: bool,
+    order: Vec<Pointer>,
     challenges: Vec<Challenge>,
 }
 
@@ -98,8 +100,29 @@ impl Described {
         challenges.any(|challenge| matches!(challenge.proof, Proof::Token(_)))
     }
 
+    /// Returns what the events have in common that are handled in order, if this one has it.
+    pub(crate) fn order_of(&self, body: &[u8]) -> Option<String> {
+        find_first(&self.order, body).ok().flatten()
+    }
+
     pub(crate) fn schemes(&self) -> &[Scheme] {
         &self.schemes
+    }
+
+    /// Reads the head of a request as [`Scheme::claim`], by the scheme that [`scheme`](Self::scheme) would return.
+    pub(crate) fn claim(
+        &self,
+        method: &Method,
+        headers: &HeaderMap,
+        now: impl Fn() -> SystemTime,
+    ) -> Result<(&Scheme, Claim), SignatureError> {
+        for scheme in &self.schemes {
+            match scheme.claim(method, headers, &now) {
+                Err(SignatureError::Missing) => {}
+                claim => return Ok((scheme, claim?)),
+            }
+        }
+        Err(SignatureError::Missing)
     }
 
     pub(crate) fn scheme(&self, headers: &HeaderMap) -> &Scheme {
@@ -272,11 +295,11 @@ impl Sender {
         let Form::Described(it) = &*self.form else {
             return false;
         };
-        it.schemes.iter().all(|scheme| match &scheme.key {
-            _ if scheme.algorithm == Algorithm::Token => false,
-            Place::None => false,
-            Place::Header(name) => scheme.signs(name),
-            Place::Body(_) => true,
+        it.schemes.iter().all(|scheme| {
+            let mut parts = scheme.key.iter();
+            scheme.algorithm != Algorithm::Token
+                && !scheme.key.is_empty()
+                && parts.all(|part| scheme.covers(part))
         })
     }
 
@@ -289,6 +312,14 @@ impl Sender {
                 let is_signed = |scheme: &Scheme| scheme.algorithm != Algorithm::Token;
                 !it.has_equal_bodies && !self.covers_key() && it.schemes.iter().any(is_signed)
             }
+        }
+    }
+
+    /// Where an event says which others it must not overtake: empty if it does not.
+    pub(crate) fn order(&self) -> &[Pointer] {
+        match &*self.form {
+            Form::Chat(_) => &[],
+            Form::Described(it) => &it.order,
         }
     }
 
@@ -315,13 +346,16 @@ impl Sender {
         let mut headers = delivery.headers().clone();
         let json = HeaderValue::from_static("application/json");
         headers.insert(http::header::CONTENT_TYPE, json);
-        let place = |place: &Place| match place {
-            Place::Header(name) => Some(name.clone()),
-            _ => None,
-        };
         let (event, key) = match &*self.form {
-            Form::Chat(names) => (Some(names.event.clone()), Some(names.key.clone())),
-            Form::Described(it) => (place(&it.schemes[0].kind), place(&it.schemes[0].key)),
+            Form::Chat(names) => (Some(&names.event), Some(&names.key)),
+            Form::Described(it) => {
+                let Scheme { kind, key, .. } = &it.schemes[0];
+                let key = match &key[..] {
+                    [key] => key.header(),
+                    _ => None,
+                };
+                (kind.header(), key)
+            }
         };
         if let (Some(name), Ok(kind)) = (event, HeaderValue::from_str(delivery.kind().as_str())) {
             headers.insert(name, kind);

@@ -9,13 +9,18 @@ use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Vis
 pub(crate) struct Pointer(Vec<String>);
 
 impl Pointer {
-    pub(super) fn parse(text: &str) -> Option<Self> {
-        let names: Vec<_> = text
-            .strip_prefix('/')?
-            .split('/')
-            .map(|name| name.replace("~1", "/").replace("~0", "~"))
-            .collect();
-        (names.len() <= 16).then_some(Self(names))
+    pub(super) fn parse(text: &str) -> Result<Self, &'static str> {
+        let form = "is no JSON pointer of at most 16 names, such as `/event/type`";
+        let names = text.strip_prefix('/').ok_or(form)?.split('/');
+        let name = |name: &str| match name.split('~').skip(1).all(|it| it.starts_with(['0', '1'])) {
+            true => Ok(name.replace("~1", "/").replace("~0", "~")),
+            false => Err("has a `~` in a name: write `~0` for it, and `~1` for a slash"),
+        };
+        let names: Vec<_> = names.map(name).collect::<Result<_, _>>()?;
+        if names.len() > 16 {
+            return Err(form);
+        }
+        Ok(Self(names))
     }
 
     /// Returns the string or integer that stands there, if anything does. An error if the document is not JSON, or the
@@ -163,7 +168,25 @@ mod tests {
         assert_eq!(find("/id", &json), Ok(Some("x".to_owned())));
         let (open, close) = (r#"{"id":"#.repeat(1_000), "}".repeat(1_000));
         assert!(find("/id", &format!("{open}1{close}")).is_err());
-        assert_eq!(Pointer::parse(&"/a".repeat(17)), None);
-        assert_eq!(Pointer::parse("id"), None);
+    }
+
+    #[test]
+    fn what_is_no_pointer_is_refused() {
+        for (text, names) in [
+            ("/~0", "~"),
+            ("/~1", "/"),
+            ("/~01", "~1"),
+            ("/~0~1~0", "~/~"),
+        ] {
+            assert_eq!(Pointer::parse(text), Ok(Pointer(vec![names.to_owned()])));
+        }
+        for wrong in ["", "id", "id/a", &"/a".repeat(17)] {
+            let reason = Pointer::parse(wrong).unwrap_err();
+            assert!(reason.contains("at most 16 names"), "{wrong}: {reason}");
+        }
+        for wrong in ["/~", "/ty~pe", "/~2", "/a/~~0", "/a~0/b~"] {
+            let reason = Pointer::parse(wrong).unwrap_err();
+            assert!(reason.contains("write `~0`"), "{wrong}: {reason}");
+        }
     }
 }

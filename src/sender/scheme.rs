@@ -4,8 +4,10 @@ use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use hmac::{Hmac, KeyInit, Mac};
 use http::{HeaderMap, HeaderName, HeaderValue, Method};
 use serde::Deserialize;
+use sha2::Sha256;
 
 use super::MOST_TAGS;
 use super::pointer::Pointer;
@@ -25,7 +27,8 @@ pub(crate) struct Scheme {
     pub(super) timestamp: Option<Timestamps>,
     pub(super) require: Vec<(HeaderName, HeaderValue)>,
     pub(crate) secret: SecretCoding,
-    pub(crate) key: Place,
+    /// Empty for a sender without keys. Several are one key together.
+    pub(crate) key: Vec<Place>,
     pub(crate) kind: Place,
 }
 
@@ -76,6 +79,15 @@ pub(crate) enum Place {
     Body(Vec<Pointer>),
 }
 
+impl Place {
+    pub(super) fn header(&self) -> Option<&HeaderName> {
+        match self {
+            Self::Header(name) => Some(name),
+            _ => None,
+        }
+    }
+}
+
 /// A part of what is signed.
 #[derive(Clone, Debug)]
 pub(crate) enum Piece {
@@ -103,10 +115,49 @@ pub(super) enum At {
 /// What the head of a request claims: the tags, and what is signed before and after the body.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    pub(crate) tags: Vec<Vec<u8>>,
+    pub(crate) tags: Tags,
     pub(crate) before: Vec<u8>,
     pub(crate) after: Vec<u8>,
 }
+
+/// The candidates of a request. Nearly always, there is one, which takes no allocation.
+#[derive(Debug, Default)]
+pub(crate) struct Tags {
+    first: Option<Tag>,
+    rest: Vec<Tag>,
+}
+
+impl Tags {
+    #[inline]
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        let tags = self.first.iter().chain(&self.rest);
+        tags.map(|tag| &tag.bytes[..tag.length])
+    }
+
+    /// Refuses a tag that is one too many.
+    fn push(&mut self, tag: Tag) -> Result<(), SignatureError> {
+        if self.first.is_none() {
+            self.first = Some(tag);
+        } else if self.rest.len() + 1 < MOST_TAGS {
+            self.rest.push(tag);
+        } else {
+            return Err(SignatureError::Malformed);
+        }
+        Ok(())
+    }
+}
+
+#[derive(Debug)]
+struct Tag {
+    bytes: [u8; LONGEST_TAG],
+    length: usize,
+}
+
+/// That of ECDSA P-256.
+const LONGEST_TAG: usize = 72;
+
+/// What is hashed in place of the body to compare a token, under the token as the secret.
+pub(crate) const TOKEN: &[u8] = b"tower-webhook: a token";
 
 /// The reason why a signature was refused. It is logged, and is not part of the answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -170,11 +221,20 @@ impl Scheme {
 
     /// Whether a header is signed, and alone but for the timestamp: of two texts in a row, an attacker could move the
     /// boundary.
-    pub(super) fn signs(&self, header: &HeaderName) -> bool {
+    fn signs(&self, header: &HeaderName) -> bool {
         let mut free = self.free().filter(|piece| !self.is_time(piece));
         let first = free.next();
         let is_it = matches!(first, Some(Piece::Header(name)) if name == header);
         is_it && free.next().is_none()
+    }
+
+    /// Whether what stands there cannot be changed without the secret.
+    pub(super) fn covers(&self, place: &Place) -> bool {
+        match place {
+            Place::None => false,
+            Place::Header(name) => self.signs(name),
+            Place::Body(_) => true,
+        }
     }
 
     /// Whether the timestamp is signed, or none is needed.
@@ -202,11 +262,11 @@ impl Scheme {
     }
 
     /// Reads the head of a request, and refuses one that cannot prove anything. Most senders need no `now`.
-    pub(crate) fn claim(
+    pub(super) fn claim(
         &self,
         method: &Method,
         headers: &HeaderMap,
-        now: impl FnOnce() -> SystemTime,
+        now: impl Fn() -> SystemTime,
     ) -> Result<Claim, SignatureError> {
         let read = self.elements_of(headers)?;
         for (name, value) in &self.require {
@@ -214,11 +274,13 @@ impl Scheme {
                 return Err(SignatureError::Incomplete);
             }
         }
+        let mut time = None;
         if let Some(timestamps) = &self.timestamp {
             match &timestamps.at {
                 At::Header(name) => {
                     let value = only(headers, name).map_err(|_| SignatureError::Timestamp)?;
                     timestamps.check(value, now())?;
+                    time = Some((name, value));
                 }
                 At::Element(name) => timestamps.check(read.source(name)?, now())?,
                 At::Body(_) => {}
@@ -230,7 +292,10 @@ impl Scheme {
             for piece in pieces {
                 text.extend_from_slice(match piece {
                     Piece::Text(text) => text.as_bytes(),
-                    Piece::Header(name) => only(headers, name)?,
+                    Piece::Header(name) => match time {
+                        Some((at, value)) if at == name => value,
+                        _ => only(headers, name)?,
+                    },
                     Piece::Element(name) => read.source(name)?,
                     Piece::Method => method.as_str().as_bytes(),
                 });
@@ -252,7 +317,7 @@ impl Scheme {
 
     fn elements_of<'a>(&self, headers: &'a HeaderMap) -> Result<Elements<'a>, SignatureError> {
         let mut read = Elements {
-            tags: Vec::new(),
+            tags: Tags::default(),
             sources: Vec::new(),
         };
         let mut is_missing = true;
@@ -271,7 +336,7 @@ impl Scheme {
                 }
             }
         }
-        match read.tags.is_empty() {
+        match read.tags.first.is_none() {
             true if is_missing => Err(SignatureError::Missing),
             true => Err(SignatureError::Malformed),
             false => Ok(read),
@@ -284,12 +349,9 @@ impl Scheme {
         read: &mut Elements<'a>,
     ) -> Result<(), SignatureError> {
         if let Some(tag) = element.strip_prefix(self.prefix.as_bytes()) {
-            if read.tags.len() == MOST_TAGS {
-                return Err(SignatureError::Malformed);
-            }
-            read.tags
+            return read
+                .tags
                 .push(self.decode(tag).ok_or(SignatureError::Malformed)?);
-            return Ok(());
         }
         let Some(at) = element.iter().position(|&byte| byte == b'=') else {
             return self.split.map(drop).ok_or(SignatureError::Malformed);
@@ -307,23 +369,28 @@ impl Scheme {
         Ok(())
     }
 
-    fn decode(&self, tag: &[u8]) -> Option<Vec<u8>> {
-        let (least, most) = match self.algorithm {
-            Algorithm::Token => return (!tag.is_empty()).then(|| tag.to_vec()),
-            Algorithm::HmacSha256 => (32, 32),
-            Algorithm::HmacSha1 => (20, 20),
-            Algorithm::Ed25519 => (64, 64),
-            Algorithm::EcdsaP256 => (8, 72),
+    fn decode(&self, tag: &[u8]) -> Option<Tag> {
+        let lengths = match self.algorithm {
+            Algorithm::Token | Algorithm::HmacSha256 => 32..=32,
+            Algorithm::HmacSha1 => 20..=20,
+            Algorithm::Ed25519 => 64..=64,
+            Algorithm::EcdsaP256 => 8..=LONGEST_TAG,
         };
-        if tag.len() > 2 * most {
-            return None;
-        }
-        let tag = match self.coding? {
-            Coding::Hex => base16ct::lower::decode_vec(tag).ok(),
-            Coding::HexAnyCase => base16ct::mixed::decode_vec(tag).ok(),
-            Coding::Base64 => BASE64_STANDARD.decode(tag).ok(),
+        let mut bytes = [0; LONGEST_TAG];
+        // A tag that is longer does not fit.
+        let length = match self.coding {
+            None if tag.is_empty() => return None,
+            None => {
+                let hash = Hmac::<Sha256>::new_from_slice(tag).ok()?;
+                let hash = hash.chain_update(TOKEN).finalize().into_bytes();
+                bytes[..hash.len()].copy_from_slice(&hash);
+                hash.len()
+            }
+            Some(Coding::Hex) => base16ct::lower::decode(tag, &mut bytes).ok()?.len(),
+            Some(Coding::HexAnyCase) => base16ct::mixed::decode(tag, &mut bytes).ok()?.len(),
+            Some(Coding::Base64) => BASE64_STANDARD.decode_slice(tag, &mut bytes).ok()?,
         };
-        tag.filter(|tag| (least..=most).contains(&tag.len()))
+        lengths.contains(&length).then_some(Tag { bytes, length })
     }
 
     /// Adds the headers that a delivery has before it is signed: constants, and the time if it is not there.
@@ -385,7 +452,7 @@ impl Scheme {
 
 /// What the signature headers of a request hold.
 struct Elements<'a> {
-    tags: Vec<Vec<u8>>,
+    tags: Tags,
     sources: Vec<(&'a [u8], &'a [u8])>,
 }
 

@@ -51,18 +51,14 @@ fn number(text: &[u8]) -> Option<i64> {
 
 /// `2026-01-31T23:59:59.123456789Z`, or with an offset.
 fn rfc3339(text: &[u8]) -> Option<i64> {
-    let (date, rest) = text.split_at_checked(19)?;
-    let shape = b"dddd-dd-ddTdd:dd:dd";
-    let fits = |(byte, shape): (&u8, &u8)| match shape {
-        b'd' => byte.is_ascii_digit(),
-        other => byte == other,
-    };
-    if !date.iter().zip(shape).all(fits) {
+    #[rustfmt::skip]
+    let [y0, y1, y2, y3, b'-', m0, m1, b'-', d0, d1, b'T', h0, h1, b':', i0, i1, b':', s0, s1, ref rest @ ..] = *text
+    else {
         return None;
-    }
-    let part = |at: usize, length: usize| number(&date[at..at + length]);
-    let (year, month, day) = (part(0, 4)?, part(5, 2)?, part(8, 2)?);
-    let (hour, minute, second) = (part(11, 2)?, part(14, 2)?, part(17, 2)?);
+    };
+    let two = |ten, one| number(&[ten, one]);
+    let (year, month, day) = (number(&[y0, y1, y2, y3])?, two(m0, m1)?, two(d0, d1)?);
+    let (hour, minute, second) = (two(h0, h1)?, two(i0, i1)?, two(s0, s1)?);
     let (millis, zone) = match rest.strip_prefix(b".") {
         None => (0, rest),
         Some(rest) => {
@@ -75,7 +71,7 @@ fn rfc3339(text: &[u8]) -> Option<i64> {
     let offset = match zone {
         b"Z" => 0,
         [sign @ (b'+' | b'-'), a, b, b':', c, d] => {
-            let (hours, minutes) = (number(&[*a, *b])?, number(&[*c, *d])?);
+            let (hours, minutes) = (two(*a, *b)?, two(*c, *d)?);
             let seconds = 3600 * hours + 60 * minutes;
             if *sign == b'-' { -seconds } else { seconds }
         }

@@ -1,22 +1,21 @@
 //! The tags of a body under every secret, for a sender that is described as data.
 
+use std::iter;
 use std::sync::Arc;
 
 use hmac::digest::CtOutput;
 use hmac::digest::array::Array;
-use hmac::{Hmac, KeyInit, Mac};
+use hmac::{Hmac, Mac};
 use sha1::Sha1;
 use sha2::Sha256;
-use zeroize::Zeroizing;
 
 use super::compare::any;
 use super::keys::Verification;
 use super::secret::{Secret, Secrets};
 use super::verify::Matched;
-use crate::sender::{Algorithm, Claim, Scheme, SecretCoding, Sender, SignatureError, Timestamps};
-
-/// What is hashed in place of the body to compare a token, under the token as the secret.
-const TOKEN: &[u8] = b"tower-webhook: a token";
+use crate::sender::{
+    Algorithm, Claim, Scheme, SecretCoding, Sender, SignatureError, TOKEN, Tags, Timestamps,
+};
 
 /// A hash under one secret, before it is complete.
 pub(super) enum Keyed {
@@ -53,18 +52,18 @@ impl Keyed {
 
     /// Compares the complete hash with every candidate, in constant time. Returns whether one is equal.
     #[inline]
-    fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
+    fn matches_one(self, candidates: &Tags) -> bool {
         match self {
             Self::Sha256(hash) => {
                 let own = hash.finalize();
-                any(candidates, |tag| {
-                    Array::try_from(&tag[..]).is_ok_and(|it| own == CtOutput::new(it))
+                any(candidates.iter(), |tag| {
+                    Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
                 })
             }
             Self::Sha1(hash) => {
                 let own = hash.finalize();
-                any(candidates, |tag| {
-                    Array::try_from(&tag[..]).is_ok_and(|it| own == CtOutput::new(it))
+                any(candidates.iter(), |tag| {
+                    Array::try_from(tag).is_ok_and(|it| own == CtOutput::new(it))
                 })
             }
         }
@@ -74,40 +73,110 @@ impl Keyed {
 /// What one secret or public key says of the candidates, before the body is complete.
 enum Check {
     Hash(Keyed),
-    Key(Verification),
+    /// Boxed, because it is large, and slow all the same.
+    Key(Box<Verification>),
 }
 
 impl Check {
     /// `None` if the secret is not in the sender's form.
     #[inline]
-    fn new(
-        secret: &Secret,
-        algorithm: Algorithm,
-        coding: SecretCoding,
-        claim: &Claim,
-    ) -> Option<Self> {
-        let mut check = match algorithm.is_asymmetric() {
-            true => Self::Key(secret.public()?.begin(algorithm, &claim.tags)?),
-            false => Self::Hash(Keyed::new(secret, algorithm, coding)?),
+    fn new(secret: &Secret, how: How, claim: &Claim) -> Option<Self> {
+        let mut check = match how.algorithm.is_asymmetric() {
+            true => {
+                let verification = secret.public()?.begin(how.algorithm, &claim.tags)?;
+                Self::Key(Box::new(verification))
+            }
+            false => Self::Hash(Keyed::new(secret, how.algorithm, how.coding)?),
         };
         check.update(&claim.before);
         Some(check)
     }
 
+    #[inline]
     fn update(&mut self, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
         match self {
             Self::Hash(hash) => hash.update(bytes),
             Self::Key(verification) => verification.update(bytes),
         }
     }
 
+    /// Compares what was hashed with every candidate, in constant time. Returns whether one is right.
     #[inline]
-    fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
+    fn matches_one(mut self, how: How, claim: &Claim) -> bool {
+        self.update(how.after(claim));
         match self {
-            Self::Hash(hash) => hash.matches_one(candidates),
-            Self::Key(verification) => verification.matches_one(candidates),
+            Self::Hash(hash) => hash.matches_one(&claim.tags),
+            Self::Key(verification) => verification.matches_one(&claim.tags),
         }
     }
+}
+
+/// What of a scheme is needed for the body.
+#[derive(Clone, Copy)]
+struct How {
+    algorithm: Algorithm,
+    coding: SecretCoding,
+}
+
+impl How {
+    fn of(scheme: &Scheme) -> Self {
+        Self {
+            algorithm: scheme.algorithm,
+            coding: scheme.secret,
+        }
+    }
+
+    /// What is hashed of the body.
+    fn part<'a>(&self, body: &'a [u8]) -> &'a [u8] {
+        match self.algorithm {
+            Algorithm::Token => b"",
+            _ => body,
+        }
+    }
+
+    fn after<'a>(&self, claim: &'a Claim) -> &'a [u8] {
+        match self.algorithm {
+            Algorithm::Token => TOKEN,
+            _ => &claim.after,
+        }
+    }
+}
+
+/// Verifies a body that is there. Returns the index of the first secret that signed it, after all were compared.
+#[inline]
+fn signer(set: &[Secret], how: How, claim: &Claim, body: &[u8]) -> Option<usize> {
+    let matches = |secret| {
+        Check::new(secret, how, claim).is_some_and(|mut check| {
+            check.update(how.part(body));
+            check.matches_one(how, claim)
+        })
+    };
+    first(set.iter().map(matches))
+}
+
+/// The index of the first that is true. All are computed.
+fn first(matches: impl Iterator<Item = bool>) -> Option<usize> {
+    matches.enumerate().fold(None, |first, (index, is_match)| {
+        first.or(is_match.then_some(index))
+    })
+}
+
+/// Verifies a body that is there, with the claim of its head.
+pub(super) fn verify(
+    secrets: &Secrets,
+    sender: &Sender,
+    (scheme, claim): (&Scheme, Claim),
+    body: &[u8],
+) -> Result<usize, SignatureError> {
+    let index = signer(&secrets.current(), How::of(scheme), &claim, body);
+    let index = index.ok_or(SignatureError::Wrong)?;
+    if let Some(time) = scheme.body_time() {
+        time.check_body(body, sender.now())?;
+    }
+    Ok(index)
 }
 
 /// The computation while a body arrives.
@@ -119,8 +188,7 @@ pub(super) struct Checked {
     claim: Claim,
     /// If it stands in the body.
     body_time: Option<(Timestamps, Sender)>,
-    algorithm: Algorithm,
-    coding: SecretCoding,
+    how: How,
 }
 
 impl Checked {
@@ -128,18 +196,11 @@ impl Checked {
     pub(super) fn new(
         secrets: &Secrets,
         sender: &Sender,
-        scheme: &Scheme,
-        mut claim: Claim,
+        (scheme, claim): (&Scheme, Claim),
     ) -> Self {
-        if scheme.algorithm == Algorithm::Token {
-            for tag in &mut claim.tags {
-                *tag = token_tag(&Zeroizing::new(std::mem::take(tag)));
-            }
-        }
-        let (algorithm, coding) = (scheme.algorithm, scheme.secret);
+        let how = How::of(scheme);
         let set = secrets.current();
-        let check = |secret| Check::new(secret, algorithm, coding, &claim);
-        let mut checks = set.iter().map(check);
+        let mut checks = set.iter().map(|secret| Check::new(secret, how, &claim));
         Self {
             first: checks.next().flatten(),
             rest: checks.collect(),
@@ -147,58 +208,37 @@ impl Checked {
             secrets: secrets.clone(),
             set,
             claim,
-            algorithm,
-            coding,
+            how,
         }
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
-        if self.algorithm != Algorithm::Token {
-            let checks = self.first.iter_mut().chain(self.rest.iter_mut().flatten());
-            checks.for_each(|check| check.update(bytes));
-        }
+        let bytes = self.how.part(bytes);
+        let checks = self.first.iter_mut().chain(self.rest.iter_mut().flatten());
+        checks.for_each(|check| check.update(bytes));
     }
 
     /// As that of `Tags`.
-    pub(super) fn verify(&mut self, body: &[u8]) -> Result<Matched, SignatureError> {
-        if !self.secrets.is_current(&self.set) {
-            self.set = self.secrets.current();
-            let check = |secret| Check::new(secret, self.algorithm, self.coding, &self.claim);
-            let mut checks = self.set.iter().map(check);
-            self.first = checks.next().flatten();
-            self.rest = checks.collect();
-            self.update(body);
-        }
-        let after = match self.algorithm {
-            Algorithm::Token => TOKEN,
-            _ => &self.claim.after,
+    pub(super) fn verify(self, body: &[u8]) -> Result<Matched, SignatureError> {
+        let (how, claim) = (self.how, self.claim);
+        let (set, index) = match self.secrets.is_current(&self.set) {
+            true => {
+                let checks = iter::once(self.first).chain(self.rest);
+                let matches = |it: Option<Check>| it.is_some_and(|it| it.matches_one(how, &claim));
+                (self.set, first(checks.map(matches)))
+            }
+            false => {
+                let set = self.secrets.current();
+                let index = signer(&set, how, &claim, body);
+                (set, index)
+            }
         };
-        // In constant time, and with every secret.
-        let matches = |check: Option<Check>| {
-            check.is_some_and(|mut check| {
-                check.update(after);
-                check.matches_one(&self.claim.tags)
-            })
-        };
-        let mut matched = matches(self.first.take()).then_some(0);
-        for (index, check) in (1..).zip(self.rest.drain(..)) {
-            let this = matches(check).then_some(index);
-            matched = matched.or(this);
-        }
-        let index = matched.ok_or(SignatureError::Wrong)?;
+        let index = index.ok_or(SignatureError::Wrong)?;
         if let Some((time, sender)) = &self.body_time {
             time.check_body(body, sender.now())?;
         }
-        Ok(Matched::new(&self.set[index], index))
+        Ok(Matched::new(&set[index], index))
     }
-}
-
-fn token_tag(token: &[u8]) -> Vec<u8> {
-    let keyed = Hmac::<Sha256>::new_from_slice(token);
-    keyed.map_or_else(
-        |_| Vec::new(),
-        |keyed| Keyed::Sha256(keyed).tag([b"", b"", TOKEN]),
-    )
 }
 
 #[cfg(test)]
@@ -221,15 +261,16 @@ mod tests {
         let Form::Described(it) = sender.form() else {
             panic!("{sender:?}")
         };
-        let scheme = it.scheme(&headers);
-        let claim = scheme
-            .claim(&Method::POST, &headers, SystemTime::now)
-            .unwrap();
-        let mut checked = Checked::new(set, sender, scheme, claim);
+        let claim = it.claim(&Method::POST, &headers, SystemTime::now);
+        let mut checked = Checked::new(set, sender, claim.unwrap());
         checked.update(b"{}");
         COMPARISONS.set(0);
-        let verified = checked.verify(b"{}").ok();
-        (verified.map(|it| it.index), COMPARISONS.get())
+        let verified = checked.verify(b"{}").ok().map(|it| it.index);
+        let count = COMPARISONS.replace(0);
+        // At once, as while it arrives.
+        assert_eq!(sender.verify(set, &headers, b"{}").ok(), verified);
+        assert_eq!(COMPARISONS.get(), count);
+        (verified, count)
     }
 
     fn sender(algorithm: &str) -> Sender {

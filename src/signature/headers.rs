@@ -50,7 +50,7 @@ pub(super) fn claimed_kind(headers: &HeaderMap, sender: &Sender) -> Option<Event
     kind(headers, name).ok()
 }
 
-/// The longest key in bytes that is taken from a body.
+/// The longest key in bytes that is taken from a body or joined.
 const LONGEST_KEY: usize = 1024;
 
 fn of_described(
@@ -74,25 +74,49 @@ fn of_described(
     let kind = kind.ok_or_else(|| {
         Refusal::unreadable("its event type is missing, or not 1 to 128 visible ASCII characters")
     })?;
-    let key = match &scheme.key {
-        Place::None => None,
-        Place::Header(name) => key(headers, name)?,
-        Place::Body(pointers) => {
-            match find_first(pointers, body).map_err(|error| not_there(&error))? {
-                None => None,
-                Some(key) if key.len() > LONGEST_KEY => {
-                    return Err(Refusal::unreadable("its key has more than 1,024 bytes"));
-                }
-                Some(key) => IdempotencyKey::new(
-                    HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?,
-                ),
-            }
-        }
-    };
+    let key = described_key(headers, body, &scheme.key)?;
     if require_key && key.is_none() {
         return Err(Refusal::MissingKey);
     }
     Ok((kind, key))
+}
+
+fn described_key(
+    headers: &HeaderMap,
+    body: &[u8],
+    parts: &[Place],
+) -> Result<Option<IdempotencyKey>, Refusal> {
+    let text = |part: &Place| match part {
+        Place::None => Ok(None),
+        Place::Header(name) => Ok(key(headers, name)?.map(|key| key.to_string())),
+        Place::Body(pointers) => find_first(pointers, body).map_err(|error| not_there(&error)),
+    };
+    let found = match parts {
+        [] => None,
+        [Place::Header(name)] => return key(headers, name),
+        [only] => text(only)?,
+        several => {
+            let mut texts = Vec::new();
+            for part in several {
+                match text(part)?.filter(|text| !text.is_empty()) {
+                    Some(text) => texts.push(text),
+                    None => return Ok(None),
+                }
+            }
+            // A separator alone could stand in a part, too.
+            Some(serde_json::to_string(&texts).map_err(Refusal::unreadable)?)
+        }
+    };
+    match found {
+        None => Ok(None),
+        Some(key) if key.len() > LONGEST_KEY => {
+            Err(Refusal::unreadable("its key has more than 1,024 bytes"))
+        }
+        Some(key) => {
+            let key = HeaderValue::from_bytes(key.as_bytes()).map_err(Refusal::unreadable)?;
+            Ok(IdempotencyKey::new(key))
+        }
+    }
 }
 
 /// Without the error's text, which quotes the body.

@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use zeroize::Zeroizing;
 
 use super::compare::any;
-use crate::sender::Algorithm;
+use crate::sender::{Algorithm, Tags};
 
 /// `SubjectPublicKeyInfo` before the key: RFC 8410, section 4, and RFC 5480, section 2.
 const ED25519_PUBLIC: &[u8] = b"\x30\x2a\x30\x05\x06\x03\x2b\x65\x70\x03\x21\x00";
@@ -72,7 +72,7 @@ impl Verifying {
     }
 
     /// Begins to verify these tags. `None` if the key is for another algorithm.
-    pub(super) fn begin(&self, algorithm: Algorithm, tags: &[Vec<u8>]) -> Option<Verification> {
+    pub(super) fn begin(&self, algorithm: Algorithm, tags: &Tags) -> Option<Verification> {
         if !self.is_for(algorithm) {
             return None;
         }
@@ -111,7 +111,7 @@ impl Verification {
     }
 
     /// Returns whether one of the candidates is right, which are those that it began with.
-    pub(super) fn matches_one(self, candidates: &[Vec<u8>]) -> bool {
+    pub(super) fn matches_one(self, candidates: &Tags) -> bool {
         match self {
             Self::Ed25519(streams) => any(streams, |stream| {
                 stream.is_some_and(|it| it.finalize_and_verify().is_ok())
@@ -119,7 +119,7 @@ impl Verification {
             Self::EcdsaP256(key, hash) => {
                 let hash = hash.finalize();
                 // As senders sign, so that s may be in the upper half.
-                any(candidates, |tag| {
+                any(candidates.iter(), |tag| {
                     let tag = ecdsa::Signature::from_der(tag);
                     tag.is_ok_and(|tag| key.verify_prehash(&hash, &tag).is_ok())
                 })

@@ -1,6 +1,6 @@
 //! In place of `keys.rs` without the feature `public-keys`: there are no such keys.
 
-use crate::sender::Algorithm;
+use crate::sender::{Algorithm, Tags};
 
 #[derive(Clone)]
 pub(super) enum Verifying {}
@@ -14,7 +14,7 @@ impl Verifying {
         match *self {}
     }
 
-    pub(super) fn begin(&self, _: Algorithm, _: &[Vec<u8>]) -> Option<Verification> {
+    pub(super) fn begin(&self, _: Algorithm, _: &Tags) -> Option<Verification> {
         match *self {}
     }
 }
@@ -26,7 +26,7 @@ impl Verification {
         match *self {}
     }
 
-    pub(super) fn matches_one(self, _: &[Vec<u8>]) -> bool {
+    pub(super) fn matches_one(self, _: &Tags) -> bool {
         match self {}
     }
 }

@@ -52,8 +52,8 @@ impl<S: Clone> Signature<S> {
     /// # Errors
     ///
     /// [`ConfigError::Sender`] when a secret is not written as this sender writes its secrets, or something has changed that
-    /// other settings were derived from: its name, its [policy](Sender::policy), whether it needs the
-    /// [replay guard](crate::Webhooks::sender), or whether a public key verifies it.
+    /// other settings were derived from: its name, its [policy](Sender::policy), `order`, whether it needs
+    /// the [replay guard](crate::Webhooks::sender), or whether a public key verifies it.
     pub fn with_sender(
         &self,
         sender: Sender,
@@ -67,6 +67,7 @@ impl<S: Clone> Signature<S> {
                 "need of a replay guard",
                 old.needs_replay_guard() != sender.needs_replay_guard(),
             ),
+            ("order", old.order() != sender.order()),
             // A public key must not become a secret.
             ("sort of key", old.is_asymmetric() != sender.is_asymmetric()),
         ];

@@ -7,7 +7,7 @@ use hmac::{Hmac, Mac};
 use http::{HeaderMap, HeaderName, Method};
 use sha2::Sha256;
 
-use super::described::Checked;
+use super::described::{self, Checked};
 use super::secret::{Secret, Secrets};
 use crate::sender::{Form, Sender, SignatureError};
 
@@ -155,22 +155,18 @@ impl Sender {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<usize, SignatureError> {
-        let matched = match self.form() {
+        match self.form() {
             Form::Chat(names) => {
                 let claimed = claimed_tag(headers, &names.signature)?;
                 let mut tags = Tags::new(secrets);
                 tags.update(body);
-                tags.verify(body, &claimed)?
+                tags.verify(body, &claimed).map(|matched| matched.index)
             }
             Form::Described(it) => {
-                let scheme = it.scheme(headers);
-                let claim = scheme.claim(&Method::POST, headers, || self.now())?;
-                let mut checked = Checked::new(secrets, self, scheme, claim);
-                checked.update(body);
-                checked.verify(body)?
+                let claim = it.claim(&Method::POST, headers, || self.now())?;
+                described::verify(secrets, self, claim, body)
             }
-        };
-        Ok(matched.index)
+        }
     }
 }
 
@@ -229,10 +225,9 @@ impl Hashing {
                 Ok(Self::Chat(Tags::new(secrets), claimed))
             }
             Form::Described(it) => {
-                let scheme = it.scheme(headers);
-                let claim = scheme.claim(method, headers, || sender.now())?;
+                let claim = it.claim(method, headers, || sender.now())?;
                 Ok(Self::Described(Box::new(Checked::new(
-                    secrets, sender, scheme, claim,
+                    secrets, sender, claim,
                 ))))
             }
         }
@@ -251,7 +246,7 @@ impl Hashing {
         match self {
             Self::Unsigned => Ok(None),
             Self::Chat(tags, claimed) => tags.verify(body, &claimed).map(Some),
-            Self::Described(mut checked) => checked.verify(body).map(Some),
+            Self::Described(checked) => checked.verify(body).map(Some),
         }
     }
 }

@@ -467,6 +467,9 @@ impl<Q: Queue> Webhooks<Worker<Q, ()>> {
     {
         let mut worker = self.target;
         let settings = worker.inbox.set();
+        if let Some(sender) = &self.shared.sender {
+            settings.lane_of.of_sender(sender);
+        }
         let (rules, replay_guard) = (self.shared.rules, self.shared.replay_guard());
         let signature = self.shared.join(
             &mut settings.limits,

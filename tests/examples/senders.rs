@@ -222,6 +222,62 @@ fn a_description_in_toml_is_that_in_json() {
 }
 
 #[test]
+fn hangup_reloads_a_description_with_its_token_and_secret() {
+    let dir = TempDir::new().unwrap();
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let acme = TOML.replace("proof = \"none\"", "proof = { token = \"?token\" }");
+    let (sender, token, secret) = (
+        file("acme.toml", &acme),
+        file("token", "first"),
+        file("secret", "old"),
+    );
+    let receiver = Server::receiver(&[
+        "--sender",
+        &sender,
+        "--sender-token-file",
+        &token,
+        "--secret-file",
+        &secret,
+    ]);
+    let url = format!("http://{}/webhooks", receiver.address());
+    let echoed = |token: &str| {
+        let asked = format!("{url}?mode=subscribe&challenge=1234&token={token}");
+        curl(&[&asked]).ends_with("1234")
+    };
+    let accepts = |secret: &str, description: &str, id: &str| {
+        let signed_as = file("signed-as.toml", description);
+        let body = file("body.json", &format!(r#"{{"id":"{id}","type":"paid"}}"#));
+        let args = ["--sender", &signed_as, "--no-key", "--body", &body];
+        receiver.send_to("/webhooks", secret, &args).code == 0
+    };
+    assert!(echoed("first") && !echoed("second"));
+    assert!(accepts("old", &acme, "1"));
+
+    let altered = acme.replace("x-acme-signature", "x-acme-tag");
+    file("acme.toml", &altered);
+    file("token", "second");
+    file("secret", "new");
+    let hang_up = |said: &str| {
+        receiver.signal(Signal::SIGHUP);
+        until(said, || receiver.err().contains(said).then_some(()));
+    };
+    hang_up("the secrets and the sender were reloaded");
+    assert!(echoed("second") && !echoed("first"));
+    assert!(accepts("new", &altered, "2"));
+    assert!(!accepts("old", &altered, "3") && !accepts("new", &acme, "4"));
+
+    // All or nothing.
+    file("acme.toml", &acme);
+    file("token", "");
+    hang_up("the secrets and the sender could not be reloaded and are unchanged");
+    assert!(echoed("second") && accepts("new", &altered, "5"));
+}
+
+#[test]
 fn a_wrong_description_is_explained() {
     let dir = TempDir::new().unwrap();
     for (right, wrong, reasons) in [
@@ -264,6 +320,22 @@ fn a_wrong_description_is_explained() {
             "\"/type\"]",
             "\"type\"]",
             &["kind: \"type\" is no JSON pointer", "at line 4 column 8"],
+        ),
+        (
+            "key = \"/id\"",
+            "key = \"/~id\"",
+            &[
+                "key: \"/~id\" has a `~` in a name: write `~0`",
+                "at line 3 column 7",
+            ],
+        ),
+        (
+            "key = \"/id\"",
+            "key = { join = [\"/id\"] }",
+            &[
+                "key.join: name 2 to 8 headers or JSON pointers",
+                "at line 3 column 16",
+            ],
         ),
         (
             "body = { type = 1 }",

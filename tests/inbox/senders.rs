@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use tokio::time::{sleep, timeout};
 use tower::Layer;
 use tower_webhook::inbox::{Accept, EventId, EventState, Filter, Inbox, Page, Queue, Retry};
+use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{
@@ -218,5 +219,67 @@ impl<Q: Queue + Clone> Senders<Q> {
     async fn ids(&self, filter: &Filter, page: Page) -> Vec<EventId> {
         let listed = self.inbox.list(filter, page).await.unwrap();
         listed.events.iter().map(|event| event.id).collect()
+    }
+}
+
+/// A description says which events are handled in order, and a function on the inbox counts more.
+#[tokio::test]
+async fn a_description_says_what_is_in_order() {
+    let sender = serde_json::json!({
+        "name": "acme",
+        "kind": "/type",
+        "order": ["/data/customer", "/data/id"],
+        "signature": {"headers": ["x-tag"], "algorithm": "hmac-sha256", "coding": "hex"},
+    });
+    let sender: Sender = serde_json::from_value(sender).unwrap();
+    let secret = Secret::new("secret").unwrap();
+    let bodies = [
+        (
+            r#"{"type":"chat-rated","id":"a","data":{"customer":"cus_1"}}"#,
+            Some("cus_1"),
+        ),
+        (
+            r#"{"type":"made","data":{"customer":7,"id":"x"}}"#,
+            Some("7"),
+        ),
+        (r#"{"type":"made","data":{"id":"x"}}"#, Some("x")),
+        (r#"{"type":"made","data":{}}"#, None),
+        // Two, or of another type.
+        (
+            r#"{"type":"made","data":{"customer":"a","customer":"b"}}"#,
+            None,
+        ),
+        (
+            r#"{"type":"made","data":{"customer":["a"],"id":"x"}}"#,
+            None,
+        ),
+    ];
+    for has_function in [false, true] {
+        let mut inbox = Inbox::new(MemoryQueue::new());
+        if has_function {
+            inbox = inbox.chat_by(|_| Some("by a function".to_owned()));
+        }
+        let (service, _running) = Webhooks::new(secret.clone())
+            .sender(sender.clone())
+            .inbox(inbox.clone())
+            .start(EventRouter::new())
+            .unwrap();
+        for (body, _) in bodies {
+            let delivery = RawDelivery::new(EventKind::from_static("made"), body);
+            let mut request = Request::post("/")
+                .body(Full::new(Bytes::from(body)))
+                .unwrap();
+            *request.headers_mut() = sender.sign(&secret, &delivery).unwrap();
+            send(&service, request).await.assert_ok();
+        }
+        let listed = inbox
+            .list(&Filter::default(), Page::oldest(9))
+            .await
+            .unwrap();
+        let chats: Vec<_> = listed.events.iter().map(|it| it.chat.as_deref()).collect();
+        match has_function {
+            false => assert_eq!(chats, bodies.map(|(_, chat)| chat)),
+            true => assert_eq!(chats[1..], [Some("by a function"); 5]),
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 mod challenges;
 mod documented;
+mod inputs;
 #[cfg(feature = "public-keys")]
 mod public_keys;
 
@@ -223,8 +224,12 @@ const UNSIGNED: [&str; 6] = [
 
 #[tokio::test]
 async fn heads_of_every_profile_are_clear_or_refused() {
+    assert_clear_or_refused(&PROFILES).await;
+}
+
+async fn assert_clear_or_refused(profiles: &[Profile]) {
     let mut wrong = Vec::new();
-    for profile in PROFILES {
+    for profile in profiles {
         let name = profile("").name().to_owned();
         let recorded = Recorded::of(&name);
         let sender = recorded.sender(profile);
@@ -234,6 +239,7 @@ async fn heads_of_every_profile_are_clear_or_refused() {
         for header in names.filter(|name| !UNSIGNED.contains(&&***name)) {
             let value = genuine[header].to_str().unwrap();
             for (what, values) in [
+                ("missing", Vec::new()),
                 ("doubled", vec![value.to_owned(), value.to_owned()]),
                 ("empty", vec![String::new()]),
                 ("long", vec![value.repeat(2_000)]),
@@ -361,6 +367,28 @@ fn a_description_that_is_wrong_names_the_field_and_what_is_allowed() {
             json!({"kind": "/a".repeat(17)}),
             "no JSON pointer of at most 16 names",
         ),
+        (
+            json!({"kind": "/ty~pe"}),
+            "kind: \"/ty~pe\" has a `~` in a name: write `~0` for it, and `~1` for a slash",
+        ),
+        (json!({"key": "/~2"}), "key: \"/~2\" has a `~` in a name"),
+        (
+            json!({"key": {"join": ["/id"]}}),
+            "key.join: name 2 to 8 headers or JSON pointers",
+        ),
+        (
+            json!({"key": {"join": ["/id", "/a~"]}}),
+            "key.join: \"/a~\" has a `~` in a name",
+        ),
+        (
+            json!({"key": ["/id", "/event"]}),
+            "use a header, a JSON pointer, or `{ join = [...] }`",
+        ),
+        (
+            json!({"order": "x-id"}),
+            "order: \"x-id\" is no JSON pointer",
+        ),
+        (json!({"order": ["/id", "/~"]}), "order: \"/~\" has a `~`"),
         (
             json!({"signature": null}),
             "invalid type: null, expected struct Signature",
@@ -597,6 +625,7 @@ async fn bodies_without_a_clear_type_and_key_are_refused() {
         described(json!({})).unwrap(),
     );
     let nested = format!(r#"{{"type":{}1{}}}"#, "[".repeat(1_000), "]".repeat(1_000));
+    let deep = format!("{}1{}", r#"{"type":"#.repeat(1_000), "}".repeat(1_000));
     let long = format!(r#"{{"type":"{}"}}"#, "x".repeat(129));
     let long_key = format!(r#"{{"type":"x","id":"{}"}}"#, "x".repeat(1_025));
     for body in [
@@ -607,6 +636,8 @@ async fn bodies_without_a_clear_type_and_key_are_refused() {
         "{}",
         "\u{feff}{\"type\":\"x\"}",
         nested.as_str(),
+        &deep,
+        r#"[{"type":"x"}]"#,
         &long,
         &long_key,
         r#"{"type":null}"#,

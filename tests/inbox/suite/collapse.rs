@@ -1,7 +1,7 @@
 //! Consecutive events of a kind in a lane, of which only the newest is handed over.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -11,6 +11,7 @@ use tower_webhook::inbox::{Change, EventId, EventState, Lane, Queue};
 use super::make::{key, lane};
 use super::steps::{Trial, assert_attempt, joined};
 use super::{HELD, Harness, PATIENCE, SHORT};
+use support::lock;
 use support::queue::{dead, outage, retry, skip, snooze};
 
 impl<Q: Queue> Trial<Q> {
@@ -309,13 +310,14 @@ pub(crate) async fn retried_events_are_replaced<H: Harness>(harness: &H) {
         let line = taken.lane.unwrap();
         let mut behind = Vec::new();
         for (at, failure) in failures.iter().enumerate() {
-            if at + 1 == failures.len() {
+            let is_last = at + 1 == failures.len();
+            if is_last {
                 behind = trial.line(line, 2).await;
             }
             trial
                 .hands_nothing_over(&taken, failure, "the lane waits")
                 .await;
-            if at + 1 < failures.len() {
+            if !is_last {
                 taken = trial
                     .claims(ids[0], HELD, "the event that is retried")
                     .await;
@@ -397,60 +399,37 @@ pub(crate) async fn workers_collapse_together<H: Harness>(harness: &H) {
 
     let trial = Trial::collapsing(harness).await;
     let lanes: Vec<_> = (0..LANES).map(|_| lane()).collect();
-    let handed: Arc<Mutex<HashMap<Lane, Vec<EventId>>>> = Arc::default();
-    let replaced = Arc::new(Mutex::new(0));
+    let seen: Arc<Mutex<Seen>> = Arc::default();
     let give_up = Instant::now() + 2 * PATIENCE;
-    let workers = trial
-        .handles(harness, WORKERS)
-        .await
-        .into_iter()
-        .map(|handle| {
-            let (handed, replaced, lanes) =
-                (Arc::clone(&handed), Arc::clone(&replaced), lanes.clone());
-            tokio::spawn(async move {
-                let mut accepted = Vec::new();
-                loop {
-                    for lane in &lanes {
-                        if accepted.len() < EVENTS {
-                            accepted.push((*lane, handle.accept(handle.in_lane(*lane)).await));
-                        }
+    let handles = trial.handles(harness, WORKERS).await.into_iter();
+    let workers = handles.map(|handle| {
+        let (seen, lanes) = (Arc::clone(&seen), lanes.clone());
+        tokio::spawn(async move {
+            let mut accepted = Vec::new();
+            loop {
+                for lane in &lanes {
+                    if accepted.len() < EVENTS {
+                        accepted.push((*lane, handle.accept(handle.in_lane(*lane)).await));
                     }
-                    let mut next = handle.try_claim(HELD).await;
-                    while let Some(taken) = next {
-                        {
-                            let mut handed = handed.lock().unwrap_or_else(PoisonError::into_inner);
-                            let done = handed.entry(taken.lane.unwrap()).or_default();
-                            done.push(taken.lease.id);
-                            *replaced.lock().unwrap_or_else(PoisonError::into_inner) +=
-                                taken.collapsed;
-                        }
-                        tokio::task::yield_now().await;
-                        next = handle.settle_and_take(&taken, &Settlement::Handled).await;
-                    }
-                    let handed = handed
-                        .lock()
-                        .unwrap_or_else(PoisonError::into_inner)
-                        .values()
-                        .map(Vec::len)
-                        .sum::<usize>();
-                    let replaced =
-                        *replaced.lock().unwrap_or_else(PoisonError::into_inner) as usize;
-                    if handed + replaced == WORKERS * EVENTS {
-                        return accepted;
-                    }
-                    assert!(
-                        Instant::now() < give_up,
-                        "{handed} handed over, {replaced} replaced"
-                    );
-                    sleep(SHORT / 40).await;
                 }
-            })
-        });
+                let mut next = handle.try_claim(HELD).await;
+                while let Some(taken) = next {
+                    lock(&seen).note(&taken);
+                    tokio::task::yield_now().await;
+                    next = handle.settle_and_take(&taken, &Settlement::Handled).await;
+                }
+                let count = lock(&seen).count();
+                if count == WORKERS * EVENTS {
+                    return accepted;
+                }
+                let is_late = Instant::now() > give_up;
+                assert!(!is_late, "{count} events were handed over or replaced");
+                sleep(SHORT / 40).await;
+            }
+        })
+    });
     let accepted: Vec<_> = joined(workers.collect()).await;
-    let handed = handed
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .clone();
+    let handed = std::mem::take(&mut lock(&seen).handed);
     // What was accepted at one time has no order.
     for (accepted, (lane, handed)) in accepted
         .iter()
@@ -471,5 +450,24 @@ pub(crate) async fn workers_collapse_together<H: Harness>(harness: &H) {
             all.contains(&id),
             "event {id} of {lane:?} was not handed over"
         );
+    }
+}
+
+/// What workers were handed over, in the order of each lane, and how many other events these replaced.
+#[derive(Default)]
+struct Seen {
+    handed: HashMap<Lane, Vec<EventId>>,
+    replaced: usize,
+}
+
+impl Seen {
+    fn note(&mut self, taken: &TakenEvent) {
+        let lane = self.handed.entry(taken.lane.unwrap()).or_default();
+        lane.push(taken.lease.id);
+        self.replaced += taken.collapsed as usize;
+    }
+
+    fn count(&self) -> usize {
+        self.handed.values().map(Vec::len).sum::<usize>() + self.replaced
     }
 }

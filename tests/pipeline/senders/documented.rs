@@ -1,4 +1,7 @@
-//! Examples that makers document, of senders without a library that verifies: in one direction.
+//! Examples that makers document, of senders without a library that verifies, in one direction; and the vectors that
+//! projects have published.
+
+use std::collections::BTreeMap;
 
 use super::*;
 
@@ -46,7 +49,7 @@ fn examples() -> [Example; 6] {
     ]
 }
 
-fn request(headers: &[(&'static str, &'static str)], body: &str) -> Request<Full<Bytes>> {
+fn with_headers(headers: &[(&'static str, &'static str)], body: &str) -> Request<Full<Bytes>> {
     let own = headers.iter();
     own.fold(post(body.to_owned()), |request, (name, value)| {
         request.with(name, value)
@@ -57,13 +60,13 @@ fn request(headers: &[(&'static str, &'static str)], body: &str) -> Request<Full
 async fn documented_deliveries_are_verified() {
     for (sender, secret, headers, body, event) in examples() {
         let secret = || Secret::new(secret).unwrap();
-        let answered = receive(secret(), &sender, request(headers, body)).await;
+        let answered = receive(secret(), &sender, with_headers(headers, body)).await;
         match event {
             Some(event) => assert_eq!(answered.body, event, "{sender:?}"),
             None => answered.assert_problem(400, "unreadable-event"),
         }
         let stranger = Secret::new("another").unwrap();
-        receive(stranger, &sender, request(headers, body))
+        receive(stranger, &sender, with_headers(headers, body))
             .await
             .assert_problem(401, "invalid-signature");
         for left_out in headers
@@ -75,14 +78,18 @@ async fn documented_deliveries_are_verified() {
                 .filter(|it| *it != left_out)
                 .copied()
                 .collect();
-            receive(secret(), &sender, request(&rest, body))
+            receive(secret(), &sender, with_headers(&rest, body))
                 .await
                 .assert_problem(401, "invalid-signature");
         }
         if !headers.iter().any(|(name, _)| name.ends_with("token")) {
-            receive(secret(), &sender, request(headers, &format!("{body} ")))
-                .await
-                .assert_problem(401, "invalid-signature");
+            receive(
+                secret(),
+                &sender,
+                with_headers(headers, &format!("{body} ")),
+            )
+            .await
+            .assert_problem(401, "invalid-signature");
         }
     }
 }
@@ -96,5 +103,89 @@ async fn sha1_is_not_taken_for_sha256() {
         receive(Secret::new(SECRET).unwrap(), &sender, request)
             .await
             .assert_problem(401, "invalid-signature");
+    }
+}
+
+/// What a project has published: in `fixtures/senders/published.json`, each with its source.
+#[derive(Deserialize)]
+struct Vector {
+    source: String,
+    sender: String,
+    secret: String,
+    now: u64,
+    headers: BTreeMap<String, String>,
+    body: String,
+    accepted: bool,
+}
+
+fn vectors() -> Vec<(Sender, Secret, Vector)> {
+    let text = include_str!("../../fixtures/senders/published.json");
+    let vectors: Vec<Vector> = serde_json::from_str(text).unwrap();
+    let read = |vector: Vector| {
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(vector.now);
+        let sender = Sender::named(&vector.sender, None).unwrap();
+        let secret = Secret::new(vector.secret.as_str()).unwrap();
+        (sender.with_clock(move || now), secret, vector)
+    };
+    vectors.into_iter().map(read).collect()
+}
+
+#[tokio::test]
+async fn published_vectors_are_verified() {
+    let mut counts = BTreeMap::new();
+    for (sender, secret, vector) in vectors() {
+        let case = Case {
+            name: vector.source,
+            headers: vector.headers,
+            body: vector.body,
+            accepted: vector.accepted,
+        };
+        let answered = receive(secret, &sender, request(&case).unwrap()).await;
+        // An authentic body may have no event type, or be a form.
+        match case.accepted {
+            true => assert_ne!(answered.status, 401, "{}", case.name),
+            false => answered.assert_problem(401, "invalid-signature"),
+        }
+        counts.entry(vector.sender).or_insert([0, 0])[usize::from(case.accepted)] += 1;
+    }
+    let counts: Vec<_> = counts
+        .iter()
+        .map(|(name, it)| (name.as_str(), *it))
+        .collect();
+    assert_eq!(
+        counts,
+        [
+            ("github", [2, 3]),
+            ("line", [1, 1]),
+            ("slack", [1, 1]),
+            ("standard-webhooks", [12, 3]),
+            ("svix", [11, 4]),
+        ]
+    );
+}
+
+#[test]
+fn published_vectors_are_signed() {
+    for (sender, secret, vector) in vectors().into_iter().filter(|it| it.2.accepted) {
+        let key = vector
+            .headers
+            .get("webhook-id")
+            .or(vector.headers.get("svix-id"));
+        let key = key.and_then(|key| IdempotencyKey::new(key.parse().unwrap()));
+        let delivery = RawDelivery::new(EventKind::from_static("push"), vector.body).with_key(key);
+        let signed = sender.sign(&secret, &delivery).unwrap();
+        let mut tags = signed
+            .iter()
+            .filter(|(name, _)| name.as_str().contains("signature"));
+        let (_, tag) = tags.next().unwrap();
+        let mut published = vector.headers.iter();
+        let published = published.find(|(name, _)| name.contains("signature"));
+        // One of several, perhaps, and of another family.
+        let (_, published) = published.unwrap();
+        assert!(
+            published.contains(tag.to_str().unwrap()),
+            "{}",
+            vector.source
+        );
     }
 }

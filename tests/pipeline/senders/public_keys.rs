@@ -65,6 +65,11 @@ async fn deliveries_are_verified_as_their_makers_do() {
 }
 
 #[tokio::test]
+async fn heads_of_every_profile_are_clear_or_refused() {
+    assert_clear_or_refused(&PROFILES).await;
+}
+
+#[tokio::test]
 async fn deliveries_that_makers_published_are_verified() {
     let mut counts = [0, 0];
     for profile in PROFILES {
