@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 
 use super::operations::{Operations, SEARCH, next};
 use crate::error::Chain;
-use crate::inbox::{Change, EventId, EventState, EventSummary, Filter, KindStats, Page};
+use crate::inbox::{By, Change, EventId, EventState, EventSummary, Filter, KindStats, Page};
 use crate::lock::lock;
 use crate::store::StoreError;
 
@@ -55,10 +55,11 @@ impl Action {
         inbox: &dyn Operations,
         id: EventId,
         from: Option<EventState>,
+        by: By,
     ) -> Result<Change, StoreError> {
         match self {
-            Self::Redrive => inbox.redrive(id, from).await,
-            Self::Discard => inbox.discard(id, from).await,
+            Self::Redrive => inbox.redrive(id, from, by).await,
+            Self::Discard => inbox.discard(id, from, by).await,
         }
     }
 }
@@ -296,7 +297,7 @@ impl Jobs {
         action: Action,
         (filter, seen): (Filter, Seen),
         query: String,
-        actor: Option<String>,
+        by: By,
     ) -> Result<Arc<Job>, StoreError> {
         let matched = self.preview(&*inbox, &filter, Some(seen)).await?;
         let oldest = first(&*inbox, Page::oldest(1)).await?;
@@ -327,14 +328,14 @@ impl Jobs {
         }
         drop(all);
         tracing::info!(
-            actor,
+            actor = Some(by.who()).filter(|who| !who.is_empty()),
             action = action.name(),
             filter = job.query,
             job = number,
             "the console changes all events that match"
         );
         let turns = Arc::clone(&self.turns);
-        tokio::spawn(Arc::clone(&job).run(inbox, filter, seen, actor, turns));
+        tokio::spawn(Arc::clone(&job).run(inbox, filter, seen, by, turns));
         Ok(job)
     }
 }
@@ -354,7 +355,7 @@ impl Job {
         inbox: Arc<dyn Operations>,
         filter: Filter,
         seen: Seen,
-        actor: Option<String>,
+        by: By,
         turns: Arc<Semaphore>,
     ) {
         let turn = tokio::select! {
@@ -362,7 +363,7 @@ impl Job {
             () = self.cancelled.notified() => None,
         };
         self.is_waiting.store(false, Ordering::Relaxed);
-        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter, seen));
+        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter, seen, &by));
         let ended = match changes.catch_unwind().await {
             Ok(Ok(())) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
             Ok(Ok(())) => Ended::Done,
@@ -371,7 +372,7 @@ impl Job {
         };
         drop(turn);
         tracing::info!(
-            actor,
+            actor = Some(by.who()).filter(|who| !who.is_empty()),
             action = self.action.name(),
             job = self.number,
             changed = self.changed.load(Ordering::Relaxed),
@@ -389,6 +390,7 @@ impl Job {
         inbox: &dyn Operations,
         filter: &Filter,
         seen: Seen,
+        by: &By,
     ) -> Result<(), StoreError> {
         let mut page = Page::oldest(STEP).within(SEARCH);
         while !self.is_cancelled.load(Ordering::Relaxed) {
@@ -397,7 +399,7 @@ impl Job {
             let is_last = page.after.is_none_or(|after| after >= seen.newest);
             let events = listed.events.into_iter();
             let mut changes = stream::iter(events.filter(|event| seen.has(event)))
-                .map(|event| self.change(inbox, event.id, event.state))
+                .map(|event| self.change(inbox, event.id, event.state, by.clone()))
                 .buffer_unordered(AT_ONCE);
             let mut failed = Ok(());
             while let Some(changed) = changes.next().await {
@@ -418,11 +420,12 @@ impl Job {
         inbox: &dyn Operations,
         id: EventId,
         listed: EventState,
+        by: By,
     ) -> Result<(), StoreError> {
         if self.is_cancelled.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let count = match self.action.apply(inbox, id, Some(listed)).await? {
+        let count = match self.action.apply(inbox, id, Some(listed), by).await? {
             Change::Made => &self.changed,
             Change::NotFound | Change::WrongState | Change::WithoutBody => &self.skipped,
         };

@@ -122,7 +122,7 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
     })
 }
 
-/// The name of the operator, for the log.
+/// The name of the operator, for the log and the actions.
 pub(super) fn actor(console: &Console, headers: &HeaderMap) -> Option<String> {
     let value = headers.get(console.actor.as_ref()?)?;
     Some(Short(value.as_bytes().escape_ascii()).to_string())

@@ -9,8 +9,8 @@ use tokio::time::timeout;
 use super::counts::Counts;
 use crate::event::EventKind;
 use crate::inbox::{
-    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Pause,
-    Queue, Stats,
+    Action, BlockedLane, By, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page,
+    Pause, Queue, Stats,
 };
 use crate::store::StoreError;
 
@@ -36,10 +36,21 @@ pub(super) trait Operations: Send + Sync {
         after: Option<EventId>,
         limit: usize,
     ) -> Answer<'a, Vec<BlockedLane>>;
-    fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
-    fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
+    fn redrive(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change>;
+    fn discard(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change>;
     /// Resumes without a note.
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()>;
+    fn pause<'a>(
+        &'a self,
+        kind: Option<&'a EventKind>,
+        note: Option<&'a str>,
+        by: By,
+    ) -> Answer<'a, ()>;
+    fn actions(
+        &self,
+        of: Option<EventId>,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Answer<'_, Vec<Action>>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
@@ -78,23 +89,40 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.inbox.get(id))
     }
 
-    fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change> {
-        Box::pin(self.inbox.redrive(id, from))
+    fn redrive(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.redrive(id, from).await })
     }
 
-    fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change> {
-        Box::pin(self.inbox.discard(id, from))
+    fn discard(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.discard(id, from).await })
     }
 
     fn pauses(&self) -> Answer<'_, Vec<Pause>> {
         read(self.inbox.pauses())
     }
 
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()> {
+    fn actions(
+        &self,
+        of: Option<EventId>,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Answer<'_, Vec<Action>> {
+        read(self.inbox.actions(of, before, limit))
+    }
+
+    fn pause<'a>(
+        &'a self,
+        kind: Option<&'a EventKind>,
+        note: Option<&'a str>,
+        by: By,
+    ) -> Answer<'a, ()> {
+        let inbox = self.inbox.clone().by(by);
         Box::pin(async move {
             let set = match note {
-                Some(note) => self.inbox.pause(kind, note).await,
-                None => self.inbox.resume(kind).await,
+                Some(note) => inbox.pause(kind, note).await,
+                None => inbox.resume(kind).await,
             };
             self.counts.forget();
             set

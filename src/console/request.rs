@@ -71,6 +71,10 @@ pub(super) struct Search {
     /// What a preview has seen: see [`Seen`].
     pub(super) newest: String,
     pub(super) at: String,
+    /// Why all that match are changed.
+    pub(super) reason: String,
+    /// The action before which a page of actions begins.
+    pub(super) before: String,
 }
 
 impl Search {

@@ -51,6 +51,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/chat", get(chat))
         .route("/find", get(find))
         .route("/lanes", get(lanes))
+        .route("/actions", get(done))
         .route(
             "/style.css",
             get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
@@ -229,8 +230,12 @@ async fn event(
             lane.unsettled = listed.events;
         }
     }
-    Ok(page::event(&view, &record, &lane))
+    let done = inbox.actions(Some(id), None, DONE).await?;
+    Ok(page::event(&view, &record, &lane, &done))
 }
+
+/// The number of actions on the page of an event.
+const DONE: usize = 20;
 
 /// The first unsettled events of a chat, in the order of their lane.
 async fn unsettled_of(inbox: &dyn Operations, chat: &str) -> Result<Listed, StoreError> {
@@ -329,6 +334,25 @@ async fn lanes(
     Ok(page::lanes(&view, &lanes, is_more))
 }
 
+async fn done(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let wrong = |_| {
+        Problem::bad(format!(
+            "`{}` is not the number of an action.",
+            search.before
+        ))
+    };
+    let before = text(&search.before).map(|before| before.parse().map_err(wrong));
+    let inbox = inbox(&view.console)?;
+    let mut actions = inbox.actions(None, before.transpose()?, ROWS + 1).await?;
+    let is_more = actions.len() > ROWS;
+    actions.truncate(ROWS);
+    Ok(page::actions(&view, &actions, is_more))
+}
+
 /// Asks before a kind or everything is paused.
 async fn confirm_pause(
     Extension(view): Extension<View>,
@@ -391,8 +415,8 @@ mod tests {
     use super::*;
     use crate::event::EventKind;
     use crate::inbox::{
-        BlockedLane, Change, EventId, EventRecord, EventState, EventSummary, Filter, Listed, Page,
-        Pause, Stats,
+        Action, BlockedLane, By, Change, EventId, EventRecord, EventState, EventSummary, Filter,
+        Listed, Page, Pause, Stats,
     };
 
     /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
@@ -434,11 +458,11 @@ mod tests {
             panic!("the record is faulty")
         }
 
-        fn redrive(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
+        fn redrive(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
             Box::pin(async { panic!("the queue is faulty") })
         }
 
-        fn discard(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
+        fn discard(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
             Box::pin(pending())
         }
 
@@ -446,7 +470,16 @@ mod tests {
             Box::pin(async { Ok(Vec::new()) })
         }
 
-        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: Option<&'a str>) -> Answer<'a, ()> {
+        fn actions(&self, _: Option<EventId>, _: Option<i64>, _: usize) -> Answer<'_, Vec<Action>> {
+            Box::pin(async { Ok(Vec::new()) })
+        }
+
+        fn pause<'a>(
+            &'a self,
+            _: Option<&'a EventKind>,
+            _: Option<&'a str>,
+            _: By,
+        ) -> Answer<'a, ()> {
             Box::pin(async {
                 let _permit = self.permits.acquire().await;
                 Ok(())

@@ -48,6 +48,7 @@
 //! more until a person redrives or discards it.
 
 mod accept;
+pub(crate) mod actions;
 mod backlog;
 mod decide;
 pub(crate) mod event;
@@ -74,6 +75,7 @@ pub mod internal {
 }
 
 pub use self::accept::{Accept, AcceptFuture, Refusal};
+pub use self::actions::{Action, ActionKind, By};
 pub use self::event::{EventId, EventState, Lane, UnknownState};
 pub use self::handle::Inbox;
 pub use self::queue::Queue;

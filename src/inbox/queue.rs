@@ -14,11 +14,11 @@ use crate::store::StoreError;
 /// supported, as each feature of the inbox may add a method.
 ///
 /// ```
-/// use tower_webhook::inbox::{Inbox, Queue};
+/// use tower_webhook::inbox::{By, Inbox, Queue};
 /// use tower_webhook::store::StoreError;
 ///
 /// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-///     inbox.queue().pause(None, Some("maintenance")).await
+///     inbox.queue().pause(None, Some("maintenance"), &By::new("ada")).await
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -122,7 +122,7 @@ also_for_arc! {
         async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
 
         /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
-        /// ago, and settled events whose retention has expired. Dead letters stay. Returns whether there may be more to
+        /// ago, settled events whose retention has expired, and old [actions](Records::actions). Dead letters stay. Returns whether there may be more to
         /// delete.
         ///
         /// # Errors

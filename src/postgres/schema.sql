@@ -178,3 +178,25 @@ CREATE TABLE {schema}.failures (
     reason bytea NOT NULL,
     PRIMARY KEY (seq, id)
 );
+
+-- Person ---------------------------------------------------------------------------------------------------------------
+
+-- What persons did, for a while. `event`: the event that was changed, if it was one, until its chat is forgotten.
+-- `about`: the kind of a pause, or a digest of the chat that was forgotten.
+CREATE TABLE {schema}.actions (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at bigint NOT NULL,
+    who text NOT NULL,
+    reason text NOT NULL,
+    what text NOT NULL,
+    event bigint,
+    about text,
+    changed bigint NOT NULL
+);
+
+-- The actions that have changed an event, until the event is deleted or its chat is forgotten.
+CREATE TABLE {schema}.changed (
+    event bigint NOT NULL,
+    action bigint NOT NULL,
+    PRIMARY KEY (event, action)
+);

@@ -109,6 +109,25 @@ CREATE TABLE chats (
     PRIMARY KEY (run, lane)
 ) STRICT, WITHOUT ROWID;
 
+-- What persons did, for a while. The last row is never deleted, so that no number is used twice.
+CREATE TABLE actions (
+    number  INTEGER PRIMARY KEY,
+    at      INTEGER NOT NULL,
+    who     TEXT    NOT NULL,
+    reason  TEXT    NOT NULL,
+    what    TEXT    NOT NULL,
+    event   INTEGER,                     -- if it was one, until its chat is forgotten
+    about   TEXT,                        -- the kind of a pause, or a digest of the chat that was forgotten
+    changed INTEGER NOT NULL
+) STRICT;
+
+-- The actions that have changed an event, until the event is deleted or its chat is forgotten.
+CREATE TABLE changed (
+    event  INTEGER NOT NULL,
+    action INTEGER NOT NULL,
+    PRIMARY KEY (event, action)
+) STRICT, WITHOUT ROWID;
+
 -- Purge
 
 -- By ranges, because SQLite would make a table of a longer list for each row.

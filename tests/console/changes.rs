@@ -5,7 +5,7 @@ use std::time::Duration;
 use http::header::HeaderName;
 use tokio::time::sleep;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::EventState;
+use tower_webhook::inbox::{By, EventId, EventState};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery};
 use tracing::Level;
 
@@ -230,4 +230,108 @@ async fn all_events_of_no_state_are_not_changed() {
     }
     sleep(SECOND).await;
     assert_eq!(states(&inbox).await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn actions_say_who_did_what_and_why() {
+    let inbox = four_events().await;
+    let console = || {
+        Console::new()
+            .inbox(inbox.clone())
+            .actor_header(HeaderName::from_static("x-user"))
+    };
+    let app = console().router();
+    get(&app, "/actions").await.is(200).shows("None.");
+    let by_ada = |path: &str, fields: &str| form(path, fields).with("x-user", "ada");
+    let reason = "reason=%3Cb%3Ethe+customer+called%3C%2Fb%3E";
+    request(&app, by_ada("/events/2/redrive", reason))
+        .await
+        .is(303);
+    request(&app, by_ada("/events/2/redrive", "state=dead"))
+        .await
+        .is(409);
+    let selected = "id=3&id=4&action=discard&reason=test+data";
+    request(&app, by_ada("/selected", selected)).await.is(303);
+    let pause = "kind=chat-rated&reason=the+CRM+is+down";
+    request(&app, by_ada("/pause", pause)).await.is(303);
+    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    let all = format!(
+        "{}&reason=a+clean+slate",
+        fields(&asked(&app, "action=discard&state=unsettled").await)
+    );
+    request(&app, by_ada("/all", &all)).await.is(303);
+    sleep(SECOND).await;
+
+    let event = get(&app, "/events/2").await;
+    event
+        .shows("<h2>Actions</h2>")
+        .shows("<b>redrive</b> by ada")
+        .shows("&lt;b&gt;the customer called&lt;/b&gt;")
+        .shows("a clean slate");
+    get(&app, "/events/1").await.hides("<h2>Actions</h2>");
+    let actions = get(&app, "/actions").await;
+    actions
+        .is(200)
+        .shows("&lt;b&gt;the customer called&lt;/b&gt;")
+        .shows("test data")
+        .shows("the CRM is down")
+        .shows("somebody unknown")
+        .shows(r#"href="/events/4">event 4</a>"#);
+    let kinds: Vec<_> = inbox.actions(None, None, 10).await.unwrap();
+    let kinds: Vec<_> = kinds.iter().map(|action| action.kind.name()).collect();
+    assert_eq!(
+        kinds,
+        [
+            "discard", "resume", "pause", "discard", "discard", "redrive"
+        ]
+    );
+    let older = get(&app, "/actions?before=2").await;
+    older.shows("the customer called").hides("test data");
+    get(&app, "/actions?before=x")
+        .await
+        .is(400)
+        .shows("not the number of an action");
+
+    let hidden = console().read_only().hide_payloads().router();
+    for page in ["/actions", "/events/2"] {
+        get(&hidden, page)
+            .await
+            .shows("ada")
+            .shows("reason hidden")
+            .hides("the customer called");
+    }
+    inbox.forget("dead").await.unwrap();
+    get(&app, "/events/2").await.hides("<h2>Actions</h2>");
+    get(&app, "/actions")
+        .await
+        .hides("the customer called")
+        .shows("an event of a chat that was forgotten")
+        .shows("the chat with the SHA-256 ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn actions_are_shown_in_pages() {
+    let inbox = four_events().await;
+    for n in 0..90 {
+        let by = By::new(&format!("nr {n}."));
+        inbox
+            .clone()
+            .by(by)
+            .redrive(EventId(3), None)
+            .await
+            .unwrap();
+    }
+    let app = Console::new().inbox(inbox).router();
+    let (mut path, mut seen) = ("/actions".to_owned(), 0);
+    loop {
+        let page = get(&app, &path).await;
+        for n in 0..90 {
+            seen += usize::from(page.text.contains(&format!(">nr {n}.<")));
+        }
+        let Some((_, next)) = page.text.split_once("/actions?before=") else {
+            break;
+        };
+        path = format!("/actions?before={}", next.split('"').next().unwrap());
+    }
+    assert_eq!(seen, 90);
 }

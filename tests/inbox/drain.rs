@@ -89,7 +89,7 @@ impl<Q: Queue> Work for SlowQueue<Q> {
 }
 
 impl<Q: Queue> Records for SlowQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses stats);
+    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
 }
 
 /// Four chats of five events each.

@@ -71,28 +71,33 @@ macro_rules! forward {
         }
     };
     (@redrive) => {
-        async fn redrive(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
-            self.inner()?.redrive(id, from).await
+        async fn redrive(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
+            self.inner()?.redrive(id, from, by).await
         }
     };
     (@discard) => {
-        async fn discard(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
-            self.inner()?.discard(id, from).await
+        async fn discard(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
+            self.inner()?.discard(id, from, by).await
         }
     };
     (@forget) => {
-        async fn forget(&self, chat: &str, events: Option<::std::ops::RangeInclusive<::tower_webhook::inbox::EventId>>) -> Result<::tower_webhook::inbox::Forgotten, ::tower_webhook::store::StoreError> {
-            self.inner()?.forget(chat, events).await
+        async fn forget(&self, chat: &str, events: Option<::std::ops::RangeInclusive<::tower_webhook::inbox::EventId>>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Forgotten, ::tower_webhook::store::StoreError> {
+            self.inner()?.forget(chat, events, by).await
         }
     };
     (@pause) => {
-        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, note: Option<&str>) -> Result<(), ::tower_webhook::store::StoreError> {
-            self.inner()?.pause(kind, note).await
+        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, note: Option<&str>, by: &::tower_webhook::inbox::By) -> Result<(), ::tower_webhook::store::StoreError> {
+            self.inner()?.pause(kind, note, by).await
         }
     };
     (@pauses) => {
         async fn pauses(&self) -> Result<Vec<::tower_webhook::inbox::Pause>, ::tower_webhook::store::StoreError> {
             self.inner()?.pauses().await
+        }
+    };
+    (@actions) => {
+        async fn actions(&self, of: Option<::tower_webhook::inbox::EventId>, before: Option<i64>, limit: usize) -> Result<Vec<::tower_webhook::inbox::Action>, ::tower_webhook::store::StoreError> {
+            self.inner()?.actions(of, before, limit).await
         }
     };
     (@stats) => {
@@ -285,5 +290,5 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses stats);
+    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
 }

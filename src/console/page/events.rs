@@ -4,15 +4,14 @@ use std::sync::atomic::Ordering;
 
 use maud::{Markup, html};
 
-use super::super::actions::LONGEST_REASON;
 use super::super::bulk::{Action, Counted, Ended, Job, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
-use super::parts::{chat, head, kinds, reason, state};
+use super::parts::{chat, head, kinds, reason, reason_field, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
 use crate::event::EventKind;
-use crate::inbox::{BlockedLane, EventId, EventState, EventSummary, Failure};
+use crate::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Failure};
 
 /// An event, and its last failure.
 pub(in super::super) struct Failed {
@@ -55,6 +54,7 @@ pub(in super::super) fn events(
                             div #rows { (table(view, rows, Columns::WithBoxes(checked))) }
                             div.row.middle {
                                 span { "Selected:" }
+                                (reason_field())
                                 button name="action" value="redrive" { "Redrive" }
                                 button.danger.apart name="action" value="discard" { "Discard" }
                             }
@@ -289,6 +289,12 @@ pub(in super::super) fn confirm(
                     input type="hidden" name="newest" value=(seen.newest);
                     input type="hidden" name="at" value=(seen.nanos());
                 }
+                div.row {
+                    div.grow {
+                        label for="reason" { "Reason, for the list of actions (optional)" }
+                        input #reason name="reason" maxlength=(By::LONGEST) autocomplete="off";
+                    }
+                }
                 div.row.middle {
                     button class=(class) disabled[matched.events == 0 && !matched.is_more] { "Yes, " (name) " " (counted(matched)) }
                     a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
@@ -330,7 +336,7 @@ pub(in super::super) fn confirm_pause(view: &View, paused: Option<&EventKind>) -
                 div.row {
                     div.grow {
                         label for="reason" { "Reason, which all pages show" }
-                        input #reason name="reason" required maxlength=(LONGEST_REASON) autocomplete="off";
+                        input #reason name="reason" required maxlength=(By::LONGEST) autocomplete="off";
                     }
                 }
                 div.row.middle {

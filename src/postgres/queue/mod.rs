@@ -1,6 +1,7 @@
 //! The queue in PostgreSQL, on sqlx.
 
 mod accept;
+mod actions;
 mod batches;
 mod claim;
 mod database;
@@ -26,6 +27,7 @@ use self::person::Person;
 use self::settle::Ends;
 use crate::config::ConfigError;
 use crate::event::EventKind;
+use crate::inbox::actions::{Action, By};
 use crate::inbox::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -201,28 +203,53 @@ impl Records for PostgresQueue {
         self.shared.person.get(id).await
     }
 
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.change(id, from, true).await
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        self.shared.person.change(id, from, true, by).await
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.change(id, from, false).await
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        self.shared.person.change(id, from, false, by).await
     }
 
     async fn forget(
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Result<Forgotten, StoreError> {
-        self.shared.person.forget(chat, events).await
+        self.shared.person.forget(chat, events, by).await
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
-        self.shared.person.pause(kind, note).await
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError> {
+        self.shared.person.pause(kind, note, by).await
     }
 
     async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         self.shared.person.pauses().await
+    }
+
+    async fn actions(
+        &self,
+        of: Option<EventId>,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        self.shared.database.actions(of, before, limit).await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -1,6 +1,7 @@
 //! The queue in a SQLite file.
 
 mod accept;
+mod actions;
 mod chats;
 mod claim;
 mod kinds;
@@ -23,6 +24,7 @@ use std::time::{Duration, Instant};
 use self::person::ToForget;
 use self::stats::Counts;
 use crate::event::EventKind;
+use crate::inbox::actions::{Action, ActionKind, By, chat_digest, paused};
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -245,42 +247,85 @@ impl Records for SqliteQueue {
         self.read(move |tx| list::get(tx, id)).await
     }
 
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| person::redrive(tx, id, from))
-            .await
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let by = by.clone();
+        self.run(Need::Durable, move |tx| {
+            let change = person::redrive(tx, id, from)?;
+            if change == Change::Made {
+                actions::note(tx, &by, ActionKind::Redrive, Some(id.0), None, 1)?;
+            }
+            Ok(change)
+        })
+        .await
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| person::discard(tx, id, from))
-            .await
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let by = by.clone();
+        self.run(Need::Durable, move |tx| {
+            let change = person::discard(tx, id, from)?;
+            if change == Change::Made {
+                actions::note(tx, &by, ActionKind::Discard, Some(id.0), None, 1)?;
+            }
+            Ok(change)
+        })
+        .await
     }
 
     async fn forget(
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Result<Forgotten, StoreError> {
-        let chat = chat.to_owned();
+        let (digest, chat, by) = (chat_digest(chat), chat.to_owned(), by.clone());
         let found = self.read(move |tx| person::to_forget(tx, &chat, events.as_ref()));
         let ToForget { events, rest } = found.await?;
-        let mut bodies = 0;
-        if !events.is_empty() {
-            let step = self.run(Need::Durable, move |tx| person::forget(tx, &events));
-            bodies = step.await?;
-        }
+        let step = self.run(Need::Durable, move |tx| {
+            let bodies = person::forget(tx, &events)?;
+            actions::note(tx, &by, ActionKind::Forget, None, Some(&digest), bodies)?;
+            Ok(bodies)
+        });
+        let bodies = step.await?;
         Ok(Forgotten { bodies, rest })
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
-        let (kind, note) = (kind.cloned(), note.map(str::to_owned));
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError> {
+        let (kind, note, by) = (kind.cloned(), note.map(str::to_owned), by.clone());
         self.run(Need::Durable, move |tx| {
-            kinds::pause(tx, kind.as_ref(), note.as_deref())
+            kinds::pause(tx, kind.as_ref(), note.as_deref())?;
+            let (name, done) = paused(kind.as_ref(), note.as_deref());
+            actions::note(tx, &by, done, None, Some(&name), 0)
         })
         .await
     }
 
     async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         self.read(|tx| kinds::pauses(tx)).await
+    }
+
+    async fn actions(
+        &self,
+        of: Option<EventId>,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        self.read(move |tx| actions::list(tx, of, before, limit))
+            .await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -12,7 +12,7 @@ use tower::Layer;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::Work;
 use tower_webhook::inbox::{
-    Accept, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
+    Accept, By, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -173,10 +173,15 @@ impl Work for Gated {
 }
 
 impl Records for Gated {
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
         self.redrives.acquire().await.unwrap().forget();
-        self.queue.redrive(id, from).await
+        self.queue.redrive(id, from, by).await
     }
 
-    forward!(list get blocked_lanes discard forget pause pauses stats);
+    forward!(list get blocked_lanes discard forget pause pauses actions stats);
 }

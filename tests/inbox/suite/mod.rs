@@ -14,6 +14,7 @@
 //! queue.
 
 mod accept;
+mod actions;
 mod alone;
 mod attempts;
 mod changes;
@@ -44,6 +45,7 @@ pub(crate) use self::accept::{
     deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
     one_accept_wins,
 };
+pub(crate) use self::actions::{actions_are_forgotten, changes_are_recorded, pauses_are_recorded};
 pub(crate) use self::alone::{
     bodies_are_deleted, failures_are_forgotten, kinds_end_with_their_events, numbers_are_used_once,
     pause_stops_everything, size_grows,
@@ -244,6 +246,9 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         chats_are_forgotten_in_steps
         blocked_lanes_are_listed
         changes_compare_the_state
+        changes_are_recorded
+        pauses_are_recorded
+        actions_are_forgotten
     }
     run_alone(harness).await;
 }

@@ -7,11 +7,12 @@ use http::{HeaderMap, HeaderValue};
 use super::*;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
-use crate::sqlite::queue::{chats, person};
+use crate::sqlite::queue::{actions, chats, person};
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
         accept::STATEMENTS,
+        actions::STATEMENTS,
         chats::STATEMENTS,
         claim::STATEMENTS,
         kinds::STATEMENTS,
@@ -130,15 +131,18 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 let events = queue.list(filter, page(newest_first)).await.unwrap().events;
                 if let (0, Some(event)) = (round % 8, events.first()) {
                     queue.get(event.id).await.unwrap();
-                    queue.redrive(event.id, None).await.unwrap();
-                    queue.redrive(event.id, None).await.unwrap();
-                    queue.discard(event.id, None).await.unwrap();
+                    for of in [None, Some(event.id)] {
+                        queue.actions(of, None, 5).await.unwrap();
+                    }
+                    queue.redrive(event.id, None, &By::default()).await.unwrap();
+                    queue.redrive(event.id, None, &By::default()).await.unwrap();
+                    queue.discard(event.id, None, &By::default()).await.unwrap();
                 }
             }
         }
         if round % 50 == 0 {
-            forget_all(queue, "chat-3").await.unwrap();
-            queue.pause(None, None).await.unwrap();
+            forget_all(queue, "chat-3", &By::default()).await.unwrap();
+            queue.pause(None, None, &By::default()).await.unwrap();
         }
         queue.stats().await.unwrap();
         queue.size().await.unwrap();
