@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::bulk::Action;
+use super::bulk::{Action, known};
 use super::guard::actor;
 use super::page::{View, Wrong};
 use super::problem::Problem;
@@ -93,7 +93,7 @@ async fn make(
     let inbox = Arc::clone(inbox(console)?);
     in_task(async move {
         let change = action.apply(&*inbox, id, from, by.clone()).await;
-        let actor = who(&by);
+        let actor = known(by.who());
         match &change {
             Ok(change) => tracing::info!(
                 actor,
@@ -113,11 +113,6 @@ async fn make(
         change
     })
     .await
-}
-
-/// The name of the operator, if it is known.
-fn who(by: &By) -> Option<&str> {
-    Some(by.who()).filter(|who| !who.is_empty())
 }
 
 /// Parses the state that the page showed. `None` if it sent none.
@@ -255,28 +250,29 @@ pub(super) async fn change_all(
 ) -> Answer {
     let Form(search) = form?;
     let action = action(&search.action)?;
-    let chosen = (search.filter_for_change(&view.console)?, search.seen()?);
-    let inbox = Arc::clone(inbox(&view.console)?);
+    search.filter_for_change(&view.console)?;
+    let inbox = inbox(&view.console)?;
     let by = by(&view, &headers, &search.reason);
-    let jobs = &view.console.jobs;
-    let job = jobs.start(inbox, action, chosen, search.query(), by);
-    let number = job.await?.number;
+    let job = view.console.jobs.begin(&**inbox, action, &search, by);
+    let number = job.await?;
     Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
 }
 
 pub(super) async fn cancel(
     Extension(view): Extension<View>,
     headers: HeaderMap,
-    path: Result<Path<u64>, PathRejection>,
+    path: Result<Path<i64>, PathRejection>,
 ) -> Answer {
     let Path(number) = path?;
-    let job = find_job(&view.console, number)?;
+    find_job(&view.console, number).await?;
+    let by = by(&view, &headers, "");
+    let inbox = inbox(&view.console)?;
     tracing::info!(
-        actor = actor(&view.console, &headers),
+        actor = known(by.who()),
         job = number,
         "the console cancels a job"
     );
-    job.cancel();
+    inbox.cancel_job(number, by.clone()).await?;
     Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
 }
 
@@ -345,7 +341,7 @@ async fn set_paused(
         let set = inbox
             .pause(kind.as_ref(), note.as_deref(), by.clone())
             .await;
-        let actor = who(&by);
+        let actor = known(by.who());
         let kind = kind.as_ref().map(tracing::field::display);
         match &set {
             Ok(()) => tracing::info!(

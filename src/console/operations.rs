@@ -8,9 +8,10 @@ use tokio::time::timeout;
 
 use super::counts::Counts;
 use crate::event::EventKind;
+use crate::inbox::internal::{JobLease, JobStep, NewJob};
 use crate::inbox::{
     Action, BlockedLane, By, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page,
-    Pause, Queue, Stats,
+    Pause, Queue, Stats, Which,
 };
 use crate::store::StoreError;
 
@@ -45,12 +46,11 @@ pub(super) trait Operations: Send + Sync {
         note: Option<&'a str>,
         by: By,
     ) -> Answer<'a, ()>;
-    fn actions(
-        &self,
-        of: Option<EventId>,
-        before: Option<i64>,
-        limit: usize,
-    ) -> Answer<'_, Vec<Action>>;
+    fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Answer<'_, Vec<Action>>;
+    fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64>;
+    fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>>;
+    fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool>;
+    fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
@@ -103,13 +103,26 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.inbox.pauses())
     }
 
-    fn actions(
-        &self,
-        of: Option<EventId>,
-        before: Option<i64>,
-        limit: usize,
-    ) -> Answer<'_, Vec<Action>> {
-        read(self.inbox.actions(of, before, limit))
+    fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Answer<'_, Vec<Action>> {
+        read(self.inbox.actions(which, before, limit))
+    }
+
+    fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.begin_job(&job).await })
+    }
+
+    fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>> {
+        Box::pin(self.inbox.take_job(lease))
+    }
+
+    fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool> {
+        Box::pin(async move { self.inbox.step_job(&lease, &step).await })
+    }
+
+    fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.cancel_job(number).await })
     }
 
     fn pause<'a>(

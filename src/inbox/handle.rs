@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::HeaderName;
 use tokio::time::{sleep, timeout};
 
-use super::actions::{Action, By};
+use super::actions::{Action, By, Which};
 use super::backlog::Backlog;
 use super::event::{EventId, EventState};
 use super::headers;
@@ -59,7 +59,7 @@ pub(crate) struct Settings {
     pub(super) lane_of: LaneOf,
     pub(super) keep_headers: Arc<[HeaderName]>,
     pub(crate) observers: Observers,
-    by: By,
+    pub(super) by: By,
 }
 
 impl Settings {
@@ -531,7 +531,7 @@ impl<Q: Queue> Inbox<Q> {
     }
 
     /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, and forgotten chats. With
-    /// `of`, those that changed this event, and with `before`, those with smaller numbers. They are kept for 90 days, and
+    /// `before`, those with smaller numbers. They are kept for 90 days, and
     /// at most 100,000 of them, or 1,000 in memory.
     ///
     /// # Errors
@@ -539,11 +539,11 @@ impl<Q: Queue> Inbox<Q> {
     /// When the queue fails.
     pub async fn actions(
         &self,
-        of: Option<EventId>,
+        which: Which,
         before: Option<i64>,
         limit: usize,
     ) -> Result<Vec<Action>, StoreError> {
-        let actions = self.shared.queue.actions(of, before, limit);
+        let actions = self.shared.queue.actions(which, before, limit);
         self.settings.call("actions", actions).await
     }
 

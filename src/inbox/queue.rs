@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::actions::{Action, By, JobLease, JobStep, NewJob};
 use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
 use super::records::Records;
 use crate::store::StoreError;
@@ -129,6 +130,35 @@ also_for_arc! {
         ///
         /// As for [`accept`](Self::accept).
         async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
+
+        /// Begins a job, and returns its number. It is free to be [taken](Self::take_job).
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError>;
+
+        /// Takes the oldest job that is running and that nobody holds, for `lease`.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError>;
+
+        /// Changes the next events of a job and notes how far it is, in one atomic step. Returns whether the lease was
+        /// still held and the job was running. If not, nothing was changed.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError>;
+
+        /// Cancels a job, and returns whether it was running. No event is changed after that.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError>;
 
         /// Returns the size of the queue in bytes, without room that it can reuse.
         ///

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::HeaderMap;
 
-use super::actions::{Action, By};
+use super::actions::{Action, By, Which};
 use super::event::{EventId, EventState, Failure};
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
@@ -112,8 +112,7 @@ also_for_arc! {
         /// As for [`list`](Self::list).
         async fn pauses(&self) -> Result<Vec<Pause>, StoreError>;
 
-        /// Returns up to `limit` actions of persons, newest first: of all, or those that changed one event. With `before`,
-        /// those with smaller numbers.
+        /// Returns up to `limit` actions of persons, newest first. With `before`, those with smaller numbers.
         ///
         /// A [`purge`](super::internal::Work::purge) deletes those of more than 90 days ago, and all but the newest 100,000.
         ///
@@ -122,7 +121,7 @@ also_for_arc! {
         /// As for [`list`](Self::list).
         async fn actions(
             &self,
-            of: Option<EventId>,
+            which: Which,
             before: Option<i64>,
             limit: usize,
         ) -> Result<Vec<Action>, StoreError>;

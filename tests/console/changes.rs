@@ -5,14 +5,14 @@ use std::time::Duration;
 use http::header::HeaderName;
 use tokio::time::sleep;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::{By, EventId, EventState};
+use tower_webhook::inbox::{By, EventId, EventState, Which};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery};
 use tracing::Level;
 
-use support::SECOND;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{NotingCrm, event, inbox, states, webhooks};
 use support::log::Log;
+use support::{DAY, SECOND};
 
 use super::{asked, fields, form, four_events, get, post, request};
 
@@ -111,8 +111,9 @@ async fn changes_are_made_and_logged_with_the_operator() {
     logged(&[("is_paused", "false")]);
 
     let confirmed = fields(&asked(&app, "action=discard&state=dead").await);
-    let all = by_grace("/all", &confirmed);
-    request(&app, all).await.is(303);
+    let all = request(&app, by_grace("/all", &confirmed)).await;
+    let path = all.is(303).location.clone().unwrap();
+    let job = path.strip_prefix("/jobs/").unwrap();
     let started = log.events().into_iter().rev();
     let mut started = started.filter(|line| line.contains_key("filter"));
     let started = started.next().unwrap();
@@ -120,20 +121,22 @@ async fn changes_are_made_and_logged_with_the_operator() {
         (
             &*started["actor"],
             &*started["action"],
-            &*started["filter"],
+            started["filter"].split('&').next().unwrap(),
             &*started["job"]
         ),
-        ("grace", "discard", "state=dead", "1")
+        ("grace", "discard", "state=dead", job)
     );
     sleep(SECOND).await;
     logged(&[
         ("actor", "grace"),
-        ("job", "1"),
+        ("job", job),
         ("changed", "0"),
-        ("ended", "Done"),
+        ("ended", "done"),
     ]);
-    request(&app, by_grace("/jobs/1/cancel", "")).await.is(303);
-    logged(&[("actor", "grace"), ("job", "1")]);
+    request(&app, by_grace(&format!("{path}/cancel"), ""))
+        .await
+        .is(303);
+    logged(&[("actor", "grace"), ("job", job)]);
     assert_eq!(log.count(Level::INFO, "the console cancels a job"), 1);
 }
 
@@ -277,7 +280,7 @@ async fn actions_say_who_did_what_and_why() {
         .shows("the CRM is down")
         .shows("somebody unknown")
         .shows(r#"href="/events/4">event 4</a>"#);
-    let kinds: Vec<_> = inbox.actions(None, None, 10).await.unwrap();
+    let kinds: Vec<_> = inbox.actions(Which::All, None, 10).await.unwrap();
     let kinds: Vec<_> = kinds.iter().map(|action| action.kind.name()).collect();
     assert_eq!(
         kinds,
@@ -334,4 +337,100 @@ async fn actions_are_shown_in_pages() {
         path = format!("/actions?before={}", next.split('"').next().unwrap());
     }
     assert_eq!(seen, 90);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_keeps_to_its_rate_and_outlives_its_console() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    for n in 0..100 {
+        let waits = event(&format!("chat-{n}"), 1);
+        send(&webhooks, waits).await.assert_ok();
+    }
+    let app = Console::new().inbox(inbox.clone()).router();
+    let confirmed = fields(&asked(&app, "action=discard&state=waiting&hours=1").await);
+    let wrong = post(&app, "/all", &format!("{confirmed}&rate=fast")).await;
+    wrong.is(400).shows("not a number of events a second");
+    let begun = post(
+        &app,
+        "/all",
+        &format!("{confirmed}&rate=20&reason=test+data"),
+    )
+    .await;
+    let path = begun.is(303).location.clone().unwrap();
+    let changed = async || inbox.actions(Which::All, None, 1).await.unwrap()[0].changed;
+    sleep(2 * SECOND).await;
+    let at = changed().await;
+    assert!((35..=45).contains(&at), "{at} in two seconds");
+    get(&app, "/")
+        .await
+        .shows(&format!(r#"<a href="{path}">job "#))
+        .shows("in progress");
+    get(&app, &path)
+        .await
+        .shows("In progress.")
+        .shows("100 events")
+        .shows("20 a second")
+        .shows("test data")
+        .shows("Cancel");
+    let read_only = Console::new().inbox(inbox.clone()).read_only().router();
+    get(&read_only, &path).await.is(200).hides("Cancel");
+
+    drop(app);
+    sleep(DAY).await;
+    let left = changed().await;
+    assert!(left - at <= 5, "{left} after {at}");
+    let get_waits = get(&read_only, &path).await;
+    get_waits.shows("Waits until other jobs have ended, or a console goes on with it.");
+
+    // Another one goes on, with what was accepted in the hour before the job.
+    let app = Console::new().inbox(inbox.clone()).router();
+    sleep(2 * SECOND).await;
+    let at = changed().await;
+    assert!((left + 35..=left + 45).contains(&at), "{at} after {left}");
+    sleep(10 * SECOND).await;
+    let job = get(&app, &path).await;
+    job.shows("Done.").shows("100 discarded").hides("Cancel");
+    assert_eq!(inbox.stats().await.unwrap().unsettled(), 0);
+    get(&app, "/").await.hides(&path);
+    get(&app, "/events/1")
+        .await
+        .shows(&format!(r#"in <a href="{path}">job "#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_job_changes_nothing_more() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    for n in 0..100 {
+        let waits = event(&format!("chat-{n}"), 1);
+        send(&webhooks, waits).await.assert_ok();
+    }
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .actor_header(HeaderName::from_static("x-user"))
+        .router();
+    let confirmed = fields(&asked(&app, "action=discard&state=waiting").await);
+    let begun = post(&app, "/all", &format!("{confirmed}&rate=10")).await;
+    let path = begun.is(303).location.clone().unwrap();
+    sleep(5 * SECOND).await;
+    let cancel = form(&format!("{path}/cancel"), "").with("x-user", "grace");
+    request(&app, cancel).await.is(303);
+    let left = inbox.stats().await.unwrap().unsettled();
+    assert!((45..=55).contains(&left), "{left}");
+    sleep(DAY).await;
+    assert_eq!(inbox.stats().await.unwrap().unsettled(), left);
+    get(&app, &path)
+        .await
+        .shows("Cancelled.")
+        .hides("In progress");
+    // Twice is no action.
+    post(&app, &format!("{path}/cancel"), "").await.is(303);
+    let cancel = &inbox.actions(Which::All, None, 1).await.unwrap()[0];
+    assert_eq!((cancel.kind.name(), cancel.by.who()), ("cancel", "grace"));
+    get(&app, "/actions")
+        .await
+        .shows("cancelled")
+        .shows("grace");
+    post(&app, "/jobs/99/cancel", "").await.is(404);
 }

@@ -482,7 +482,7 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    forward!(find purge size);
+    forward!(find purge size jobs);
 }
 
 impl Records for Spy {

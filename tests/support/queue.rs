@@ -55,6 +55,23 @@ macro_rules! forward {
             self.inner()?.size().await
         }
     };
+    (@jobs) => {
+        async fn begin_job(&self, job: &::tower_webhook::inbox::internal::NewJob, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {
+            self.inner()?.begin_job(job, by).await
+        }
+
+        async fn take_job(&self, lease: ::std::time::Duration) -> Result<Option<(::tower_webhook::inbox::internal::JobLease, ::tower_webhook::inbox::Action)>, ::tower_webhook::store::StoreError> {
+            self.inner()?.take_job(lease).await
+        }
+
+        async fn step_job(&self, lease: &::tower_webhook::inbox::internal::JobLease, step: &::tower_webhook::inbox::internal::JobStep) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.step_job(lease, step).await
+        }
+
+        async fn cancel_job(&self, number: i64, by: &::tower_webhook::inbox::By) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.cancel_job(number, by).await
+        }
+    };
     (@list) => {
         async fn list(&self, filter: &::tower_webhook::inbox::Filter, page: ::tower_webhook::inbox::Page) -> Result<::tower_webhook::inbox::Listed, ::tower_webhook::store::StoreError> {
             self.inner()?.list(filter, page).await
@@ -96,8 +113,8 @@ macro_rules! forward {
         }
     };
     (@actions) => {
-        async fn actions(&self, of: Option<::tower_webhook::inbox::EventId>, before: Option<i64>, limit: usize) -> Result<Vec<::tower_webhook::inbox::Action>, ::tower_webhook::store::StoreError> {
-            self.inner()?.actions(of, before, limit).await
+        async fn actions(&self, which: ::tower_webhook::inbox::Which, before: Option<i64>, limit: usize) -> Result<Vec<::tower_webhook::inbox::Action>, ::tower_webhook::store::StoreError> {
+            self.inner()?.actions(which, before, limit).await
         }
     };
     (@stats) => {
@@ -286,7 +303,7 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         Ok(settled)
     }
 
-    forward!(claim find purge size);
+    forward!(claim find purge size jobs);
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {

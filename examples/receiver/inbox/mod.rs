@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use futures_util::future::join_all;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Queue, Which};
 
 use self::args::{Command, Options};
 use self::change::{Action, change};
@@ -165,7 +165,9 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
             }
         }
         Command::Actions { event, limit, json } => {
-            let actions = inbox.actions(event, None, limit).await?;
+            let actions = inbox
+                .actions(event.map_or(Which::All, Which::Of), None, limit)
+                .await?;
             match json {
                 true => print::action_lines(&actions)?,
                 false => print::actions(&actions)?,

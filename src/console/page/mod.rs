@@ -9,9 +9,9 @@ mod parts;
 mod text;
 mod view;
 
-pub(super) use self::actions::actions;
+pub(super) use self::actions::{actions, job};
 pub(super) use self::event::{Place, chat, event, found};
-pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, job, lanes};
+pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, lanes};
 pub(super) use self::overview::{Blocked, overview};
 pub(super) use self::text::clamped;
 pub(super) use self::view::{View, problem};

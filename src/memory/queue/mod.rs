@@ -9,7 +9,7 @@ mod person;
 mod purge;
 mod settle;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, SystemTime};
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, ActionKind, By, paused};
+use crate::inbox::actions::{Action, ActionKind, By, JobLease, JobStep, NewJob, Which, paused};
 use crate::inbox::event::{
     EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take,
 };
@@ -156,8 +156,8 @@ struct State {
     aside: BTreeSet<Due>,
     paused: BTreeMap<EventKind, Paused>,
     all_paused: Option<Paused>,
-    /// What persons did, oldest first.
-    actions: VecDeque<actions::Done>,
+    /// What persons did, by number.
+    actions: BTreeMap<i64, actions::Done>,
     last_action: i64,
     bytes: u64,
 }
@@ -183,7 +183,7 @@ impl Default for State {
             aside: BTreeSet::new(),
             paused: BTreeMap::new(),
             all_paused: None,
-            actions: VecDeque::new(),
+            actions: BTreeMap::new(),
             last_action: 0,
             bytes: 0,
         }
@@ -215,6 +215,8 @@ struct Event {
     expired: Option<u128>,
     is_redriven: bool,
     past: Vec<(Instant, crate::inbox::event::Failure)>,
+    /// The actions that changed it.
+    actions: Vec<i64>,
 }
 
 /// When something was paused, and the note.
@@ -340,6 +342,22 @@ impl Work for MemoryQueue {
         Ok(self.lock().purge(keep_bodies))
     }
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        Ok(self.lock().begin_job(job, by))
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        Ok(self.lock().take_job(lease))
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        Ok(self.lock().step_job(lease, step))
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        Ok(self.lock().cancel_job(number, by))
+    }
+
     async fn size(&self) -> Result<u64, StoreError> {
         Ok(self.lock().bytes)
     }
@@ -443,11 +461,11 @@ impl Records for MemoryQueue {
 
     async fn actions(
         &self,
-        of: Option<EventId>,
+        which: Which,
         before: Option<i64>,
         limit: usize,
     ) -> Result<Vec<Action>, StoreError> {
-        Ok(self.lock().actions(of, before, limit))
+        Ok(self.lock().actions(which, before, limit))
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

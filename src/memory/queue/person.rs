@@ -101,6 +101,7 @@ impl State {
             .map(|(id, _)| *id);
         let step: Vec<i64> = ids.by_ref().take(FORGET_STEP).collect();
         let next = ids.next();
+        self.forget_jobs(chat);
         let mut bodies = 0;
         for id in step {
             if self.event(id).is_kept() {
@@ -110,14 +111,7 @@ impl State {
             self.event(id).past.clear();
             bodies += u64::from(self.event(id).body.is_some());
             self.delete_body(id);
-            for done in self
-                .actions
-                .iter_mut()
-                .filter(|done| done.event == Some(id))
-            {
-                done.event = None;
-                done.by = By::new(done.by.who());
-            }
+            self.forget_actions(id);
         }
         self.note(
             by,

@@ -233,6 +233,34 @@ BEGIN
     ) FROM unnest(v_made) AS at;
 END $tower_webhook$;
 
+-- Changes the next events of a job, and notes how far it is, if the job is running and has this fence. Otherwise it changes
+-- nothing. Returns whether it did.
+CREATE FUNCTION {schema}.step_job(
+    p_job bigint, p_fence uuid, p_redrives bigint, p_seqs bigint[], p_froms text[], p_reached bigint, p_state text,
+    p_lease bigint
+)
+RETURNS boolean LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_made bigint[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    -- The lock is that of the job: nobody cancels or takes it before this ends.
+    PERFORM FROM {schema}.actions WHERE number = p_job AND fence = p_fence AND state = 'running' FOR UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    v_made := ARRAY(
+        SELECT p_seqs[c.o_at]
+        FROM {schema}.change_each(p_seqs, p_froms, array_fill(p_redrives > 0, ARRAY[cardinality(p_seqs)])) AS c
+        WHERE c.o_answer = 'made'
+    );
+    INSERT INTO {schema}.changed (event, action) SELECT seq, p_job FROM unnest(v_made) AS seq;
+    UPDATE {schema}.actions SET
+        changed = changed + cardinality(v_made), skipped = skipped + cardinality(p_seqs) - cardinality(v_made),
+        reached = p_reached, state = p_state, lease_until = {schema}.micros() + p_lease
+    WHERE number = p_job;
+    RETURN true;
+END $tower_webhook$;
+
 -- Deletes what events of a chat contain, in a step: from one number to another one, or to the newest of now. Lanes are
 -- locked until the end of the step. Returns how many bodies were deleted, and the numbers of the next step.
 CREATE FUNCTION {schema}.forget(
@@ -253,6 +281,9 @@ BEGIN
         ORDER BY chat_lane, seq LIMIT p_step + 1
     );
     o_next := v_seqs[p_step + 1];
+    UPDATE {schema}.actions SET
+        chat = NULL, about = NULL, reason = '', state = CASE WHEN state = 'running' THEN 'cancelled' ELSE state END
+    WHERE chat = p_chat;
     FOREACH v_seq IN ARRAY v_seqs[:p_step] LOOP
         -- Now it is settled, and its row of `ended` is locked, unless a purge was first.
         PERFORM {schema}.discard(v_seq, NULL);

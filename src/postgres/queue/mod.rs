@@ -27,7 +27,7 @@ use self::person::Person;
 use self::settle::Ends;
 use crate::config::ConfigError;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, By};
+use crate::inbox::actions::{Action, By, JobLease, JobStep, NewJob, Which};
 use crate::inbox::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -180,6 +180,22 @@ impl Work for PostgresQueue {
         self.shared.database.purge(keep_bodies).await
     }
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        self.shared.database.begin_job(job, by).await
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        self.shared.database.take_job(lease).await
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        self.shared.database.step_job(lease, step).await
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        self.shared.database.cancel_job(number, by).await
+    }
+
     async fn size(&self) -> Result<u64, StoreError> {
         self.shared.database.size().await
     }
@@ -245,11 +261,11 @@ impl Records for PostgresQueue {
 
     async fn actions(
         &self,
-        of: Option<EventId>,
+        which: Which,
         before: Option<i64>,
         limit: usize,
     ) -> Result<Vec<Action>, StoreError> {
-        self.shared.database.actions(of, before, limit).await
+        self.shared.database.actions(which, before, limit).await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 use self::person::ToForget;
 use self::stats::Counts;
 use crate::event::EventKind;
-use crate::inbox::actions::{Action, ActionKind, By, chat_digest, paused};
+use crate::inbox::actions::{
+    Action, ActionKind, By, JobLease, JobStep, NewJob, Which, chat_digest, paused,
+};
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -187,6 +189,29 @@ impl Work for SqliteQueue {
             .await
     }
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        let (job, by) = (job.clone(), by.clone());
+        self.run(Need::Durable, move |tx| actions::begin(tx, &job, &by))
+            .await
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        self.run(Need::Write, move |tx| actions::take(tx, lease))
+            .await
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        let (lease, step) = (*lease, step.clone());
+        self.run(Need::Durable, move |tx| actions::step(tx, &lease, &step))
+            .await
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        let by = by.clone();
+        self.run(Need::Durable, move |tx| actions::cancel(tx, number, &by))
+            .await
+    }
+
     async fn size(&self) -> Result<u64, StoreError> {
         let used = self.read(|tx| stats::size(tx)).await?;
         Ok(used.saturating_add(self.engine.log_excess()))
@@ -288,9 +313,11 @@ impl Records for SqliteQueue {
         by: &By,
     ) -> Result<Forgotten, StoreError> {
         let (digest, chat, by) = (chat_digest(chat), chat.to_owned(), by.clone());
+        let name = chat.clone();
         let found = self.read(move |tx| person::to_forget(tx, &chat, events.as_ref()));
         let ToForget { events, rest } = found.await?;
         let step = self.run(Need::Durable, move |tx| {
+            actions::forget_jobs(tx, &name)?;
             let bodies = person::forget(tx, &events)?;
             actions::note(tx, &by, ActionKind::Forget, None, Some(&digest), bodies)?;
             Ok(bodies)
@@ -320,11 +347,11 @@ impl Records for SqliteQueue {
 
     async fn actions(
         &self,
-        of: Option<EventId>,
+        which: Which,
         before: Option<i64>,
         limit: usize,
     ) -> Result<Vec<Action>, StoreError> {
-        self.read(move |tx| actions::list(tx, of, before, limit))
+        self.read(move |tx| actions::list(tx, which, before, limit))
             .await
     }
 

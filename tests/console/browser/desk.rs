@@ -10,9 +10,9 @@ use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Work};
 use tower_webhook::inbox::{
-    Accept, By, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
+    Accept, Action, By, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -168,6 +168,26 @@ impl Gated {
 
 impl Work for Gated {
     const SHARED: bool = MemoryQueue::SHARED;
+
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        self.queue.begin_job(job, by).await
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        self.queue.take_job(lease).await
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        if step.redrives {
+            let events = step.events.len() as u32;
+            self.redrives.acquire_many(events).await.unwrap().forget();
+        }
+        self.queue.step_job(lease, step).await
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        self.queue.cancel_job(number, by).await
+    }
 
     forward!(accept claim extend settle find purge size);
 }

@@ -4,12 +4,14 @@ use super::make::chat;
 use super::steps::{Trial, ok};
 use super::{HELD, Harness};
 use tower_webhook::inbox::internal::{FORGET_STEP, NewEvent, forget_all};
-use tower_webhook::inbox::{Action, ActionKind, By, Change, EventId, EventState, Queue, Records};
+use tower_webhook::inbox::{
+    Action, ActionKind, By, Change, EventId, EventState, Queue, Records, Which,
+};
 
 use support::queue::dead;
 
 async fn of<Q: Queue>(queue: &Q, event: EventId) -> Vec<Action> {
-    ok(queue.actions(Some(event), None, 10).await, "actions")
+    ok(queue.actions(Which::Of(event), None, 10).await, "actions")
 }
 
 /// Each change leaves an action on its event, and one that was not made leaves none.
@@ -62,9 +64,11 @@ pub(crate) async fn changes_are_recorded<H: Harness>(harness: &H) {
         "discarded {settled:?}, recorded {discarded:?}"
     );
 
-    let older = trial.queue.actions(Some(id), Some(discarded.number), 10);
+    let older = trial
+        .queue
+        .actions(Which::Of(id), Some(discarded.number), 10);
     assert_eq!(ok(older.await, "actions"), [redriven.clone()]);
-    let newest = trial.queue.actions(Some(id), None, 1);
+    let newest = trial.queue.actions(Which::Of(id), None, 1);
     assert_eq!(ok(newest.await, "actions"), [discarded.clone()]);
 }
 
@@ -84,7 +88,10 @@ pub(crate) async fn pauses_are_recorded<H: Harness>(harness: &H) {
         trial.queue.pause(Some(&trial.kind), None, &by).await,
         "resume",
     );
-    let all = ok(trial.queue.actions(None, None, 1_000).await, "actions");
+    let all = ok(
+        trial.queue.actions(Which::All, None, 1_000).await,
+        "actions",
+    );
     let mut of_kind = all
         .iter()
         .filter(|it| it.about.as_deref() == Some(trial.kind.as_str()));
@@ -97,7 +104,7 @@ pub(crate) async fn pauses_are_recorded<H: Harness>(harness: &H) {
     // In pages, without one that is missing or twice.
     let (mut pages, mut before) = (Vec::new(), None);
     loop {
-        let page = ok(trial.queue.actions(None, before, 7).await, "actions");
+        let page = ok(trial.queue.actions(Which::All, before, 7).await, "actions");
         let Some(last) = page.last() else { break };
         before = Some(last.number);
         pages.extend(page);
@@ -153,7 +160,10 @@ pub(crate) async fn actions_are_forgotten<H: Harness>(harness: &H) {
     assert_eq!(of(&trial.queue, ids[0]).await, []);
     assert_eq!(of(&trial.queue, ids[FORGET_STEP]).await, []);
     assert_eq!(of(&trial.queue, other).await, of_other);
-    let all = ok(trial.queue.actions(None, None, 1_000).await, "actions");
+    let all = ok(
+        trial.queue.actions(Which::All, None, 1_000).await,
+        "actions",
+    );
     let after = all.iter().find(|action| action.number == before.number);
     let expected = Action {
         event: None,

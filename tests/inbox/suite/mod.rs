@@ -23,6 +23,7 @@ mod crashes;
 mod endings;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod inline;
+mod jobs;
 mod kept;
 mod lanes;
 mod leases;
@@ -73,6 +74,7 @@ pub(crate) use self::endings::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
+pub(crate) use self::jobs::{jobs_are_cancelled, jobs_are_held_by_one};
 pub(crate) use self::kept::other_kinds_leave_nothing;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
@@ -249,6 +251,8 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         changes_are_recorded
         pauses_are_recorded
         actions_are_forgotten
+        jobs_are_held_by_one
+        jobs_are_cancelled
     }
     run_alone(harness).await;
 }
