@@ -88,7 +88,7 @@ async fn survives<Q: Queue>(url: &str, inbox: &Inbox<Q>) {
         for event in &listed {
             assert_eq!(event.state, EventState::Retrying, "{event:?}");
             let of = inbox.actions(Which::Of(event.id), None, 10).await.unwrap();
-            assert_eq!(of, [done.clone()]);
+            assert_eq!(of, std::slice::from_ref(&done));
         }
         events += listed.len() as u64;
         page.after = listed.last().map(|event| event.id);

@@ -67,9 +67,9 @@ pub(crate) async fn changes_are_recorded<H: Harness>(harness: &H) {
     let older = trial
         .queue
         .actions(Which::Of(id), Some(discarded.number), 10);
-    assert_eq!(ok(older.await, "actions"), [redriven.clone()]);
+    assert_eq!(ok(older.await, "actions"), std::slice::from_ref(redriven));
     let newest = trial.queue.actions(Which::Of(id), None, 1);
-    assert_eq!(ok(newest.await, "actions"), [discarded.clone()]);
+    assert_eq!(ok(newest.await, "actions"), std::slice::from_ref(discarded));
 }
 
 /// Pauses are actions, and so is what ends them.

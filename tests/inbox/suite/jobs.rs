@@ -132,7 +132,7 @@ pub(crate) async fn jobs_are_held_by_one<H: Harness>(harness: &H) {
             trial.queue.actions(Which::Of(*id), None, 10).await,
             "actions",
         );
-        assert_eq!(of, [ended.clone()]);
+        assert_eq!(of, std::slice::from_ref(&ended));
     }
     trial
         .is(ids[3], EventState::Retrying, "an event that changed")
