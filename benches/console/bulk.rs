@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use axum::Router;
 use axum::body::Body;
 use futures_util::future::try_join_all;
@@ -13,8 +13,10 @@ use http_body_util::BodyExt;
 use tokio::time::sleep;
 use tower::ServiceExt;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::Settlement;
-use tower_webhook::inbox::{Change, EventId, EventState, Failure, Inbox, Queue};
+use tower_webhook::inbox::internal::{JobStep, NewJob, Settlement};
+use tower_webhook::inbox::{
+    ActionKind, By, EventId, EventState, Failure, Inbox, JobState, Queue, Which,
+};
 
 use crate::accept;
 use crate::events::{Events, quantile, take};
@@ -49,12 +51,12 @@ pub(crate) async fn measure<Q: Queue + Clone>(
             let (time, times) = match what {
                 "export" => beside(inbox.queue(), export(&console, dead.len())).await?,
                 "redrive" => {
-                    let redrive = |id| inbox.redrive(id, Some(EventState::Dead));
-                    beside(inbox.queue(), change(part, redrive)).await?
+                    let change = change(inbox.queue(), part, ActionKind::Redrive);
+                    beside(inbox.queue(), change).await?
                 }
                 _ => {
-                    let discard = |id| inbox.discard(id, Some(EventState::Dead));
-                    beside(inbox.queue(), change(part, discard)).await?
+                    let change = change(inbox.queue(), part, ActionKind::Discard);
+                    beside(inbox.queue(), change).await?
                 }
             };
             took += time;
@@ -138,19 +140,35 @@ async fn export(console: &Router, count: usize) -> Result<()> {
     Ok(())
 }
 
-async fn change<E, F>(events: &[EventId], change: impl Fn(EventId) -> F) -> Result<()>
-where
-    F: Future<Output = Result<Change, E>>,
-    anyhow::Error: From<E>,
-{
+/// Changes dead letters in a job, as the console does.
+async fn change<Q: Queue>(queue: &Q, events: &[EventId], kind: ActionKind) -> Result<()> {
+    let minute = Duration::from_secs(60);
+    let job = NewJob {
+        kind,
+        filter: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    queue.begin_job(&job, &By::default()).await?;
+    let (lease, _) = queue.take_job(minute).await?.context("no job")?;
     for some in events.chunks(CHANGES) {
         let began = Instant::now();
-        let changes = try_join_all(some.iter().map(|id| change(*id))).await?;
-        ensure!(
-            changes.iter().all(|change| *change == Change::Made),
-            "not changed"
-        );
+        let last = some.last() == events.last();
+        let step = JobStep {
+            redrives: kind == ActionKind::Redrive,
+            events: some.iter().map(|id| (*id, EventState::Dead)).collect(),
+            reached: some.last().copied().unwrap_or(EventId(0)),
+            state: match last {
+                true => JobState::Done,
+                false => JobState::Running,
+            },
+            lease: minute,
+        };
+        ensure!(queue.step_job(&lease, &step).await?, "the lease is lost");
         sleep(began.elapsed()).await;
     }
+    let done = queue.actions(Which::All, None, 1).await?;
+    let changed = done.first().map_or(0, |job| job.changed);
+    ensure!(changed == events.len() as u64, "{changed} were changed");
     Ok(())
 }

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::bulk::Action;
+use super::bulk::{Action, known};
 use super::guard::actor;
 use super::page::{View, Wrong};
 use super::problem::Problem;
@@ -20,7 +20,7 @@ use super::routes;
 use super::settings::Console;
 use crate::error::Chain;
 use crate::event::EventKind;
-use crate::inbox::{Change, EventId, EventState};
+use crate::inbox::{By, Change, EventId, EventState};
 use crate::store::StoreError;
 
 type Answer = Result<Redirect, Problem>;
@@ -35,11 +35,18 @@ fn refused(id: EventId, change: Change) -> Problem {
     Problem::new(StatusCode::CONFLICT, reason)
 }
 
-/// The state that the page showed.
-#[derive(Deserialize)]
+/// The state that the page showed, and why the event is changed.
+#[derive(Default, Deserialize)]
+#[serde(default)]
 pub(super) struct Shown {
-    #[serde(default)]
     state: String,
+    reason: String,
+}
+
+/// The operator, and why something is done.
+fn by(view: &View, headers: &HeaderMap, reason: &str) -> By {
+    let actor = actor(&view.console, headers).unwrap_or_default();
+    By::new(&actor).because(reason)
 }
 
 pub(super) async fn change(
@@ -52,8 +59,8 @@ pub(super) async fn change(
     let Form(shown) = form?;
     let (id, action) = (id(&number)?, action(&name)?);
     let from = state(&shown.state)?;
-    let actor = actor(&view.console, &headers);
-    match make(&view.console, actor, action, id, from).await? {
+    let by = by(&view, &headers, &shown.reason);
+    match make(&view.console, by, action, id, from).await? {
         Change::Made => {
             let did = Did::Changed(action, vec![id]).at(&format!("/events/{id}"));
             Ok(Redirect::to(&view.url(did)))
@@ -78,14 +85,15 @@ async fn in_task<T: Send + 'static>(
 /// Changes an event, with `from` only if it is in this state.
 async fn make(
     console: &Console,
-    actor: Option<String>,
+    by: By,
     action: Action,
     id: EventId,
     from: Option<EventState>,
 ) -> Result<Change, Problem> {
     let inbox = Arc::clone(inbox(console)?);
     in_task(async move {
-        let change = action.apply(&*inbox, id, from).await;
+        let change = action.apply(&*inbox, id, from, by.clone()).await;
+        let actor = known(by.who());
         match &change {
             Ok(change) => tracing::info!(
                 actor,
@@ -127,18 +135,30 @@ fn selected(text: &str) -> Result<Selected, Problem> {
     }
 }
 
-/// Parses the form of a list: the events that are selected, the action, and the query of the list.
-fn selection(body: &[u8]) -> Result<(Vec<Selected>, String, String), Problem> {
-    let (mut ids, mut name, mut query) = (Vec::new(), String::new(), String::new());
-    for (field, value) in form_urlencoded::parse(body) {
-        match &*field {
-            "id" => ids.push(selected(&value)?),
-            "action" => name = value.into_owned(),
-            "query" => query = value.into_owned(),
-            _ => {}
+/// The form of a list.
+#[derive(Default)]
+struct Selection {
+    ids: Vec<Selected>,
+    action: String,
+    reason: String,
+    /// The query of the list.
+    query: String,
+}
+
+impl Selection {
+    fn parse(body: &[u8]) -> Result<Self, Problem> {
+        let mut it = Self::default();
+        for (field, value) in form_urlencoded::parse(body) {
+            match &*field {
+                "id" => it.ids.push(selected(&value)?),
+                "action" => it.action = value.into_owned(),
+                "reason" => it.reason = value.into_owned(),
+                "query" => it.query = value.into_owned(),
+                _ => {}
+            }
         }
+        Ok(it)
     }
-    Ok((ids, name, query))
 }
 
 /// Changes the events that are selected in a list. The body has a field `id` for each, with the state that was shown.
@@ -147,14 +167,19 @@ pub(super) async fn change_selected(
     headers: HeaderMap,
     body: Result<Bytes, BytesRejection>,
 ) -> Result<Response, Problem> {
-    let (ids, name, query) = selection(&body?)?;
+    let Selection {
+        ids,
+        action,
+        reason,
+        query,
+    } = Selection::parse(&body?)?;
     // Only what a URL can have.
     let query = form_urlencoded::Serializer::new(String::new())
         .extend_pairs(form_urlencoded::parse(query.as_bytes()))
         .finish();
     let list = format!("/events?{query}");
-    let actor = actor(&view.console, &headers);
-    let problem = match change_each(&view.console, actor, &name, &ids).await {
+    let by = by(&view, &headers, &reason);
+    let problem = match change_each(&view.console, by, &action, &ids).await {
         Ok(did) => return Ok(Redirect::to(&view.url(did.at(&list))).into_response()),
         Err(problem) => problem,
     };
@@ -181,7 +206,7 @@ pub(super) async fn change_selected(
 /// Changes events, one after another.
 async fn change_each(
     console: &Console,
-    actor: Option<String>,
+    by: By,
     name: &str,
     ids: &[Selected],
 ) -> Result<Did, Problem> {
@@ -191,7 +216,7 @@ async fn change_each(
     }
     let mut unchanged = Vec::new();
     for (at, &(id, from)) in ids.iter().enumerate() {
-        match make(console, actor.clone(), action, id, from).await {
+        match make(console, by.clone(), action, id, from).await {
             Ok(Change::Made) => {}
             Ok(_) => unchanged.push(id.to_string()),
             Err(mut problem) => {
@@ -225,28 +250,29 @@ pub(super) async fn change_all(
 ) -> Answer {
     let Form(search) = form?;
     let action = action(&search.action)?;
-    let chosen = (search.filter_for_change(&view.console)?, search.seen()?);
-    let inbox = Arc::clone(inbox(&view.console)?);
-    let actor = actor(&view.console, &headers);
-    let jobs = &view.console.jobs;
-    let job = jobs.start(inbox, action, chosen, search.query(), actor);
-    let number = job.await?.number;
+    search.filter_for_change(&view.console)?;
+    let inbox = inbox(&view.console)?;
+    let by = by(&view, &headers, &search.reason);
+    let job = view.console.jobs.begin(&**inbox, action, &search, by);
+    let number = job.await?;
     Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
 }
 
 pub(super) async fn cancel(
     Extension(view): Extension<View>,
     headers: HeaderMap,
-    path: Result<Path<u64>, PathRejection>,
+    path: Result<Path<i64>, PathRejection>,
 ) -> Answer {
     let Path(number) = path?;
-    let job = find_job(&view.console, number)?;
+    find_job(&view.console, number).await?;
+    let by = by(&view, &headers, "");
+    let inbox = inbox(&view.console)?;
     tracing::info!(
-        actor = actor(&view.console, &headers),
+        actor = known(by.who()),
         job = number,
         "the console cancels a job"
     );
-    job.cancel();
+    inbox.cancel_job(number, by.clone()).await?;
     Ok(Redirect::to(&view.url(format_args!("/jobs/{number}"))))
 }
 
@@ -259,9 +285,6 @@ pub(super) struct Paused {
     reason: String,
 }
 
-/// The longest reason for a pause, in characters.
-pub(super) const LONGEST_REASON: usize = 200;
-
 impl Paused {
     pub(super) fn kind(&self) -> Result<Option<EventKind>, Problem> {
         let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind));
@@ -272,13 +295,13 @@ impl Paused {
     }
 
     /// Who pauses, and why.
-    fn note(&self, actor: Option<&str>) -> Result<String, Problem> {
-        let missing = || Problem::bad("Say why it is paused, for the others.");
-        let reason = text(&self.reason).ok_or_else(missing)?;
-        let reason: String = reason.chars().take(LONGEST_REASON).collect();
-        Ok(match actor {
-            Some(actor) => format!("{actor}: {reason}"),
-            None => reason,
+    fn note(&self, by: &By) -> Result<String, Problem> {
+        if text(&self.reason).is_none() {
+            return Err(Problem::bad("Say why it is paused, for the others."));
+        }
+        Ok(match (by.who(), by.reason()) {
+            ("", reason) => reason.to_owned(),
+            (who, reason) => format!("{who}: {reason}"),
         })
     }
 }
@@ -308,14 +331,17 @@ async fn set_paused(
     let Form(form) = form?;
     let kind = form.kind()?;
     let inbox = Arc::clone(inbox(&view.console)?);
-    let actor = actor(&view.console, headers);
+    let by = by(&view, headers, &form.reason);
     let did = match is_paused {
         true => Did::Paused(kind.clone()),
         false => Did::Resumed(kind.clone()),
     };
-    let note = is_paused.then(|| form.note(actor.as_deref())).transpose()?;
+    let note = is_paused.then(|| form.note(&by)).transpose()?;
     in_task(async move {
-        let set = inbox.pause(kind.as_ref(), note.as_deref()).await;
+        let set = inbox
+            .pause(kind.as_ref(), note.as_deref(), by.clone())
+            .await;
+        let actor = known(by.who());
         let kind = kind.as_ref().map(tracing::field::display);
         match &set {
             Ok(()) => tracing::info!(

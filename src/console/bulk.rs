@@ -1,21 +1,25 @@
-//! Changes of all events that match, in the background.
+//! Changes of all events that match, in the background. A job is a row of the queue: whoever holds its lease goes on after
+//! the last step that was made.
 
-use std::collections::BTreeMap;
 use std::panic::AssertUnwindSafe;
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
-use futures_util::stream::{self, StreamExt};
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::yield_now;
-use tokio::time::{Instant, timeout};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::operations::{Operations, SEARCH, next};
+use super::problem::Problem;
+use super::request::Search;
 use crate::error::Chain;
-use crate::inbox::{Change, EventId, EventState, EventSummary, Filter, KindStats, Page};
-use crate::lock::lock;
+use crate::inbox::internal::{JobLease, JobStep, NewJob};
+use crate::inbox::{
+    Action as Done, ActionKind, By, Change, EventId, EventState, EventSummary, Filter, JobState,
+    KindStats, Page, Which,
+};
 use crate::store::StoreError;
 
 /// A change of events.
@@ -49,104 +53,26 @@ impl Action {
         }
     }
 
+    pub(super) fn kind(self) -> ActionKind {
+        match self {
+            Self::Redrive => ActionKind::Redrive,
+            Self::Discard => ActionKind::Discard,
+        }
+    }
+
     /// Changes an event, with `from` only if it is in this state.
     pub(super) async fn apply(
         self,
         inbox: &dyn Operations,
         id: EventId,
         from: Option<EventState>,
+        by: By,
     ) -> Result<Change, StoreError> {
         match self {
-            Self::Redrive => inbox.redrive(id, from).await,
-            Self::Discard => inbox.discard(id, from).await,
+            Self::Redrive => inbox.redrive(id, from, by).await,
+            Self::Discard => inbox.discard(id, from, by).await,
         }
     }
-}
-
-/// The jobs since the console was created.
-pub(super) struct Jobs {
-    all: Mutex<BTreeMap<u64, Arc<Job>>>,
-    turns: Arc<Semaphore>,
-    previews: Semaphore,
-    exports: Arc<Semaphore>,
-}
-
-/// The number of jobs that run at a time, of previews, and of exports. Others wait, because more would slow deliveries down.
-const TURNS: usize = 4;
-
-impl Default for Jobs {
-    fn default() -> Self {
-        Self {
-            all: Mutex::default(),
-            turns: Arc::new(Semaphore::new(TURNS)),
-            previews: Semaphore::new(TURNS),
-            exports: Arc::new(Semaphore::new(TURNS)),
-        }
-    }
-}
-
-/// The number of jobs that are kept, beside those in progress.
-const MOST: usize = 50;
-
-/// A change of all events that match a filter.
-pub(super) struct Job {
-    pub(super) number: u64,
-    pub(super) action: Action,
-    /// The filter, as the query of the list.
-    pub(super) query: String,
-    /// The number of events that matched at first, and whether there were more.
-    pub(super) matched: Counted,
-    pub(super) searched: Searched,
-    pub(super) changed: AtomicU64,
-    /// Events whose state did not allow the change.
-    pub(super) skipped: AtomicU64,
-    pub(super) is_waiting: AtomicBool,
-    pub(super) is_cancelled: AtomicBool,
-    cancelled: Notify,
-    pub(super) ended: Mutex<Option<Ended>>,
-}
-
-/// The events among which a job searches, and the one that it has reached.
-pub(super) struct Searched {
-    oldest: EventId,
-    newest: EventId,
-    reached: AtomicI64,
-}
-
-impl Searched {
-    fn new(oldest: EventId, newest: EventId) -> Self {
-        Self {
-            oldest,
-            newest,
-            reached: AtomicI64::new(oldest.0),
-        }
-    }
-
-    fn reach(&self, event: EventId) {
-        let event = event.min(self.newest);
-        self.reached.store(event.0, Ordering::Relaxed);
-    }
-
-    /// The event that was reached, and the newest one.
-    pub(super) fn until(&self) -> (EventId, EventId) {
-        (EventId(self.reached.load(Ordering::Relaxed)), self.newest)
-    }
-
-    /// The share that was searched, in percent.
-    pub(super) fn percent(&self) -> i64 {
-        let of = |to: i64| i128::from(to) - i128::from(self.oldest.0);
-        let (reached, all) = (of(self.reached.load(Ordering::Relaxed)), of(self.newest.0));
-        let percent = (100 * reached).checked_div(all).unwrap_or(100);
-        i64::try_from(percent).unwrap_or(100)
-    }
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Ended {
-    Done,
-    Cancelled,
-    Failed(String),
-    Panicked,
 }
 
 /// A number of events, counted up to a limit.
@@ -162,8 +88,9 @@ const COUNT_UP_TO: usize = 10_000;
 /// The number of events that are read at a time.
 const STEP: usize = 512;
 
-/// The number of events that are changed at a time. They share a transaction, for which deliveries wait.
-const AT_ONCE: usize = 32;
+/// The number of events that are changed at a time. They share a transaction, for which deliveries wait. Before the next
+/// one, they have their turn for as long as it took.
+const AT_ONCE: usize = 128;
 
 /// What a preview has seen: no event after the newest one, and none that died or was settled later.
 #[derive(Clone, Copy, Debug)]
@@ -269,11 +196,37 @@ pub(super) async fn first(
     Ok(first.or(listed.searched))
 }
 
-impl Jobs {
-    pub(super) fn get(&self, number: u64) -> Option<Arc<Job>> {
-        lock(&self.all).get(&number).cloned()
-    }
+/// What a console does in the background.
+pub(super) struct Jobs {
+    previews: Semaphore,
+    exports: Arc<Semaphore>,
+    begun: Arc<Notify>,
+    runner: OnceLock<AbortHandle>,
+}
 
+/// The number of jobs that run at a time, of previews, and of exports. Others wait, because more would slow deliveries down.
+const TURNS: usize = 4;
+
+impl Default for Jobs {
+    fn default() -> Self {
+        Self {
+            previews: Semaphore::new(TURNS),
+            exports: Arc::new(Semaphore::new(TURNS)),
+            begun: Arc::default(),
+            runner: OnceLock::new(),
+        }
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        if let Some(runner) = self.runner.get() {
+            runner.abort();
+        }
+    }
+}
+
+impl Jobs {
     pub(super) async fn turn_of_export(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.exports).acquire_owned().await.ok()
     }
@@ -289,146 +242,222 @@ impl Jobs {
         preview(inbox, filter, seen).await
     }
 
-    /// Starts to change all events that match and that the operator has seen.
-    pub(super) async fn start(
-        &self,
-        inbox: Arc<dyn Operations>,
-        action: Action,
-        (filter, seen): (Filter, Seen),
-        query: String,
-        actor: Option<String>,
-    ) -> Result<Arc<Job>, StoreError> {
-        let matched = self.preview(&*inbox, &filter, Some(seen)).await?;
-        let oldest = first(&*inbox, Page::oldest(1)).await?;
-        let searched = Searched::new(oldest.unwrap_or(seen.newest), seen.newest);
-        let mut all = lock(&self.all);
-        let number = all.last_key_value().map_or(1, |(number, _)| number + 1);
-        let job = Arc::new(Job {
-            number,
-            action,
-            query,
-            matched,
-            searched,
-            changed: AtomicU64::new(0),
-            skipped: AtomicU64::new(0),
-            is_waiting: AtomicBool::new(true),
-            is_cancelled: AtomicBool::new(false),
-            cancelled: Notify::new(),
-            ended: Mutex::default(),
-        });
-        all.insert(number, Arc::clone(&job));
-        let ended = all.iter().filter(|(_, job)| job.end().is_some());
-        let too_many: Vec<_> = ended
-            .map(|(number, _)| *number)
-            .take(all.len().saturating_sub(MOST))
-            .collect();
-        for number in too_many {
-            all.remove(&number);
+    /// Runs the jobs of the queue from now on, also those that another process has begun.
+    pub(super) fn run(&self, inbox: &Arc<dyn Operations>) {
+        if let (None, Ok(runtime)) = (self.runner.get(), Handle::try_current()) {
+            let run = run_all(Arc::downgrade(inbox), Arc::clone(&self.begun));
+            self.runner
+                .get_or_init(|| runtime.spawn(run).abort_handle());
         }
-        drop(all);
+    }
+
+    /// Begins to change all events that match and that the operator has seen. Returns the number of the job.
+    pub(super) async fn begin(
+        &self,
+        inbox: &dyn Operations,
+        action: Action,
+        search: &Search,
+        by: By,
+    ) -> Result<i64, Problem> {
+        let (filter, seen) = (search.any_filter()?, search.seen()?);
+        let matched = self.preview(inbox, &filter, Some(seen)).await?;
+        let oldest = first(inbox, Page::oldest(1)).await?;
+        let job = NewJob {
+            kind: action.kind(),
+            filter: search.of_job(&filter, matched, oldest.unwrap_or(seen.newest)),
+            chat: filter.chat,
+            rate: search.rate()?,
+        };
+        if job.filter.len() > LONGEST_FILTER {
+            return Err(Problem::bad("The filter is too long."));
+        }
+        let filter = job.filter.clone();
+        let number = inbox.begin_job(job, by.clone()).await?;
         tracing::info!(
-            actor,
+            actor = known(by.who()),
             action = action.name(),
-            filter = job.query,
+            filter,
             job = number,
             "the console changes all events that match"
         );
-        let turns = Arc::clone(&self.turns);
-        tokio::spawn(Arc::clone(&job).run(inbox, filter, seen, actor, turns));
-        Ok(job)
+        self.begun.notify_one();
+        Ok(number)
     }
 }
 
-impl Job {
-    pub(super) fn end(&self) -> Option<Ended> {
-        lock(&self.ended).clone()
-    }
+/// The longest filter of a job, in bytes.
+const LONGEST_FILTER: usize = 4_000;
 
-    pub(super) fn cancel(&self) {
-        self.is_cancelled.store(true, Ordering::Relaxed);
-        self.cancelled.notify_one();
-    }
+/// For how long a job is held. Another process continues it at most so long after its last step.
+const LEASE: Duration = Duration::from_secs(10);
 
-    async fn run(
-        self: Arc<Self>,
-        inbox: Arc<dyn Operations>,
-        filter: Filter,
-        seen: Seen,
-        actor: Option<String>,
-        turns: Arc<Semaphore>,
-    ) {
-        let turn = tokio::select! {
-            turn = turns.acquire() => turn.ok(),
-            () = self.cancelled.notified() => None,
-        };
-        self.is_waiting.store(false, Ordering::Relaxed);
-        let changes = AssertUnwindSafe(self.change_all(&*inbox, &filter, seen));
-        let ended = match changes.catch_unwind().await {
-            Ok(Ok(())) if self.is_cancelled.load(Ordering::Relaxed) => Ended::Cancelled,
-            Ok(Ok(())) => Ended::Done,
-            Ok(Err(error)) => Ended::Failed(Chain(&error).to_string()),
-            Err(_) => Ended::Panicked,
-        };
-        drop(turn);
+/// How often jobs are looked for that nobody holds.
+const POLL: Duration = Duration::from_secs(5);
+
+/// How often a job notes how far it is, if nothing matches.
+const NOTE: Duration = Duration::from_secs(2);
+
+/// How many of the jobs that are running are looked at.
+pub(super) const MANY: usize = 100;
+
+/// Runs jobs until the console is gone, which alone keeps the queue open.
+async fn run_all(inbox: Weak<dyn Operations>, begun: Arc<Notify>) {
+    let mut running = JoinSet::new();
+    while let Some(inbox) = inbox.upgrade() {
+        while running.try_join_next().is_some() {}
+        if running.len() < TURNS
+            && let Some((lease, action)) = take(&*inbox).await
+        {
+            running.spawn(run(inbox, lease, action));
+            continue;
+        }
+        drop(inbox);
+        tokio::select! {
+            () = begun.notified() => {}
+            Some(_) = running.join_next() => {}
+            () = sleep(POLL) => {}
+        }
+    }
+}
+
+/// Takes a job that nobody holds.
+async fn take(inbox: &dyn Operations) -> Option<(JobLease, Done)> {
+    // That there is none is read without a transaction that writes.
+    let running = inbox.actions(Which::Running, None, MANY).await.ok()?;
+    let mut jobs = running.iter().filter_map(|action| action.job.as_ref());
+    match jobs.all(|job| job.is_held) {
+        true => None,
+        false => inbox.take_job(LEASE).await.ok()?,
+    }
+}
+
+/// Why a job does not go on.
+enum Stop {
+    /// It is cancelled, or another process has it.
+    Lost,
+    Failed(StoreError),
+    Unreadable,
+}
+
+impl From<StoreError> for Stop {
+    fn from(error: StoreError) -> Self {
+        Self::Failed(error)
+    }
+}
+
+async fn run(inbox: Arc<dyn Operations>, lease: JobLease, action: Done) {
+    let job = lease.number;
+    let changes = AssertUnwindSafe(change_all(&*inbox, lease, &action)).catch_unwind();
+    match changes.await {
+        Ok(Ok(()) | Err(Stop::Lost)) => {}
+        // When its lease has ended, it goes on after the last step that was made.
+        Ok(Err(Stop::Failed(error))) => {
+            let reason = Chain(&error).to_string();
+            tracing::warn!(job, reason, "a job waits, because the queue failed");
+        }
+        Ok(Err(Stop::Unreadable)) | Err(_) => {
+            tracing::error!(
+                job,
+                "a job has panicked, or its filter is that of another release"
+            );
+            let failed = JobStep {
+                redrives: false,
+                events: Vec::new(),
+                reached: action.job.map_or(EventId(0), |job| job.reached),
+                state: JobState::Failed,
+                lease: LEASE,
+            };
+            let _ = inbox.step_job(lease, failed).await;
+        }
+    }
+    let Ok(Some(ended)) = find(&*inbox, job).await else {
+        return;
+    };
+    if let Some(of) = ended.job.filter(|of| of.state != JobState::Running) {
         tracing::info!(
-            actor,
-            action = self.action.name(),
-            job = self.number,
-            changed = self.changed.load(Ordering::Relaxed),
-            skipped = self.skipped.load(Ordering::Relaxed),
-            ?ended,
+            actor = known(ended.by.who()),
+            action = ended.kind.name(),
+            job,
+            changed = ended.changed,
+            skipped = of.skipped,
+            ended = of.state.name(),
             "the console has ended a change of all events that match"
         );
-        *lock(&self.ended) = Some(ended);
     }
+}
 
-    /// Changes the events that the operator has seen. Those whose state has changed since they were listed are not
-    /// changed.
-    async fn change_all(
-        &self,
-        inbox: &dyn Operations,
-        filter: &Filter,
-        seen: Seen,
-    ) -> Result<(), StoreError> {
-        let mut page = Page::oldest(STEP).within(SEARCH);
-        while !self.is_cancelled.load(Ordering::Relaxed) {
-            let listed = inbox.list(filter, page).await?;
-            page.after = next(&listed, STEP);
-            let is_last = page.after.is_none_or(|after| after >= seen.newest);
-            let events = listed.events.into_iter();
-            let mut changes = stream::iter(events.filter(|event| seen.has(event)))
-                .map(|event| self.change(inbox, event.id, event.state))
-                .buffer_unordered(AT_ONCE);
-            let mut failed = Ok(());
-            while let Some(changed) = changes.next().await {
-                failed = failed.and(changed);
-            }
-            // Not before all changes have ended, so that each of them is counted.
-            failed?;
-            self.searched.reach(page.after.unwrap_or(seen.newest));
-            if is_last {
-                break;
-            }
-        }
-        Ok(())
-    }
+/// Finds a job.
+pub(super) async fn find(inbox: &dyn Operations, number: i64) -> Result<Option<Done>, StoreError> {
+    let Some(before) = number.checked_add(1) else {
+        return Ok(None);
+    };
+    let found = inbox.actions(Which::All, Some(before), 1).await?;
+    let mut found = found.into_iter();
+    Ok(found.find(|it| it.number == number && it.job.is_some()))
+}
 
-    async fn change(
-        &self,
-        inbox: &dyn Operations,
-        id: EventId,
-        listed: EventState,
-    ) -> Result<(), StoreError> {
-        if self.is_cancelled.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let count = match self.action.apply(inbox, id, Some(listed)).await? {
-            Change::Made => &self.changed,
-            Change::NotFound | Change::WrongState | Change::WithoutBody => &self.skipped,
+/// The name of an operator, if it is known.
+pub(super) fn known(who: &str) -> Option<&str> {
+    Some(who).filter(|who| !who.is_empty())
+}
+
+/// Changes the events that the operator has seen. Those whose state has changed since they were listed are not changed.
+async fn change_all(inbox: &dyn Operations, lease: JobLease, action: &Done) -> Result<(), Stop> {
+    let (Some(job), Some(search)) = (
+        &action.job,
+        action.about.as_deref().and_then(Search::of_text),
+    ) else {
+        return Err(Stop::Unreadable);
+    };
+    let (Ok(filter), Ok(seen)) = (search.any_filter(), search.seen()) else {
+        return Err(Stop::Unreadable);
+    };
+    let step = async |events, reached, state| {
+        let redrives = action.kind == ActionKind::Redrive;
+        let step = JobStep {
+            redrives,
+            events,
+            reached,
+            state,
+            lease: LEASE,
         };
-        count.fetch_add(1, Ordering::Relaxed);
-        // A queue in memory never waits, and pages are to be answered meanwhile.
-        yield_now().await;
-        Ok(())
+        match inbox.step_job(lease, step).await? {
+            true => Ok(()),
+            false => Err(Stop::Lost),
+        }
+    };
+    let (limit, at_once) = match job.rate as usize {
+        0 => (STEP, AT_ONCE),
+        // What was listed is at most a second old when it is changed.
+        rate => (rate.min(STEP), (rate / 4).clamp(1, AT_ONCE)),
+    };
+    let mut page = Page::oldest(limit).within(SEARCH);
+    page.after = Some(job.reached).filter(|reached| *reached > EventId(0));
+    let (began, mut tried, mut noted) = (Instant::now(), 0, Instant::now());
+    loop {
+        let listed = inbox.list(&filter, page).await?;
+        page.after = next(&listed, limit);
+        let events = listed.events.iter().filter(|event| seen.has(event));
+        let events: Vec<_> = events.map(|event| (event.id, event.state)).collect();
+        for some in events.chunks(at_once) {
+            let reached = some.last().map_or(job.reached, |(id, _)| *id);
+            let asked = Instant::now();
+            step(some.to_vec(), reached, JobState::Running).await?;
+            noted = Instant::now();
+            tried += some.len();
+            sleep(asked.elapsed()).await;
+            if job.rate > 0 {
+                sleep_until(began + Duration::from_secs_f64(tried as f64 / f64::from(job.rate)))
+                    .await;
+            }
+        }
+        match page.after.filter(|after| *after < seen.newest) {
+            None => return step(Vec::new(), seen.newest, JobState::Done).await,
+            Some(after) if noted.elapsed() >= NOTE => {
+                step(Vec::new(), after, JobState::Running).await?;
+                noted = Instant::now();
+            }
+            Some(_) => {}
+        }
     }
 }

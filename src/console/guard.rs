@@ -61,6 +61,7 @@ pub(super) async fn guard(
         return problem.page(&view);
     }
     if let Some(inbox) = view.console.inbox.as_ref().filter(|_| is_page) {
+        view.console.run_jobs();
         // A queue that fails is a matter of the page.
         let pauses = timeout(PAUSES, inbox.pauses()).await;
         view.pauses = pauses.ok().and_then(Result::ok).unwrap_or_default();
@@ -122,7 +123,7 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
     })
 }
 
-/// The name of the operator, for the log.
+/// The name of the operator, for the log and the actions.
 pub(super) fn actor(console: &Console, headers: &HeaderMap) -> Option<String> {
     let value = headers.get(console.actor.as_ref()?)?;
     Some(Short(value.as_bytes().escape_ascii()).to_string())

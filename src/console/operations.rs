@@ -8,9 +8,10 @@ use tokio::time::timeout;
 
 use super::counts::Counts;
 use crate::event::EventKind;
+use crate::inbox::internal::{JobLease, JobStep, NewJob};
 use crate::inbox::{
-    BlockedLane, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page, Pause,
-    Queue, Stats,
+    Action, BlockedLane, By, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page,
+    Pause, Queue, Stats, Which,
 };
 use crate::store::StoreError;
 
@@ -36,10 +37,20 @@ pub(super) trait Operations: Send + Sync {
         after: Option<EventId>,
         limit: usize,
     ) -> Answer<'a, Vec<BlockedLane>>;
-    fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
-    fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change>;
+    fn redrive(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change>;
+    fn discard(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change>;
     /// Resumes without a note.
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()>;
+    fn pause<'a>(
+        &'a self,
+        kind: Option<&'a EventKind>,
+        note: Option<&'a str>,
+        by: By,
+    ) -> Answer<'a, ()>;
+    fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Answer<'_, Vec<Action>>;
+    fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64>;
+    fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>>;
+    fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool>;
+    fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
@@ -78,23 +89,53 @@ impl<Q: Queue> Operations for Counted<Q> {
         read(self.inbox.get(id))
     }
 
-    fn redrive(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change> {
-        Box::pin(self.inbox.redrive(id, from))
+    fn redrive(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.redrive(id, from).await })
     }
 
-    fn discard(&self, id: EventId, from: Option<EventState>) -> Answer<'_, Change> {
-        Box::pin(self.inbox.discard(id, from))
+    fn discard(&self, id: EventId, from: Option<EventState>, by: By) -> Answer<'_, Change> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.discard(id, from).await })
     }
 
     fn pauses(&self) -> Answer<'_, Vec<Pause>> {
         read(self.inbox.pauses())
     }
 
-    fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()> {
+    fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Answer<'_, Vec<Action>> {
+        read(self.inbox.actions(which, before, limit))
+    }
+
+    fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.begin_job(&job).await })
+    }
+
+    fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>> {
+        Box::pin(self.inbox.take_job(lease))
+    }
+
+    fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool> {
+        Box::pin(async move { self.inbox.step_job(&lease, &step).await })
+    }
+
+    fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
+        let inbox = self.inbox.clone().by(by);
+        Box::pin(async move { inbox.cancel_job(number).await })
+    }
+
+    fn pause<'a>(
+        &'a self,
+        kind: Option<&'a EventKind>,
+        note: Option<&'a str>,
+        by: By,
+    ) -> Answer<'a, ()> {
+        let inbox = self.inbox.clone().by(by);
         Box::pin(async move {
             let set = match note {
-                Some(note) => self.inbox.pause(kind, note).await,
-                None => self.inbox.resume(kind).await,
+                Some(note) => inbox.pause(kind, note).await,
+                None => inbox.resume(kind).await,
             };
             self.counts.forget();
             set

@@ -3,16 +3,18 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use axum::extract::Query;
 use http::HeaderValue;
 use serde::Deserialize;
 
-use super::bulk::{Action, Job, Seen};
+use super::bulk::{Action, Counted, Seen, find};
 use super::operations::{Operations, SEARCH};
+use super::page::clamped;
 use super::problem::Problem;
 use super::settings::Console;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
-use crate::inbox::{EventId, EventState, Filter, Page};
+use crate::inbox::{Action as Done, EventId, EventState, Filter, Page};
 
 /// The inbox, or the reason why a page has nothing to show.
 pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> {
@@ -23,10 +25,9 @@ pub(super) fn inbox(console: &Console) -> Result<&Arc<dyn Operations>, Problem> 
         .ok_or_else(|| Problem::not_found(reason))
 }
 
-pub(super) fn find_job(console: &Console, number: u64) -> Result<Arc<Job>, Problem> {
-    let reason = "There is no such job. The console keeps the last 50 jobs of this process.";
-    let job = console.jobs.get(number);
-    job.ok_or_else(|| Problem::not_found(reason))
+pub(super) async fn find_job(console: &Console, number: i64) -> Result<Done, Problem> {
+    let job = find(&**inbox(console)?, number).await?;
+    job.ok_or_else(|| Problem::not_found("There is no such job. Jobs are kept for 90 days."))
 }
 
 pub(super) fn id(text: &str) -> Result<EventId, Problem> {
@@ -71,6 +72,15 @@ pub(super) struct Search {
     /// What a preview has seen: see [`Seen`].
     pub(super) newest: String,
     pub(super) at: String,
+    /// Why all that match are changed.
+    pub(super) reason: String,
+    /// How many events of all that match are changed in a second.
+    pub(super) rate: String,
+    /// What a job knew at its beginning: how many events matched, with a `+` if there were more, and the oldest event.
+    pub(super) matched: String,
+    pub(super) oldest: String,
+    /// The action before which a page of actions begins.
+    pub(super) before: String,
 }
 
 impl Search {
@@ -88,6 +98,11 @@ impl Search {
         if console.hides_payloads && text(&self.error).is_some() {
             return Err(Problem::bad("The texts of errors are hidden."));
         }
+        self.any_filter()
+    }
+
+    /// The filter, whatever the console hides.
+    pub(super) fn any_filter(&self) -> Result<Filter, Problem> {
         let (from, until) = (self.since()?, time(&self.until)?);
         let mut filter = match self.state.as_str() {
             "failed" => Filter::failed(from, until),
@@ -134,6 +149,55 @@ impl Search {
             newest: self.newest.parse().map_err(|_| unseen())?,
             at: at.ok_or_else(unseen)?,
         })
+    }
+
+    /// How many events are changed in a second. 0 without a limit.
+    pub(super) fn rate(&self) -> Result<u32, Problem> {
+        let wrong = |_| {
+            Problem::bad(format!(
+                "`{}` is not a number of events a second.",
+                self.rate
+            ))
+        };
+        text(&self.rate).map_or(Ok(0), |rate| rate.parse().map_err(wrong))
+    }
+
+    /// The filter of a job as a text, which has the same meaning later.
+    pub(super) fn of_job(&self, filter: &Filter, matched: Counted, oldest: EventId) -> String {
+        let from = filter.accepted_from.or(filter.failed_from);
+        let from = from.map(|from| humantime::format_rfc3339_millis(clamped(from)).to_string());
+        let from = from.map(|from| from.trim_end_matches('Z').to_owned());
+        let lasting = Self {
+            hours: String::new(),
+            from: from.unwrap_or_default(),
+            order: String::new(),
+            ..self.clone()
+        };
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(lasting.filled());
+        query
+            .append_pair("newest", &self.newest)
+            .append_pair("at", &self.at);
+        let more = if matched.is_more { "+" } else { "" };
+        query.append_pair("matched", &format!("{}{more}", matched.events));
+        query.append_pair("oldest", &oldest.to_string());
+        query.finish()
+    }
+
+    /// How many events matched when a job began.
+    pub(super) fn matched(&self) -> Option<Counted> {
+        let events = self.matched.strip_suffix('+');
+        Some(Counted {
+            events: events.unwrap_or(&self.matched).parse().ok()?,
+            is_more: events.is_some(),
+        })
+    }
+
+    /// Reads the filter of a job.
+    pub(super) fn of_text(text: &str) -> Option<Self> {
+        let uri = format!("/?{text}").parse().ok()?;
+        let Query(search) = Query::try_from_uri(&uri).ok()?;
+        Some(search)
     }
 
     pub(super) fn newest_first(&self) -> bool {

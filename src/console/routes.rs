@@ -2,7 +2,6 @@
 
 use std::cmp::Reverse;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use axum::extract::rejection::{PathRejection, QueryRejection};
 use axum::extract::{Path, Query};
@@ -23,7 +22,7 @@ use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::actions::{self, Paused};
-use super::bulk::Seen;
+use super::bulk::{MANY, Seen};
 use super::export::export;
 use super::guard::guard;
 use super::operations::{More, Operations, SEARCH, next};
@@ -32,13 +31,21 @@ use super::problem::Problem;
 use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
 use crate::error::Chain;
-use crate::inbox::{EventId, EventState, EventSummary, Failure, Filter, Listed, Page};
+use crate::inbox::{EventId, EventState, EventSummary, Failure, Filter, Listed, Page, Which};
 use crate::store::StoreError;
 
 impl Console {
     /// Returns the pages.
     pub fn router(self) -> Router {
+        self.run_jobs();
         router(Arc::new(self))
+    }
+
+    /// Runs the jobs of the queue, as soon as there is a runtime.
+    pub(super) fn run_jobs(&self) {
+        if let Some(inbox) = self.inbox.as_ref().filter(|_| !self.is_read_only) {
+            self.jobs.run(inbox);
+        }
     }
 }
 
@@ -51,6 +58,8 @@ fn router(console: Arc<Console>) -> Router {
         .route("/chat", get(chat))
         .route("/find", get(find))
         .route("/lanes", get(lanes))
+        .route("/actions", get(done))
+        .route("/jobs/{number}", get(job))
         .route(
             "/style.css",
             get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
@@ -70,7 +79,6 @@ fn router(console: Arc<Console>) -> Router {
             .route("/events/{id}/{action}", post(actions::change))
             .route("/pause", get(confirm_pause).post(actions::pause))
             .route("/resume", post(actions::resume))
-            .route("/jobs/{number}", get(job))
             .route("/jobs/{number}/cancel", post(actions::cancel));
     }
     let header = |name: HeaderName, value| {
@@ -107,9 +115,13 @@ async fn wrong_method(Extension(view): Extension<View>) -> Response {
 
 async fn overview(Extension(view): Extension<View>) -> Markup {
     let Some(inbox) = &view.console.inbox else {
-        return page::overview(&view, None, &[], None);
+        return page::overview(&view, None, &[], &[], None);
     };
     // What does not come from the queue is shown all the same.
+    let jobs = inbox
+        .actions(Which::Running, None, MANY)
+        .await
+        .unwrap_or_default();
     match inbox.stats().await {
         Ok(stats) => {
             let waits = stats.0.kinds.iter().any(|kind| kind.blocking > 0);
@@ -117,9 +129,9 @@ async fn overview(Extension(view): Extension<View>) -> Markup {
                 true => worst(&**inbox).await.unwrap_or_default(),
                 false => Vec::new(),
             };
-            page::overview(&view, Some(&stats), &blocked, None)
+            page::overview(&view, Some(&stats), &blocked, &jobs, None)
         }
-        Err(error) => page::overview(&view, None, &[], Some(&Chain(&error).to_string())),
+        Err(error) => page::overview(&view, None, &[], &jobs, Some(&Chain(&error).to_string())),
     }
 }
 
@@ -229,8 +241,12 @@ async fn event(
             lane.unsettled = listed.events;
         }
     }
-    Ok(page::event(&view, &record, &lane))
+    let done = inbox.actions(Which::Of(id), None, DONE).await?;
+    Ok(page::event(&view, &record, &lane, &done))
 }
+
+/// The number of actions on the page of an event.
+const DONE: usize = 20;
 
 /// The first unsettled events of a chat, in the order of their lane.
 async fn unsettled_of(inbox: &dyn Operations, chat: &str) -> Result<Listed, StoreError> {
@@ -329,6 +345,27 @@ async fn lanes(
     Ok(page::lanes(&view, &lanes, is_more))
 }
 
+async fn done(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let wrong = |_| {
+        Problem::bad(format!(
+            "`{}` is not the number of an action.",
+            search.before
+        ))
+    };
+    let before = text(&search.before).map(|before| before.parse().map_err(wrong));
+    let inbox = inbox(&view.console)?;
+    let mut actions = inbox
+        .actions(Which::All, before.transpose()?, ROWS + 1)
+        .await?;
+    let is_more = actions.len() > ROWS;
+    actions.truncate(ROWS);
+    Ok(page::actions(&view, &actions, is_more))
+}
+
 /// Asks before a kind or everything is paused.
 async fn confirm_pause(
     Extension(view): Extension<View>,
@@ -365,12 +402,10 @@ async fn confirm(
 /// The number of events that a question shows.
 const SAMPLE: usize = 5;
 
-async fn job(Extension(view): Extension<View>, path: Result<Path<u64>, PathRejection>) -> Answer {
+async fn job(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejection>) -> Answer {
     let Path(number) = path?;
-    let job = find_job(&view.console, number)?;
-    let changed = job.changed.load(Ordering::Relaxed);
-    let skipped = job.skipped.load(Ordering::Relaxed);
-    Ok(page::job(&view, &job, changed, skipped))
+    let action = find_job(&view.console, number).await?;
+    Ok(page::job(&view, &action))
 }
 
 #[cfg(test)]
@@ -387,17 +422,20 @@ mod tests {
     use tokio::time::{sleep, timeout};
     use tower::ServiceExt;
 
-    use super::super::operations::Answer;
+    use super::super::operations::{Answer, Counted};
     use super::*;
     use crate::event::EventKind;
+    use crate::inbox::internal::{JobLease, JobStep, NewJob};
     use crate::inbox::{
-        BlockedLane, Change, EventId, EventRecord, EventState, EventSummary, Filter, Listed, Page,
-        Pause, Stats,
+        Action, BlockedLane, By, Change, EventId, EventRecord, EventState, EventSummary, Filter,
+        Inbox, Listed, Page, Pause, Stats,
     };
+    use crate::memory::MemoryQueue;
 
     /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
     struct Faulty {
         permits: Arc<Semaphore>,
+        jobs: Counted<MemoryQueue>,
     }
 
     impl Operations for Faulty {
@@ -434,11 +472,11 @@ mod tests {
             panic!("the record is faulty")
         }
 
-        fn redrive(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
+        fn redrive(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
             Box::pin(async { panic!("the queue is faulty") })
         }
 
-        fn discard(&self, _: EventId, _: Option<EventState>) -> Answer<'_, Change> {
+        fn discard(&self, _: EventId, _: Option<EventState>, _: By) -> Answer<'_, Change> {
             Box::pin(pending())
         }
 
@@ -446,7 +484,41 @@ mod tests {
             Box::pin(async { Ok(Vec::new()) })
         }
 
-        fn pause<'a>(&'a self, _: Option<&'a EventKind>, _: Option<&'a str>) -> Answer<'a, ()> {
+        fn actions(
+            &self,
+            which: Which,
+            before: Option<i64>,
+            limit: usize,
+        ) -> Answer<'_, Vec<Action>> {
+            self.jobs.actions(which, before, limit)
+        }
+
+        fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64> {
+            self.jobs.begin_job(job, by)
+        }
+
+        fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>> {
+            self.jobs.take_job(lease)
+        }
+
+        fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool> {
+            match (step.events.is_empty(), step.redrives) {
+                (true, _) => self.jobs.step_job(lease, step),
+                (false, true) => Box::pin(async { panic!("the queue is faulty") }),
+                (false, false) => Box::pin(pending()),
+            }
+        }
+
+        fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
+            self.jobs.cancel_job(number, by)
+        }
+
+        fn pause<'a>(
+            &'a self,
+            _: Option<&'a EventKind>,
+            _: Option<&'a str>,
+            _: By,
+        ) -> Answer<'a, ()> {
             Box::pin(async {
                 let _permit = self.permits.acquire().await;
                 Ok(())
@@ -461,7 +533,10 @@ mod tests {
     fn console(permits: &Arc<Semaphore>) -> Router {
         let permits = Arc::clone(permits);
         let console = Console {
-            inbox: Some(Arc::new(Faulty { permits })),
+            inbox: Some(Arc::new(Faulty {
+                permits,
+                jobs: Counted::new(Inbox::new(MemoryQueue::new())),
+            })),
             ..Console::new()
         };
         console.router()
@@ -501,7 +576,7 @@ mod tests {
         assert_eq!(started.headers()["location"], "/jobs/1");
         sleep(Duration::from_secs(1)).await;
         let job = get(app, "/jobs/1").await;
-        assert!(job.contains("Stopped, because a change panicked."), "{job}");
+        assert!(job.contains("Stopped by a fault."), "{job}");
         assert!(!job.contains("Cancel"), "{job}");
     }
 
@@ -516,7 +591,7 @@ mod tests {
         sleep(Duration::from_secs(1)).await;
         for (number, shown) in [
             (4, "In progress."),
-            (5, "Waits until other jobs have ended."),
+            (5, "Waits until other jobs have ended"),
         ] {
             let job = get(app.clone(), &format!("/jobs/{number}")).await;
             assert!(job.contains(shown), "{job}");

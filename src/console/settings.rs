@@ -63,13 +63,13 @@ impl Console {
         self
     }
 
-    /// Hides the payloads of events, and the texts of errors, which may repeat parts of them.
+    /// Hides the payloads of events, and the texts of errors and the reasons of actions, which may repeat parts of them.
     pub fn hide_payloads(mut self) -> Self {
         self.hides_payloads = true;
         self
     }
 
-    /// Names the header in which a proxy passes on the name of the operator, for the log. Without such a proxy, anybody
+    /// Names the header in which a proxy passes on the name of the operator, for the log and the actions. Without such a proxy, anybody
     /// can set it. A request with two such headers is answered with 400.
     pub fn actor_header(mut self, header: HeaderName) -> Self {
         self.actor = Some(header);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use http::HeaderName;
 use tokio::time::{sleep, timeout};
 
+use super::actions::{Action, By, Which};
 use super::backlog::Backlog;
 use super::event::{EventId, EventState};
 use super::headers;
@@ -58,6 +59,7 @@ pub(crate) struct Settings {
     pub(crate) lane_of: LaneOf,
     pub(super) keep_headers: Arc<[HeaderName]>,
     pub(crate) observers: Observers,
+    pub(super) by: By,
 }
 
 impl Settings {
@@ -114,6 +116,7 @@ impl<Q: Queue> Inbox<Q> {
                 lane_of: LaneOf::default(),
                 keep_headers: Arc::new(headers::TRACE),
                 observers: Observers::default(),
+                by: By::default(),
             }),
         }
     }
@@ -318,6 +321,22 @@ impl<Q: Queue> Inbox<Q> {
         self
     }
 
+    /// Sets who makes the changes of this clone, and why, for the [actions](Self::actions).
+    ///
+    /// ```
+    /// # use tower_webhook::inbox::{By, EventId, Inbox, Queue};
+    /// # use tower_webhook::store::StoreError;
+    /// # async fn example(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
+    /// let by = By::new("ada").because("the CRM is back");
+    /// inbox.clone().by(by).redrive(EventId(17), None).await?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn by(mut self, by: By) -> Self {
+        self.set().by = by;
+        self
+    }
+
     /// Returns a page of the events that match, without their bodies. If [`Listed::searched`] is set, a page that is not
     /// full is not the last one.
     ///
@@ -429,7 +448,7 @@ impl<Q: Queue> Inbox<Q> {
         id: EventId,
         from: Option<EventState>,
     ) -> Result<Change, StoreError> {
-        let redrive = self.shared.queue.redrive(id, from);
+        let redrive = self.shared.queue.redrive(id, from, &self.settings.by);
         let change = self.settings.call("redrive", redrive).await?;
         self.shared.workers.wake();
         Ok(change)
@@ -450,7 +469,7 @@ impl<Q: Queue> Inbox<Q> {
     ) -> Result<Change, StoreError> {
         // The attempt of now: when this was discarded, the event may be redriven, and have another one.
         let revoke = self.shared.workers.revocation(id);
-        let discard = self.shared.queue.discard(id, from);
+        let discard = self.shared.queue.discard(id, from, &self.settings.by);
         let change = self.settings.call("discard", discard).await?;
         if change == Change::Made {
             match revoke {
@@ -466,14 +485,15 @@ impl<Q: Queue> Inbox<Q> {
 
     /// Deletes the bodies of all events of a chat, and returns their number. Events that are unsettled or dead are
     /// [discarded](Self::discard). The texts of their failures are deleted, too. The keys, kinds and times of the
-    /// events, and the id of the chat, are kept for the retention. Events whose chat is unknown are not found. See
+    /// events, and the id of the chat, are kept for the retention. [Actions](Self::actions) on these events lose the
+    /// numbers of the events, and their reasons. Events whose chat is unknown are not found. See
     /// [personal data](crate::docs::inbox#personal-data).
     ///
     /// # Errors
     ///
     /// When the queue fails.
     pub async fn forget(&self, chat: &str) -> Result<u64, StoreError> {
-        let forget = forget_all(&self.shared.queue, chat);
+        let forget = forget_all(&self.shared.queue, chat, &self.settings.by);
         let deleted = self.settings.call("forget", forget).await?;
         self.shared.workers.check();
         self.shared.workers.wake();
@@ -488,7 +508,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn pause(&self, kind: Option<&EventKind>, note: &str) -> Result<(), StoreError> {
-        let pause = self.shared.queue.pause(kind, Some(note));
+        let pause = self.shared.queue.pause(kind, Some(note), &self.settings.by);
         self.settings.call("pause", pause).await
     }
 
@@ -499,7 +519,7 @@ impl<Q: Queue> Inbox<Q> {
     ///
     /// When the queue fails.
     pub async fn resume(&self, kind: Option<&EventKind>) -> Result<(), StoreError> {
-        let resume = self.shared.queue.pause(kind, None);
+        let resume = self.shared.queue.pause(kind, None, &self.settings.by);
         self.settings.call("pause", resume).await?;
         self.shared.workers.wake();
         Ok(())
@@ -513,6 +533,23 @@ impl<Q: Queue> Inbox<Q> {
     pub async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         let pauses = self.shared.queue.pauses();
         self.settings.call("pauses", pauses).await
+    }
+
+    /// Returns up to `limit` actions of persons, newest first: redrives, discards, pauses, resumes, and forgotten chats. With
+    /// `before`, those with smaller numbers. They are kept for 90 days, and
+    /// at most 100,000 of them, or 1,000 in memory.
+    ///
+    /// # Errors
+    ///
+    /// When the queue fails.
+    pub async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        let actions = self.shared.queue.actions(which, before, limit);
+        self.settings.call("actions", actions).await
     }
 
     /// Counts the events that are unsettled or dead, by kind.

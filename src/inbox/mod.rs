@@ -48,11 +48,14 @@
 //! more until a person redrives or discards it.
 
 mod accept;
+pub(crate) mod actions;
 mod backlog;
 mod decide;
 pub(crate) mod event;
 mod handle;
 pub(crate) mod headers;
+#[cfg(feature = "console")]
+mod jobs;
 mod lane;
 #[cfg(feature = "metrics")]
 mod metrics;
@@ -67,6 +70,7 @@ mod workers;
 /// What queues and workers say to each other. No version promise covers it: the tests of this crate wrap queues.
 #[doc(hidden)]
 pub mod internal {
+    pub use super::actions::{JobLease, JobStep, NewJob};
     pub use super::event::{EventLease, Kinds, Namespace, NewEvent, Take, TakenEvent};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
@@ -74,6 +78,7 @@ pub mod internal {
 }
 
 pub use self::accept::{Accept, AcceptFuture, Refusal};
+pub use self::actions::{Action, ActionKind, By, Job, JobState, Which};
 pub use self::event::{EventId, EventState, Lane, UnknownState};
 pub use self::handle::Inbox;
 pub use self::queue::Queue;

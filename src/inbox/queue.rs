@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::actions::{Action, By, JobLease, JobStep, NewJob};
 use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
 use super::records::Records;
 use crate::store::StoreError;
@@ -14,11 +15,11 @@ use crate::store::StoreError;
 /// supported, as each feature of the inbox may add a method.
 ///
 /// ```
-/// use tower_webhook::inbox::{Inbox, Queue};
+/// use tower_webhook::inbox::{By, Inbox, Queue};
 /// use tower_webhook::store::StoreError;
 ///
 /// async fn pause_all(inbox: &Inbox<impl Queue>) -> Result<(), StoreError> {
-///     inbox.queue().pause(None, Some("maintenance")).await
+///     inbox.queue().pause(None, Some("maintenance"), &By::new("ada")).await
 /// }
 /// ```
 #[diagnostic::on_unimplemented(
@@ -122,13 +123,42 @@ also_for_arc! {
         async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
 
         /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
-        /// ago, and settled events whose retention has expired. Dead letters stay. Returns whether there may be more to
+        /// ago, settled events whose retention has expired, and old [actions](Records::actions). Dead letters stay. Returns whether there may be more to
         /// delete.
         ///
         /// # Errors
         ///
         /// As for [`accept`](Self::accept).
         async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError>;
+
+        /// Begins a job, and returns its number. It is free to be [taken](Self::take_job).
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError>;
+
+        /// Takes the oldest job that is running and that nobody holds, for `lease`.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError>;
+
+        /// Changes the next events of a job and notes how far it is, in one atomic step. Returns whether the lease was
+        /// still held and the job was running. If not, nothing was changed.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError>;
+
+        /// Cancels a job, and returns whether it was running. No event is changed after that.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError>;
 
         /// Returns the size of the queue in bytes, without room that it can reuse.
         ///

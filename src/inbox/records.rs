@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http::HeaderMap;
 
+use super::actions::{Action, By, Which};
 use super::event::{EventId, EventState, Failure};
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
@@ -14,6 +15,8 @@ use crate::store::StoreError;
 
 also_for_arc! {
     /// Lists the events of a queue, and changes them.
+    ///
+    /// Each change that is made is recorded as an [`Action`], in the same transaction: what cannot be recorded is not done.
     ///
     /// An [`Inbox`](super::Inbox) has the same methods, and wakes or interrupts its workers where a change needs it. Use
     /// these methods only where no inbox is at hand.
@@ -63,7 +66,7 @@ also_for_arc! {
         /// # Errors
         ///
         /// As for [`list`](Self::list).
-        async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError>;
+        async fn redrive(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError>;
 
         /// Discards an event that is unsettled or dead. An attempt in progress loses its lease. With `from`, an event in
         /// another state is not changed, as for [`redrive`](Self::redrive).
@@ -71,7 +74,7 @@ also_for_arc! {
         /// # Errors
         ///
         /// As for [`list`](Self::list).
-        async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError>;
+        async fn discard(&self, id: EventId, from: Option<EventState>, by: &By) -> Result<Change, StoreError>;
 
         /// Deletes the bodies and headers of events of a chat, and the texts of their failures, in a step of at most
         /// [`FORGET_STEP`] events. Events that are unsettled or dead are discarded.
@@ -79,10 +82,18 @@ also_for_arc! {
         /// The first step is called without `events`. The others are called with the [`rest`](Forgotten::rest) that the one
         /// before has returned, which ends with the newest event at the first step.
         ///
+        /// Actions on these events are kept, without the numbers of the events and without the reasons. Each step is an
+        /// action itself.
+        ///
         /// # Errors
         ///
         /// As for [`list`](Self::list).
-        async fn forget(&self, chat: &str, events: Option<RangeInclusive<EventId>>) -> Result<Forgotten, StoreError>;
+        async fn forget(
+            &self,
+            chat: &str,
+            events: Option<RangeInclusive<EventId>>,
+            by: &By,
+        ) -> Result<Forgotten, StoreError>;
 
         /// Pauses one kind, or with `None` everything, with a note that says who paused it and why. Without a note, the pause
         /// ends. Attempts in progress are not interrupted.
@@ -92,7 +103,7 @@ also_for_arc! {
         /// # Errors
         ///
         /// As for [`list`](Self::list).
-        async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError>;
+        async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>, by: &By) -> Result<(), StoreError>;
 
         /// Returns what is paused, sorted by kind: everything comes first.
         ///
@@ -100,6 +111,20 @@ also_for_arc! {
         ///
         /// As for [`list`](Self::list).
         async fn pauses(&self) -> Result<Vec<Pause>, StoreError>;
+
+        /// Returns up to `limit` actions of persons, newest first. With `before`, those with smaller numbers.
+        ///
+        /// A [`purge`](super::internal::Work::purge) deletes those of more than 90 days ago, and all but the newest 100,000.
+        ///
+        /// # Errors
+        ///
+        /// As for [`list`](Self::list).
+        async fn actions(
+            &self,
+            which: Which,
+            before: Option<i64>,
+            limit: usize,
+        ) -> Result<Vec<Action>, StoreError>;
 
         /// Counts the unsettled events and the dead letters, by kind.
         ///
@@ -127,10 +152,10 @@ pub struct Forgotten {
 /// # Errors
 ///
 /// When the queue fails.
-pub async fn forget_all(queue: &impl Records, chat: &str) -> Result<u64, StoreError> {
+pub async fn forget_all(queue: &impl Records, chat: &str, by: &By) -> Result<u64, StoreError> {
     let (mut bodies, mut rest) = (0, None);
     loop {
-        let step = queue.forget(chat, rest).await?;
+        let step = queue.forget(chat, rest, by).await?;
         bodies += step.bodies;
         rest = step.rest;
         if rest.is_none() {

@@ -178,3 +178,36 @@ CREATE TABLE {schema}.failures (
     reason bytea NOT NULL,
     PRIMARY KEY (seq, id)
 );
+
+-- Person ---------------------------------------------------------------------------------------------------------------
+
+-- What persons did, for a while. `event`: the event that was changed, if it was one, until its chat is forgotten.
+-- `about`: the kind of a pause, a digest of the chat that was forgotten, or the filter of a job: a change of all that match,
+-- which goes on. `chat`: the one that this filter names. `reached`: the last event that the job has looked at.
+CREATE TABLE {schema}.actions (
+    number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at bigint NOT NULL,
+    who text NOT NULL,
+    reason text NOT NULL,
+    what text NOT NULL,
+    event bigint,
+    about text,
+    changed bigint NOT NULL,
+    state text,
+    chat bytea,
+    skipped bigint,
+    reached bigint,
+    rate bigint,
+    fence uuid,
+    lease_until bigint,
+    CHECK (num_nulls(state, skipped, reached, rate, lease_until) IN (0, 5))
+);
+CREATE INDEX actions_running ON {schema}.actions (number) WHERE state = 'running';
+CREATE INDEX actions_chat ON {schema}.actions (chat) WHERE chat IS NOT NULL;
+
+-- The actions that have changed an event, until the event is deleted or its chat is forgotten.
+CREATE TABLE {schema}.changed (
+    event bigint NOT NULL,
+    action bigint NOT NULL,
+    PRIMARY KEY (event, action)
+);

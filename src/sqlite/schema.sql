@@ -109,6 +109,35 @@ CREATE TABLE chats (
     PRIMARY KEY (run, lane)
 ) STRICT, WITHOUT ROWID;
 
+-- What persons did, for a while. A change of all that match is a job, which goes on. The last row is never deleted, so
+-- that no number is used twice.
+CREATE TABLE actions (
+    number      INTEGER PRIMARY KEY,
+    at          INTEGER NOT NULL,
+    who         TEXT    NOT NULL,
+    reason      TEXT    NOT NULL,
+    what        TEXT    NOT NULL,
+    event       INTEGER,                 -- if it was one, until its chat is forgotten
+    about       TEXT,                    -- the kind of a pause, a digest of a chat, or the filter of a job
+    changed     INTEGER NOT NULL,
+    state       TEXT,                    -- that of a job, as the following columns
+    chat        TEXT,                    -- the one that the filter names
+    skipped     INTEGER,
+    reached     INTEGER,                 -- the last event that was looked at
+    rate        INTEGER,
+    fence       BLOB,
+    lease_until INTEGER
+) STRICT;
+CREATE INDEX actions_running ON actions (number) WHERE state = 'running';
+CREATE INDEX actions_chat ON actions (chat) WHERE chat IS NOT NULL;
+
+-- The actions that have changed an event, until the event is deleted or its chat is forgotten.
+CREATE TABLE changed (
+    event  INTEGER NOT NULL,
+    action INTEGER NOT NULL,
+    PRIMARY KEY (event, action)
+) STRICT, WITHOUT ROWID;
+
 -- Purge
 
 -- By ranges, because SQLite would make a table of a longer list for each row.

@@ -5,14 +5,14 @@ use std::time::Duration;
 use http::header::HeaderName;
 use tokio::time::sleep;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::EventState;
+use tower_webhook::inbox::{By, EventId, EventState, Which};
 use tower_webhook::{EventRouter, HandlerError, RawDelivery};
 use tracing::Level;
 
-use support::SECOND;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{NotingCrm, event, inbox, states, webhooks};
 use support::log::Log;
+use support::{DAY, SECOND};
 
 use super::{asked, fields, form, four_events, get, post, request};
 
@@ -111,8 +111,9 @@ async fn changes_are_made_and_logged_with_the_operator() {
     logged(&[("is_paused", "false")]);
 
     let confirmed = fields(&asked(&app, "action=discard&state=dead").await);
-    let all = by_grace("/all", &confirmed);
-    request(&app, all).await.is(303);
+    let all = request(&app, by_grace("/all", &confirmed)).await;
+    let path = all.is(303).location.clone().unwrap();
+    let job = path.strip_prefix("/jobs/").unwrap();
     let started = log.events().into_iter().rev();
     let mut started = started.filter(|line| line.contains_key("filter"));
     let started = started.next().unwrap();
@@ -120,20 +121,22 @@ async fn changes_are_made_and_logged_with_the_operator() {
         (
             &*started["actor"],
             &*started["action"],
-            &*started["filter"],
+            started["filter"].split('&').next().unwrap(),
             &*started["job"]
         ),
-        ("grace", "discard", "state=dead", "1")
+        ("grace", "discard", "state=dead", job)
     );
     sleep(SECOND).await;
     logged(&[
         ("actor", "grace"),
-        ("job", "1"),
+        ("job", job),
         ("changed", "0"),
-        ("ended", "Done"),
+        ("ended", "done"),
     ]);
-    request(&app, by_grace("/jobs/1/cancel", "")).await.is(303);
-    logged(&[("actor", "grace"), ("job", "1")]);
+    request(&app, by_grace(&format!("{path}/cancel"), ""))
+        .await
+        .is(303);
+    logged(&[("actor", "grace"), ("job", job)]);
     assert_eq!(log.count(Level::INFO, "the console cancels a job"), 1);
 }
 
@@ -230,4 +233,204 @@ async fn all_events_of_no_state_are_not_changed() {
     }
     sleep(SECOND).await;
     assert_eq!(states(&inbox).await, before);
+}
+
+#[tokio::test(start_paused = true)]
+async fn actions_say_who_did_what_and_why() {
+    let inbox = four_events().await;
+    let console = || {
+        Console::new()
+            .inbox(inbox.clone())
+            .actor_header(HeaderName::from_static("x-user"))
+    };
+    let app = console().router();
+    get(&app, "/actions").await.is(200).shows("None.");
+    let by_ada = |path: &str, fields: &str| form(path, fields).with("x-user", "ada");
+    let reason = "reason=%3Cb%3Ethe+customer+called%3C%2Fb%3E";
+    request(&app, by_ada("/events/2/redrive", reason))
+        .await
+        .is(303);
+    request(&app, by_ada("/events/2/redrive", "state=dead"))
+        .await
+        .is(409);
+    let selected = "id=3&id=4&action=discard&reason=test+data";
+    request(&app, by_ada("/selected", selected)).await.is(303);
+    let pause = "kind=chat-rated&reason=the+CRM+is+down";
+    request(&app, by_ada("/pause", pause)).await.is(303);
+    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    let all = format!(
+        "{}&reason=a+clean+slate",
+        fields(&asked(&app, "action=discard&state=unsettled").await)
+    );
+    request(&app, by_ada("/all", &all)).await.is(303);
+    sleep(SECOND).await;
+
+    let event = get(&app, "/events/2").await;
+    event
+        .shows("<h2>Actions</h2>")
+        .shows("<b>redrive</b> by ada")
+        .shows("&lt;b&gt;the customer called&lt;/b&gt;")
+        .shows("a clean slate");
+    get(&app, "/events/1").await.hides("<h2>Actions</h2>");
+    let actions = get(&app, "/actions").await;
+    actions
+        .is(200)
+        .shows("&lt;b&gt;the customer called&lt;/b&gt;")
+        .shows("test data")
+        .shows("the CRM is down")
+        .shows("somebody unknown")
+        .shows(r#"href="/events/4">event 4</a>"#);
+    let kinds: Vec<_> = inbox.actions(Which::All, None, 10).await.unwrap();
+    let kinds: Vec<_> = kinds.iter().map(|action| action.kind.name()).collect();
+    assert_eq!(
+        kinds,
+        [
+            "discard", "resume", "pause", "discard", "discard", "redrive"
+        ]
+    );
+    let older = get(&app, "/actions?before=2").await;
+    older.shows("the customer called").hides("test data");
+    get(&app, "/actions?before=x")
+        .await
+        .is(400)
+        .shows("not the number of an action");
+
+    let hidden = console().read_only().hide_payloads().router();
+    for page in ["/actions", "/events/2"] {
+        get(&hidden, page)
+            .await
+            .shows("ada")
+            .shows("reason hidden")
+            .hides("the customer called");
+    }
+    inbox.forget("dead").await.unwrap();
+    get(&app, "/events/2").await.hides("<h2>Actions</h2>");
+    get(&app, "/actions")
+        .await
+        .hides("the customer called")
+        .shows("an event of a chat that was forgotten")
+        .shows("the chat with the SHA-256 ");
+}
+
+#[tokio::test(start_paused = true)]
+async fn actions_are_shown_in_pages() {
+    let inbox = four_events().await;
+    for n in 0..90 {
+        let by = By::new(&format!("nr {n}."));
+        inbox
+            .clone()
+            .by(by)
+            .redrive(EventId(3), None)
+            .await
+            .unwrap();
+    }
+    let app = Console::new().inbox(inbox).router();
+    let (mut path, mut seen) = ("/actions".to_owned(), 0);
+    loop {
+        let page = get(&app, &path).await;
+        for n in 0..90 {
+            seen += usize::from(page.text.contains(&format!(">nr {n}.<")));
+        }
+        let Some((_, next)) = page.text.split_once("/actions?before=") else {
+            break;
+        };
+        path = format!("/actions?before={}", next.split('"').next().unwrap());
+    }
+    assert_eq!(seen, 90);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_keeps_to_its_rate_and_outlives_its_console() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    for n in 0..100 {
+        let waits = event(&format!("chat-{n}"), 1);
+        send(&webhooks, waits).await.assert_ok();
+    }
+    let app = Console::new().inbox(inbox.clone()).router();
+    let confirmed = fields(&asked(&app, "action=discard&state=waiting&hours=1").await);
+    let wrong = post(&app, "/all", &format!("{confirmed}&rate=fast")).await;
+    wrong.is(400).shows("not a number of events a second");
+    let begun = post(
+        &app,
+        "/all",
+        &format!("{confirmed}&rate=20&reason=test+data"),
+    )
+    .await;
+    let path = begun.is(303).location.clone().unwrap();
+    let changed = async || inbox.actions(Which::All, None, 1).await.unwrap()[0].changed;
+    sleep(2 * SECOND).await;
+    let at = changed().await;
+    assert!((35..=45).contains(&at), "{at} in two seconds");
+    get(&app, "/")
+        .await
+        .shows(&format!(r#"<a href="{path}">job "#))
+        .shows("in progress");
+    get(&app, &path)
+        .await
+        .shows("In progress.")
+        .shows("100 events")
+        .shows("20 a second")
+        .shows("test data")
+        .shows("Cancel");
+    let read_only = Console::new().inbox(inbox.clone()).read_only().router();
+    get(&read_only, &path).await.is(200).hides("Cancel");
+
+    drop(app);
+    sleep(DAY).await;
+    let left = changed().await;
+    assert!(left - at <= 5, "{left} after {at}");
+    let get_waits = get(&read_only, &path).await;
+    get_waits.shows("Waits until other jobs have ended, or a console goes on with it.");
+
+    // Another one goes on, with what was accepted in the hour before the job.
+    let app = Console::new().inbox(inbox.clone()).router();
+    sleep(2 * SECOND).await;
+    let at = changed().await;
+    assert!((left + 35..=left + 45).contains(&at), "{at} after {left}");
+    sleep(10 * SECOND).await;
+    let job = get(&app, &path).await;
+    job.shows("Done.").shows("100 discarded").hides("Cancel");
+    assert_eq!(inbox.stats().await.unwrap().unsettled(), 0);
+    get(&app, "/").await.hides(&path);
+    get(&app, "/events/1")
+        .await
+        .shows(&format!(r#"in <a href="{path}">job "#));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancelled_job_changes_nothing_more() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    for n in 0..100 {
+        let waits = event(&format!("chat-{n}"), 1);
+        send(&webhooks, waits).await.assert_ok();
+    }
+    let app = Console::new()
+        .inbox(inbox.clone())
+        .actor_header(HeaderName::from_static("x-user"))
+        .router();
+    let confirmed = fields(&asked(&app, "action=discard&state=waiting").await);
+    let begun = post(&app, "/all", &format!("{confirmed}&rate=10")).await;
+    let path = begun.is(303).location.clone().unwrap();
+    sleep(5 * SECOND).await;
+    let cancel = form(&format!("{path}/cancel"), "").with("x-user", "grace");
+    request(&app, cancel).await.is(303);
+    let left = inbox.stats().await.unwrap().unsettled();
+    assert!((45..=55).contains(&left), "{left}");
+    sleep(DAY).await;
+    assert_eq!(inbox.stats().await.unwrap().unsettled(), left);
+    get(&app, &path)
+        .await
+        .shows("Cancelled.")
+        .hides("In progress");
+    // Twice is no action.
+    post(&app, &format!("{path}/cancel"), "").await.is(303);
+    let cancel = &inbox.actions(Which::All, None, 1).await.unwrap()[0];
+    assert_eq!((cancel.kind.name(), cancel.by.who()), ("cancel", "grace"));
+    get(&app, "/actions")
+        .await
+        .shows("cancelled")
+        .shows("grace");
+    post(&app, "/jobs/99/cancel", "").await.is(404);
 }

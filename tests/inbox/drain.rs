@@ -85,11 +85,11 @@ impl<Q: Queue> Work for SlowQueue<Q> {
         Ok(settled)
     }
 
-    forward!(extend find purge size);
+    forward!(extend find purge size jobs);
 }
 
 impl<Q: Queue> Records for SlowQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses stats);
+    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
 }
 
 /// Four chats of five events each.

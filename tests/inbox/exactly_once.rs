@@ -16,7 +16,7 @@ use tower::Layer;
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Settled, Settlement, TakenEvent};
 use tower_webhook::inbox::{
-    Accept, Change, EventId, EventState, Inbox, Retry, Worker, WorkerHandle,
+    Accept, By, Change, EventId, EventState, Inbox, Retry, Worker, WorkerHandle,
 };
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
@@ -236,7 +236,13 @@ async fn lost_lease_rolls_the_effect_back() {
 
     // Another process discards it, which this one has not noticed yet.
     let other = app.database.queue().await;
-    assert_eq!(other.discard(EventId(1), None).await.unwrap(), Change::Made);
+    assert_eq!(
+        other
+            .discard(EventId(1), None, &By::default())
+            .await
+            .unwrap(),
+        Change::Made
+    );
     go.add_permits(1);
     end(worker).await;
     assert_eq!(app.effects().await, 0);

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 use tower_webhook::inbox::internal::{Claims, EventLease, Settled, Settlement, Take, Work};
-use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue, Records, Retry};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Inbox, Queue, Records, Retry};
 use tower_webhook::memory::MemoryQueue;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
@@ -94,8 +94,8 @@ impl<Q: Queue> Work for OddQueue<Q> {
     ) -> Result<Settled, StoreError> {
         let thief = lock(&self.steals).take();
         if let Some(thief) = thief {
-            self.queue.discard(lease.id, None).await?;
-            self.queue.redrive(lease.id, None).await?;
+            self.queue.discard(lease.id, None, &By::default()).await?;
+            self.queue.redrive(lease.id, None, &By::default()).await?;
             let claims = self.queue.claim(&support::queue::take(DAY), 1, 0).await?;
             let stolen = claims.events[0].lease;
             assert_eq!(stolen.id, lease.id);
@@ -119,20 +119,25 @@ impl<Q: Queue> Work for OddQueue<Q> {
         self.queue.purge(keep_bodies).await
     }
 
-    forward!(accept find size);
+    forward!(accept find size jobs);
 }
 
 impl<Q: Queue> Records for OddQueue<Q> {
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        let change = self.queue.discard(id, from).await?;
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let change = self.queue.discard(id, from, by).await?;
         if self.redrives {
-            self.queue.redrive(id, None).await?;
+            self.queue.redrive(id, None, &By::default()).await?;
             sleep(5 * SECOND).await;
         }
         Ok(change)
     }
 
-    forward!(list blocked_lanes get redrive forget pause pauses stats);
+    forward!(list blocked_lanes get redrive forget pause pauses actions stats);
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use tower_webhook::inbox::internal::{
     Accepted, Claims, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
-    Change, EventId, EventState, Filter, Inbox, Lane, OnFailure, Page, Records, Retry,
+    By, Change, EventId, EventState, Filter, Inbox, Lane, OnFailure, Page, Records, Retry,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::{EventKey, Fence, StoreError};
@@ -482,12 +482,17 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    forward!(find purge size);
+    forward!(find purge size jobs);
 }
 
 impl Records for Spy {
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        let change = self.queue.redrive(id, from).await?;
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let change = self.queue.redrive(id, from, by).await?;
         if change == Change::Made {
             let by = Console::Redrive;
             self.history.write(Entry::Changed { event: id, by });
@@ -495,8 +500,13 @@ impl Records for Spy {
         Ok(change)
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        let change = self.queue.inner.discard(id, from).await?;
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let change = self.queue.inner.discard(id, from, by).await?;
         if change == Change::Made {
             let by = Console::Discard;
             self.history.write(Entry::Changed { event: id, by });
@@ -504,13 +514,18 @@ impl Records for Spy {
         Ok(change)
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
-        self.queue.inner.pause(kind, note).await?;
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError> {
+        self.queue.inner.pause(kind, note, by).await?;
         self.history.write(Entry::Paused(note.is_some()));
         Ok(())
     }
 
-    forward!(list blocked_lanes get forget pauses stats);
+    forward!(list blocked_lanes get forget pauses actions stats);
 }
 
 /// A mistake that a queue could make.
@@ -657,11 +672,11 @@ impl Mistaken {
         let ignores_pause =
             self.makes(Mistake::HandOverIgnoresPause) && self.inner.stats().await?.is_paused;
         if ignores_pause {
-            self.inner.pause(None, None).await?;
+            self.inner.pause(None, None, &By::default()).await?;
         }
         let mut settled = self.inner.settle(lease, &settlement, next).await?;
         if ignores_pause {
-            self.inner.pause(None, Some("")).await?;
+            self.inner.pause(None, Some(""), &By::default()).await?;
         }
         if self.makes(Mistake::SettlesWithoutFence) && matches!(settled, Settled::Lost) {
             let current = lock(&self.current).get(&lease.id).copied();
@@ -677,11 +692,16 @@ impl Mistaken {
         })
     }
 
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        let change = self.inner.redrive(id, from).await?;
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let change = self.inner.redrive(id, from, by).await?;
         if change == Change::WrongState && self.makes(Mistake::RedrivesInProgress) {
-            self.inner.discard(id, None).await?;
-            return self.inner.redrive(id, None).await;
+            self.inner.discard(id, None, by).await?;
+            return self.inner.redrive(id, None, by).await;
         }
         Ok(change)
     }
@@ -851,7 +871,7 @@ async fn live(seed: u64, mistake: Mistake) -> Vec<Violation> {
                 worker = spawn();
             }
             86..88 => {
-                spy.pause(None, Some("")).await.unwrap();
+                spy.pause(None, Some(""), &By::default()).await.unwrap();
                 sleep(Duration::from_millis(random.u64(..5000))).await;
                 inbox.resume(None).await.unwrap();
             }

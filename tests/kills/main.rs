@@ -6,6 +6,8 @@ mod backlog;
 mod collapse;
 #[cfg(feature = "sqlite")]
 mod inbox;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod jobs;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod receiver;
 #[cfg(feature = "sqlite")]

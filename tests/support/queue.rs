@@ -55,6 +55,23 @@ macro_rules! forward {
             self.inner()?.size().await
         }
     };
+    (@jobs) => {
+        async fn begin_job(&self, job: &::tower_webhook::inbox::internal::NewJob, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {
+            self.inner()?.begin_job(job, by).await
+        }
+
+        async fn take_job(&self, lease: ::std::time::Duration) -> Result<Option<(::tower_webhook::inbox::internal::JobLease, ::tower_webhook::inbox::Action)>, ::tower_webhook::store::StoreError> {
+            self.inner()?.take_job(lease).await
+        }
+
+        async fn step_job(&self, lease: &::tower_webhook::inbox::internal::JobLease, step: &::tower_webhook::inbox::internal::JobStep) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.step_job(lease, step).await
+        }
+
+        async fn cancel_job(&self, number: i64, by: &::tower_webhook::inbox::By) -> Result<bool, ::tower_webhook::store::StoreError> {
+            self.inner()?.cancel_job(number, by).await
+        }
+    };
     (@list) => {
         async fn list(&self, filter: &::tower_webhook::inbox::Filter, page: ::tower_webhook::inbox::Page) -> Result<::tower_webhook::inbox::Listed, ::tower_webhook::store::StoreError> {
             self.inner()?.list(filter, page).await
@@ -71,28 +88,33 @@ macro_rules! forward {
         }
     };
     (@redrive) => {
-        async fn redrive(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
-            self.inner()?.redrive(id, from).await
+        async fn redrive(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
+            self.inner()?.redrive(id, from, by).await
         }
     };
     (@discard) => {
-        async fn discard(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
-            self.inner()?.discard(id, from).await
+        async fn discard(&self, id: ::tower_webhook::inbox::EventId, from: Option<::tower_webhook::inbox::EventState>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Change, ::tower_webhook::store::StoreError> {
+            self.inner()?.discard(id, from, by).await
         }
     };
     (@forget) => {
-        async fn forget(&self, chat: &str, events: Option<::std::ops::RangeInclusive<::tower_webhook::inbox::EventId>>) -> Result<::tower_webhook::inbox::Forgotten, ::tower_webhook::store::StoreError> {
-            self.inner()?.forget(chat, events).await
+        async fn forget(&self, chat: &str, events: Option<::std::ops::RangeInclusive<::tower_webhook::inbox::EventId>>, by: &::tower_webhook::inbox::By) -> Result<::tower_webhook::inbox::Forgotten, ::tower_webhook::store::StoreError> {
+            self.inner()?.forget(chat, events, by).await
         }
     };
     (@pause) => {
-        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, note: Option<&str>) -> Result<(), ::tower_webhook::store::StoreError> {
-            self.inner()?.pause(kind, note).await
+        async fn pause(&self, kind: Option<&::tower_webhook::EventKind>, note: Option<&str>, by: &::tower_webhook::inbox::By) -> Result<(), ::tower_webhook::store::StoreError> {
+            self.inner()?.pause(kind, note, by).await
         }
     };
     (@pauses) => {
         async fn pauses(&self) -> Result<Vec<::tower_webhook::inbox::Pause>, ::tower_webhook::store::StoreError> {
             self.inner()?.pauses().await
+        }
+    };
+    (@actions) => {
+        async fn actions(&self, which: ::tower_webhook::inbox::Which, before: Option<i64>, limit: usize) -> Result<Vec<::tower_webhook::inbox::Action>, ::tower_webhook::store::StoreError> {
+            self.inner()?.actions(which, before, limit).await
         }
     };
     (@stats) => {
@@ -281,9 +303,9 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         Ok(settled)
     }
 
-    forward!(claim find purge size);
+    forward!(claim find purge size jobs);
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {
-    forward!(list blocked_lanes get redrive discard forget pause pauses stats);
+    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
 }

@@ -91,6 +91,9 @@ pub(crate) enum Command {
         /// The id of the chat
         #[arg(value_name = "CHAT")]
         chat: String,
+        /// Why, for the list of actions
+        #[arg(long, value_name = "TEXT")]
+        reason: Option<String>,
         /// Do not ask before
         #[arg(long)]
         yes: bool,
@@ -114,6 +117,18 @@ pub(crate) enum Command {
         /// The kind that was paused; by default, the pause of all kinds ends
         #[arg(value_name = "KIND")]
         kind: Option<EventKind>,
+    },
+    /// List who changed what, and why, newest first
+    Actions {
+        /// Those that changed this event
+        #[arg(long, value_name = "ID", value_parser = number)]
+        event: Option<EventId>,
+        /// The maximum number of actions to list
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: usize,
+        /// Print one line of JSON for each action
+        #[arg(long)]
+        json: bool,
     },
     /// Count the unsettled events and the dead letters of each kind
     Stats {
@@ -190,6 +205,9 @@ pub(crate) struct Chosen {
     pub(crate) all: bool,
     #[command(flatten)]
     pub(crate) matching: Matching,
+    /// Why they are changed, for the list of actions
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) reason: Option<String>,
     /// Do not ask before the change
     #[arg(long)]
     pub(crate) yes: bool,
@@ -246,6 +264,19 @@ impl Command {
             Self::Pause { kind, .. } | Self::Resume { kind } => kind.as_slice(),
             _ => &[],
         }
+    }
+}
+
+impl Command {
+    /// Why something is changed.
+    pub(crate) fn reason(&self) -> &str {
+        let reason = match self {
+            Self::Redrive { chosen } | Self::Discard { chosen } => &chosen.reason,
+            Self::Forget { reason, .. } => reason,
+            Self::Pause { note, .. } => return note,
+            _ => &None,
+        };
+        reason.as_deref().unwrap_or_default()
     }
 }
 

@@ -1,6 +1,5 @@
 //! Deletes the data of a chat.
 
-use std::env;
 use std::process::ExitCode;
 use std::time::SystemTime;
 
@@ -10,6 +9,7 @@ use tower_webhook::inbox::{Filter, Inbox, Queue};
 
 use super::Pages;
 use super::change::is_confirmed;
+use super::user;
 
 pub(crate) async fn forget<Q: Queue>(
     inbox: &Inbox<Q>,
@@ -50,12 +50,10 @@ pub(crate) async fn forget<Q: Queue>(
     })?;
     // For the record, which the chat's id must not outlive its data in.
     let digest = base16ct::lower::encode_string(&Sha256::digest(&chat));
-    let user = ["SUDO_USER", "USER", "LOGNAME"];
-    let user = user.into_iter().find_map(|name| env::var(name).ok());
     eprintln!(
         "forgotten on {} by {}: the chat whose id has the SHA-256 {}…, bodies: {bodies}",
         httpdate::fmt_http_date(SystemTime::now()),
-        user.as_deref().unwrap_or("an unknown user"),
+        user().as_deref().unwrap_or("an unknown user"),
         &digest[..16],
     );
     Ok(ExitCode::SUCCESS)

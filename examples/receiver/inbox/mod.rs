@@ -7,11 +7,12 @@ mod change;
 mod forget;
 pub(crate) mod print;
 
+use std::env;
 use std::process::ExitCode;
 
 use futures_util::future::join_all;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{EventSummary, Filter, Inbox, Page, Queue};
+use tower_webhook::inbox::{By, EventSummary, Filter, Inbox, Page, Queue, Which};
 
 use self::args::{Command, Options};
 use self::change::{Action, change};
@@ -45,12 +46,12 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
             // It would be created, and look like an empty inbox.
             anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
             let inbox = Inbox::new(crate::store::sqlite_queue(path)?).namespace(namespace);
-            execute(&inbox, command).await
+            execute(inbox, command).await
         }
         #[cfg(feature = "postgres")]
         (Place::Postgres(server), command) => {
             let queue = crate::store::postgres_queue(server).await?;
-            execute(&Inbox::new(queue).namespace(namespace), command).await
+            execute(Inbox::new(queue).namespace(namespace), command).await
         }
         // `Place::parse_inbox` makes no others.
         (other, _) => {
@@ -93,8 +94,24 @@ fn said(what: &str, kind: Option<&EventKind>) {
     }
 }
 
-async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result<ExitCode> {
-    warn_of_unknown(inbox, command.kinds()).await?;
+/// The user of this command.
+fn user() -> Option<String> {
+    let names = ["SUDO_USER", "USER", "LOGNAME"];
+    names.into_iter().find_map(|name| env::var(name).ok())
+}
+
+/// Who changes something, for the list of actions.
+fn by(reason: &str) -> By {
+    let who = match user() {
+        Some(user) => format!("{user} (receiver inbox)"),
+        None => "receiver inbox".to_owned(),
+    };
+    By::new(&who).because(reason)
+}
+
+async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<ExitCode> {
+    warn_of_unknown(&inbox, command.kinds()).await?;
+    let inbox = &inbox.by(by(command.reason()));
     match command {
         Command::List {
             matching,
@@ -135,7 +152,7 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
         }
         Command::Redrive { chosen } => return change(inbox, Action::Redrive, chosen).await,
         Command::Discard { chosen } => return change(inbox, Action::Discard, chosen).await,
-        Command::Forget { chat, yes } => return forget(inbox, chat, yes).await,
+        Command::Forget { chat, yes, .. } => return forget(inbox, chat, yes).await,
         Command::Pause { kind, note } => {
             inbox.pause(kind.as_ref(), &note).await?;
             said("paused", kind.as_ref());
@@ -145,6 +162,15 @@ async fn execute<Q: Queue>(inbox: &Inbox<Q>, command: Command) -> anyhow::Result
             said("resumed", kind.as_ref());
             for pause in inbox.pauses().await? {
                 said("still paused", pause.kind.as_ref());
+            }
+        }
+        Command::Actions { event, limit, json } => {
+            let actions = inbox
+                .actions(event.map_or(Which::All, Which::Of), None, limit)
+                .await?;
+            match json {
+                true => print::action_lines(&actions)?,
+                false => print::actions(&actions)?,
             }
         }
         Command::Stats { json } => {

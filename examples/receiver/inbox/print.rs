@@ -6,7 +6,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
 use tower_webhook::EventKind;
-use tower_webhook::inbox::{BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats};
+use tower_webhook::inbox::{
+    Action, BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats,
+};
 
 use crate::json::line_with_payload;
 use crate::text::{is_control, printable};
@@ -114,6 +116,57 @@ pub(crate) fn lane_lines(lanes: &[BlockedLane]) -> io::Result<()> {
             waiting: lane.waiting,
         };
         line(&mut out, &lane)?;
+    }
+    out.flush()
+}
+
+pub(crate) fn actions(actions: &[Action]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    let head = ["AT", "BY", "ACTION", "OF", "CHANGED", "REASON"].map(str::to_owned);
+    let rows = actions.iter().map(|action| {
+        let of = match (action.event, action.about.as_deref()) {
+            (Some(event), _) => format!("event {event}"),
+            (None, Some("")) => "all kinds".to_owned(),
+            (None, about) => about.unwrap_or("-").to_owned(),
+        };
+        [
+            ago(action.at),
+            short(action.by.who()),
+            action.kind.to_string(),
+            short(&of),
+            action.changed.to_string(),
+            short(action.by.reason()),
+        ]
+    });
+    write_rows(&mut out, iter::once(head).chain(rows).collect())
+}
+
+pub(crate) fn action_lines(actions: &[Action]) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line<'a> {
+        number: i64,
+        at: i64,
+        by: &'a str,
+        action: &'a str,
+        event: Option<i64>,
+        about: Option<&'a str>,
+        changed: u64,
+        reason: &'a str,
+    }
+
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for action in actions {
+        let action = Line {
+            number: action.number,
+            at: millis(action.at),
+            by: action.by.who(),
+            action: action.kind.name(),
+            event: action.event.map(|event| event.0),
+            about: action.about.as_deref(),
+            changed: action.changed,
+            reason: action.by.reason(),
+        };
+        line(&mut out, &action)?;
     }
     out.flush()
 }

@@ -3,11 +3,12 @@
 use maud::{Markup, html};
 
 use super::super::operations::More;
+use super::actions::of_event;
 use super::events::{Columns, Failed, rest, table, waiting};
-use super::parts::{button, chat as chat_link, collapsed, state};
+use super::parts::{button, chat as chat_link, collapsed, reason_field, state};
 use super::text::{ago, clip, full_time, kind, short};
 use super::view::View;
-use crate::inbox::{BlockedLane, EventId, EventRecord, EventState, EventSummary};
+use crate::inbox::{Action, BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
 /// What is known of the lane of an event.
 #[derive(Default)]
@@ -20,13 +21,23 @@ pub(in super::super) struct Place {
     pub(in super::super) blocked: Option<BlockedLane>,
 }
 
-pub(in super::super) fn event(view: &View, record: &EventRecord, lane: &Place) -> Markup {
+pub(in super::super) fn event(
+    view: &View,
+    record: &EventRecord,
+    lane: &Place,
+    done: &[Action],
+) -> Markup {
     let event = &record.summary;
     let content = html! {
         div.title {
             h1 { "Event " (event.id) }
             span #state data-live { (state(event)) }
-            @if view.can_change() { div #actions data-live { (actions(view, record)) } }
+            @if view.can_change() {
+                form.row.middle method="post" {
+                    (reason_field())
+                    div #actions data-live { (actions(view, record)) }
+                }
+            }
         }
         p #waits data-live { @if event.state.is_unsettled() { (waits(view, event)) } }
         div.split.even {
@@ -38,6 +49,14 @@ pub(in super::super) fn event(view: &View, record: &EventRecord, lane: &Place) -
                 section {
                     h2 { "Timeline" }
                     div #timeline data-live { (timeline(view, record)) }
+                }
+                div #done data-live {
+                    @if !done.is_empty() {
+                        section {
+                            h2 { "Actions" }
+                            (of_event(view, done))
+                        }
+                    }
                 }
                 div #lane data-live {
                     @if lane.blocked.is_some() || !lane.unsettled.is_empty() {
@@ -116,6 +135,7 @@ fn actions(view: &View, record: &EventRecord) -> Markup {
     };
     let can_discard = event.state.is_unsettled() || event.state == EventState::Dead;
     html! {
+        input type="hidden" name="state" value=(event.state);
         @if let Some(text) = redrive { (button(view, event, "redrive", text)) }
         @if can_discard { (button(view, event, "discard", "Discard")) }
     }

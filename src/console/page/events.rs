@@ -1,18 +1,15 @@
 //! Lists of events, blocked lanes, and changes of all that match.
 
-use std::sync::atomic::Ordering;
-
 use maud::{Markup, html};
 
-use super::super::actions::LONGEST_REASON;
-use super::super::bulk::{Action, Counted, Ended, Job, Seen};
+use super::super::bulk::{Action, Counted, Seen};
 use super::super::operations::More;
 use super::super::request::Search;
-use super::parts::{chat, head, kinds, reason, state};
+use super::parts::{chat, head, kinds, reason, reason_field, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
 use crate::event::EventKind;
-use crate::inbox::{BlockedLane, EventId, EventState, EventSummary, Failure};
+use crate::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Failure};
 
 /// An event, and its last failure.
 pub(in super::super) struct Failed {
@@ -55,6 +52,7 @@ pub(in super::super) fn events(
                             div #rows { (table(view, rows, Columns::WithBoxes(checked))) }
                             div.row.middle {
                                 span { "Selected:" }
+                                (reason_field())
                                 button name="action" value="redrive" { "Redrive" }
                                 button.danger.apart name="action" value="discard" { "Discard" }
                             }
@@ -243,7 +241,7 @@ pub(super) fn waiting(lane: &BlockedLane) -> String {
     }
 }
 
-fn counted(counted: Counted) -> String {
+pub(super) fn counted(counted: Counted) -> String {
     let number = count(counted.events as u64);
     match counted.is_more {
         true => format!("at least {number} events"),
@@ -289,6 +287,16 @@ pub(in super::super) fn confirm(
                     input type="hidden" name="newest" value=(seen.newest);
                     input type="hidden" name="at" value=(seen.nanos());
                 }
+                div.row {
+                    div {
+                        label for="rate" { "Events a second (optional)" }
+                        input #rate name="rate" type="number" min="1" max="100000" autocomplete="off";
+                    }
+                    div.grow {
+                        label for="reason" { "Reason, for the list of actions (optional)" }
+                        input #reason name="reason" maxlength=(By::LONGEST) autocomplete="off";
+                    }
+                }
                 div.row.middle {
                     button class=(class) disabled[matched.events == 0 && !matched.is_more] { "Yes, " (name) " " (counted(matched)) }
                     a href=(view.url(format_args!("/events?{}", search.query()))) { "No, back to the list" }
@@ -304,7 +312,7 @@ pub(in super::super) fn confirm(
 }
 
 /// What a field of the filter is called.
-fn label(field: &str) -> &str {
+pub(super) fn label(field: &str) -> &str {
     match field {
         "state" => "State",
         "kind" => "Kind",
@@ -330,7 +338,7 @@ pub(in super::super) fn confirm_pause(view: &View, paused: Option<&EventKind>) -
                 div.row {
                     div.grow {
                         label for="reason" { "Reason, which all pages show" }
-                        input #reason name="reason" required maxlength=(LONGEST_REASON) autocomplete="off";
+                        input #reason name="reason" required maxlength=(By::LONGEST) autocomplete="off";
                     }
                 }
                 div.row.middle {
@@ -341,50 +349,4 @@ pub(in super::super) fn confirm_pause(view: &View, paused: Option<&EventKind>) -
         }
     };
     view.page("Pause", "/", &content)
-}
-
-pub(in super::super) fn job(view: &View, job: &Job, changed: u64, skipped: u64) -> Markup {
-    let end = job.end();
-    let is_cancelled = job.is_cancelled.load(Ordering::Relaxed);
-    let most = u64::try_from(job.matched.events).unwrap_or(u64::MAX);
-    let content = html! {
-        div.title { h1 { "Job " (job.number) ": " (job.action.name()) " all that match" } }
-        section {
-            div #job data-live {
-                p role="status" {
-                    @match &end {
-                        None if job.is_waiting.load(Ordering::Relaxed) => "Waits until other jobs have ended.",
-                        None if is_cancelled => "Being cancelled: the changes that have begun are finished.",
-                        None => "In progress.",
-                        Some(Ended::Done) => "Done.",
-                        Some(Ended::Cancelled) => "Cancelled. Events that were changed before stay changed.",
-                        Some(Ended::Panicked) => "Stopped, because a change panicked. The log has the reason.",
-                        Some(Ended::Failed(reason)) => { "Stopped, because the queue failed" @if !view.console.hides_payloads { ": " (clip(reason, 300)) } },
-                    }
-                }
-                @match job.matched.is_more {
-                    // How many there are is not known.
-                    true => progress value=(job.searched.percent()) max="100" aria-label="Progress" {},
-                    false => progress value=((changed + skipped).min(most)) max=(most.max(1)) aria-label="Progress" {},
-                }
-                dl {
-                    dt { "Changed" } dd { (count(changed)) " " (job.action.past()) }
-                    // Once it has ended, these are no news.
-                    @if end.is_none() {
-                        dt { "Matched" } dd { (counted(job.matched)) }
-                        @let (reached, newest) = job.searched.until();
-                        dt { "Searched" } dd { "up to event " (reached) " of " (newest) }
-                    }
-                    dt { "Skipped" } dd { (count(skipped)) }
-                }
-                @if end.is_none() && !is_cancelled {
-                    form method="post" action=(view.url(format_args!("/jobs/{}/cancel", job.number))) {
-                        button.danger #cancel { "Cancel" }
-                    }
-                }
-                p { a href=(view.url(format_args!("/events?{}", job.query))) { "Back to the list" } }
-            }
-        }
-    };
-    view.page("Job", "/events", &content)
 }

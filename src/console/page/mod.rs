@@ -1,5 +1,6 @@
 //! The pages. `maud` escapes all texts in them.
 
+mod actions;
 mod causes;
 mod event;
 mod events;
@@ -8,8 +9,9 @@ mod parts;
 mod text;
 mod view;
 
+pub(super) use self::actions::{actions, job};
 pub(super) use self::event::{Place, chat, event, found};
-pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, job, lanes};
+pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, lanes};
 pub(super) use self::overview::{Blocked, overview};
 pub(super) use self::text::clamped;
 pub(super) use self::view::{View, problem};

@@ -7,13 +7,14 @@ use std::time::Duration;
 use maud::{Markup, html};
 
 use super::super::settings::Console;
+use super::actions::running;
 use super::causes::causes;
 use super::events::waiting;
 use super::parts::{chat, gauge, head, reason, state};
 use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
 use crate::event::EventKind;
-use crate::inbox::{BlockedLane, Failure, KindStats, Stats};
+use crate::inbox::{Action, BlockedLane, Failure, KindStats, Stats};
 use crate::telemetry::{FailureBudget, Minute, Recent, Silence, Silent, Spent};
 
 /// The number of problems that are shown.
@@ -73,6 +74,7 @@ pub(in super::super) fn overview(
     view: &View,
     counted: Option<&(Stats, Duration)>,
     blocked: &[Blocked],
+    jobs: &[Action],
     error: Option<&str>,
 ) -> Markup {
     let stats = counted.map(|(stats, _)| stats);
@@ -100,6 +102,7 @@ pub(in super::super) fn overview(
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }
             }
+            div #jobs data-live { @if !jobs.is_empty() { (running(view, jobs)) } }
             div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if let Some(recent) = &console.recent {
                 section {

@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::text::{clip, encode, time};
 use super::view::View;
 use crate::event::EventKind;
-use crate::inbox::{EventState, EventSummary, Failure};
+use crate::inbox::{By, EventState, EventSummary, Failure};
 
 pub(super) fn state(event: &EventSummary) -> Markup {
     let class = match event.state {
@@ -72,7 +72,7 @@ pub(super) fn head(columns: &[&str]) -> Markup {
     }
 }
 
-/// The form of a button that changes an event.
+/// A button that changes an event, in a form.
 pub(super) fn button(view: &View, event: &EventSummary, action: &str, text: &str) -> Markup {
     let class = match action {
         "discard" => "danger",
@@ -81,10 +81,16 @@ pub(super) fn button(view: &View, event: &EventSummary, action: &str, text: &str
         _ => "",
     };
     html! {
-        form method="post" action=(view.url(format_args!("/events/{}/{action}", event.id))) {
-            input type="hidden" name="state" value=(event.state);
-            button #{ (action) "-" (event.id) } class=(class) { (text) }
-        }
+        button #{ (action) "-" (event.id) } class=(class) formaction=(view.url(format_args!("/events/{}/{action}", event.id))) { (text) }
+    }
+}
+
+/// The field of a form for the reason of an action.
+pub(super) fn reason_field() -> Markup {
+    html! {
+        // The first button is that of the enter key, which is to change nothing here.
+        button type="submit" disabled hidden {}
+        input #reason name="reason" maxlength=(By::LONGEST) placeholder="reason (optional)" aria-label="Reason" autocomplete="off";
     }
 }
 

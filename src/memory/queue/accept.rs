@@ -86,6 +86,7 @@ impl Event {
             crashes: 0,
             expired: None,
             is_redriven: false,
+            actions: Vec::new(),
             past: new.dead.map(|failure| (now, failure)).into_iter().collect(),
         }
     }

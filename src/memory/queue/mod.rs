@@ -1,6 +1,7 @@
 //! The queue in memory: for tests, and for the sandbox.
 
 mod accept;
+mod actions;
 mod claim;
 mod lanes;
 mod list;
@@ -19,6 +20,7 @@ use tokio::time::Instant;
 
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
+use crate::inbox::actions::{Action, ActionKind, By, JobLease, JobStep, NewJob, Which, paused};
 use crate::inbox::event::{
     EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take,
 };
@@ -154,6 +156,9 @@ struct State {
     aside: BTreeSet<Due>,
     paused: BTreeMap<EventKind, Paused>,
     all_paused: Option<Paused>,
+    /// What persons did, by number.
+    actions: BTreeMap<i64, actions::Done>,
+    last_action: i64,
     bytes: u64,
 }
 
@@ -178,6 +183,8 @@ impl Default for State {
             aside: BTreeSet::new(),
             paused: BTreeMap::new(),
             all_paused: None,
+            actions: BTreeMap::new(),
+            last_action: 0,
             bytes: 0,
         }
     }
@@ -208,6 +215,8 @@ struct Event {
     expired: Option<u128>,
     is_redriven: bool,
     past: Vec<(Instant, crate::inbox::event::Failure)>,
+    /// The actions that changed it.
+    actions: Vec<i64>,
 }
 
 /// When something was paused, and the note.
@@ -333,6 +342,22 @@ impl Work for MemoryQueue {
         Ok(self.lock().purge(keep_bodies))
     }
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        Ok(self.lock().begin_job(job, by))
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        Ok(self.lock().take_job(lease))
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        Ok(self.lock().step_job(lease, step))
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        Ok(self.lock().cancel_job(number, by))
+    }
+
     async fn size(&self) -> Result<u64, StoreError> {
         Ok(self.lock().bytes)
     }
@@ -372,24 +397,52 @@ impl Records for MemoryQueue {
         }))
     }
 
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        Ok(self.lock().redrive(id, from))
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let mut state = self.lock();
+        let change = state.redrive(id, from);
+        if change == Change::Made {
+            state.note(by, ActionKind::Redrive, Some(id.0), None, 1);
+        }
+        Ok(change)
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        Ok(self.lock().discard(id, from))
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let mut state = self.lock();
+        let change = state.discard(id, from);
+        if change == Change::Made {
+            state.note(by, ActionKind::Discard, Some(id.0), None, 1);
+        }
+        Ok(change)
     }
 
     async fn forget(
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Result<Forgotten, StoreError> {
-        Ok(self.lock().forget(chat, events))
+        Ok(self.lock().forget(chat, events, by))
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError> {
         let mut state = self.lock();
+        let (name, done) = paused(kind, note);
+        state.note(by, done, None, Some(name), 0);
         let pause = note.map(|note| Paused {
             since: state.now,
             note: note.to_owned(),
@@ -404,6 +457,15 @@ impl Records for MemoryQueue {
 
     async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         Ok(self.lock().pauses())
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        Ok(self.lock().actions(which, before, limit))
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

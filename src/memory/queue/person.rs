@@ -3,6 +3,7 @@
 use std::ops::RangeInclusive;
 
 use super::{Event, Place, State, size};
+use crate::inbox::actions::{ActionKind, By, chat_digest};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::{Change, FORGET_STEP, Forgotten};
 
@@ -86,6 +87,7 @@ impl State {
         &mut self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Forgotten {
         let newest = self.events.last_key_value().map_or(0, |(id, _)| *id);
         let (first, last) = events.map_or((i64::MIN, newest), |events| {
@@ -99,6 +101,7 @@ impl State {
             .map(|(id, _)| *id);
         let step: Vec<i64> = ids.by_ref().take(FORGET_STEP).collect();
         let next = ids.next();
+        self.forget_jobs(chat);
         let mut bodies = 0;
         for id in step {
             if self.event(id).is_kept() {
@@ -108,7 +111,15 @@ impl State {
             self.event(id).past.clear();
             bodies += u64::from(self.event(id).body.is_some());
             self.delete_body(id);
+            self.forget_actions(id);
         }
+        self.note(
+            by,
+            ActionKind::Forget,
+            None,
+            Some(chat_digest(chat)),
+            bodies,
+        );
         Forgotten {
             bodies,
             rest: next.map(|next| EventId(next)..=EventId(last)),

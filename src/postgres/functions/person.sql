@@ -177,7 +177,7 @@ END $tower_webhook$;
 
 -- Redrives or discards each of these events, in the order of lanes, so that two statements do not wait for each other. The
 -- rows of the result have positions in the arrays.
-CREATE FUNCTION {schema}.change(p_seqs bigint[], p_froms text[], p_redrives boolean[])
+CREATE FUNCTION {schema}.change_each(p_seqs bigint[], p_froms text[], p_redrives boolean[])
 RETURNS TABLE (o_at bigint, o_answer text) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off
 SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
@@ -201,10 +201,71 @@ BEGIN
     END LOOP;
 END $tower_webhook$;
 
+-- Records what a person did to events, one action for each.
+CREATE FUNCTION {schema}.note(p_seqs bigint[], p_whats text[], p_whos text[], p_reasons text[]) RETURNS void
+LANGUAGE sql AS $tower_webhook$
+    WITH noted AS (
+        INSERT INTO {schema}.actions (at, who, reason, what, event, changed)
+        SELECT {schema}.micros(), who, reason, what, seq, 1
+        FROM unnest(p_seqs, p_whats, p_whos, p_reasons) AS made (seq, what, who, reason)
+        RETURNING event, number
+    )
+    INSERT INTO {schema}.changed (event, action) SELECT event, number FROM noted
+$tower_webhook$;
+
+-- As `change_each`, for persons who are named, and their reasons.
+CREATE FUNCTION {schema}.change(
+    p_seqs bigint[], p_froms text[], p_redrives boolean[], p_whos text[], p_reasons text[]
+)
+RETURNS TABLE (o_at bigint, o_answer text) LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_made bigint[];
+BEGIN
+    FOR o_at, o_answer IN SELECT c.o_at, c.o_answer FROM {schema}.change_each(p_seqs, p_froms, p_redrives) AS c LOOP
+        IF o_answer = 'made' THEN v_made := v_made || o_at; END IF;
+        RETURN NEXT;
+    END LOOP;
+    IF v_made IS NULL THEN RETURN; END IF;
+    PERFORM {schema}.note(
+        array_agg(p_seqs[at]), array_agg(CASE WHEN p_redrives[at] THEN 'redrive' ELSE 'discard' END),
+        array_agg(p_whos[at]), array_agg(p_reasons[at])
+    ) FROM unnest(v_made) AS at;
+END $tower_webhook$;
+
+-- Changes the next events of a job, and notes how far it is, if the job is running and has this fence. Otherwise it changes
+-- nothing. Returns whether it did.
+CREATE FUNCTION {schema}.step_job(
+    p_job bigint, p_fence uuid, p_redrives bigint, p_seqs bigint[], p_froms text[], p_reached bigint, p_state text,
+    p_lease bigint
+)
+RETURNS boolean LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off
+SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_made bigint[];
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    -- The lock is that of the job: nobody cancels or takes it before this ends.
+    PERFORM FROM {schema}.actions WHERE number = p_job AND fence = p_fence AND state = 'running' FOR UPDATE;
+    IF NOT FOUND THEN RETURN false; END IF;
+    v_made := ARRAY(
+        SELECT p_seqs[c.o_at]
+        FROM {schema}.change_each(p_seqs, p_froms, array_fill(p_redrives > 0, ARRAY[cardinality(p_seqs)])) AS c
+        WHERE c.o_answer = 'made'
+    );
+    INSERT INTO {schema}.changed (event, action) SELECT seq, p_job FROM unnest(v_made) AS seq;
+    UPDATE {schema}.actions SET
+        changed = changed + cardinality(v_made), skipped = skipped + cardinality(p_seqs) - cardinality(v_made),
+        reached = p_reached, state = p_state, lease_until = {schema}.micros() + p_lease
+    WHERE number = p_job;
+    RETURN true;
+END $tower_webhook$;
+
 -- Deletes what events of a chat contain, in a step: from one number to another one, or to the newest of now. Lanes are
 -- locked until the end of the step. Returns how many bodies were deleted, and the numbers of the next step.
 CREATE FUNCTION {schema}.forget(
-    p_chat_lane bigint, p_chat bytea, p_first bigint, p_last bigint, p_step bigint,
+    p_chat_lane bigint, p_chat bytea, p_first bigint, p_last bigint, p_step bigint, p_who text, p_reason text,
+    p_digest text,
     OUT o_bodies bigint, OUT o_next bigint, OUT o_last bigint
 ) LANGUAGE plpgsql SET enable_seqscan = off SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
@@ -220,16 +281,24 @@ BEGIN
         ORDER BY chat_lane, seq LIMIT p_step + 1
     );
     o_next := v_seqs[p_step + 1];
+    UPDATE {schema}.actions SET
+        chat = NULL, about = NULL, reason = '', state = CASE WHEN state = 'running' THEN 'cancelled' ELSE state END
+    WHERE chat = p_chat;
     FOREACH v_seq IN ARRAY v_seqs[:p_step] LOOP
         -- Now it is settled, and its row of `ended` is locked, unless a purge was first.
         PERFORM {schema}.discard(v_seq, NULL);
         UPDATE {schema}.ended s SET keep_until = e.keep_until FROM {schema}.events e
         WHERE s.seq = v_seq AND e.seq = v_seq;
+        UPDATE {schema}.actions SET event = NULL, reason = ''
+        WHERE number IN (SELECT action FROM {schema}.changed WHERE event = v_seq) AND event = v_seq;
+        DELETE FROM {schema}.changed WHERE event = v_seq;
         -- Their texts may quote the body.
         DELETE FROM {schema}.failures WHERE seq = v_seq;
         UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = v_seq AND body IS NOT NULL;
         IF FOUND THEN o_bodies := o_bodies + 1; END IF;
     END LOOP;
+    INSERT INTO {schema}.actions (at, who, reason, what, about, changed)
+    VALUES ({schema}.micros(), p_who, p_reason, 'forget', p_digest, o_bodies);
 END $tower_webhook$;
 
 -- Whether the text of a failure contains another one, whose ASCII letters are lower case.

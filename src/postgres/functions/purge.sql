@@ -30,10 +30,10 @@ AS $tower_webhook$
     )::bigint
 $tower_webhook$;
 
--- Deletes bodies that were kept long enough, and events whose retention has ended. Returns whether there may be more.
+-- Deletes bodies that were kept long enough, events whose retention has ended, and actions. Returns whether there may be more.
 -- When there is none, kinds without an event are deleted. Nothing is deleted for an hour after the clock has jumped
 -- ahead: it may be wrong.
-CREATE FUNCTION {schema}.purge(p_keep bigint, p_step bigint) RETURNS boolean
+CREATE FUNCTION {schema}.purge(p_keep bigint, p_step bigint, p_keep_actions bigint, p_most_actions bigint) RETURNS boolean
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET enable_bitmapscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $tower_webhook$
 DECLARE
@@ -66,6 +66,7 @@ BEGIN
     IF cardinality(v_seqs) > 0 THEN
         DELETE FROM {schema}.ended WHERE seq = ANY (v_seqs);
         DELETE FROM {schema}.failures WHERE seq = ANY (v_seqs);
+        DELETE FROM {schema}.changed WHERE event = ANY (v_seqs);
         WITH deleted AS (
             DELETE FROM {schema}.events WHERE seq = ANY (v_seqs) RETURNING digest, guard
         )
@@ -78,6 +79,10 @@ BEGIN
         UPDATE {schema}.keys SET event = NULL WHERE key = ANY (v_keys) AND event = ANY (v_seqs);
     END IF;
     IF greatest(v_bodies, cardinality(v_seqs)) = p_step THEN RETURN true; END IF;
+    DELETE FROM {schema}.actions
+    WHERE number = ANY (ARRAY(SELECT number FROM {schema}.actions ORDER BY number LIMIT p_step FOR UPDATE SKIP LOCKED))
+        AND (at < v_now - p_keep_actions OR number <= (SELECT max(number) FROM {schema}.actions) - p_most_actions);
+    IF FOUND THEN RETURN true; END IF;
     PERFORM {schema}.purge_kinds();
     RETURN false;
 END $tower_webhook$;

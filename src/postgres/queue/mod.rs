@@ -1,6 +1,7 @@
 //! The queue in PostgreSQL, on sqlx.
 
 mod accept;
+mod actions;
 mod batches;
 mod claim;
 mod database;
@@ -26,6 +27,7 @@ use self::person::Person;
 use self::settle::Ends;
 use crate::config::ConfigError;
 use crate::event::EventKind;
+use crate::inbox::actions::{Action, By, JobLease, JobStep, NewJob, Which};
 use crate::inbox::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -178,6 +180,22 @@ impl Work for PostgresQueue {
         self.shared.database.purge(keep_bodies).await
     }
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        self.shared.database.begin_job(job, by).await
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        self.shared.database.take_job(lease).await
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        self.shared.database.step_job(lease, step).await
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        self.shared.database.cancel_job(number, by).await
+    }
+
     async fn size(&self) -> Result<u64, StoreError> {
         self.shared.database.size().await
     }
@@ -201,28 +219,53 @@ impl Records for PostgresQueue {
         self.shared.person.get(id).await
     }
 
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.change(id, from, true).await
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        self.shared.person.change(id, from, true, by).await
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.shared.person.change(id, from, false).await
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        self.shared.person.change(id, from, false, by).await
     }
 
     async fn forget(
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Result<Forgotten, StoreError> {
-        self.shared.person.forget(chat, events).await
+        self.shared.person.forget(chat, events, by).await
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
-        self.shared.person.pause(kind, note).await
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError> {
+        self.shared.person.pause(kind, note, by).await
     }
 
     async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         self.shared.person.pauses().await
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        self.shared.database.actions(which, before, limit).await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

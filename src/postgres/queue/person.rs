@@ -10,8 +10,9 @@ use sqlx::postgres::PgRow;
 use super::batches::{Batches, Call, Executed, Result, share};
 use super::database::Database;
 use super::places::{COLUMNS, NO_FENCE, NOW, every_event, state};
-use super::{parameters, rows};
+use super::{actions, parameters, rows};
 use crate::event::EventKind;
+use crate::inbox::actions::{By, chat_digest, paused};
 use crate::inbox::event::{EventId, EventState, Failure, Lane};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, FORGET_STEP, Forgotten, KindStats, PastFailure, Pause, Stats,
@@ -24,14 +25,18 @@ const FAILURES: &str = "SELECT at, outcome, reason, took, seq FROM {schema}.fail
 const BLOCKED_LANES: &str = "SELECT * FROM {schema}.blocked_lanes($1, $2, $3) ORDER BY o_seq";
 
 /// Many events at once, in their order.
-const CHANGE: &str = "SELECT o_answer FROM {schema}.change($1, $2, $3) ORDER BY o_at";
+const CHANGE: &str = "SELECT o_answer FROM {schema}.change($1, $2, $3, $4, $5) ORDER BY o_at";
 
-const FORGET: &str = "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $2, $3, $4, $5)";
+const FORGET: &str =
+    "SELECT o_bodies, o_next, o_last FROM {schema}.forget($1, $2, $3, $4, $5, $6, $7, $8)";
 
 const PAUSE: &str = "
-    INSERT INTO {schema}.kinds (name, is_seen, paused, note)
-    VALUES ($1, false, CASE WHEN $2 > 0 THEN {schema}.micros() ELSE 0 END, CASE WHEN $2 > 0 THEN $3 END)
-    ON CONFLICT (name, namespace) DO UPDATE SET paused = excluded.paused, note = excluded.note";
+    WITH paused AS (
+        INSERT INTO {schema}.kinds (name, is_seen, paused, note)
+        VALUES ($1, false, CASE WHEN $2 > 0 THEN {schema}.micros() ELSE 0 END, CASE WHEN $2 > 0 THEN $3 END)
+        ON CONFLICT (name, namespace) DO UPDATE SET paused = excluded.paused, note = excluded.note
+    )
+    INSERT INTO {schema}.actions (at, who, reason, what, about, changed) VALUES ({schema}.micros(), $4, $5, $6, $1, 0)";
 
 const PAUSES: &str = "SELECT name, paused, note FROM {schema}.kinds WHERE paused > 0 ORDER BY name";
 
@@ -87,24 +92,36 @@ impl Person {
         id: EventId,
         from: Option<EventState>,
         redrives: bool,
+        by: &By,
     ) -> Result<Change> {
-        self.changes.call(Changing { id, from, redrives }).await
+        let change = Changing {
+            id,
+            from,
+            redrives,
+            by: by.clone(),
+        };
+        self.changes.call(change).await
     }
 
     pub(super) async fn forget(
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Result<Forgotten> {
         let (first, last) = events.map_or((i64::MIN, None), |events| {
             (events.start().0, Some(events.end().0))
         });
+        let [who, reason] = actions::by(by);
         let values = [
             Value::Number(Lane::of_chat(chat).0),
             Value::Bytes(Bytes::copy_from_slice(chat.as_bytes())),
             Value::Number(first),
             Value::Optional(last),
             parameters::number(FORGET_STEP),
+            who,
+            reason,
+            Value::Text(chat_digest(chat)),
         ];
         let row = self.database.call_when_free(FORGET, &values).await?;
         let (next, last): (Option<i64>, Option<i64>) = (column(&row, 1)?, column(&row, 2)?);
@@ -116,11 +133,24 @@ impl Person {
         })
     }
 
-    pub(super) async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<()> {
-        let kind = kind.map(ToString::to_string).unwrap_or_default();
+    pub(super) async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<()> {
+        let (kind, done) = paused(kind, note);
+        let [who, reason] = actions::by(by);
         let is_paused = Value::Number(note.is_some().into());
         let note = note.unwrap_or_default().replace('\0', " ");
-        let values = [Value::Text(kind), is_paused, Value::Text(note)];
+        let values = [
+            Value::Text(kind),
+            is_paused,
+            Value::Text(note),
+            who,
+            reason,
+            Value::Text(done.name().to_owned()),
+        ];
         self.database.call(PAUSE, values).await?;
         Ok(())
     }
@@ -164,6 +194,7 @@ struct Changing {
     id: EventId,
     from: Option<EventState>,
     redrives: bool,
+    by: By,
 }
 
 impl Call for Changing {
@@ -213,10 +244,15 @@ fn changed(calls: &[Changing]) -> Vec<Value> {
     let froms = calls
         .iter()
         .map(|call| call.from.map_or("", EventState::name));
+    let texts = |text: fn(&By) -> &str| {
+        Value::Texts(calls.iter().map(|call| text(&call.by).to_owned()).collect())
+    };
     vec![
         Value::numbers(calls.iter().map(|call| call.id.0)),
         Value::Texts(froms.map(str::to_owned).collect()),
         Value::Flags(calls.iter().map(|call| call.redrives).collect()),
+        texts(By::who),
+        texts(By::reason),
     ]
 }
 

@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
+use super::actions;
 use super::batches::Result;
 use super::database::Database;
 use crate::postgres::engine::{Value, column, micros};
 
-const PURGE: &str = "SELECT {schema}.purge($1, $2)";
+const PURGE: &str = "SELECT {schema}.purge($1, $2, $3, $4)";
 
 const SIZE: &str = "SELECT {schema}.size($1)";
 
@@ -15,9 +16,12 @@ const EVENTS_PER_STEP: i64 = 1000;
 
 impl Database {
     pub(super) async fn purge(&self, keep_bodies: Duration) -> Result<bool> {
+        let [keep_actions, most_actions] = actions::limits();
         let values = [
             Value::Number(micros(keep_bodies)),
             Value::Number(EVENTS_PER_STEP),
+            keep_actions,
+            most_actions,
         ];
         let row = self.call_one(PURGE, values);
         Ok(column(&row.await?, 0)?)

@@ -1,6 +1,7 @@
 //! The queue in a SQLite file.
 
 mod accept;
+mod actions;
 mod chats;
 mod claim;
 mod kinds;
@@ -23,6 +24,9 @@ use std::time::{Duration, Instant};
 use self::person::ToForget;
 use self::stats::Counts;
 use crate::event::EventKind;
+use crate::inbox::actions::{
+    Action, ActionKind, By, JobLease, JobStep, NewJob, Which, chat_digest, paused,
+};
 use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -185,6 +189,29 @@ impl Work for SqliteQueue {
             .await
     }
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        let (job, by) = (job.clone(), by.clone());
+        self.run(Need::Durable, move |tx| actions::begin(tx, &job, &by))
+            .await
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        self.run(Need::Write, move |tx| actions::take(tx, lease))
+            .await
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        let (lease, step) = (*lease, step.clone());
+        self.run(Need::Durable, move |tx| actions::step(tx, &lease, &step))
+            .await
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        let by = by.clone();
+        self.run(Need::Durable, move |tx| actions::cancel(tx, number, &by))
+            .await
+    }
+
     async fn size(&self) -> Result<u64, StoreError> {
         let used = self.read(|tx| stats::size(tx)).await?;
         Ok(used.saturating_add(self.engine.log_excess()))
@@ -245,42 +272,87 @@ impl Records for SqliteQueue {
         self.read(move |tx| list::get(tx, id)).await
     }
 
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| person::redrive(tx, id, from))
-            .await
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let by = by.clone();
+        self.run(Need::Durable, move |tx| {
+            let change = person::redrive(tx, id, from)?;
+            if change == Change::Made {
+                actions::note(tx, &by, ActionKind::Redrive, Some(id.0), None, 1)?;
+            }
+            Ok(change)
+        })
+        .await
     }
 
-    async fn discard(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
-        self.run(Need::Durable, move |tx| person::discard(tx, id, from))
-            .await
+    async fn discard(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
+        let by = by.clone();
+        self.run(Need::Durable, move |tx| {
+            let change = person::discard(tx, id, from)?;
+            if change == Change::Made {
+                actions::note(tx, &by, ActionKind::Discard, Some(id.0), None, 1)?;
+            }
+            Ok(change)
+        })
+        .await
     }
 
     async fn forget(
         &self,
         chat: &str,
         events: Option<RangeInclusive<EventId>>,
+        by: &By,
     ) -> Result<Forgotten, StoreError> {
-        let chat = chat.to_owned();
+        let (digest, chat, by) = (chat_digest(chat), chat.to_owned(), by.clone());
+        let name = chat.clone();
         let found = self.read(move |tx| person::to_forget(tx, &chat, events.as_ref()));
         let ToForget { events, rest } = found.await?;
-        let mut bodies = 0;
-        if !events.is_empty() {
-            let step = self.run(Need::Durable, move |tx| person::forget(tx, &events));
-            bodies = step.await?;
-        }
+        let step = self.run(Need::Durable, move |tx| {
+            actions::forget_jobs(tx, &name)?;
+            let bodies = person::forget(tx, &events)?;
+            actions::note(tx, &by, ActionKind::Forget, None, Some(&digest), bodies)?;
+            Ok(bodies)
+        });
+        let bodies = step.await?;
         Ok(Forgotten { bodies, rest })
     }
 
-    async fn pause(&self, kind: Option<&EventKind>, note: Option<&str>) -> Result<(), StoreError> {
-        let (kind, note) = (kind.cloned(), note.map(str::to_owned));
+    async fn pause(
+        &self,
+        kind: Option<&EventKind>,
+        note: Option<&str>,
+        by: &By,
+    ) -> Result<(), StoreError> {
+        let (kind, note, by) = (kind.cloned(), note.map(str::to_owned), by.clone());
         self.run(Need::Durable, move |tx| {
-            kinds::pause(tx, kind.as_ref(), note.as_deref())
+            kinds::pause(tx, kind.as_ref(), note.as_deref())?;
+            let (name, done) = paused(kind.as_ref(), note.as_deref());
+            actions::note(tx, &by, done, None, Some(&name), 0)
         })
         .await
     }
 
     async fn pauses(&self) -> Result<Vec<Pause>, StoreError> {
         self.read(|tx| kinds::pauses(tx)).await
+    }
+
+    async fn actions(
+        &self,
+        which: Which,
+        before: Option<i64>,
+        limit: usize,
+    ) -> Result<Vec<Action>, StoreError> {
+        self.read(move |tx| actions::list(tx, which, before, limit))
+            .await
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

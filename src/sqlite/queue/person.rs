@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Result};
 use super::kinds::Names;
 use super::purge::delete_body;
 use super::row::{DELETE_FAILURES, Work, end};
-use super::{chats, lanes, list, search};
+use super::{actions, chats, lanes, list, search};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::{Change, FORGET_STEP};
 use crate::sqlite::engine::Tx;
@@ -166,6 +166,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> Result<u64> {
         if matches!(event.state, State::Unsettled | State::Dead) {
             discard_row(tx, *seq, &event)?;
         }
+        actions::forget(tx, *seq)?;
         // Their texts may quote the body.
         tx.prepare(DELETE_FAILURES)?.execute([seq])?;
         bodies += u64::from(delete_body(tx, *seq)?);

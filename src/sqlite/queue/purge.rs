@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{Result, Statement};
 
 use super::row::DELETE_FAILURES;
-use super::{accept, chats, kinds};
+use super::{accept, actions, chats, kinds};
 use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::schema::sql;
 
@@ -61,6 +61,7 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
         for seq in &expired {
             delete_body(tx, *seq)?;
             tx.prepare(DELETE_FAILURES)?.execute([seq])?;
+            actions::unlink(tx, *seq)?;
             let delete = match *seq == last {
                 true => KEEP_NUMBER,
                 false => DELETE,
@@ -68,7 +69,7 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
             tx.prepare(delete)?.execute([seq])?;
         }
     }
-    if bodies.len() == STEP || expired.len() == STEP {
+    if bodies.len() == STEP || expired.len() == STEP || actions::purge(tx)? {
         return Ok(true);
     }
     kinds::purge(tx)?;

@@ -243,6 +243,6 @@ pub(super) fn read_key(row: &Row<'_>, column: usize) -> Result<Option<Idempotenc
 }
 
 /// The error of a value that no release writes.
-fn invalid(column: usize, of: Type, error: impl Into<BoxError>) -> rusqlite::Error {
+pub(super) fn invalid(column: usize, of: Type, error: impl Into<BoxError>) -> rusqlite::Error {
     rusqlite::Error::FromSqlConversionFailure(column, of, error.into())
 }

@@ -10,9 +10,9 @@ use http_body_util::Full;
 use tokio::sync::Semaphore;
 use tower::Layer;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::internal::Work;
+use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Work};
 use tower_webhook::inbox::{
-    Accept, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
+    Accept, Action, By, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -169,14 +169,39 @@ impl Gated {
 impl Work for Gated {
     const SHARED: bool = MemoryQueue::SHARED;
 
+    async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
+        self.queue.begin_job(job, by).await
+    }
+
+    async fn take_job(&self, lease: Duration) -> Result<Option<(JobLease, Action)>, StoreError> {
+        self.queue.take_job(lease).await
+    }
+
+    async fn step_job(&self, lease: &JobLease, step: &JobStep) -> Result<bool, StoreError> {
+        if step.redrives {
+            let events = step.events.len() as u32;
+            self.redrives.acquire_many(events).await.unwrap().forget();
+        }
+        self.queue.step_job(lease, step).await
+    }
+
+    async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
+        self.queue.cancel_job(number, by).await
+    }
+
     forward!(accept claim extend settle find purge size);
 }
 
 impl Records for Gated {
-    async fn redrive(&self, id: EventId, from: Option<EventState>) -> Result<Change, StoreError> {
+    async fn redrive(
+        &self,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Result<Change, StoreError> {
         self.redrives.acquire().await.unwrap().forget();
-        self.queue.redrive(id, from).await
+        self.queue.redrive(id, from, by).await
     }
 
-    forward!(list get blocked_lanes discard forget pause pauses stats);
+    forward!(list get blocked_lanes discard forget pause pauses actions stats);
 }

@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use tower_webhook::RawDelivery;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, forget_all};
-use tower_webhook::inbox::{Change, EventId, EventState, Filter, Page};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page};
 use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{Database, count, execute};
@@ -76,18 +76,20 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
                     match n % 11 {
                         0 | 1 => drop(
                             queue
-                                .redrive(EventId(id.0 - n as i64 % 30), None)
+                                .redrive(EventId(id.0 - n as i64 % 30), None, &By::default())
                                 .await
                                 .unwrap(),
                         ),
                         2 => drop(
                             queue
-                                .discard(EventId(id.0 - n as i64 % 30), None)
+                                .discard(EventId(id.0 - n as i64 % 30), None, &By::default())
                                 .await
                                 .unwrap(),
                         ),
                         3 if n.is_multiple_of(5) => {
-                            forget_all(&queue, &(n % 3).to_string()).await.unwrap();
+                            forget_all(&queue, &(n % 3).to_string(), &By::default())
+                                .await
+                                .unwrap();
                         }
                         4 => drop(queue.purge(Duration::ZERO).await.unwrap()),
                         _ => {}
@@ -148,7 +150,10 @@ async fn console_and_workers_do_not_lose_events_to_each_other() {
         ..Filter::default()
     };
     for dead in queue.list(&dead, page).await.unwrap().events {
-        assert_eq!(queue.redrive(dead.id, None).await.unwrap(), Change::Made);
+        assert_eq!(
+            queue.redrive(dead.id, None, &By::default()).await.unwrap(),
+            Change::Made
+        );
     }
     while queue.stats().await.unwrap().unsettled() > 0 {
         for taken in queue.claim(&take(), 1000, 1000).await.unwrap().events {
@@ -254,10 +259,13 @@ async fn changes_at_one_time_share_a_transaction() {
         let queue = &queue;
         async move {
             match at % 4 {
-                0 => queue.redrive(*id, dead).await.unwrap(),
-                1 => queue.discard(*id, waiting).await.unwrap(),
-                2 => queue.discard(*id, waiting).await.unwrap(),
-                _ => queue.redrive(EventId(id.0 + EVENTS), None).await.unwrap(),
+                0 => queue.redrive(*id, dead, &By::default()).await.unwrap(),
+                1 => queue.discard(*id, waiting, &By::default()).await.unwrap(),
+                2 => queue.discard(*id, waiting, &By::default()).await.unwrap(),
+                _ => queue
+                    .redrive(EventId(id.0 + EVENTS), None, &By::default())
+                    .await
+                    .unwrap(),
             }
         }
     }));

@@ -9,7 +9,7 @@ use crate::suite::{self, full_inboxes_know_what_was_handled_inline};
 use futures_util::future::join_all;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Settled, Settlement, forget_all};
-use tower_webhook::inbox::{Change, EventState, Filter, Page};
+use tower_webhook::inbox::{By, Change, EventState, Filter, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, KeyState, Store, StoreErrorKind};
@@ -283,14 +283,26 @@ async fn queue_works_with_the_rights_that_its_page_names() {
     };
     let dead = queue.list(&dead, page).await.unwrap().events;
     assert_eq!(dead.len(), 1);
-    assert_eq!(queue.redrive(dead[0].id, None).await.unwrap(), Change::Made);
-    assert_eq!(queue.discard(dead[0].id, None).await.unwrap(), Change::Made);
+    assert_eq!(
+        queue
+            .redrive(dead[0].id, None, &By::default())
+            .await
+            .unwrap(),
+        Change::Made
+    );
+    assert_eq!(
+        queue
+            .discard(dead[0].id, None, &By::default())
+            .await
+            .unwrap(),
+        Change::Made
+    );
     queue
-        .pause(Some(&EventKind::CHAT_RATED), Some(""))
+        .pause(Some(&EventKind::CHAT_RATED), Some(""), &By::default())
         .await
         .unwrap();
     assert_eq!(queue.claim(&take(), 10, 0).await.unwrap().events.len(), 1);
-    assert_eq!(forget_all(&queue, "1").await.unwrap(), 2);
+    assert_eq!(forget_all(&queue, "1", &By::default()).await.unwrap(), 2);
     queue.purge(Duration::ZERO).await.unwrap();
     queue.size().await.unwrap();
     assert_eq!(queue.stats().await.unwrap().unsettled(), 1);

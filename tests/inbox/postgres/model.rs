@@ -10,7 +10,7 @@ use tower_webhook::inbox::internal::{
     Accepted, EventLease, Namespace, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{
-    BlockedLane, EventId, EventState, EventSummary, Failure, Filter, Lane, Page,
+    BlockedLane, By, EventId, EventState, EventSummary, Failure, Filter, Lane, Page,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::postgres::PostgresQueue;
@@ -312,12 +312,18 @@ impl Both {
                 for from in states.into_iter().flatten() {
                     let (m, p) = match op {
                         34 => (
-                            memory.discard(some_id, from).await.unwrap(),
-                            postgres.discard(some_id, from).await.unwrap(),
+                            memory.discard(some_id, from, &By::default()).await.unwrap(),
+                            postgres
+                                .discard(some_id, from, &By::default())
+                                .await
+                                .unwrap(),
                         ),
                         _ => (
-                            memory.redrive(some_id, from).await.unwrap(),
-                            postgres.redrive(some_id, from).await.unwrap(),
+                            memory.redrive(some_id, from, &By::default()).await.unwrap(),
+                            postgres
+                                .redrive(some_id, from, &By::default())
+                                .await
+                                .unwrap(),
                         ),
                     };
                     assert_eq!(m, p, "{some_id} {from:?}");
@@ -325,18 +331,21 @@ impl Both {
             }
             35 if random.one_in(4) => {
                 let chat = random.pick(&["a", "b", "c", "d"]);
-                let m = forget_all(&memory, chat).await.unwrap();
-                assert_eq!(m, forget_all(&postgres, chat).await.unwrap());
+                let m = forget_all(&memory, chat, &By::default()).await.unwrap();
+                assert_eq!(
+                    m,
+                    forget_all(&postgres, chat, &By::default()).await.unwrap()
+                );
             }
             36 => {
                 let kind = (!random.one_in(4)).then(|| random.pick(&KINDS));
                 let paused = random.one_in(3);
                 memory
-                    .pause(kind.as_ref(), paused.then_some(""))
+                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
                     .await
                     .unwrap();
                 postgres
-                    .pause(kind.as_ref(), paused.then_some(""))
+                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
                     .await
                     .unwrap();
             }

@@ -9,7 +9,7 @@ use sqlx::postgres::PgPool;
 use sqlx::{Connection, PgConnection};
 use tokio::time::{sleep, timeout};
 use tower_webhook::inbox::internal::{Accepted, Settled, Settlement, Take, TakenEvent};
-use tower_webhook::inbox::{Change, EventId, EventState, Lane};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Lane};
 use tower_webhook::postgres::PostgresQueue;
 
 use super::processes::two_processes;
@@ -150,14 +150,25 @@ async fn all_that_becomes_due_is_taken() {
 
     // Its lane is free when a person discards the event that holds it.
     let held = held.unwrap();
-    assert!(queue.discard(held.lease.id, None).await.is_ok());
+    assert!(
+        queue
+            .discard(held.lease.id, None, &By::default())
+            .await
+            .is_ok()
+    );
     pinned.takes(held_back).await;
 
     let kind = event(None, None).delivery.kind().clone();
-    queue.pause(Some(&kind), Some("")).await.unwrap();
+    queue
+        .pause(Some(&kind), Some(""), &By::default())
+        .await
+        .unwrap();
     let paused = untaken(3).await;
     assert!(pinned.claim(&take()).await.is_empty());
-    queue.pause(Some(&kind), None).await.unwrap();
+    queue
+        .pause(Some(&kind), None, &By::default())
+        .await
+        .unwrap();
     pinned.takes(paused).await;
 }
 
@@ -240,8 +251,8 @@ async fn attempts_end_without_reading_what_was_deleted_whatever_the_statistics_s
         end(queue, &dead, Settlement::Dead { failure, hold_lane }).await;
         let (id, from) = (dead.lease.id, Some(EventState::Dead));
         let changed = match lane % 4 {
-            0 | 1 => queue.redrive(id, from).await.unwrap(),
-            _ => queue.discard(id, from).await.unwrap(),
+            0 | 1 => queue.redrive(id, from, &By::default()).await.unwrap(),
+            _ => queue.discard(id, from, &By::default()).await.unwrap(),
         };
         assert_eq!(changed, Change::Made);
     }

@@ -13,7 +13,7 @@ use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
     Accepted, FORGET_STEP, NewEvent, Settled, Settlement, Take, forget_all,
 };
-use tower_webhook::inbox::{Change, EventId, EventState, Failure, Filter, Lane, Page};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Failure, Filter, Lane, Page};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, Store};
@@ -146,7 +146,9 @@ async fn headers_of_a_batch_stay_with_their_events() {
     assert_eq!(count(&pool, left).await, 0);
     // Those of dead letters stay until their chats are forgotten.
     for lane in 1..4 {
-        forget_all(&queue, &lane.to_string()).await.unwrap();
+        forget_all(&queue, &lane.to_string(), &By::default())
+            .await
+            .unwrap();
     }
     let left = "SELECT count(headers) FROM tower_webhook.events WHERE chat IS NOT NULL";
     assert_eq!(count(&pool, left).await, 0);
@@ -229,8 +231,8 @@ async fn one_of_several_changes_from_the_same_state_is_made() {
                 let queue = &queue;
                 async move {
                     match at {
-                        0 => queue.discard(*id, from).await.unwrap(),
-                        _ => queue.redrive(*id, from).await.unwrap(),
+                        0 => queue.discard(*id, from, &By::default()).await.unwrap(),
+                        _ => queue.redrive(*id, from, &By::default()).await.unwrap(),
                     }
                 }
             });
@@ -419,7 +421,10 @@ async fn a_chat_with_many_events_is_forgotten_in_steps() {
     let mut later = Vec::new();
     for step in 0..EVENTS / FORGET_STEP {
         // Another process continues where the one before ended.
-        let forgot = queues[step % 2].forget("long", rest).await.unwrap();
+        let forgot = queues[step % 2]
+            .forget("long", rest, &By::default())
+            .await
+            .unwrap();
         assert_eq!(forgot.bodies, FORGET_STEP as u64);
         let next = (step + 1) * FORGET_STEP;
         rest = forgotten.get(next).map(|next| *next..=newest);
@@ -428,7 +433,10 @@ async fn a_chat_with_many_events_is_forgotten_in_steps() {
         later.extend(accept_of(queue, "long", 1).await);
     }
     let first = forgotten[0]..=newest;
-    let again = queue.forget("long", Some(first)).await.unwrap();
+    let again = queue
+        .forget("long", Some(first), &By::default())
+        .await
+        .unwrap();
     assert_eq!(again.bodies, 0, "a step that is repeated changes nothing");
     for id in forgotten.iter().step_by(100) {
         let record = queue.get(*id).await.unwrap().unwrap();
@@ -523,4 +531,62 @@ async fn events_of_a_chat_are_listed_without_reading_others() {
             }
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_recorded_is_not_done() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let mut ids = accept_of(&queue, "chat", 3).await;
+    // It was taken.
+    ids.remove(0);
+    let fails = "
+        CREATE FUNCTION tower_webhook.fails() RETURNS trigger LANGUAGE plpgsql
+        AS 'BEGIN RAISE EXCEPTION ''the disk is odd''; END';
+        CREATE TRIGGER fails BEFORE INSERT ON tower_webhook.actions
+        FOR EACH ROW EXECUTE FUNCTION tower_webhook.fails()";
+    execute(&pool, fails).await;
+    let by = By::new("ada");
+    let changes = [
+        queue.redrive(ids[0], None, &by).await.map(drop),
+        queue.discard(ids[1], None, &by).await.map(drop),
+        queue.pause(None, Some("maintenance"), &by).await,
+        queue.forget("chat", None, &by).await.map(drop),
+    ];
+    assert!(changes.iter().all(Result::is_err), "{changes:?}");
+    let waiting = Filter {
+        states: vec![EventState::Waiting],
+        ..Filter::default()
+    };
+    assert_eq!(list(&queue, &waiting, Page::oldest(10)).await, ids);
+    assert_eq!(queue.pauses().await.unwrap(), []);
+    let bodies = "SELECT count(*) FROM tower_webhook.events WHERE body IS NOT NULL";
+    assert_eq!(count(&pool, bodies).await, 3);
+
+    execute(&pool, "DROP TRIGGER fails ON tower_webhook.actions").await;
+    let discarded = queue.discard(ids[1], None, &by).await.unwrap();
+    assert_eq!(discarded, Change::Made);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn old_actions_are_purged_and_so_are_too_many() {
+    let database = Database::create().await;
+    let queue = database.queue().await;
+    let pool = database.pool(1).await;
+    let many = "
+        INSERT INTO tower_webhook.actions (at, who, reason, what, changed)
+        SELECT tower_webhook.micros() - CASE WHEN n <= 10 THEN 91 ELSE 89 END * 86400000000, '', '', 'resume', 0
+        FROM generate_series(1, $N) AS n";
+    execute(&pool, &many.replace("$N", "20")).await;
+    while queue.purge(Duration::ZERO).await.unwrap() {}
+    let min = "SELECT min(number) FROM tower_webhook.actions";
+    assert_eq!(count(&pool, min).await, 11);
+    let many = many.replace("91", "0").replace("$N", "100300");
+    execute(&pool, &many).await;
+    while queue.purge(Duration::ZERO).await.unwrap() {}
+    let all = "SELECT count(*) FROM tower_webhook.actions";
+    assert_eq!(count(&pool, all).await, 100_000);
+    let max = "SELECT max(number) FROM tower_webhook.actions";
+    assert_eq!(count(&pool, max).await, 100_320);
 }

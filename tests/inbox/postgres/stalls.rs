@@ -11,7 +11,7 @@ use sqlx::postgres::PgConnection;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tower_webhook::inbox::internal::{Accepted, Settled, Settlement};
-use tower_webhook::inbox::{Change, EventState};
+use tower_webhook::inbox::{By, Change, EventState};
 use tower_webhook::postgres::PostgresQueue;
 
 use support::database::{Database, connect, count, execute};
@@ -311,8 +311,13 @@ async fn changes_of_a_locked_chat_wait_in_brief_statements() {
         .execute(&mut *transaction)
         .await
         .unwrap();
-    let mut changes =
-        pin!(async { tokio::join!(queue.discard(discarded, None), queue.forget("2", None)) });
+    let by = By::default();
+    let mut changes = pin!(async {
+        tokio::join!(
+            queue.discard(discarded, None, &by),
+            queue.forget("2", None, &by)
+        )
+    });
     let waits = timeout(Duration::from_secs(2), &mut changes).await;
     waits.expect_err("the chats are locked");
     let long = format!("{WAITING} AND query_start < clock_timestamp() - interval '1 second'");

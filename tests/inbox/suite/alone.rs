@@ -9,7 +9,7 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness, PATIENCE, RETAIN, SHORT};
 use tower_webhook::RawDelivery;
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, Work, forget_all};
-use tower_webhook::inbox::{Change, EventState, Records};
+use tower_webhook::inbox::{By, Change, EventState, Records};
 
 use support::queue::{dead, failure, retry};
 
@@ -28,7 +28,10 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
     let paused = trial.fresh();
     let pause = async |everything: bool| {
         ok(
-            trial.queue.pause(None, everything.then_some("")).await,
+            trial
+                .queue
+                .pause(None, everything.then_some(""), &By::default())
+                .await,
             "pause",
         );
         sleep(Duration::from_secs(1) + SHORT / 2).await;
@@ -51,7 +54,10 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         assert_eq!(notes, expected, "what is paused, and why");
     };
     ok(
-        trial.queue.pause(Some(&paused.kind), Some(NOTE)).await,
+        trial
+            .queue
+            .pause(Some(&paused.kind), Some(NOTE), &By::default())
+            .await,
         "pause",
     );
     let (lane, settled) = (lane(), trial.taken(trial.event(), HELD).await);
@@ -82,7 +88,13 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         )
         .await;
     trial.nothing("everything is paused").await;
-    ok(trial.queue.pause(Some(&trial.kind), None).await, "pause");
+    ok(
+        trial
+            .queue
+            .pause(Some(&trial.kind), None, &By::default())
+            .await,
+        "pause",
+    );
     sleep(Duration::from_secs(1) + SHORT / 2).await;
     trial.nothing("everything is paused").await;
 
@@ -94,7 +106,13 @@ pub(crate) async fn pause_stops_everything<H: Harness>(harness: &H) {
         "the next event of the lane"
     );
     paused.not_taken(paused.event(), "its kind is paused").await;
-    ok(trial.queue.pause(Some(&paused.kind), None).await, "pause");
+    ok(
+        trial
+            .queue
+            .pause(Some(&paused.kind), None, &By::default())
+            .await,
+        "pause",
+    );
 }
 
 /// A purge deletes bodies of events that were handled or ignored at least `keep_bodies` ago, and no others, also when
@@ -265,7 +283,7 @@ pub(crate) async fn kinds_end_with_their_events<H: Harness>(harness: &H) {
         ok(
             trial
                 .queue
-                .pause(Some(&forged.kind), paused.then_some(""))
+                .pause(Some(&forged.kind), paused.then_some(""), &By::default())
                 .await,
             "pause",
         );
@@ -313,7 +331,10 @@ pub(crate) async fn failures_are_forgotten<H: Harness>(harness: &H) {
     let record = trial.record(id).await;
     assert!(record.body.is_none(), "a body was kept for no time");
     assert_eq!(record.failures.len(), 1, "failures that a purge keeps");
-    let deleted = ok(forget_all(&trial.queue, &chat).await, "forget");
+    let deleted = ok(
+        forget_all(&trial.queue, &chat, &By::default()).await,
+        "forget",
+    );
     assert_eq!(deleted, 0, "bodies of a chat whose bodies were purged");
     let left = trial.record(id).await.failures.len();
     assert_eq!(left, 0, "failures of a chat that was forgotten");

@@ -6,7 +6,7 @@ use super::make::{chat, key, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::{FORGET_STEP, NewEvent, Settlement, forget_all};
-use tower_webhook::inbox::{Change, EventId, EventState, Lane, Records};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Lane, Records};
 
 use support::queue::{dead, failure, retry, skip};
 
@@ -315,12 +315,18 @@ pub(crate) async fn chats_are_forgotten<H: Harness>(harness: &H) {
 
     let count = events.len();
     for (forgotten, (chat, lane, ids)) in events.iter().enumerate() {
-        let deleted = ok(forget_all(&other.queue, chat).await, "forget");
+        let deleted = ok(
+            forget_all(&other.queue, chat, &By::default()).await,
+            "forget",
+        );
         assert_eq!(
             deleted, 7,
             "bodies of the chat {chat:?} that were forgotten"
         );
-        let deleted = ok(forget_all(&trial.queue, chat).await, "forget");
+        let deleted = ok(
+            forget_all(&trial.queue, chat, &By::default()).await,
+            "forget",
+        );
         assert_eq!(
             deleted, 0,
             "bodies of the chat {chat:?} that were forgotten again"
@@ -409,7 +415,13 @@ pub(crate) async fn chats_are_forgotten_in_steps<H: Harness>(harness: &H) {
 
     let (mut steps, mut kept, mut rest) = (Vec::new(), Vec::new(), None);
     loop {
-        let step = ok(other.queue.forget(&chat, rest.clone()).await, "forget");
+        let step = ok(
+            other
+                .queue
+                .forget(&chat, rest.clone(), &By::default())
+                .await,
+            "forget",
+        );
         assert!(
             step.bodies <= FORGET_STEP as u64,
             "a step deleted {} bodies",
@@ -443,7 +455,10 @@ pub(crate) async fn chats_are_forgotten_in_steps<H: Harness>(harness: &H) {
         .claims(kept[0], HELD, "the first event that came later")
         .await;
     trial.settle(&taken, &Settlement::Handled).await;
-    let rest = ok(forget_all(&trial.queue, &chat).await, "forget");
+    let rest = ok(
+        forget_all(&trial.queue, &chat, &By::default()).await,
+        "forget",
+    );
     assert_eq!(rest, kept.len() as u64, "the events that came later");
 }
 
@@ -500,7 +515,10 @@ pub(crate) async fn handles_share_everything<H: Harness>(harness: &H) {
         .await
         .claims(id, HELD, "an event that was redriven")
         .await;
-    let forgotten = ok(forget_all(&handle().await.queue, &chat).await, "forget");
+    let forgotten = ok(
+        forget_all(&handle().await.queue, &chat, &By::default()).await,
+        "forget",
+    );
     assert_eq!(forgotten, 1, "the events of a chat");
     handle()
         .await

@@ -9,7 +9,7 @@ use super::steps::{Trial, abandon, ok};
 use super::{HELD, Harness, PATIENCE, SHORT};
 use tower_webhook::inbox::Queue;
 use tower_webhook::inbox::internal::{NewEvent, Settled, Settlement, TakenEvent, Work, forget_all};
-use tower_webhook::inbox::{Change, EventState, Records};
+use tower_webhook::inbox::{By, Change, EventState, Records};
 
 use support::queue::{dead, retry, skip};
 
@@ -198,7 +198,13 @@ pub(crate) async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let other = &trial.handles(harness, 1).await[0];
     let expired = trial.expired(trial.event()).await;
-    match ok(other.queue.redrive(expired.lease.id, None).await, "redrive") {
+    match ok(
+        other
+            .queue
+            .redrive(expired.lease.id, None, &By::default())
+            .await,
+        "redrive",
+    ) {
         Change::Made => {
             trial
                 .refuses(
@@ -285,7 +291,10 @@ pub(crate) async fn changes_by_hand_end_attempts<H: Harness>(harness: &H) {
 
         let taken = trial.taken(event, HELD).await;
         assert_eq!(
-            ok(forget_all(&other.queue, &chat).await, "forget"),
+            ok(
+                forget_all(&other.queue, &chat, &By::default()).await,
+                "forget"
+            ),
             2,
             "the events of a chat"
         );

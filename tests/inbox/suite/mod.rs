@@ -14,6 +14,7 @@
 //! queue.
 
 mod accept;
+mod actions;
 mod alone;
 mod attempts;
 mod changes;
@@ -22,6 +23,7 @@ mod crashes;
 mod endings;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 mod inline;
+mod jobs;
 mod kept;
 mod lanes;
 mod leases;
@@ -44,6 +46,7 @@ pub(crate) use self::accept::{
     deliveries_return_unchanged, events_arrive_dead, keys_are_accepted_once, keys_are_remembered,
     one_accept_wins,
 };
+pub(crate) use self::actions::{actions_are_forgotten, changes_are_recorded, pauses_are_recorded};
 pub(crate) use self::alone::{
     bodies_are_deleted, failures_are_forgotten, kinds_end_with_their_events, numbers_are_used_once,
     pause_stops_everything, size_grows,
@@ -71,6 +74,7 @@ pub(crate) use self::endings::{
 };
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
 pub(crate) use self::inline::full_inboxes_know_what_was_handled_inline;
+pub(crate) use self::jobs::{jobs_are_cancelled, jobs_are_held_by_one};
 pub(crate) use self::kept::other_kinds_leave_nothing;
 pub(crate) use self::lanes::{
     dead_letters_free_or_hold_lanes, kinds_that_are_left_hold_lanes, lanes_are_independent,
@@ -244,6 +248,11 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         chats_are_forgotten_in_steps
         blocked_lanes_are_listed
         changes_compare_the_state
+        changes_are_recorded
+        pauses_are_recorded
+        actions_are_forgotten
+        jobs_are_held_by_one
+        jobs_are_cancelled
     }
     run_alone(harness).await;
 }

@@ -6,7 +6,7 @@ use super::make::chat;
 use super::steps::{Trial, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
 use tower_webhook::inbox::internal::{Namespace, NewEvent, Settlement, forget_all};
-use tower_webhook::inbox::{Change, Filter, Lane, Page, Records};
+use tower_webhook::inbox::{By, Change, Filter, Lane, Page, Records};
 
 use support::queue::retry;
 
@@ -82,7 +82,13 @@ pub(crate) async fn namespaces_are_apart<H: Harness>(harness: &H) {
         .map(|of| (of.waiting, of.in_progress, of.retrying, of.blocking))
         .collect();
     assert_eq!(counts, [(1, 2, 2, 2)]);
-    assert_eq!(ok(forget_all(&*one.queue, &chat).await, "forget"), 5);
+    assert_eq!(
+        ok(
+            forget_all(&*one.queue, &chat, &By::default()).await,
+            "forget"
+        ),
+        5
+    );
 }
 
 fn in_chat(chat: &str, states: &[&str]) -> Filter {
@@ -110,12 +116,20 @@ pub(crate) async fn pauses_are_for_all_namespaces<H: Harness>(harness: &H) {
         };
         if at == 0 {
             trial.taken(event(), HELD).await;
-            ok(one.queue.pause(Some(&one.kind), Some("")).await, "pause");
+            ok(
+                one.queue
+                    .pause(Some(&one.kind), Some(""), &By::default())
+                    .await,
+                "pause",
+            );
         }
         trial.not_taken(event(), paused).await;
         trial.nothing(paused).await;
         if at == 1 {
-            ok(one.queue.pause(Some(&one.kind), None).await, "resume");
+            ok(
+                one.queue.pause(Some(&one.kind), None, &By::default()).await,
+                "resume",
+            );
             trial
                 .claimed(HELD, "an event of a kind that was paused")
                 .await;

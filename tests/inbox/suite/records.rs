@@ -10,7 +10,7 @@ use super::{HELD, Harness, SHORT};
 use tokio::time::sleep;
 use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{
-    BlockedLane, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
+    BlockedLane, By, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
 };
 
 use support::queue::{dead, failure, retry, retry_for, skip};
@@ -81,7 +81,10 @@ pub(crate) async fn headers_are_kept<H: Harness>(harness: &H) {
     );
 
     trial.settle(&third, &Settlement::Handled).await;
-    ok(forget_all(&trial.queue, &chat).await, "forget");
+    ok(
+        forget_all(&trial.queue, &chat, &By::default()).await,
+        "forget",
+    );
     for id in [first.lease.id, third.lease.id] {
         assert!(of(id).await.is_empty(), "headers outlived their body");
     }
@@ -513,8 +516,14 @@ pub(crate) async fn changes_compare_the_state<H: Harness>(harness: &H) {
             if from == state {
                 continue;
             }
-            let redriven = ok(trial.queue.redrive(id, Some(from)).await, "redrive");
-            let discarded = ok(trial.queue.discard(id, Some(from)).await, "discard");
+            let redriven = ok(
+                trial.queue.redrive(id, Some(from), &By::default()).await,
+                "redrive",
+            );
+            let discarded = ok(
+                trial.queue.discard(id, Some(from), &By::default()).await,
+                "discard",
+            );
             for change in [redriven, discarded] {
                 assert_eq!(change, Change::WrongState, "{what}, changed as one {from}");
             }
@@ -525,7 +534,7 @@ pub(crate) async fn changes_compare_the_state<H: Harness>(harness: &H) {
     changes(waiting, EventState::Waiting, "an event that waits").await;
     let discarded = trial
         .queue
-        .discard(waiting, Some(EventState::Waiting))
+        .discard(waiting, Some(EventState::Waiting), &By::default())
         .await;
     assert_eq!(ok(discarded, "discard"), Change::Made);
     changes(waiting, EventState::Discarded, "a discarded event").await;
@@ -543,10 +552,16 @@ pub(crate) async fn changes_compare_the_state<H: Harness>(harness: &H) {
         changes(id, EventState::InProgress, "an event in progress").await;
         trial.settle(&taken, &settlement).await;
         changes(id, state, "an event after its attempt").await;
-        let redriven = ok(trial.queue.redrive(id, Some(state)).await, "redrive");
+        let redriven = ok(
+            trial.queue.redrive(id, Some(state), &By::default()).await,
+            "redrive",
+        );
         assert_eq!(redriven, Change::Made, "an event that is {state}");
         let taken = trial.claims(id, HELD, "an event that was redriven").await;
-        let discarded = trial.queue.discard(id, Some(EventState::InProgress)).await;
+        let discarded = trial
+            .queue
+            .discard(id, Some(EventState::InProgress), &By::default())
+            .await;
         assert_eq!(ok(discarded, "discard"), Change::Made, "one in progress");
         trial
             .refuses(&taken.lease, "an attempt of a discarded event")
@@ -554,9 +569,15 @@ pub(crate) async fn changes_compare_the_state<H: Harness>(harness: &H) {
     }
     let unknown = EventId(i64::MAX);
     for from in [None, Some(EventState::Dead)] {
-        let change = ok(trial.queue.redrive(unknown, from).await, "redrive");
+        let change = ok(
+            trial.queue.redrive(unknown, from, &By::default()).await,
+            "redrive",
+        );
         assert_eq!(change, Change::NotFound, "an event that does not exist");
-        let change = ok(trial.queue.discard(unknown, from).await, "discard");
+        let change = ok(
+            trial.queue.discard(unknown, from, &By::default()).await,
+            "discard",
+        );
         assert_eq!(change, Change::NotFound, "an event that does not exist");
     }
 }

@@ -13,7 +13,7 @@ use tower_webhook::inbox::internal::{
     Accepted, Claims, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, Work,
 };
 use tower_webhook::inbox::{
-    Change, EventId, EventRecord, EventState, Failure, Filter, Lane, Records,
+    By, Change, EventId, EventRecord, EventState, Failure, Filter, Lane, Records,
 };
 use tower_webhook::store::EventKey;
 pub(super) use tower_webhook::store::conformance::steps::{abandon, joined, named, ok};
@@ -358,12 +358,18 @@ impl<Q: Queue> Trial<Q> {
     }
 
     pub(super) async fn redrive(&self, id: EventId, expected: Change, what: &str) {
-        let change = ok(self.queue.redrive(id, None).await, "redrive");
+        let change = ok(
+            self.queue.redrive(id, None, &By::default()).await,
+            "redrive",
+        );
         assert_eq!(change, expected, "the result of redriving {what}");
     }
 
     pub(super) async fn discard(&self, id: EventId, expected: Change, what: &str) {
-        let change = ok(self.queue.discard(id, None).await, "discard");
+        let change = ok(
+            self.queue.discard(id, None, &By::default()).await,
+            "discard",
+        );
         assert_eq!(change, expected, "the result of discarding {what}");
     }
 

@@ -9,7 +9,7 @@ use super::steps::{Trial, ok};
 use super::{HELD, Harness, RETAIN, SHORT};
 use tower_webhook::inbox::internal::{Kinds, NewEvent, Settled, Settlement, Work};
 use tower_webhook::inbox::{
-    Change, EventId, EventState, EventSummary, Filter, KindStats, Page, Records,
+    By, Change, EventId, EventState, EventSummary, Filter, KindStats, Page, Records,
 };
 use tower_webhook::store::EventKey;
 
@@ -376,7 +376,7 @@ pub(crate) async fn paused_kinds_wait<H: Harness>(harness: &H) {
         ok(
             trial
                 .queue
-                .pause(Some(&trial.kind), paused.then_some(""))
+                .pause(Some(&trial.kind), paused.then_some(""), &By::default())
                 .await,
             "pause",
         );

@@ -81,7 +81,12 @@ async fn the_events_of_a_chat_are_found_in_all_runs() {
     let [queue, _] = &queues;
     assert_eq!(queue.sql(WRITTEN).await, 3 * 24 - 20);
     for at in 0..3 {
-        let deleted = crate::inbox::records::forget_all(queue, &format!("chat-{at}")).await;
+        let deleted = crate::inbox::records::forget_all(
+            queue,
+            &format!("chat-{at}"),
+            &crate::inbox::By::default(),
+        )
+        .await;
         assert_eq!(deleted.unwrap(), 12);
     }
     desk.wait(9 * DAY);

@@ -236,7 +236,7 @@ async fn everything_outlives_reopening() {
     queue.end(&dead, hold_lane).await;
     let held = queue.add(keyed(3, 5)).await;
     queue
-        .pause(Some(&EventKind::CHAT_OPENED), Some(""))
+        .pause(Some(&EventKind::CHAT_OPENED), Some(""), &By::default())
         .await
         .unwrap();
     drop(queue);
@@ -263,7 +263,10 @@ async fn everything_outlives_reopening() {
     let paused: Vec<_> = stats.kinds.iter().filter(|kind| kind.is_paused).collect();
     assert_eq!(paused[0].kind, EventKind::CHAT_OPENED);
     assert_eq!((stats.unsettled(), stats.dead()), (3, 1));
-    queue.redrive(dead.lease.id, None).await.unwrap();
+    queue
+        .redrive(dead.lease.id, None, &By::default())
+        .await
+        .unwrap();
     assert_eq!(ids(&queue.take_some(10).await), [dead.lease.id.0]);
 }
 
@@ -345,8 +348,14 @@ async fn numbers_are_not_used_twice() {
     let listed = queue.list(&Filter::default(), all).await.unwrap().events;
     assert!(listed.is_empty(), "{listed:?}");
     for change in [
-        queue.redrive(EventId(3), None).await.unwrap(),
-        queue.discard(EventId(3), None).await.unwrap(),
+        queue
+            .redrive(EventId(3), None, &By::default())
+            .await
+            .unwrap(),
+        queue
+            .discard(EventId(3), None, &By::default())
+            .await
+            .unwrap(),
     ] {
         assert_eq!(change, Change::NotFound);
     }

@@ -204,12 +204,12 @@ impl Pair {
                 let from = random.bool().then(|| EventState::ALL[random.usize(0..7)]);
                 let changes = match redrives {
                     true => [
-                        self.memory.redrive(id, from).await.unwrap(),
-                        self.sqlite.redrive(id, from).await.unwrap(),
+                        self.memory.redrive(id, from, &By::default()).await.unwrap(),
+                        self.sqlite.redrive(id, from, &By::default()).await.unwrap(),
                     ],
                     false => [
-                        self.memory.discard(id, from).await.unwrap(),
-                        self.sqlite.discard(id, from).await.unwrap(),
+                        self.memory.discard(id, from, &By::default()).await.unwrap(),
+                        self.sqlite.discard(id, from, &By::default()).await.unwrap(),
                     ],
                 };
                 let [x, y] = changes.map(|change| format!("{change:?}"));
@@ -219,11 +219,11 @@ impl Pair {
                 let kind = (random.u8(0..4) > 0).then_some(EventKind::CHAT_RATED);
                 let paused = random.u8(0..4) == 0;
                 self.memory
-                    .pause(kind.as_ref(), paused.then_some(""))
+                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
                     .await
                     .unwrap();
                 self.sqlite
-                    .pause(kind.as_ref(), paused.then_some(""))
+                    .pause(kind.as_ref(), paused.then_some(""), &By::default())
                     .await
                     .unwrap();
                 self.log.push(format!("pause {kind:?} {paused}"));
@@ -234,8 +234,12 @@ impl Pair {
                 self.sqlite.purge(keep).await.unwrap();
                 self.log.push(format!("purge {keep:?}"));
                 if random.u8(0..4) == 0 {
-                    let a = forget_all(&self.memory, "chat-2").await.unwrap();
-                    let b = forget_all(&self.sqlite, "chat-2").await.unwrap();
+                    let a = forget_all(&self.memory, "chat-2", &By::default())
+                        .await
+                        .unwrap();
+                    let b = forget_all(&self.sqlite, "chat-2", &By::default())
+                        .await
+                        .unwrap();
                     self.same("forget".to_owned(), a.to_string(), b.to_string());
                 }
             }

@@ -34,7 +34,7 @@ async fn purge_deletes_a_few_rows_at_a_time_and_no_dead_letter() {
     assert_eq!(queue.sql(bodies).await, 202);
     let handled = taken[0].lease.id;
     assert_eq!(queue.state(handled.0).await, EventState::Handled);
-    let redriven = queue.redrive(handled, None).await.unwrap();
+    let redriven = queue.redrive(handled, None, &By::default()).await.unwrap();
     assert_eq!(redriven, Change::WithoutBody);
 
     desk.wait(8 * DAY);
@@ -50,8 +50,14 @@ async fn forget_finds_all_events_of_a_chat() {
     let desk = Desk::new();
     let queue = desk.open();
     join_all((0..300).map(|at| queue.add(event(at % 3)))).await;
-    assert_eq!(forget_all(&queue, "chat-1").await.unwrap(), 100);
-    assert_eq!(forget_all(&queue, "chat-1").await.unwrap(), 0);
+    assert_eq!(
+        forget_all(&queue, "chat-1", &By::default()).await.unwrap(),
+        100
+    );
+    assert_eq!(
+        forget_all(&queue, "chat-1", &By::default()).await.unwrap(),
+        0
+    );
     assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 200);
     let lanes: BTreeSet<_> = queue.take_some(10).await.iter().map(|e| e.lane).collect();
     assert_eq!(lanes, BTreeSet::from([Some(Lane(0)), Some(Lane(2))]));
@@ -138,4 +144,76 @@ async fn lists_are_complete_in_both_directions() {
             assert_eq!(list(&filter, newest_first).await, expected, "{filter:?}");
         }
     }
+}
+
+#[tokio::test]
+async fn what_cannot_be_recorded_is_not_done() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    let dead = NewEvent {
+        dead: Some(failure()),
+        ..event(1)
+    };
+    let dead = EventId(queue.add(dead).await);
+    let waits = EventId(queue.add(event(2)).await);
+    let fails = "CREATE TRIGGER fails BEFORE INSERT ON actions BEGIN SELECT RAISE(ABORT, 'the disk is odd'); END";
+    let plain = Connection::open(desk.path()).unwrap();
+    plain.execute_batch(fails).unwrap();
+    let by = By::new("ada");
+    let changes = [
+        queue.redrive(dead, None, &by).await.map(drop),
+        queue.discard(waits, None, &by).await.map(drop),
+        queue.pause(None, Some("maintenance"), &by).await,
+        queue.forget("chat-2", None, &by).await.map(drop),
+    ];
+    for change in changes {
+        let error = Chain(&change.unwrap_err()).to_string();
+        assert!(error.contains("the disk is odd"), "{error}");
+    }
+    assert_eq!(queue.state(dead.0).await, EventState::Dead);
+    assert_eq!(queue.state(waits.0).await, EventState::Waiting);
+    assert_eq!(queue.pauses().await.unwrap(), []);
+    assert_eq!(queue.sql("SELECT count(*) FROM bodies").await, 2);
+
+    plain.execute_batch("DROP TRIGGER fails").unwrap();
+    let redriven = queue.redrive(dead, None, &by).await.unwrap();
+    assert_eq!(redriven, Change::Made);
+}
+
+#[tokio::test]
+async fn old_actions_are_purged_and_so_are_too_many() {
+    let desk = Desk::new();
+    let queue = desk.open();
+    for _ in 0..3 {
+        queue.pause(None, None, &By::new("ada")).await.unwrap();
+        desk.wait(60 * DAY);
+    }
+    // The first one was 180 days ago, and the last one 60.
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT min(number) FROM actions").await, 3);
+    desk.wait(60 * DAY);
+    queue.purge_all(DAY).await;
+    // Its number must not be used again.
+    assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 1);
+    let many = queue.run(Need::Write, |tx| {
+        let many = "
+            INSERT INTO actions (at, who, reason, what, changed)
+            WITH RECURSIVE n AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM n WHERE n < 100300)
+            SELECT ?1, '', '', 'resume', 0 FROM n";
+        tx.db.execute(many, [tx.now])
+    });
+    many.await.unwrap();
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_000);
+    assert_eq!(queue.sql("SELECT max(number) FROM actions").await, 100_303);
+
+    // Links end with their events.
+    let taken = queue.add_and_take(event(1)).await;
+    let discarded = queue.discard(taken.lease.id, None, &By::new("ada")).await;
+    assert_eq!(discarded.unwrap(), Change::Made);
+    assert_eq!(queue.sql("SELECT count(*) FROM changed").await, 1);
+    queue.add(event(2)).await;
+    desk.wait(9 * DAY);
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT count(*) FROM changed").await, 0);
 }

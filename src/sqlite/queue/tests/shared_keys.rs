@@ -88,8 +88,14 @@ async fn a_key_is_kept_while_its_event_is_unsettled_or_dead() {
         assert!(matches!(replayed, Accepted::BodyReplayed), "{replayed:?}");
     }
     queue.add(guarded(1)).await;
-    queue.discard(dead.lease.id, None).await.unwrap();
-    queue.discard(waits.lease.id, None).await.unwrap();
+    queue
+        .discard(dead.lease.id, None, &By::default())
+        .await
+        .unwrap();
+    queue
+        .discard(waits.lease.id, None, &By::default())
+        .await
+        .unwrap();
     for _ in 0..10 {
         queue.claim(&take(), 0, 0).await.unwrap();
     }

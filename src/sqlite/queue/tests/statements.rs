@@ -5,13 +5,15 @@
 use http::{HeaderMap, HeaderValue};
 
 use super::*;
+use crate::inbox::actions::JobState;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
-use crate::sqlite::queue::{chats, person};
+use crate::sqlite::queue::{actions, chats, person};
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
         accept::STATEMENTS,
+        actions::STATEMENTS,
         chats::STATEMENTS,
         claim::STATEMENTS,
         kinds::STATEMENTS,
@@ -26,6 +28,26 @@ fn statements() -> impl Iterator<Item = &'static str> {
         keys::rows::STATEMENTS_OF_EVENTS,
     ];
     all.into_iter().flatten().copied()
+}
+
+async fn exercise_jobs(queue: &SqliteQueue, event: EventId) {
+    let job = NewJob {
+        kind: ActionKind::Redrive,
+        filter: String::new(),
+        chat: Some("chat-3".to_owned()),
+        rate: 0,
+    };
+    let number = queue.begin_job(&job, &By::default()).await.unwrap();
+    let (lease, _) = queue.take_job(SECOND).await.unwrap().unwrap();
+    let step = JobStep {
+        redrives: true,
+        events: vec![(event, EventState::Dead)],
+        reached: event,
+        state: JobState::Running,
+        lease: SECOND,
+    };
+    assert!(queue.step_job(&lease, &step).await.unwrap());
+    assert!(queue.cancel_job(number, &By::default()).await.unwrap());
 }
 
 /// Does everything that can be done, many times.
@@ -130,15 +152,19 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 let events = queue.list(filter, page(newest_first)).await.unwrap().events;
                 if let (0, Some(event)) = (round % 8, events.first()) {
                     queue.get(event.id).await.unwrap();
-                    queue.redrive(event.id, None).await.unwrap();
-                    queue.redrive(event.id, None).await.unwrap();
-                    queue.discard(event.id, None).await.unwrap();
+                    for which in [Which::All, Which::Running, Which::Of(event.id)] {
+                        queue.actions(which, None, 5).await.unwrap();
+                    }
+                    exercise_jobs(queue, event.id).await;
+                    queue.redrive(event.id, None, &By::default()).await.unwrap();
+                    queue.redrive(event.id, None, &By::default()).await.unwrap();
+                    queue.discard(event.id, None, &By::default()).await.unwrap();
                 }
             }
         }
         if round % 50 == 0 {
-            forget_all(queue, "chat-3").await.unwrap();
-            queue.pause(None, None).await.unwrap();
+            forget_all(queue, "chat-3", &By::default()).await.unwrap();
+            queue.pause(None, None, &By::default()).await.unwrap();
         }
         queue.stats().await.unwrap();
         queue.size().await.unwrap();

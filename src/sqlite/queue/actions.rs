@@ -1,0 +1,277 @@
+//! What persons did, in the transactions of the changes; and jobs.
+
+use std::time::Duration;
+
+use rusqlite::types::Type;
+use rusqlite::{OptionalExtension, Result, Row, params};
+
+use super::{person, row};
+use crate::inbox::actions::{
+    Action, ActionKind, By, Job, JobLease, JobState, JobStep, KEPT, MOST, NewJob, Which,
+};
+use crate::inbox::event::EventId;
+use crate::inbox::records::Change;
+use crate::sqlite::engine::{Tx, clock};
+use crate::store::Fence;
+
+const INSERT: &str = "
+    INSERT INTO actions (at, who, reason, what, event, about, changed) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
+const LINK: &str = "
+    INSERT INTO changed (event, action) VALUES (?1, ?2)";
+const UNLINK: &str = "DELETE FROM changed WHERE event = ?1";
+const FORGET: &str = "
+    UPDATE actions SET event = NULL, reason = ''
+    WHERE number IN (SELECT action FROM changed WHERE event = ?1) AND event = ?1";
+
+macro_rules! columns {
+    () => {
+        "a.number, a.at, a.who, a.reason, a.what, a.event, a.about, a.changed, a.state, a.skipped, a.reached, a.rate,
+        a.lease_until"
+    };
+}
+
+const ALL: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM actions a WHERE number < ?1 ORDER BY number DESC LIMIT ?2"
+);
+const OF_EVENT: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM changed c CROSS JOIN actions a ON a.number = c.action
+    WHERE c.event = ?3 AND c.action < ?1 ORDER BY c.action DESC LIMIT ?2"
+);
+const RUNNING: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM actions a WHERE state = 'running' AND number < ?1 ORDER BY number DESC LIMIT ?2"
+);
+const FORGET_JOBS: &str = "
+    UPDATE actions
+    SET chat = NULL, about = NULL, reason = '', state = iif(state = 'running', 'cancelled', state)
+    WHERE chat = ?1";
+const BEGIN: &str = "
+    INSERT INTO actions (at, who, reason, what, about, changed, state, chat, skipped, reached, rate, lease_until)
+    VALUES (?1, ?2, ?3, ?4, ?5, 0, 'running', ?6, 0, 0, ?7, 0)";
+// The few that are running, by their index, in which all numbers are positive.
+const FREE: &str = concat!(
+    "SELECT ",
+    columns!(),
+    " FROM actions a WHERE state = 'running' AND number > 0 AND lease_until < ?1 ORDER BY number LIMIT 1"
+);
+const TAKE: &str =
+    "UPDATE actions SET fence = randomblob(16), lease_until = ?2 WHERE number = ?1 RETURNING fence";
+const HELD: &str = "SELECT 1 FROM actions WHERE number = ?1 AND fence = ?2 AND state = 'running'";
+const STEP: &str = "
+    UPDATE actions
+    SET changed = changed + ?2, skipped = skipped + ?3, reached = ?4, state = ?5, lease_until = ?6
+    WHERE number = ?1";
+const CANCEL: &str =
+    "UPDATE actions SET state = 'cancelled' WHERE number = ?1 AND state = 'running'";
+// The last row is kept, so that no number is used twice.
+const PURGE: &str = "
+    DELETE FROM actions
+    WHERE number < (SELECT min(number) FROM actions) + ?3
+        AND (at < ?1 OR number <= (SELECT max(number) FROM actions) - ?2)
+        AND number < (SELECT max(number) FROM actions)";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[
+    INSERT,
+    LINK,
+    UNLINK,
+    FORGET,
+    ALL,
+    OF_EVENT,
+    RUNNING,
+    FORGET_JOBS,
+    BEGIN,
+    FREE,
+    TAKE,
+    HELD,
+    STEP,
+    CANCEL,
+    PURGE,
+];
+
+/// How many a step deletes at most.
+const AT_ONCE: i64 = 256;
+
+/// Records what a person did.
+pub(super) fn note(
+    tx: &Tx<'_>,
+    by: &By,
+    kind: ActionKind,
+    event: Option<i64>,
+    about: Option<&str>,
+    changed: u64,
+) -> Result<()> {
+    let changed = i64::try_from(changed).unwrap_or(i64::MAX);
+    let row = params![
+        tx.now,
+        by.who(),
+        by.reason(),
+        kind.name(),
+        event,
+        about,
+        changed
+    ];
+    tx.prepare(INSERT)?.execute(row)?;
+    if let Some(event) = event {
+        link(tx, event, tx.db.last_insert_rowid())?;
+    }
+    Ok(())
+}
+
+fn link(tx: &Tx<'_>, event: i64, action: i64) -> Result<()> {
+    tx.prepare(LINK)?.execute([event, action])?;
+    Ok(())
+}
+
+/// Deletes what jobs have of a chat, which is forgotten.
+pub(super) fn forget_jobs(tx: &Tx<'_>, chat: &str) -> Result<()> {
+    tx.prepare(FORGET_JOBS)?.execute([chat])?;
+    Ok(())
+}
+
+/// Deletes what actions have of an event, whose chat is forgotten.
+pub(super) fn forget(tx: &Tx<'_>, seq: i64) -> Result<()> {
+    tx.prepare(FORGET)?.execute([seq])?;
+    unlink(tx, seq)
+}
+
+/// Deletes the links of an event, which is deleted.
+pub(super) fn unlink(tx: &Tx<'_>, seq: i64) -> Result<()> {
+    tx.prepare(UNLINK)?.execute([seq])?;
+    Ok(())
+}
+
+/// Deletes some of those that are old or too many, and returns whether there may be more.
+pub(super) fn purge(tx: &Tx<'_>) -> Result<bool> {
+    let before = tx.now.saturating_sub(clock::after(0, KEPT));
+    Ok(tx.prepare(PURGE)?.execute([before, MOST, AT_ONCE])? > 0)
+}
+
+pub(super) fn list(
+    tx: &Tx<'_>,
+    which: Which,
+    before: Option<i64>,
+    limit: usize,
+) -> Result<Vec<Action>> {
+    let (before, limit) = (
+        before.unwrap_or(i64::MAX),
+        i64::try_from(limit).unwrap_or(i64::MAX),
+    );
+    let read = |row: &Row<'_>| action(row, tx.now);
+    let sql = match which {
+        Which::Of(EventId(seq)) => {
+            let mut of_event = tx.prepare(OF_EVENT)?;
+            return of_event.query_map([before, limit, seq], read)?.collect();
+        }
+        Which::All => ALL,
+        Which::Running => RUNNING,
+    };
+    let mut actions = tx.prepare(sql)?;
+    actions.query_map([before, limit], read)?.collect()
+}
+
+pub(super) fn begin(tx: &Tx<'_>, job: &NewJob, by: &By) -> Result<i64> {
+    let row = params![
+        tx.now,
+        by.who(),
+        by.reason(),
+        job.kind.name(),
+        job.filter,
+        job.chat,
+        job.rate
+    ];
+    tx.prepare(BEGIN)?.execute(row)?;
+    Ok(tx.db.last_insert_rowid())
+}
+
+pub(super) fn take(tx: &Tx<'_>, lease: Duration) -> Result<Option<(JobLease, Action)>> {
+    let until = row::lease_end(tx.now, lease);
+    let mut free = tx.prepare(FREE)?;
+    let free = free.query_row([tx.now], |row| action(row, tx.now));
+    let Some(job) = free.optional()? else {
+        return Ok(None);
+    };
+    let mut take = tx.prepare(TAKE)?;
+    let fence: [u8; 16] = take.query_row([job.number, until], |row| row.get(0))?;
+    let lease = JobLease {
+        number: job.number,
+        fence: Fence(u128::from_be_bytes(fence)),
+    };
+    Ok(Some((lease, job)))
+}
+
+pub(super) fn step(tx: &mut Tx<'_>, lease: &JobLease, step: &JobStep) -> Result<bool> {
+    let held = params![lease.number, lease.fence.0.to_be_bytes()];
+    if !tx.prepare(HELD)?.exists(held)? {
+        return Ok(false);
+    }
+    let (mut changed, mut skipped) = (0_i64, 0_i64);
+    for (id, from) in &step.events {
+        let change = match step.redrives {
+            true => person::redrive(tx, *id, Some(*from))?,
+            false => person::discard(tx, *id, Some(*from))?,
+        };
+        if change == Change::Made {
+            link(tx, id.0, lease.number)?;
+            changed += 1;
+        } else {
+            skipped += 1;
+        }
+    }
+    let row = params![
+        lease.number,
+        changed,
+        skipped,
+        step.reached.0,
+        step.state.name(),
+        row::lease_end(tx.now, step.lease)
+    ];
+    tx.prepare(STEP)?.execute(row)?;
+    Ok(true)
+}
+
+pub(super) fn cancel(tx: &Tx<'_>, number: i64, by: &By) -> Result<bool> {
+    let is_running = tx.prepare(CANCEL)?.execute([number])? == 1;
+    if is_running {
+        note(
+            tx,
+            by,
+            ActionKind::Cancel,
+            None,
+            Some(&number.to_string()),
+            0,
+        )?;
+    }
+    Ok(is_running)
+}
+
+fn action(row: &Row<'_>, now: i64) -> Result<Action> {
+    let what = row.get_ref(4)?.as_str()?;
+    let unknown = || row::invalid(4, Type::Text, "no action");
+    let job = match row.get_ref(8)?.as_str_or_null()? {
+        None => None,
+        Some(state) => Some(Job {
+            state: JobState::parse(state)
+                .ok_or_else(|| row::invalid(8, Type::Text, "no state of a job"))?,
+            skipped: row.get::<_, i64>(9)?.unsigned_abs(),
+            reached: EventId(row.get(10)?),
+            rate: row.get(11)?,
+            is_held: row.get::<_, i64>(12)? >= now,
+        }),
+    };
+    Ok(Action {
+        number: row.get(0)?,
+        at: row::time(row.get(1)?),
+        by: By::new(row.get_ref(2)?.as_str()?).because(row.get_ref(3)?.as_str()?),
+        kind: ActionKind::parse(what).ok_or_else(unknown)?,
+        event: row.get::<_, Option<i64>>(5)?.map(EventId),
+        about: row.get(6)?,
+        changed: row.get::<_, i64>(7)?.unsigned_abs(),
+        job,
+    })
+}
