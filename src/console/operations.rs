@@ -1,8 +1,9 @@
 //! An inbox, for every type of queue.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
 
@@ -41,6 +42,8 @@ pub(super) trait Operations: Send + Sync {
     /// Resumes without a note.
     fn pause<'a>(&'a self, kind: Option<&'a EventKind>, note: Option<&'a str>) -> Answer<'a, ()>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
+    /// The kinds that are tripped in this process, and when the next event of each is tried.
+    fn tripped(&self) -> BTreeMap<EventKind, SystemTime>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
 }
@@ -99,6 +102,10 @@ impl<Q: Queue> Operations for Counted<Q> {
             self.counts.forget();
             set
         })
+    }
+
+    fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+        self.inbox.tripped()
     }
 
     fn stats(&self) -> Answer<'_, (Stats, Duration)> {

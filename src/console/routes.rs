@@ -375,6 +375,7 @@ async fn job(Extension(view): Extension<View>, path: Result<Path<u64>, PathRejec
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::future::pending;
     use std::io;
     use std::sync::Mutex;
@@ -451,6 +452,10 @@ mod tests {
                 let _permit = self.permits.acquire().await;
                 Ok(())
             })
+        }
+
+        fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+            BTreeMap::new()
         }
 
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {

@@ -85,7 +85,7 @@ impl<Q: Queue> Work for SlowQueue<Q> {
         Ok(settled)
     }
 
-    forward!(extend find purge size);
+    forward!(take extend find purge size);
 }
 
 impl<Q: Queue> Records for SlowQueue<Q> {

@@ -1,5 +1,7 @@
 //! The parts that several pages have in common.
 
+use std::time::SystemTime;
+
 use maud::{Markup, html};
 
 use super::text::{clip, encode, time};
@@ -69,6 +71,14 @@ pub(super) fn head(columns: &[&str]) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// When the next event of a tripped kind is tried.
+pub(super) fn next_attempt(at: SystemTime) -> Markup {
+    match at <= SystemTime::now() {
+        true => html! { "now" },
+        false => html! { "at " (time(at)) },
     }
 }
 

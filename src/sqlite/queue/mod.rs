@@ -23,7 +23,9 @@ use std::time::{Duration, Instant};
 use self::person::ToForget;
 use self::stats::Counts;
 use crate::event::EventKind;
-use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take, TakenEvent,
+};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
@@ -149,6 +151,12 @@ impl Work for SqliteQueue {
             claim::claim(tx, &take, limit, suspects)
         })
         .await
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let take = take.clone();
+        self.run(Need::Write, move |tx| claim::take(tx, id, &take))
+            .await
     }
 
     async fn extend(

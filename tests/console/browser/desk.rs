@@ -169,7 +169,7 @@ impl Gated {
 impl Work for Gated {
     const SHARED: bool = MemoryQueue::SHARED;
 
-    forward!(accept claim extend settle find purge size);
+    forward!(accept claim take extend settle find purge size);
 }
 
 impl Records for Gated {

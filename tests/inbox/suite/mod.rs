@@ -50,7 +50,7 @@ pub(crate) use self::alone::{
 };
 pub(crate) use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
-    first_due_is_taken_first,
+    first_due_is_taken_first, wanted_events_are_taken,
 };
 pub(crate) use self::changes::{
     chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
@@ -217,6 +217,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         failures_are_listed
         delays_are_kept
         first_due_is_taken_first
+        wanted_events_are_taken
         durations_have_no_limits
         settled_events_are_redriven
         redriven_events_stand_in_no_line
