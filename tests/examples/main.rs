@@ -3,6 +3,8 @@
 //! `bash tests/run` builds the examples.
 
 #[cfg(feature = "receiver")]
+mod alertmanager;
+#[cfg(feature = "receiver")]
 #[path = "../../benches/attack/attackers.rs"]
 mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
