@@ -24,6 +24,8 @@ mod inbox;
 #[cfg(feature = "receiver")]
 mod metrics;
 #[cfg(feature = "receiver")]
+mod notices;
+#[cfg(feature = "receiver")]
 mod openssl;
 #[cfg(feature = "receiver")]
 mod operations;
