@@ -132,6 +132,6 @@ pub(super) enum More {
     Nothing,
     /// Another page, after this event.
     Page(EventId),
-    /// Events that were not searched, after this one.
-    Search(EventId),
+    /// Events that were not searched, after this one, and how many percent were.
+    Search(EventId, u8),
 }

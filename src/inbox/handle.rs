@@ -333,6 +333,7 @@ impl<Q: Queue> Inbox<Q> {
                 let failures = event.failures.iter().map(|past| (past.at, &past.failure));
                 filter.matches(&event.summary)
                     && filter.matches_failures(failures)
+                    && filter.matches_body(event.body.as_deref())
                     && page.is_after(event.summary.id)
             });
             let mut events: Vec<_> = events.into_iter().map(|event| event.summary).collect();

@@ -210,7 +210,7 @@ fn tripped(view: &View, observed: &Observed) -> Option<Cause> {
     let (first, _) = observed.tripped.first_key_value()?;
     let next = observed.tripped.values().min()?;
     let text = html! {
-        "Events of " (names(observed.tripped.keys())) " fail in many chats: they are tripped. The worker of this process tries one at a time until one succeeds, the next one "
+        "Events of " (names(observed.tripped.keys())) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
         (next_attempt(*next)) "."
     };
     let cause = Cause::new(Level::Critical, text);

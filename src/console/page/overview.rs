@@ -226,7 +226,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
         tr {
             th scope="row" {
                 (name(row.kind))
-                @if let Some(next) = row.tripped { " " span.badge.bad { "tripped" } small { "next attempt " (next_attempt(next)) } }
+                @if let Some(next) = row.tripped { " " span.badge.bad { "tripped, next " (next_attempt(next)) } }
                 @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use maud::{Markup, html};
 
-use super::text::{clip, encode, time};
+use super::text::{clip, encode, long, time};
 use super::view::View;
 use crate::event::EventKind;
 use crate::inbox::{EventState, EventSummary, Failure};
@@ -75,10 +75,10 @@ pub(super) fn head(columns: &[&str]) -> Markup {
 }
 
 /// When the next event of a tripped kind is tried.
-pub(super) fn next_attempt(at: SystemTime) -> Markup {
-    match at <= SystemTime::now() {
-        true => html! { "now" },
-        false => html! { "at " (time(at)) },
+pub(super) fn next_attempt(at: SystemTime) -> String {
+    match at.duration_since(SystemTime::now()) {
+        Ok(left) => format!("in {}", long(left)),
+        Err(_) => "now".to_owned(),
     }
 }
 

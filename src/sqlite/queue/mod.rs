@@ -204,7 +204,7 @@ impl Records for SqliteQueue {
         let began = Instant::now();
         let mut listed = Listed::default();
         let mut page = page;
-        if filter.chat.is_some() {
+        if filter.chat.is_some() && filter.body.is_none() {
             // These are found by an index.
             page.within = None;
         }

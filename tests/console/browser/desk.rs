@@ -12,7 +12,7 @@ use tower::Layer;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::Work;
 use tower_webhook::inbox::{
-    Accept, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
+    Accept, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -178,5 +178,19 @@ impl Records for Gated {
         self.queue.redrive(id, from).await
     }
 
-    forward!(list get blocked_lanes discard forget pause pauses stats);
+    /// A search for a text in payloads looks at one event at a time.
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        if filter.body.is_none() {
+            return self.queue.list(filter, page).await;
+        }
+        let one = Page { limit: 1, ..page };
+        let next = self.queue.list(&Filter::default(), one).await?.events;
+        let next = next.first().map(|event| event.id);
+        let mut found = self.queue.list(filter, one).await?;
+        found.events.retain(|event| Some(event.id) == next);
+        found.searched = next;
+        Ok(found)
+    }
+
+    forward!(get blocked_lanes discard forget pause pauses stats);
 }

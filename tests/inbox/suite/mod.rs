@@ -79,9 +79,9 @@ pub(crate) use self::lanes::{
 pub(crate) use self::leases::{fences_protect, leases_are_extended, one_end_wins};
 pub(crate) use self::namespaces::{namespaces_are_apart, pauses_are_for_all_namespaces};
 pub(crate) use self::records::{
-    blocked_lanes_are_listed, changes_compare_the_state, chats_are_listed_without_a_search,
-    errors_are_found, failures_are_found_by_time, failures_keep_their_durations, headers_are_kept,
-    searches_end_in_time,
+    blocked_lanes_are_listed, bodies_are_found, changes_compare_the_state,
+    chats_are_listed_without_a_search, errors_are_found, failures_are_found_by_time,
+    failures_keep_their_durations, headers_are_kept, searches_end_in_time,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -239,6 +239,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         headers_are_kept
         failures_keep_their_durations
         errors_are_found
+        bodies_are_found
         failures_are_found_by_time
         searches_end_in_time
         chats_are_listed_without_a_search
