@@ -306,6 +306,27 @@ pub(crate) struct Monitoring {
     #[cfg_attr(not(feature = "metrics"), allow(dead_code))]
     pub(crate) metrics_host: Vec<String>,
 
+    /// A command that is run when events have become dead letters, by `sh -c`; only with --inbox
+    ///
+    /// It receives a line of JSON on standard input: `dead_letters`, their number since the last line, and `events`, the
+    /// first 100 of them, each with `event`, `kind`, `outcome` and `reason`. It is run as that of --exec, at most once in
+    /// --notify-every, and killed after --handler-timeout. If it fails, that is logged. What is not told when the
+    /// receiver stops is lost.
+    #[arg(long, requires = "later", value_name = "COMMAND", value_parser = command)]
+    pub(crate) on_dead: Option<String>,
+
+    /// A command that is run when alarms begin, become worse or end, by `sh -c`
+    ///
+    /// It receives a line of JSON on standard input: `alarms`, all of now, and `ended`. Each has `alarm`
+    /// (`failure-budget`, `unverified-requests`, `silent` or `tripped`) and `kind`, and one of now its `severity`, and for
+    /// failures of the last hour `failures`, `limit` and `disabled_in_seconds`. It is run as that of --on-dead.
+    #[arg(long, value_name = "COMMAND", value_parser = command)]
+    pub(crate) on_alarm: Option<String>,
+
+    /// The shortest time between two runs of the command of --on-dead, or of --on-alarm
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = value_parser!(u32).range(1..))]
+    pub(crate) notify_every: u32,
+
     /// The format of the log, on standard error
     #[arg(long, value_enum, value_name = "FORMAT", default_value_t = Format::Text)]
     pub(crate) log_format: Format,

@@ -1,4 +1,4 @@
-//! Runs a command for an event.
+//! Runs a command, as a rule for an event.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -74,6 +74,16 @@ impl Exec {
             }
             // Nor if no process can be started.
             Err(error) => Err(Failure::Later(format!("the command was not run: {error}"))),
+        }
+    }
+
+    /// Runs the command for no event, within a time limit.
+    pub(crate) async fn tell(&self, line: &str, limit: Duration) -> Result<(), String> {
+        match timeout(limit, self.attempt(None, line.as_bytes())).await {
+            Ok(Ok((status, _))) if status.success() => Ok(()),
+            Ok(Ok((status, _))) => Err(status.to_string()),
+            Ok(Err(error)) => Err(format!("it was not run: {error}")),
+            Err(_) => Err(format!("it was killed after {limit:?}")),
         }
     }
 

@@ -31,6 +31,7 @@ mod inbox;
 mod json;
 mod kinds;
 mod log;
+mod notices;
 mod output;
 mod refusals;
 mod reload;

@@ -10,6 +10,7 @@ use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
 use tower_webhook::{Sender, SenderPolicy};
 
 use crate::args::Options;
+use crate::notices::Notices;
 use crate::route::Route;
 
 /// Sees every delivery and attempt.
@@ -45,6 +46,7 @@ impl Telemetry {
             ..SenderPolicy::default()
         });
         let recent = Recent::new();
+        let notices = Notices::start(args, &budget, &silence);
         #[cfg(feature = "console")]
         let shown = (silence.clone(), recent.clone());
         #[cfg(feature = "metrics")]
@@ -60,10 +62,10 @@ impl Telemetry {
             let metrics = server
                 .is_some()
                 .then(tower_webhook::telemetry::Metrics::new);
-            Arc::new((silence, recent, metrics))
+            Arc::new((silence, recent, notices, metrics))
         };
         #[cfg(not(feature = "metrics"))]
-        let observer = Arc::new((silence, recent));
+        let observer = Arc::new((silence, recent, notices));
         Ok(Self {
             observer,
             budget,

@@ -164,6 +164,7 @@ async fn by_stats(inbox: &dyn Operations, filter: &Filter) -> Option<Counted> {
         accepted_from: None,
         accepted_until: None,
         error: None,
+        body: None,
         failed_from: None,
         failed_until: None,
     } = filter

@@ -63,7 +63,7 @@ pub(super) async fn export(
     let newest = first(&*inbox, Page::newest(1)).await?;
     tracing::info!(
         actor = actor(&console, &headers),
-        filter = search.query(),
+        filter = search.logged(),
         format = search.format,
         "the console exports events"
     );

@@ -51,6 +51,23 @@ async function refresh() {
 // The clock alone is no reason to ask.
 if (document.querySelector("main [data-live]")) setTimeout(refresh, 1000);
 
+// A search goes on until the page is full or left.
+async function searchOn() {
+  const rest = document.getElementById("rest");
+  const on = rest?.querySelector("a[data-search]");
+  const rows = document.querySelector("#rows tbody");
+  if (!on || pause.checked || rows?.rows[39]) return;
+  if (document.hidden) return setTimeout(searchOn, 1000);
+  const answer = await fetch(on.href);
+  const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
+  if (!found) return;
+  rows?.append(...found.querySelectorAll("#rows tbody tr"));
+  if (rows) rest.replaceWith(found.querySelector("#rest"));
+  else document.getElementById("found").replaceWith(found);
+  searchOn();
+}
+searchOn();
+
 // The local time.
 addEventListener("mouseover", ({ target }) => {
   const time = target.closest?.("time[datetime]");

@@ -1,8 +1,9 @@
 //! An inbox, for every type of queue.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::time::timeout;
 
@@ -52,6 +53,8 @@ pub(super) trait Operations: Send + Sync {
     fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool>;
     fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
+    /// The kinds that are tripped in this process, and when the next event of each is tried.
+    fn tripped(&self) -> BTreeMap<EventKind, SystemTime>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
 }
@@ -142,6 +145,10 @@ impl<Q: Queue> Operations for Counted<Q> {
         })
     }
 
+    fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+        self.inbox.tripped()
+    }
+
     fn stats(&self) -> Answer<'_, (Stats, Duration)> {
         let inbox = self.inbox.clone();
         read(self.counts.get(async move { inbox.stats().await }))
@@ -166,6 +173,6 @@ pub(super) enum More {
     Nothing,
     /// Another page, after this event.
     Page(EventId),
-    /// Events that were not searched, after this one.
-    Search(EventId),
+    /// Events that were not searched, after this one, and how many percent were.
+    Search(EventId, u8),
 }

@@ -47,6 +47,9 @@ pub(super) fn action(name: &str) -> Result<Action, Problem> {
 /// The number of events on a page.
 pub(super) const ROWS: usize = 40;
 
+/// The longest text in a payload that is looked for, in characters.
+const LONGEST_TEXT: usize = 200;
+
 /// The filter of a list, as in a URL.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
@@ -62,6 +65,8 @@ pub(super) struct Search {
     pub(super) until: String,
     /// A text in an error of the event.
     pub(super) error: String,
+    /// A text in the payload of the event.
+    pub(super) payload: String,
     pub(super) order: String,
     /// The format of an export.
     pub(super) format: String,
@@ -87,6 +92,10 @@ impl Search {
     /// The filter of a change of all that match. Without a state, what was handled would be handled again.
     pub(super) fn filter_for_change(&self, console: &Console) -> Result<Filter, Problem> {
         let filter = self.filter(console)?;
+        if filter.body.is_some() {
+            let reason = "To change events with a text in the payload, select them in the list.";
+            return Err(Problem::bad(reason));
+        }
         match filter.states.is_empty() {
             true => Err(Problem::bad("To change all that match, choose a state.")),
             false => Ok(filter),
@@ -98,11 +107,20 @@ impl Search {
         if console.hides_payloads && text(&self.error).is_some() {
             return Err(Problem::bad("The texts of errors are hidden."));
         }
+        if console.hides_payloads && text(&self.payload).is_some() {
+            return Err(Problem::bad("Payloads are hidden."));
+        }
         self.any_filter()
     }
 
     /// The filter, whatever the console hides.
     pub(super) fn any_filter(&self) -> Result<Filter, Problem> {
+        let payload = text(&self.payload);
+        let is_long = |text: &String| text.chars().count() > LONGEST_TEXT;
+        if payload.as_ref().is_some_and(is_long) {
+            let reason = format!("A text in the payload has at most {LONGEST_TEXT} characters.");
+            return Err(Problem::bad(reason));
+        }
         let (from, until) = (self.since()?, time(&self.until)?);
         let mut filter = match self.state.as_str() {
             "failed" => Filter::failed(from, until),
@@ -120,6 +138,7 @@ impl Search {
         }
         filter.chat = text(&self.chat);
         filter.error = text(&self.error);
+        filter.body = payload;
         if let Some(key) = text(&self.key) {
             let wrong = || Problem::bad("The key contains characters that no header can have.");
             filter.key = Some(self::key(&key).ok_or_else(wrong)?);
@@ -224,6 +243,7 @@ impl Search {
             ("from", &self.from),
             ("until", &self.until),
             ("error", &self.error),
+            ("payload", &self.payload),
             ("order", &self.order),
         ];
         let fields = fields.into_iter().map(|(name, value)| (name, value.trim()));
@@ -234,6 +254,17 @@ impl Search {
     pub(super) fn query(&self) -> String {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.extend_pairs(self.filled());
+        query.finish()
+    }
+
+    /// The query for the log, which has no part of a payload.
+    pub(super) fn logged(&self) -> String {
+        let hidden = self.filled().map(|(name, value)| match name {
+            "payload" => (name, "hidden"),
+            _ => (name, value),
+        });
+        let mut query = form_urlencoded::Serializer::new(String::new());
+        query.extend_pairs(hidden);
         query.finish()
     }
 }

@@ -9,7 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use futures_util::future::{try_join_all, try_join3};
+use futures_util::future::{try_join, try_join_all, try_join3};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -184,12 +184,42 @@ pub(super) async fn list(view: &View, search: &Search, wrong: Option<Wrong<'_>>)
     let mut listed = inbox(&view.console)?.list(&filter, page).await?;
     let is_more = listed.events.len() > ROWS;
     listed.events.truncate(ROWS);
-    let more = match (is_more, listed.events.last()) {
-        (true, Some(last)) => More::Page(last.id),
-        _ => listed.searched.map_or(More::Nothing, More::Search),
+    let more = match (is_more, listed.events.last(), listed.searched) {
+        (true, Some(last), _) => More::Page(last.id),
+        (.., Some(last)) => search_on(&**inbox(&view.console)?, &filter, page, last).await?,
+        (.., None) => More::Nothing,
     };
     let rows = with_failures(&**inbox(&view.console)?, listed.events).await?;
     Ok(page::events(view, search, &rows, more, wrong))
+}
+
+/// How a search continues after an event, and how much of it is done.
+async fn search_on(
+    inbox: &dyn Operations,
+    filter: &Filter,
+    page: Page,
+    last: EventId,
+) -> Result<More, StoreError> {
+    let of_time = Filter {
+        accepted_from: filter.accepted_from,
+        accepted_until: filter.accepted_until,
+        ..Filter::default()
+    };
+    let end = async |page: Page| {
+        let listed = inbox.list(&of_time, page.within(SEARCH)).await?;
+        let id = listed.events.first().map_or(last, |event| event.id);
+        Ok::<_, StoreError>(id.0)
+    };
+    let (oldest, newest) = try_join(end(Page::oldest(1)), end(Page::newest(1))).await?;
+    let done = match page.newest_first {
+        true => newest.saturating_sub(last.0),
+        false => last.0.saturating_sub(oldest),
+    };
+    let percent = done.saturating_mul(100) / newest.saturating_sub(oldest).max(1);
+    Ok(More::Search(
+        last,
+        u8::try_from(percent.clamp(0, 99)).unwrap_or(99),
+    ))
 }
 
 /// Reads the last failures of events.
@@ -277,7 +307,8 @@ async fn chat(
     let listed = inbox(&view.console)?.list(&filter, page).await?;
     let more = match (next(&listed, ROWS), listed.searched) {
         (Some(last), None) => More::Page(last),
-        (_, searched) => searched.map_or(More::Nothing, More::Search),
+        (_, Some(last)) => search_on(&**inbox(&view.console)?, &filter, page, last).await?,
+        (None, None) => More::Nothing,
     };
     let events = with_failures(&**inbox(&view.console)?, listed.events).await?;
     if matches!(more, More::Nothing) && events.is_empty() && page.after.is_none() {
@@ -410,6 +441,7 @@ async fn job(Extension(view): Extension<View>, path: Result<Path<i64>, PathRejec
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::future::pending;
     use std::io;
     use std::sync::Mutex;
@@ -525,6 +557,10 @@ mod tests {
             })
         }
 
+        fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+            BTreeMap::new()
+        }
+
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {
             Box::pin(pending())
         }
@@ -564,8 +600,9 @@ mod tests {
     async fn a_list_that_was_not_searched_to_its_end_says_so() {
         let app = console(&Arc::new(Semaphore::new(0)));
         let list = get(app, "/events?error=refused").await;
-        assert!(list.contains("stopped after event 7"), "{list}");
-        let on = r#"<a href="/events?error=refused&amp;after=7" rel="next">Search on</a>"#;
+        assert!(list.contains("has reached event 7"), "{list}");
+        let on =
+            r#"<a href="/events?error=refused&amp;after=7" rel="next" data-search>Search on</a>"#;
         assert!(list.contains(on), "{list}");
     }
 

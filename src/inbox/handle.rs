@@ -1,12 +1,12 @@
 //! The handle on an inbox: its settings, and what a person asks of its events.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::HeaderName;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::actions::{Action, By, Which};
 use super::backlog::Backlog;
@@ -357,6 +357,7 @@ impl<Q: Queue> Inbox<Q> {
                 let failures = event.failures.iter().map(|past| (past.at, &past.failure));
                 filter.matches(&event.summary)
                     && filter.matches_failures(failures)
+                    && filter.matches_body(event.body.as_deref())
                     && page.is_after(event.summary.id)
             });
             let mut events: Vec<_> = events.into_iter().map(|event| event.summary).collect();
@@ -450,8 +451,28 @@ impl<Q: Queue> Inbox<Q> {
     ) -> Result<Change, StoreError> {
         let redrive = self.shared.queue.redrive(id, from, &self.settings.by);
         let change = self.settings.call("redrive", redrive).await?;
+        if change == Change::Made && !self.shared.workers.tripped().is_empty() {
+            // If this fails, the event waits for a probe as all others of its kind.
+            let event = self.settings.call("get", self.shared.queue.get(id)).await;
+            if let Ok(Some(event)) = event {
+                self.shared.workers.probe(&event.summary.kind, id);
+            }
+        }
         self.shared.workers.wake();
         Ok(change)
+    }
+
+    /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-event-types) in a worker of this inbox, and when the
+    /// next event of each is tried. A time in the past means that an attempt is in progress.
+    #[must_use]
+    pub fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
+        let (now, time) = (Instant::now(), SystemTime::now());
+        let tripped = self.shared.workers.tripped().into_iter();
+        let at = |next: Instant| match next.checked_duration_since(now) {
+            Some(left) => time + left,
+            None => time - now.duration_since(next),
+        };
+        tripped.map(|(kind, next)| (kind, at(next))).collect()
     }
 
     /// Discards an event that is unsettled or dead. An attempt in progress loses its lease: its handler is dropped at

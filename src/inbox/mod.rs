@@ -63,6 +63,7 @@ pub(crate) mod queue;
 pub(crate) mod records;
 mod retry;
 mod rules;
+pub(crate) mod text;
 mod trip;
 mod worker;
 mod workers;

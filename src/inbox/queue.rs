@@ -88,6 +88,13 @@ also_for_arc! {
         /// As for [`accept`](Self::accept).
         async fn claim(&self, take: &Take, limit: usize, suspects: usize) -> Result<Claims, StoreError>;
 
+        /// Takes one event before those that have been due for longer, if it can be taken as by [`claim`](Self::claim).
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError>;
+
         /// Extends leases, so that each expires `lease` from now. Returns, in the order of `leases`, whether each was still
         /// held. `None` if that is unknown now, as somebody else has locked the event: then the lease was not extended.
         ///

@@ -9,6 +9,7 @@ use http::HeaderMap;
 
 use super::actions::{Action, By, Which};
 use super::event::{EventId, EventState, Failure};
+use super::text::has_text;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
 use crate::store::StoreError;
@@ -364,6 +365,9 @@ pub struct Filter {
     pub accepted_until: Option<SystemTime>,
     /// A failure of the event has this text in its outcome or its reason. ASCII letters match in either case.
     pub error: Option<String>,
+    /// The body of the event has this text: as it was received, or in its strings of JSON, in which `\u00e9` is `é`. ASCII
+    /// letters match in either case. An event whose body was deleted has none.
+    pub body: Option<String>,
     /// The last failure of the event was at this time or later.
     pub failed_from: Option<SystemTime>,
     /// The last failure of the event was before this time.
@@ -394,7 +398,7 @@ impl Filter {
         }
     }
 
-    /// Whether an event meets all conditions but those on its failures, which a summary does not have.
+    /// Whether an event meets all conditions but those on its failures and its body, which a summary does not have.
     ///
     /// ```
     /// # use tower_webhook::inbox::{EventState, EventSummary, Filter};
@@ -425,6 +429,12 @@ impl Filter {
         let error = self.error.as_deref();
         self.matches_last_failure(failures.clone().next_back().map(|(at, _)| at))
             && error.is_none_or(|text| failures.any(|(_, failure)| failure.contains(text)))
+    }
+
+    /// Whether the body of an event has the text.
+    pub(crate) fn matches_body(&self, body: Option<&[u8]>) -> bool {
+        let text = self.body.as_deref();
+        text.is_none_or(|text| body.is_some_and(|body| has_text(body, text)))
     }
 
     /// Whether the last failure of an event was in time, if there is a limit.

@@ -1,10 +1,11 @@
 //! Tripped kinds, whose events all fail: one event at a time is tried, until one succeeds.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::event::EventId;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
 
@@ -35,12 +36,18 @@ struct Tripped {
     delay: Duration,
     /// The number of the probe in progress.
     probe: Option<u64>,
+    /// The event that a person wants to be tried now.
+    wanted: Option<EventId>,
+    /// The earliest time for that: of thousands that are redriven, one a second is a probe.
+    earliest: Instant,
 }
 
 /// An attempt of an event of a kind that is tripped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Probe {
     pub(super) kind: EventKind,
+    /// The event that a person wants to be tried.
+    pub(super) event: Option<EventId>,
     number: u64,
 }
 
@@ -91,13 +98,24 @@ impl Trips {
         self.kinds.is_empty()
     }
 
-    /// The kinds that are tripped.
-    pub(super) fn tripped(&self) -> BTreeSet<EventKind> {
+    /// The kinds that are tripped, and when the next probe of each is due: in the past if one is in progress.
+    pub(super) fn tripped(&self) -> impl Iterator<Item = (&EventKind, Instant)> {
         self.kinds
             .iter()
-            .filter(|(_, trip)| trip.tripped.is_some())
-            .map(|(kind, _)| kind.clone())
-            .collect()
+            .filter_map(|(kind, trip)| Some((kind, trip.tripped.as_ref()?.next)))
+    }
+
+    /// Makes an event the next probe, if its kind is tripped, and returns whether it is.
+    pub(super) fn want(&mut self, kind: &EventKind, event: EventId) -> bool {
+        let trip = self.kinds.get_mut(kind);
+        let Some(tripped) = trip.and_then(|trip| trip.tripped.as_mut()) else {
+            return false;
+        };
+        tripped.wanted = Some(event);
+        if tripped.probe.is_none() {
+            tripped.next = tripped.earliest.max(Instant::now());
+        }
+        true
     }
 
     pub(super) fn succeeded(&mut self, kind: &EventKind) -> Changed {
@@ -120,10 +138,13 @@ impl Trips {
             return Changed::Nothing;
         }
         trip.lanes = HashSet::new();
+        let next = Instant::now() + SHORTEST;
         trip.tripped = Some(Tripped {
-            next: Instant::now() + SHORTEST,
+            next,
             delay: SHORTEST,
             probe: None,
+            wanted: None,
+            earliest: next,
         });
         Changed::Tripped
     }
@@ -134,7 +155,7 @@ impl Trips {
             && let Some(tripped) = &mut trip.tripped
             && tripped.probe == Some(ended.number)
         {
-            tripped.again();
+            tripped.again(ended.event.is_some());
         }
     }
 
@@ -144,9 +165,13 @@ impl Trips {
         let number = self.probes + 1;
         let (kind, tripped) = self.waiting().find(|(_, tripped)| tripped.next <= now)?;
         tripped.probe = Some(number);
-        let kind = kind.clone();
+        let (kind, event) = (kind.clone(), tripped.wanted.take());
         self.probes = number;
-        Some(Probe { kind, number })
+        Some(Probe {
+            kind,
+            event,
+            number,
+        })
     }
 
     /// Returns when the next probe is due.
@@ -164,10 +189,18 @@ impl Trips {
 }
 
 impl Tripped {
-    fn again(&mut self) {
+    fn again(&mut self, was_wanted: bool) {
+        let now = Instant::now();
         self.probe = None;
-        self.delay = (2 * self.delay).min(LONGEST);
-        self.next = Instant::now() + self.delay.mul_f64(1.0 - fastrand::f64() / 4.0);
+        self.earliest = now + SHORTEST;
+        // Whoever looks for the cause tries an event often.
+        if !was_wanted {
+            self.delay = (2 * self.delay).min(LONGEST);
+        }
+        self.next = match self.wanted {
+            Some(_) => self.earliest,
+            None => now + self.delay.mul_f64(1.0 - fastrand::f64() / 4.0),
+        };
     }
 }
 
@@ -188,7 +221,8 @@ mod tests {
         let other = trips.failed(&EventKind::CHAT_CLOSED, 3);
         assert_eq!(other, Changed::Nothing);
         assert_eq!(trips.failed(&KIND, 3), Changed::Tripped);
-        assert_eq!(trips.tripped(), BTreeSet::from([KIND]));
+        let tripped: Vec<_> = trips.tripped().map(|(kind, _)| kind.clone()).collect();
+        assert_eq!(tripped, [KIND]);
         assert_eq!(trips.failed(&KIND, 4), Changed::Nothing);
     }
 
@@ -229,5 +263,36 @@ mod tests {
         }
         assert_eq!(trips.succeeded(&KIND), Changed::Resumed);
         assert_eq!(trips.next_probe(), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_event_that_a_person_wants_is_the_next_probe() {
+        let mut trips = Trips::new(1);
+        assert!(!trips.want(&KIND, EventId(7)), "the kind is not tripped");
+        trips.failed(&KIND, 1);
+        for _ in 0..10 {
+            advance(trips.next_probe().unwrap() - Instant::now()).await;
+            let probe = trips.begin_probe().unwrap();
+            assert_eq!(probe.event, None);
+            trips.probe_ended(&probe);
+        }
+        let before = trips.next_probe().unwrap() - Instant::now();
+        assert!(before > LONGEST / 2, "{before:?}");
+        advance(SHORTEST).await;
+        // The second one is wanted while the first one is tried.
+        let wanted = [EventId(7), EventId(8)];
+        assert!(trips.want(&KIND, wanted[0]));
+        let probe = trips.begin_probe().unwrap();
+        assert_eq!(probe.event, Some(wanted[0]));
+        assert!(trips.want(&KIND, wanted[1]));
+        assert_eq!(trips.begin_probe(), None, "one probe at a time");
+        trips.probe_ended(&probe);
+        assert_eq!(trips.begin_probe(), None, "one a second");
+        advance(SHORTEST).await;
+        let probe = trips.begin_probe().unwrap();
+        assert_eq!(probe.event, Some(wanted[1]));
+        trips.probe_ended(&probe);
+        let after = trips.next_probe().unwrap() - Instant::now();
+        assert!(after > LONGEST / 2 && after <= LONGEST, "{after:?}");
     }
 }

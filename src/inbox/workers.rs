@@ -1,5 +1,6 @@
 //! The workers of an inbox in this process, which get events in the step that accepts them.
 
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -7,6 +8,7 @@ use std::sync::{Arc, Mutex};
 use tokio::time::Instant;
 
 use super::event::{EventId, NewEvent, Take, TakenEvent};
+use crate::event::EventKind;
 use crate::lock::lock;
 
 /// Ends an attempt of an event that was given up.
@@ -33,6 +35,10 @@ pub(super) trait Local: Send + Sync {
     fn wake(&self);
     /// Returns what ends the attempt of an event, if it is in progress.
     fn revocation(&self, id: EventId) -> Option<Revocation>;
+    /// Returns the kinds that are tripped, and when the next probe of each is due.
+    fn tripped(&self) -> Vec<(EventKind, Instant)>;
+    /// Makes an event the next probe of its kind if that is tripped, and returns whether it is.
+    fn probe(&self, kind: &EventKind, id: EventId) -> bool;
     fn check(&self);
 }
 
@@ -60,6 +66,26 @@ impl Workers {
         lock(&self.all)
             .iter()
             .find_map(|registered| registered.worker.revocation(id))
+    }
+
+    /// Returns the kinds that are tripped in a worker, and when the next probe of each is due.
+    pub(super) fn tripped(&self) -> BTreeMap<EventKind, Instant> {
+        let mut tripped = BTreeMap::new();
+        for registered in &*lock(&self.all) {
+            for (kind, next) in registered.worker.tripped() {
+                let earliest = tripped.entry(kind).or_insert(next);
+                *earliest = next.min(*earliest);
+            }
+        }
+        tripped
+    }
+
+    /// Makes an event the next probe of its kind, if that is tripped in a worker.
+    pub(super) fn probe(&self, kind: &EventKind, id: EventId) {
+        let all = lock(&self.all);
+        let _ = all
+            .iter()
+            .any(|registered| registered.worker.probe(kind, id));
     }
 
     /// Makes all workers ask the queue which of their leases are still held.

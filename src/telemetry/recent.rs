@@ -1,6 +1,6 @@
 //! What happened lately: the last problems, the events of each minute, and the durations of attempts.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
@@ -56,7 +56,6 @@ struct State {
     unverified: Problems,
     minutes: BTreeMap<EventKind, Minutes<Minute>>,
     answers: BTreeMap<&'static str, Minutes<u64>>,
-    tripped: BTreeSet<EventKind>,
     /// The events of an inbox that were settled, the latest one last.
     durations: VecDeque<Settled>,
 }
@@ -130,12 +129,6 @@ impl Recent {
         minutes
             .map(|(kind, minutes)| (kind.clone(), minutes.until(now)))
             .collect()
-    }
-
-    /// Returns the kinds that are [tripped](crate::docs::inbox#tripped-event-types) in this process.
-    #[must_use]
-    pub fn tripped(&self) -> BTreeSet<EventKind> {
-        lock(&self.shared.state).tripped.clone()
     }
 
     /// Returns how many deliveries and refused requests of the last hour had each outcome, named as in the [table of
@@ -270,15 +263,10 @@ impl Observer for Recent {
                 };
                 lock(&self.shared.state).verified.add(problem, MOST);
             }
-            Observation::Tripped { kind, is_tripped } => {
-                let kind = self.shared.kinds.bounded(kind);
-                let mut state = lock(&self.shared.state);
-                match is_tripped {
-                    true => state.tripped.insert(kind),
-                    false => state.tripped.remove(&kind),
-                };
-            }
-            Observation::Call(_) | Observation::Detached | Observation::Collapsed { .. } => {}
+            Observation::Call(_)
+            | Observation::Detached
+            | Observation::Collapsed { .. }
+            | Observation::Tripped { .. } => {}
         }
     }
 }

@@ -1,5 +1,6 @@
 //! What operators change: one event, or all that match.
 
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::header::HeaderName;
@@ -138,6 +139,54 @@ async fn changes_are_made_and_logged_with_the_operator() {
         .is(303);
     logged(&[("actor", "grace"), ("job", job)]);
     assert_eq!(log.count(Level::INFO, "the console cancels a job"), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_event_says_when_it_is_tried_after_retry_now() {
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    crm.down.store(true, Ordering::SeqCst);
+    let worker = inbox.worker(crm.router()).spawn();
+    let webhooks = webhooks(&inbox);
+    for n in 0..100 {
+        let event = event(&format!("chat-{n}"), 1);
+        send(&webhooks, event).await.assert_ok();
+    }
+    sleep(600 * SECOND).await;
+    let app = Console::new().inbox(inbox.clone()).router();
+    let when = "The next attempt is made in ";
+    let now = "; after <b>Retry now</b>, it is that of this event.";
+    get(&app, "/events/50").await.shows(when).shows(now);
+    let read_only = Console::new().inbox(inbox.clone()).read_only().router();
+    get(&read_only, "/events/50").await.shows(when).hides(now);
+    let overview = get(&app, "/").await;
+    overview
+        .shows("one at a time until one succeeds, the next in ")
+        .shows("tripped, next in ");
+
+    let attempts = crm.attempts();
+    let retried = post(&app, "/events/50/redrive", "state=waiting").await;
+    sleep(SECOND / 2).await;
+    assert_eq!(crm.attempts(), attempts + 1);
+    let location = retried.is(303).location.clone().unwrap();
+    get(&app, &location)
+        .await
+        .shows("Event <a")
+        .shows("was redriven");
+
+    post(&app, "/pause", "kind=chat-rated&reason=maintenance")
+        .await
+        .is(303);
+    let retried = post(&app, "/events/50/redrive", "state=retrying").await;
+    let location = retried.is(303).location.clone().unwrap();
+    sleep(100 * SECOND).await;
+    assert_eq!(crm.attempts(), attempts + 1);
+    get(&app, &location)
+        .await
+        .shows("It is paused since <time")
+        .shows("it is not tried before somebody resumes chat-rated.")
+        .hides(when);
+    post(&app, "/resume", "kind=chat-rated").await.is(303);
+    worker.drain(SECOND).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]

@@ -3,6 +3,7 @@
 mod access;
 mod changes;
 mod pages;
+mod payloads;
 mod queues;
 mod senders;
 

@@ -411,10 +411,18 @@ async fn pages_are_small_whatever_failed_and_however_often() {
     for n in first..first + 120 {
         inbox.redrive(EventId(n), None).await.unwrap();
     }
-    let worker = inbox.worker(fails).retry(retry(DAY)).trip_after(1_000);
-    let worker = worker.spawn();
+    let worker = inbox.worker(fails.clone()).retry(retry(DAY));
+    let worker = worker.trip_after(1_000).spawn();
     sleep(SECOND).await;
     worker.drain(SECOND).await.unwrap();
+
+    // Kinds are tripped while their worker runs.
+    for n in 20..40 {
+        inbox.redrive(EventId(first + 2 * n), None).await.unwrap();
+    }
+    let worker = inbox.worker(fails).retry(retry(DAY)).trip_after(1);
+    let _worker = worker.spawn();
+    sleep(SECOND).await;
     let oldest = inbox.get(EventId(first)).await.unwrap().unwrap();
     assert!(oldest.failures.len() > 20, "{oldest:?}");
 

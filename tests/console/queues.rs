@@ -346,7 +346,7 @@ async fn shows_pauses<Q: Queue>(inbox: Inbox<Q>) {
             assert_eq!(page.text.contains("Resume"), can_resume, "{path}");
         }
     }
-    let waits = "not tried before somebody resumes it";
+    let waits = "not tried before somebody resumes chat-rated";
     get(&app, "/events/4").await.shows(waits);
     get(&app, "/events/2").await.hides(waits);
     inbox.pause(None, "ada").await.unwrap();

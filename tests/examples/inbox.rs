@@ -429,6 +429,13 @@ fn a_person_pauses_discards_and_redrives() {
             .contains("everything is paused\nchat-rated: 2 waiting"),
         "{paused:?}"
     );
+    let retried = inbox(&url, &["redrive", "1", "--yes"]);
+    assert!(
+        retried
+            .err
+            .ends_with("redriven: 1\neverything is paused: its events are tried after `receiver inbox resume`\n"),
+        "{retried:?}"
+    );
     assert_eq!(inbox(&url, &["discard", "2", "--yes"]).code, 0);
     assert_eq!(states(&url), ["waiting", "discarded"]);
     assert_eq!(inbox(&url, &["resume"]).code, 0);

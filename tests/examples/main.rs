@@ -3,6 +3,8 @@
 //! `bash tests/run` builds the examples.
 
 #[cfg(feature = "receiver")]
+mod alertmanager;
+#[cfg(feature = "receiver")]
 #[path = "../../benches/attack/attackers.rs"]
 mod attackers;
 #[cfg(all(feature = "admin", feature = "moka"))]
@@ -21,6 +23,8 @@ mod forwards;
 mod inbox;
 #[cfg(feature = "receiver")]
 mod metrics;
+#[cfg(feature = "receiver")]
+mod notices;
 #[cfg(feature = "receiver")]
 mod openssl;
 #[cfg(feature = "receiver")]

@@ -1,15 +1,20 @@
-//! The operator's alerts in Prometheus itself, which scrapes a receiver.
+//! The operator's alerts in Prometheus itself, which scrapes a receiver, and in Alertmanager.
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::path::Path;
 use std::process::Command;
+use std::thread::sleep;
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use support::operations::ALERTS;
-use support::program::{Program, Server, curl, installed, run, until_every};
+use support::lock;
+use support::operations::{ALERTS, FILES, alerts};
+use support::program::{Program, Server, check, curl, installed, run, until_every};
+
+use crate::alertmanager::{Alertmanager, FILE, PACKAGE};
 
 /// Prometheus with the operator's alerts. How long conditions last before they fire is for `promtool` to prove.
 struct Prometheus {
@@ -18,7 +23,7 @@ struct Prometheus {
 }
 
 impl Prometheus {
-    fn scraping(metrics: &str) -> Self {
+    fn scraping(metrics: &str, manager: &str) -> Self {
         let dir = TempDir::new().unwrap();
         let alerts = ["interval: 30s", "interval: 1m", "for: 1m", "for: 2m"]
             .into_iter()
@@ -34,7 +39,8 @@ impl Prometheus {
         let config = format!(
             "rule_files: [alerts.yml]\n\
              scrape_configs:\n  - job_name: webhook\n    scrape_interval: 1s\n    \
-             static_configs: [{{targets: [\"{target}\"]}}]\n"
+             static_configs: [{{targets: [\"{target}\"]}}]\n\
+             alerting:\n  alertmanagers:\n  - static_configs: [{{targets: [\"{manager}\"]}}]\n"
         );
         fs::write(dir.path().join("prometheus.yml"), config).unwrap();
         let version = Command::new("prometheus").arg("--version").output();
@@ -112,7 +118,8 @@ fn prometheus_warns_of_what_happens_to_a_receiver() {
         "--metrics",
         "127.0.0.1:0",
     ]);
-    let prometheus = Prometheus::scraping(&receiver.url_of("metrics"));
+    let manager = Alertmanager::start();
+    let prometheus = Prometheus::scraping(&receiver.url_of("metrics"), &manager.address);
     until_every(Duration::from_millis(200), "the first scrape", || {
         prometheus.is_scraping().then_some(())
     });
@@ -121,6 +128,8 @@ fn prometheus_warns_of_what_happens_to_a_receiver() {
     let sent = receiver.send("s", &["--event", "chat-rated"]);
     assert_eq!(sent.code, 0, "{sent:?}");
     prometheus.fires(&["WebhookDeadLetters"]);
+    manager.sends("/ticket", &["WebhookDeadLetters chat-rated 1"]);
+    assert_eq!(manager.sent("/page").0, 0);
 
     // As after a change of the secret in the partner portal.
     let refused = receiver.send("wrong", &["--count", "249"]);
@@ -128,6 +137,12 @@ fn prometheus_warns_of_what_happens_to_a_receiver() {
     let refused = receiver.send("wrong", &["--count", "1"]);
     assert_eq!(refused.code, 1, "{refused:?}");
     prometheus.fires(&["WebhookDeadLetters", "WebhookUnverifiedRequests"]);
+    manager.sends("/page", &["WebhookUnverifiedRequests"]);
+    let muted = || {
+        let muted = manager.inhibited().contains("WebhookUnverifiedRequests");
+        muted.then_some(())
+    };
+    until_every(Duration::from_millis(200), "the warning, muted", muted);
 
     let dead = ["discard", "--all", "--state", "dead", "--yes"];
     let discarded = run(
@@ -139,4 +154,135 @@ fn prometheus_warns_of_what_happens_to_a_receiver() {
 
     drop(receiver);
     prometheus.fires(&["WebhookReceiverDown"]);
+    manager.sends(
+        "/page",
+        &["WebhookUnverifiedRequests", "WebhookReceiverDown"],
+    );
+}
+
+#[test]
+fn the_file_is_valid_and_names_alerts_that_exist() {
+    let file = ["check-config", "alertmanager.yml"];
+    check("amtool", PACKAGE, Path::new(FILES), &file);
+    let words = FILE.split(|it: char| !it.is_ascii_alphanumeric());
+    let named: BTreeSet<_> = words.filter(|word| word.starts_with("Webhook")).collect();
+    assert!(named.len() > 5, "{named:?}");
+    assert!(named.is_subset(&alerts()), "{named:?}");
+}
+
+/// An outage: the alert of its cause, what follows from it, and what does not.
+struct Outage {
+    cause: &'static str,
+    follow: &'static [&'static str],
+    another: &'static str,
+}
+
+const OUTAGES: &[Outage] = &[
+    Outage {
+        cause: "WebhookStoreUnavailable critical target=queue",
+        follow: &[
+            "WebhookBudgetSpent warning kind=chat-rated",
+            "WebhookBudgetSpent critical kind=chat-rated",
+            "WebhookBudgetSpent critical kind=chat-closed",
+            "WebhookOldestWaiting warning kind=chat-rated",
+            "WebhookKindTripped critical kind=chat-rated",
+        ],
+        another: "WebhookQueueNearLimit critical",
+    },
+    Outage {
+        cause: "WebhookKindTripped critical kind=chat-rated",
+        follow: &[
+            "WebhookOldestWaiting warning kind=chat-rated",
+            "WebhookDeadLetters warning kind=chat-rated at_least=1",
+            "WebhookDeadLetters warning kind=chat-rated at_least=100",
+        ],
+        another: "WebhookKindTripped critical kind=chat-closed",
+    },
+    Outage {
+        cause: "WebhookReceiverDown critical instance=a",
+        follow: &[
+            "WebhookSilent critical kind=chat-rated",
+            "WebhookSilent critical kind=chat-closed",
+        ],
+        another: "WebhookBudgetSpent critical kind=chat-rated",
+    },
+    Outage {
+        cause: "WebhookUnverifiedRequests critical",
+        follow: &[
+            "WebhookUnverifiedRequests warning",
+            "WebhookSilent critical kind=chat-rated",
+        ],
+        another: "WebhookBudgetSpent critical kind=chat-rated",
+    },
+    Outage {
+        cause: "WebhookBudgetSpent critical kind=chat-rated",
+        follow: &["WebhookBudgetSpent warning kind=chat-rated"],
+        another: "WebhookSilent critical kind=chat-rated",
+    },
+];
+
+/// An alert of a list, as it is sent.
+fn as_sent(alert: &str) -> String {
+    let words = alert.split_whitespace();
+    let words = words.filter_map(|word| match word.split_once('=') {
+        Some(("kind" | "at_least", value)) => Some(value),
+        Some(_) => None,
+        None => Some(word).filter(|word| !["critical", "warning"].contains(word)),
+    });
+    words.collect::<Vec<_>>().join(" ")
+}
+
+#[test]
+fn one_outage_is_one_page() {
+    for outage in OUTAGES {
+        let manager = Alertmanager::start();
+        let cause = as_sent(outage.cause);
+        manager.add(outage.cause);
+        manager.sends("/page", &[&cause]);
+        for alert in outage.follow {
+            manager.add(alert);
+        }
+        let follow: BTreeSet<_> = outage.follow.iter().map(|alert| as_sent(alert)).collect();
+        assert_eq!(manager.inhibited(), follow, "{cause}");
+        // Alerts that were not muted would be sent each second.
+        sleep(Duration::from_secs(3));
+        assert_eq!(manager.sent("/page").0, 1, "pages of {cause}");
+        assert_eq!(manager.sent("/ticket").0, 0, "tickets of {cause}");
+        // Another outage is not muted.
+        manager.add(outage.another);
+        manager.sends("/page", &[&cause, &as_sent(outage.another)]);
+    }
+}
+
+#[test]
+fn what_comes_before_its_cause_is_of_the_same_page() {
+    let manager = Alertmanager::start();
+    manager.add("WebhookBudgetSpent critical kind=chat-rated");
+    manager.sends("/page", &["WebhookBudgetSpent chat-rated"]);
+    manager.add("WebhookStoreUnavailable critical target=queue");
+    let both = ["WebhookBudgetSpent chat-rated", "WebhookStoreUnavailable"];
+    manager.sends("/page", &both);
+    let sent = lock(&manager.sent);
+    let groups: BTreeSet<_> = sent
+        .iter()
+        .map(|(_, body)| body["groupKey"].as_str())
+        .collect();
+    assert_eq!(groups.len(), 1, "{sent:?}");
+}
+
+#[test]
+fn dead_letters_are_told_again_as_they_grow() {
+    let manager = Alertmanager::start();
+    let mut seen = Vec::new();
+    for at_least in [1, 10, 100, 1_000, 10_000] {
+        manager.add(&format!(
+            "WebhookDeadLetters warning kind=chat-rated at_least={at_least}"
+        ));
+        let muted: BTreeSet<_> = seen.iter().cloned().collect();
+        assert_eq!(manager.inhibited(), muted);
+        seen.push(format!("WebhookDeadLetters chat-rated {at_least}"));
+        let sent: Vec<_> = seen.iter().map(String::as_str).collect();
+        manager.sends("/ticket", &sent);
+    }
+    assert_eq!(manager.sent("/page").0, 0);
 }

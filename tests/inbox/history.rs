@@ -427,6 +427,14 @@ impl Work for Spy {
         Ok(claims)
     }
 
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let taken = self.queue.take(id, take).await?;
+        if let Some(event) = &taken {
+            self.taken(event, take);
+        }
+        Ok(taken)
+    }
+
     async fn extend(
         &self,
         leases: &[EventLease],
@@ -632,6 +640,11 @@ impl Mistaken {
             claims.events.extend(first.cloned());
         }
         Ok(claims)
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let taken = self.inner.take(id, take).await?;
+        Ok(taken.map(|event| self.note(event)))
     }
 
     async fn extend(

@@ -30,6 +30,11 @@ macro_rules! forward {
             self.inner()?.claim(take, limit, suspects).await
         }
     };
+    (@take) => {
+        async fn take(&self, id: ::tower_webhook::inbox::EventId, take: &::tower_webhook::inbox::internal::Take) -> Result<Option<::tower_webhook::inbox::internal::TakenEvent>, ::tower_webhook::store::StoreError> {
+            self.inner()?.take(id, take).await
+        }
+    };
     (@extend) => {
         async fn extend(&self, leases: &[::tower_webhook::inbox::internal::EventLease], lease: ::std::time::Duration) -> Result<Vec<Option<bool>>, ::tower_webhook::store::StoreError> {
             self.inner()?.extend(leases, lease).await
@@ -303,7 +308,7 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         Ok(settled)
     }
 
-    forward!(claim find purge size jobs);
+    forward!(claim take find purge size jobs);
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {

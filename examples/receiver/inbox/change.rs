@@ -71,6 +71,16 @@ pub(crate) async fn change<Q: Queue>(
         eprintln!();
     }
     eprintln!("{}: {}", action.done(), counts.made);
+    if matches!(action, Action::Redrive) && counts.made > 0 {
+        for pause in inbox.pauses().await? {
+            let kind = pause.kind.map(|kind| kind.to_string());
+            let (name, of) = match &kind {
+                Some(kind) => (kind.as_str(), format!(" {kind}")),
+                None => ("everything", String::new()),
+            };
+            eprintln!("{name} is paused: its events are tried after `receiver inbox resume{of}`");
+        }
+    }
     let is_complete = counts.failed == 0 && counts.all() == ids.len();
     Ok(match is_complete {
         true => ExitCode::SUCCESS,

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use maud::{Markup, html};
 
 use super::overview::{Observed, is_short};
+use super::parts::next_attempt;
 use super::text::{clip, count, kind as name, long, minute};
 use super::view::View;
 use crate::event::EventKind;
@@ -206,9 +207,11 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
 }
 
 fn tripped(view: &View, observed: &Observed) -> Option<Cause> {
-    let first = observed.tripped.first()?;
+    let (first, _) = observed.tripped.first_key_value()?;
+    let next = observed.tripped.values().min()?;
     let text = html! {
-        "Events of " (names(&observed.tripped)) " fail in many chats: they are tripped. The worker of this process tries one at a time until one succeeds."
+        "Events of " (names(observed.tripped.keys())) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
+        (next_attempt(*next)) "."
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.tripped.len() {

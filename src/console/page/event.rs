@@ -5,7 +5,7 @@ use maud::{Markup, html};
 use super::super::operations::More;
 use super::actions::of_event;
 use super::events::{Columns, Failed, rest, table, waiting};
-use super::parts::{button, chat as chat_link, collapsed, reason_field, state};
+use super::parts::{button, chat as chat_link, collapsed, next_attempt, reason_field, state};
 use super::text::{ago, clip, full_time, kind, short};
 use super::view::View;
 use crate::inbox::{Action, BlockedLane, EventId, EventRecord, EventState, EventSummary};
@@ -85,16 +85,21 @@ pub(in super::super) fn event(
 }
 
 /// When an event is tried that is due, if not at once.
-fn waits(view: &View, event: &EventSummary) -> &'static str {
+fn waits(view: &View, event: &EventSummary) -> Markup {
     let mut pauses = view.pauses.iter();
-    let is_paused = pauses.any(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
-    let recent = view.console.recent.as_ref();
-    if is_paused {
-        "It is paused: it is not tried before somebody resumes it."
-    } else if recent.is_some_and(|recent| recent.tripped().contains(&event.kind)) {
-        "Its kind is tripped, as its events fail in many chats: one of them is tried at most every minute, until one succeeds."
-    } else {
-        ""
+    let pause = pauses.find(|it| it.kind.as_ref().is_none_or(|kind| *kind == event.kind));
+    let inbox = view.console.inbox.as_ref();
+    let tripped = inbox.and_then(|inbox| inbox.tripped().remove(&event.kind));
+    html! {
+        @if let Some(pause) = pause {
+            "It is paused since " (full_time(pause.since)) ": it is not tried before somebody resumes "
+            (pause.kind.as_ref().map_or("everything".to_owned(), kind)) "."
+        } @else if let Some(next) = tripped {
+            "Its kind is tripped, as its events fail in many chats: one of them is tried at a time, until one succeeds. The next attempt is made "
+            (next_attempt(next))
+            @if view.can_change() { "; after " b { "Retry now" } ", it is that of this event" }
+            "."
+        }
     }
 }
 

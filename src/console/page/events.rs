@@ -43,8 +43,8 @@ pub(in super::super) fn events(
         div.title { h1 { "Events" } }
         div.stack {
             section { (form(view, search)) }
-            section {
-                @if rows.is_empty() && !matches!(more, More::Search(_)) { p { @if wrong.is_none() { "No event matches." } @else { "No list." } } }
+            section #found {
+                @if rows.is_empty() && !matches!(more, More::Search(..)) { p { @if wrong.is_none() { "No event matches." } @else { "No list." } } }
                 @else if !rows.is_empty() {
                     @if view.can_change() {
                         form #selected method="post" action=(view.url("/selected")) {
@@ -58,7 +58,8 @@ pub(in super::super) fn events(
                             }
                         }
                     } @else {
-                        div #rows data-live { (table(view, rows, Columns::All)) }
+                        // A search adds rows.
+                        div #rows data-live[!matches!(more, More::Search(..))] { (table(view, rows, Columns::All)) }
                     }
                 }
                 (rest(&view.url(format_args!("/events?{query}")), more, !search.after.is_empty()))
@@ -71,15 +72,17 @@ pub(in super::super) fn events(
 /// The links below a list, whose URL has a query.
 pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
     html! {
-        @if let More::Search(last) = more {
-            p { "The search stopped after event " (last) " because it reached its time limit." }
-        }
-        div.pages {
-            @if has_first { a href=(list) { "First page" } }
-            @match more {
-                More::Nothing => "",
-                More::Page(last) => a href={ (list) "&after=" (last) } rel="next" { "Next page" },
-                More::Search(last) => a href={ (list) "&after=" (last) } rel="next" { "Search on" },
+        div #rest {
+            @if let More::Search(last, percent) = more {
+                p { "The search has reached event " (last) ": " (percent) " % are done." }
+            }
+            div.pages {
+                @if has_first { a href=(list) { "First page" } }
+                @match more {
+                    More::Nothing => "",
+                    More::Page(last) => a href={ (list) "&after=" (last) } rel="next" { "Next page" },
+                    More::Search(last, _) => a href={ (list) "&after=" (last) } rel="next" data-search { "Search on" },
+                }
             }
         }
     }
@@ -108,7 +111,10 @@ fn form(view: &View, search: &Search) -> Markup {
                     (kinds())
                 }
                 div.grow { label for="chat" { "Chat" } input #chat name="chat" value=(search.chat); }
-                @if !view.console.hides_payloads { div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); } }
+                @if !view.console.hides_payloads {
+                    div.grow { label for="error" { "Error contains" } input #error name="error" value=(search.error); }
+                    div.grow { label for="payload" { "Payload contains" } input #payload name="payload" value=(search.payload); }
+                }
                 div.grow { label for="key" { "Key" } input #key name="key" value=(search.key); }
                 div.grow.narrow {
                     label for="hours" { "Within" }
@@ -137,8 +143,8 @@ fn form(view: &View, search: &Search) -> Markup {
                     button formaction=(view.url("/export")) name="format" value=(format) { (text) }
                 }
                 @if view.can_change() {
-                    @if search.state.is_empty() {
-                        span.quiet { "To change all that match, choose a state." }
+                    @if search.state.is_empty() || !search.payload.is_empty() {
+                        span.quiet { "To change all that match, choose a state, and no text in the payload." }
                     } @else {
                         @let all = |action, text, class| html! {
                             button class=(class) formaction=(view.url("/all")) name="action" value=(action) { (text) }
@@ -186,7 +192,7 @@ pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Marku
                         td { (state(event)) }
                         td.wide {
                             @if event.failures > 0 { (event.failures) " × " }
-                            (reason(view, failure.as_ref(), 50))
+                            (reason(view, failure.as_ref(), 47))
                         }
                     }
                 }
@@ -322,6 +328,7 @@ pub(super) fn label(field: &str) -> &str {
         "from" => "Since (UTC)",
         "until" => "Until (UTC)",
         "error" => "Error contains",
+        "payload" => "Payload contains",
         other => other,
     }
 }

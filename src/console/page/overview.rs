@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
@@ -10,7 +10,7 @@ use super::super::settings::Console;
 use super::actions::running;
 use super::causes::causes;
 use super::events::waiting;
-use super::parts::{chat, gauge, head, reason, state};
+use super::parts::{chat, gauge, head, next_attempt, reason, state};
 use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
 use crate::event::EventKind;
@@ -37,7 +37,8 @@ struct Row<'a> {
     age: Option<Duration>,
     spent: Option<&'a Spent>,
     minutes: Option<&'a [Minute; 60]>,
-    is_tripped: bool,
+    /// When the next event of the kind is tried, if it is tripped.
+    tripped: Option<SystemTime>,
     is_silent: bool,
 }
 
@@ -46,7 +47,7 @@ pub(super) struct Observed {
     pub(super) spent: Vec<Spent>,
     pub(super) silent: Vec<Silent>,
     minutes: BTreeMap<EventKind, [Minute; 60]>,
-    pub(super) tripped: BTreeSet<EventKind>,
+    pub(super) tripped: BTreeMap<EventKind, SystemTime>,
 }
 
 /// A blocked lane, and the last failure of the event for which it waits.
@@ -60,7 +61,7 @@ impl Observed {
         let spent = console.budget.as_ref().map(FailureBudget::spent);
         let silent = console.silence.as_ref().map(Silence::silent);
         let minutes = console.recent.as_ref().map(Recent::minutes);
-        let tripped = console.recent.as_ref().map(Recent::tripped);
+        let tripped = console.inbox.as_ref().map(|inbox| inbox.tripped());
         Self {
             spent: spent.unwrap_or_default(),
             silent: silent.unwrap_or_default(),
@@ -136,7 +137,7 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
     kinds.extend(spent.iter().filter_map(|spent| spent.kind.as_ref()));
     kinds.extend(silent.iter().map(|silent| &silent.kind));
     kinds.extend(minutes.keys());
-    kinds.extend(tripped);
+    kinds.extend(tripped.keys());
     let all = kinds.len();
     let mut kinds: Vec<_> = kinds.into_iter().collect();
     kinds.retain(|kind| is_short(kind));
@@ -152,7 +153,7 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
                 .and_then(|(stats, of_kind)| stats.age(of_kind)),
             spent: spent.iter().find(|it| it.kind.as_ref() == Some(kind)),
             minutes: minutes.get(kind),
-            is_tripped: tripped.contains(kind),
+            tripped: tripped.get(kind).copied(),
             is_silent: silent.iter().any(|it| it.kind == *kind),
         }
     });
@@ -228,7 +229,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
         tr {
             th scope="row" {
                 (name(row.kind))
-                @if row.is_tripped { " " span.badge.bad { "tripped" } }
+                @if let Some(next) = row.tripped { " " span.badge.bad { "tripped, next " (next_attempt(next)) } }
                 @if own_pause || (is_paused && stats.is_some()) { " " span.badge.warn { "paused" } }
                 @if row.is_silent { " " span.badge.bad { "silent" } }
             }

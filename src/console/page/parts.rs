@@ -1,8 +1,10 @@
 //! The parts that several pages have in common.
 
+use std::time::SystemTime;
+
 use maud::{Markup, html};
 
-use super::text::{clip, encode, time};
+use super::text::{clip, encode, long, time};
 use super::view::View;
 use crate::event::EventKind;
 use crate::inbox::{By, EventState, EventSummary, Failure};
@@ -69,6 +71,14 @@ pub(super) fn head(columns: &[&str]) -> Markup {
                 }
             }
         }
+    }
+}
+
+/// When the next event of a tripped kind is tried.
+pub(super) fn next_attempt(at: SystemTime) -> String {
+    match at.duration_since(SystemTime::now()) {
+        Ok(left) => format!("in {}", long(left)),
+        Err(_) => "now".to_owned(),
     }
 }
 

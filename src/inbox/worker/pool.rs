@@ -106,9 +106,10 @@ impl<Q> Pool<Q> {
     pub(super) fn apply_trips(&self) {
         let trips = lock(&self.trips);
         self.has_trips.store(!trips.is_empty(), Ordering::Relaxed);
+        let tripped = trips.tripped().map(|(kind, _)| kind.clone());
         let take = Take {
             lease: self.settings.limits.lease(),
-            kinds: self.rules.kinds.clone().except(trips.tripped()),
+            kinds: self.rules.kinds.clone().except(tripped),
         };
         *lock(&self.take) = Arc::new(take);
         drop(trips);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::sync::{AcquireError, OwnedSemaphorePermit};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::super::event::{Kinds, Take};
+use super::super::event::{EventId, Kinds, Take};
 use super::super::queue::Queue;
 use super::attempt::{Attempt, Of, Tried, run};
 use super::pool::{Pool, Serve, Stop};
@@ -110,9 +110,16 @@ async fn ask<Q: Queue, S: Serve>(
                 .within(pool.rules.kinds.namespace)
                 .collapsing(pool.rules.collapse.clone()),
         };
+        let wanted = probe.event;
         let probe = Tried::new(pool, Of::Probe(probe));
-        let (mut attempts, _) = pool.claim(&take, 1).await?;
-        if let Some(attempt) = attempts.pop()
+        let mut attempt = match wanted {
+            Some(id) => pool.take_one(id, &take).await?,
+            None => None,
+        };
+        if attempt.is_none() {
+            attempt = pool.claim(&take, 1).await?.0.pop();
+        }
+        if let Some(attempt) = attempt
             && let Some(permit) = permits.split(1)
         {
             let probe = Some(probe);
@@ -141,6 +148,21 @@ async fn ask<Q: Queue, S: Serve>(
 }
 
 impl<Q: Queue> Pool<Q> {
+    /// Takes one event, if it can be taken and may begin now.
+    async fn take_one(
+        self: &Arc<Self>,
+        id: EventId,
+        take: &Take,
+    ) -> Result<Option<Attempt<Q>>, StoreError> {
+        let asked = Instant::now();
+        let taking = self.shared.queue.take(id, take);
+        let taken = self.settings.call_within(take.lease, "take", taking);
+        Ok(match taken.await? {
+            Some(event) => self.admit(event, asked).await,
+            None => None,
+        })
+    }
+
     /// Takes events that may begin now, and returns the time until another one is due.
     async fn claim(
         self: &Arc<Self>,

@@ -3,11 +3,14 @@
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
+use tokio::time::Instant;
+
 use super::super::event::{EventId, NewEvent};
 use super::super::queue::Queue;
 use super::super::workers::{Local, Place, Revocation, Room};
 use super::attempt::{Attempt, run};
 use super::pool::{Pool, Serve};
+use crate::event::EventKind;
 use crate::lock::lock;
 use crate::outcome::Outcome;
 
@@ -59,6 +62,26 @@ impl<Q: Queue, S: Serve> Local for Served<Q, S> {
     fn revocation(&self, id: EventId) -> Option<Revocation> {
         let held = self.pool.upgrade()?.leases.find(id)?;
         Some(Box::new(move || held.end(Outcome::LeaseLost)))
+    }
+
+    fn tripped(&self) -> Vec<(EventKind, Instant)> {
+        let Some(pool) = self.pool.upgrade() else {
+            return Vec::new();
+        };
+        let trips = lock(&pool.trips);
+        let tripped = trips.tripped().map(|(kind, next)| (kind.clone(), next));
+        tripped.collect()
+    }
+
+    fn probe(&self, kind: &EventKind, id: EventId) -> bool {
+        let Some(pool) = self.pool.upgrade() else {
+            return false;
+        };
+        let is_next = lock(&pool.trips).want(kind, id);
+        if is_next {
+            pool.wake.notify_one();
+        }
+        is_next
     }
 
     fn check(&self) {

@@ -42,7 +42,10 @@ impl State {
             let summary = is_after.then(|| self.summary(*id, event))?;
             let failures = event.past.iter();
             let failures = failures.map(|(at, failure)| (self.time_of_day(*at), failure));
-            (filter.matches(&summary) && filter.matches_failures(failures)).then_some(summary)
+            (filter.matches(&summary)
+                && filter.matches_failures(failures)
+                && filter.matches_body(event.body.as_deref()))
+            .then_some(summary)
         };
         match page.newest_first {
             true => self

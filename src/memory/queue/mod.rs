@@ -22,7 +22,7 @@ use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
 use crate::inbox::actions::{Action, ActionKind, By, JobLease, JobStep, NewJob, Which, paused};
 use crate::inbox::event::{
-    EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take,
+    EventId, EventLease, EventState, Lane, Namespace, NewEvent, Settlement, Take, TakenEvent,
 };
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
@@ -310,6 +310,12 @@ impl Work for MemoryQueue {
         suspects: usize,
     ) -> Result<Claims, StoreError> {
         Ok(self.lock().claim(take, limit, suspects))
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let mut state = self.lock();
+        let can_take = state.may_take(take, id.0) && state.is_first(id.0);
+        Ok(can_take.then(|| state.take(id.0, take)))
     }
 
     async fn extend(

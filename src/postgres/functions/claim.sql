@@ -102,13 +102,14 @@ END $tower_webhook$;
 -- before `p_ready`, and no crashed one before `p_crashed`; and no lease of the same duration ends between now and
 -- `p_leased`. So deleted rows, which stay as long as an old transaction of anybody does, are not read again. Only a
 -- floor of zeros finds every event: a few become due in the past, as one that waited for the attempt of a later one
--- of its lane. So the caller has to claim without a floor from time to time.
+-- of its lane. So the caller has to claim without a floor from time to time. Only events with numbers from `p_first` to
+-- `p_last` are taken.
 --
 -- The last row has no number. It contains the time until there may be more, the next floor, how long the claim took, and
 -- by how much the clock was set back.
 CREATE FUNCTION {schema}.claim(
     p_lease bigint, p_namespace bigint, p_only text[], p_except text[], p_limit bigint, p_suspects bigint,
-    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint, p_collapse text[]
+    p_kinds integer[], p_ready bigint, p_crashed bigint, p_leased bigint, p_collapse text[], p_first bigint, p_last bigint
 )
 RETURNS TABLE (
     o_seq bigint, o_fence uuid, o_place bigint, o_is_in_lane boolean, o_kind text, o_key bytea, o_body bytea,
@@ -196,6 +197,7 @@ BEGIN
                 CROSS JOIN LATERAL (
                     SELECT h.* FROM {schema}.head h
                     WHERE h.kind = o.kind AND NOT h.is_suspect AND h.due >= p_ready AND h.due <= v_now
+                        AND h.seq BETWEEN p_first AND p_last
                     ORDER BY h.due, h.seq LIMIT v_left
                     FOR UPDATE SKIP LOCKED
                 ) AS found
@@ -204,6 +206,7 @@ BEGIN
                 CROSS JOIN LATERAL (
                     SELECT h.* FROM {schema}.head h
                     WHERE h.kind = o.kind AND h.is_suspect AND h.due >= p_crashed AND h.due <= v_now
+                        AND h.seq BETWEEN p_first AND p_last
                     ORDER BY h.due, h.seq LIMIT least(v_left, v_suspects)
                     FOR UPDATE SKIP LOCKED
                 ) AS found

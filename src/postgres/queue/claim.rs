@@ -2,9 +2,11 @@
 
 use std::future::{Future, pending};
 use std::mem;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -15,15 +17,15 @@ use super::database::Database;
 use super::floors::{Floor, Floors, LONGEST_LOOK};
 use super::{parameters, rows};
 use crate::error::Chain;
-use crate::inbox::event::Take;
+use crate::inbox::event::{EventId, Take, TakenEvent};
 use crate::inbox::queue::Claims;
 use crate::postgres::engine::{Value, corrupt, micros};
 use crate::store::StoreError;
 
 const CLAIM: &str = "
-    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $12, true)) AS c (call)
+    SELECT o.* FROM (SELECT set_config('tower_webhook.call', $14, true)) AS c (call)
     CROSS JOIN LATERAL {schema}.claim(
-        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6, $7::integer[], $8, $9, $10, $11
+        CASE WHEN c.call IS NOT NULL THEN $1::bigint END, $2, $3, $4, $5, $6, $7::integer[], $8, $9, $10, $11, $12, $13
     ) AS o";
 
 /// The columns of the last row, which has no event.
@@ -34,6 +36,9 @@ const SET_BACK: usize = 21;
 
 /// An event that cannot be read is a dead letter when this many leases of it have expired. A later release may read it.
 const LAST_LOOK: i32 = 2;
+
+/// The numbers of all events.
+const ALL: RangeInclusive<i64> = i64::MIN..=i64::MAX;
 
 #[derive(Clone)]
 pub(super) struct Claim(Arc<Shared>);
@@ -64,26 +69,49 @@ impl Claim {
             tokio::spawn(async move { claim.look(&take).await });
         }
         let (claim, take, floor) = (self.clone(), take.clone(), floors.of(&take.kinds));
-        let execution = async move { claim.take(&take, [limit, suspects], &floor).await };
-        let claiming = Claiming {
+        let execution = async move {
+            let (claims, found, took) = claim.call(&take, [limit, suspects], &floor, ALL).await?;
+            claim.0.floors.learn(&take.kinds, &floor, found, took);
+            Ok(claims)
+        };
+        self.claiming(execution).await
+    }
+
+    /// Takes one event.
+    pub(super) async fn take(
+        &self,
+        EventId(id): EventId,
+        take: &Take,
+    ) -> Result<Option<TakenEvent>> {
+        let (claim, take, from) = (self.clone(), take.clone(), Floor::default());
+        let execution = async move {
+            let (claims, ..) = claim.call(&take, [1, 1], &from, id..=id).await?;
+            Ok(claims)
+        };
+        Ok(self.claiming(execution).await?.events.pop())
+    }
+
+    fn claiming(
+        &self,
+        execution: impl Future<Output = Result<Claims>> + Send + 'static,
+    ) -> Claiming {
+        Claiming {
             execution: Box::pin(execution),
             release: Arc::clone(&self.0.release),
             abandoned: Arc::clone(&self.0.abandoned),
             has_ended: false,
-        };
-        claiming.await
+        }
     }
 
-    /// Takes at most `limit` events, from a floor on.
-    async fn take(
+    /// Takes at most `limit` events of a range, from a floor on. Returns the next floor, too, and how long it took.
+    async fn call(
         &self,
         take: &Take,
         [limit, suspects]: [usize; 2],
         floor: &Floor,
-    ) -> Result<Claims> {
-        let Shared {
-            database, floors, ..
-        } = &*self.0;
+        events: RangeInclusive<i64>,
+    ) -> Result<(Claims, Floor, Duration)> {
+        let database = &self.0.database;
         let [namespace, only, except] = parameters::kinds(Some(&take.kinds));
         let mut values = vec![
             Value::Number(micros(take.lease)),
@@ -95,6 +123,7 @@ impl Claim {
         ];
         values.extend(floor.values());
         values.push(parameters::collapse(Some(&take.kinds)));
+        values.extend([events.start(), events.end()].map(|id| Value::Number(*id)));
         database.give_up_unanswered().await;
         let mut rows = database.take(CLAIM, values).await?;
         let last = rows.pop().ok_or_else(|| corrupt("a claim without a row"))?;
@@ -106,7 +135,6 @@ impl Claim {
             );
         }
         let found = Floor::read(&last, FLOOR)?;
-        floors.learn(&take.kinds, floor, found, took);
         let mut events = Vec::with_capacity(rows.len());
         for row in &rows {
             if let Some(mut taken) = rows::readable(row, 0)? {
@@ -118,23 +146,27 @@ impl Claim {
                 database.bury(lease).await;
             }
         }
-        Ok(Claims {
+        let claims = Claims {
             events,
             next_due: rows::duration(&last, NEXT_DUE)?,
-        })
+        };
+        Ok((claims, found, took))
     }
 
     /// Looks for events below the floor, and takes none: claims continue meanwhile.
     async fn look(&self, take: &Take) {
         let (nothing, from) = ([0, 0], Floor::default());
-        let looking = timeout(LONGEST_LOOK, self.take(take, nothing, &from));
+        let looking = timeout(LONGEST_LOOK, self.call(take, nothing, &from, ALL));
         let looked = looking.await;
-        if let Err(error) = looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
-            tracing::warn!(
-                reason = Chain(&error).to_string(),
-                "the queue could not look for events that became due late; it looks again in half a minute"
-            );
-            self.0.floors.look_failed(&take.kinds);
+        match looked.unwrap_or_else(|_| Err(StoreError::timed_out())) {
+            Ok((_, found, took)) => self.0.floors.learn(&take.kinds, &from, found, took),
+            Err(error) => {
+                tracing::warn!(
+                    reason = Chain(&error).to_string(),
+                    "the queue could not look for events that became due late; it looks again in half a minute"
+                );
+                self.0.floors.look_failed(&take.kinds);
+            }
         }
     }
 }

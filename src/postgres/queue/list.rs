@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use super::batches::Result;
 use super::database::Database;
 use super::places::{COLUMNS, Look};
-use super::rows;
+use super::{parameters, rows};
 use crate::event::EventKind;
 use crate::inbox::event::{EventId, EventState, Lane};
 use crate::inbox::records::{EventSummary, Filter, Listed, Page};
@@ -24,8 +24,10 @@ const NUMBERS: &str = "SELECT min(seq), max(seq) FROM {schema}.events";
 const FROM_NUMBER: &str =
     "SELECT seq, accepted FROM {schema}.events WHERE seq >= $1 ORDER BY seq LIMIT 1";
 
-/// How many numbers of events the first step of a search covers, and how many the largest one.
-const STEP: i64 = 10_000;
+/// How many numbers of events a step of a search covers at least, also where bodies are read, and at most. The first one
+/// covers ten times as many.
+const STEP: i64 = 1_000;
+const STEP_OF_BODIES: i64 = 5;
 const LARGEST_STEP: i64 = 50_000;
 
 /// An event may have a smaller number than one that was accepted up to so many microseconds before it.
@@ -123,7 +125,7 @@ impl Database {
     ) -> Result<Listed> {
         let mut listed = Listed::default();
         let (mut first, mut last) = numbers.into_inner();
-        let mut size = STEP;
+        let mut size = search.smallest * 10;
         while let Some(next) = self.next(search, first..=last).await? {
             let numbers = match page.newest_first {
                 true => first.max(next.saturating_sub(size - 1))..=next,
@@ -149,7 +151,7 @@ impl Database {
                 listed.searched = Some(EventId(searched));
                 return Ok(listed);
             }
-            size = next_size(size, took, within);
+            size = next_size(size, took, within).max(search.smallest);
         }
         Ok(listed)
     }
@@ -184,7 +186,7 @@ fn next_size(size: i64, took: Duration, within: Duration) -> i64 {
         took if took < within / 8 => size,
         _ => size / 2,
     };
-    next.clamp(1000, LARGEST_STEP)
+    next.min(LARGEST_STEP)
 }
 
 /// Where events are looked for.
@@ -213,6 +215,7 @@ impl Source {
         let reads_failures =
             filter.error.is_some() || filter.failed_from.is_some() || filter.failed_until.is_some();
         let reads_events = reads_failures
+            || filter.body.is_some()
             || filter.key.is_some()
             || filter.accepted_from.is_some()
             || filter.accepted_until.is_some();
@@ -241,6 +244,8 @@ struct Search {
     next: String,
     parameters: Vec<Value>,
     has_steps: bool,
+    /// How many numbers a step covers at least.
+    smallest: i64,
 }
 
 /// What is compared. What the narrow tables have is compared there, and the rest in `events`.
@@ -305,6 +310,12 @@ impl Conditions {
                 ),
             );
         }
+        if let Some(text) = &filter.body {
+            let pattern = new.parameter(Value::Text(parameters::pattern(text)));
+            new.compare(format!(
+                "encode(e.body, 'escape') COLLATE \"C\" ~* {pattern}"
+            ));
+        }
         // The last one is the one with the largest time.
         if filter.failed_from.is_some() || filter.failed_until.is_some() {
             let from = filter.failed_from.map_or(i64::MIN, rows::micros_of);
@@ -368,6 +379,10 @@ impl Search {
             next,
             sql,
             parameters: conditions.parameters,
+            smallest: match filter.body {
+                Some(_) => STEP_OF_BODIES,
+                None => STEP,
+            },
             has_steps: match source {
                 Source::Chat | Source::Lane => false,
                 // The page is found in the order of the numbers, or there are few candidates.
@@ -534,7 +549,7 @@ mod tests {
         assert_eq!(next(STEP, 30), STEP);
         assert_eq!(next(STEP, 50), STEP / 2);
         assert_eq!(next(LARGEST_STEP, 0), LARGEST_STEP);
-        assert_eq!(next(1000, 100), 1000);
+        assert_eq!(next(STEP_OF_BODIES, 100), STEP_OF_BODIES / 2);
         let no_time = next_size(STEP, Duration::ZERO, Duration::ZERO);
         assert_eq!(no_time, STEP / 2);
     }

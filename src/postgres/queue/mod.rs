@@ -28,7 +28,9 @@ use self::settle::Ends;
 use crate::config::ConfigError;
 use crate::event::EventKind;
 use crate::inbox::actions::{Action, By, JobLease, JobStep, NewJob, Which};
-use crate::inbox::event::{EventId, EventLease, EventState, NewEvent, Settlement, Take};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent,
+};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
@@ -152,6 +154,10 @@ impl Work for PostgresQueue {
         suspects: usize,
     ) -> Result<Claims, StoreError> {
         self.shared.claim.claim(take, limit, suspects).await
+    }
+
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        self.shared.claim.take(id, take).await
     }
 
     async fn extend(

@@ -82,3 +82,43 @@ pub(super) fn unsort<R>(results: Vec<R>, order: &[usize]) -> Vec<R> {
     results.sort_by_key(|(at, _)| **at);
     results.into_iter().map(|(_, result)| result).collect()
 }
+
+/// A pattern for a body with a text, as `encode` writes it with `escape`. Each character is as it was received, or one of
+/// the escapes of JSON.
+pub(super) fn pattern(text: &str) -> String {
+    let mut pattern = String::new();
+    for char in text.chars() {
+        let bytes = char.to_string().into_bytes().into_iter().map(literal);
+        let mut ways = vec![bytes.collect::<String>()];
+        for case in [char.to_ascii_lowercase(), char.to_ascii_uppercase()] {
+            let mut units = [0; 2];
+            let units = case.encode_utf16(&mut units).iter();
+            ways.push(units.map(|unit| format!(r"\\\\u{unit:04x}")).collect());
+        }
+        let short = match char {
+            '"' => Some(b'"'),
+            '\\' => Some(b'\\'),
+            '/' => Some(b'/'),
+            '\u{8}' => Some(b'b'),
+            '\u{c}' => Some(b'f'),
+            '\n' => Some(b'n'),
+            '\r' => Some(b'r'),
+            '\t' => Some(b't'),
+            _ => None,
+        };
+        ways.extend(short.map(|short| format!(r"\\\\{}", literal(short))));
+        ways.dedup();
+        pattern += &format!("(?:{})", ways.join("|"));
+    }
+    pattern
+}
+
+/// A byte in a pattern.
+fn literal(byte: u8) -> String {
+    match byte {
+        0 | 0x80.. => format!(r"\\{byte:03o}"),
+        b'\\' => r"\\\\".to_owned(),
+        byte if byte.is_ascii_alphanumeric() => char::from(byte).to_string(),
+        byte => format!(r"\{}", char::from(byte)),
+    }
+}

@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Result, Row, params};
 use super::kinds::Names;
 use super::lanes;
 use super::row::{self, Work};
-use crate::inbox::event::{EventLease, Take};
+use crate::inbox::event::{EventId, EventLease, Take, TakenEvent};
 use crate::inbox::queue::Claims;
 use crate::sqlite::engine::Tx;
 use crate::sqlite::schema::{Place, sql};
@@ -135,6 +135,24 @@ pub(super) fn claim(tx: &mut Tx<'_>, take: &Take, limit: usize, suspects: usize)
     }
     claims.next_due = next.0.map(|due| row::until(due, tx.now));
     Ok(claims)
+}
+
+/// Takes one event, if it can be taken.
+pub(super) fn take(
+    tx: &mut Tx<'_>,
+    EventId(seq): EventId,
+    take: &Take,
+) -> Result<Option<TakenEvent>> {
+    let Some(work) = Work::find(tx, seq)? else {
+        return Ok(None);
+    };
+    let mut names = Names::default();
+    let is_ready = matches!(work.place, Place::Ready | Place::Suspect) && work.due <= tx.now;
+    if !is_ready || !names.is_open(tx, work.kind, take)? {
+        return Ok(None);
+    }
+    let kind = names.name(tx, work.kind)?;
+    lanes::take(tx, &work, kind, take)
 }
 
 /// Makes events ready whose leases expired, and lets those return to their lines that were put aside until now. Adds

@@ -90,6 +90,17 @@ pub(super) fn list(tx: &Tx<'_>, filter: &Filter, page: Page) -> Result<Found> {
                 continue;
             }
         }
+        if filter.body.is_some() {
+            let mut content = tx.prepare(CONTENT)?;
+            let matches = |row: &Row<'_>| Ok(filter.matches_body(Some(row.get_ref(0)?.as_blob()?)));
+            if !content
+                .query_row([seq], matches)
+                .optional()?
+                .unwrap_or(false)
+            {
+                continue;
+            }
+        }
         found.events.push(event);
         if found.events.len() >= page.limit {
             found.seen = None;

@@ -27,7 +27,9 @@ use crate::event::EventKind;
 use crate::inbox::actions::{
     Action, ActionKind, By, JobLease, JobStep, NewJob, Which, chat_digest, paused,
 };
-use crate::inbox::event::{EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, Lane, NewEvent, Settlement, Take, TakenEvent,
+};
 use crate::inbox::queue::{Accepted, Claims, Settled, Work};
 use crate::inbox::records::{
     BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
@@ -155,6 +157,12 @@ impl Work for SqliteQueue {
         .await
     }
 
+    async fn take(&self, id: EventId, take: &Take) -> Result<Option<TakenEvent>, StoreError> {
+        let take = take.clone();
+        self.run(Need::Write, move |tx| claim::take(tx, id, &take))
+            .await
+    }
+
     async fn extend(
         &self,
         leases: &[EventLease],
@@ -223,7 +231,7 @@ impl Records for SqliteQueue {
         let began = Instant::now();
         let mut listed = Listed::default();
         let mut page = page;
-        if filter.chat.is_some() {
+        if filter.chat.is_some() && filter.body.is_none() {
             // These are found by an index.
             page.within = None;
         }

@@ -8,6 +8,7 @@ use super::{chats, kinds};
 use crate::delivery::IdempotencyKey;
 use crate::inbox::event::EventState;
 use crate::inbox::records::{Filter, Page};
+use crate::inbox::text::has_text;
 use crate::sqlite::engine::Tx;
 use crate::sqlite::schema::sql;
 
@@ -29,6 +30,7 @@ const ALL: [&str; 2] = both!(
     WHERE seq BETWEEN ?1 AND ?2 AND (?3 IS NULL OR key = ?3) AND (?4 IS NULL OR kind IN (SELECT id FROM kinds WHERE name = ?4))
         AND (?5 = 0 OR state <> $Unsettled)"
 );
+const BODIES: [&str; 2] = both!("SELECT seq, body FROM bodies WHERE seq BETWEEN ?1 AND ?2");
 const FAILED: [&str; 2] = both!("SELECT DISTINCT seq FROM failures WHERE seq BETWEEN ?1 AND ?2");
 const DEAD: [&str; 2] = both!(
     "SELECT seq FROM events INDEXED BY events_dead WHERE state = $Dead AND seq BETWEEN ?1 AND ?2"
@@ -59,6 +61,8 @@ pub(super) const STATEMENTS: &[&str] = &[
     LAST,
     ALL[0],
     ALL[1],
+    BODIES[0],
+    BODIES[1],
     FAILED[0],
     FAILED[1],
     DEAD[0],
@@ -77,8 +81,11 @@ pub(super) const STATEMENTS: &[&str] = &[
 /// How many numbers of events a step looks at, and how many of the events that may match.
 const WINDOW: i64 = 10_000;
 const CANDIDATES: usize = 1000;
-/// How many of those whose failures are read.
+/// How many of those whose failures or bodies are read.
 const FAILURES: usize = 50;
+/// How many bytes of bodies a step reads, of which each takes some more.
+const BYTES: usize = 2 << 20;
+const OVERHEAD: usize = 200;
 
 /// The number of the event that was accepted last.
 pub(super) fn last(tx: &Tx<'_>) -> Result<Option<i64>> {
@@ -116,11 +123,14 @@ pub(super) fn candidates(
         return some(tx, FAILED[order], params![first, last], FAILURES);
     }
     if !only(|state| state.is_unsettled() || *state == EventState::Dead) {
-        return within_window(tx, filter, range, page);
+        return match &filter.body {
+            Some(text) => with_text(tx, text, range, order),
+            None => within_window(tx, filter, range, page),
+        };
     }
-    let most = match filter.error {
-        Some(_) => FAILURES,
-        None => CANDIDATES,
+    let most = match filter.error.is_some() || filter.body.is_some() {
+        true => FAILURES,
+        false => CANDIDATES,
     };
     if only(|state| *state == EventState::Dead) {
         return some(tx, DEAD[order], params![first, last], most);
@@ -136,7 +146,7 @@ pub(super) fn candidates(
         true => UNSETTLED[order],
         false => KEPT[order],
     };
-    some(tx, sql, params![first, last], CANDIDATES)
+    some(tx, sql, params![first, last], most)
 }
 
 fn some(tx: &Tx<'_>, sql: &'static str, values: impl Params, most: usize) -> Result<Candidates> {
@@ -175,6 +185,29 @@ fn tried_or_taken(
         found.reverse();
     }
     Ok((found, seen))
+}
+
+/// Events whose bodies have a text.
+fn with_text(
+    tx: &Tx<'_>,
+    text: &str,
+    range: &RangeInclusive<i64>,
+    order: usize,
+) -> Result<Candidates> {
+    let mut bodies = tx.prepare(BODIES[order])?;
+    let mut bodies = bodies.query(params![range.start(), range.end()])?;
+    let (mut found, mut read) = (Vec::new(), 0);
+    while let Some(row) = bodies.next()? {
+        let (seq, body) = (row.get(0)?, row.get_ref(1)?.as_blob()?);
+        if has_text(body, text) {
+            found.push(seq);
+        }
+        read += OVERHEAD + body.len();
+        if read >= BYTES {
+            return Ok((found, Some(seq)));
+        }
+    }
+    Ok((found, None))
 }
 
 /// Events of one window.

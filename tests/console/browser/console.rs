@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::Request;
@@ -10,6 +11,7 @@ use axum::middleware::{Next, from_fn};
 use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 use serde_json::json;
+use tokio::time::sleep;
 use tower_webhook::inbox::{EventId, EventState};
 
 use crate::chromium::{HOSTILE, Page, Window, until};
@@ -337,6 +339,32 @@ async fn three_clicks(window: Window) {
 #[tokio::test]
 async fn pages_are_accessible_on_a_desktop() {
     accessible(1280).await;
+}
+
+/// The script follows the link that others click.
+#[tokio::test]
+async fn a_search_goes_on_by_itself() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    let read_only = desk.serve(desk.console().read_only()).await;
+    let test = async |page: Page| {
+        for url in [&url, &read_only] {
+            page.goto(&format!("{url}/events")).await;
+            page.set("#payload", "STUCK").await;
+            page.follow(FIND).await;
+            page.until_text("#rest", |text| !text.contains("Search"))
+                .await;
+            assert_eq!(page.rows().await, 3);
+            // The figures of the first step do not replace them.
+            sleep(Duration::from_secs(2)).await;
+            assert_eq!(page.rows().await, 3);
+            page.goto(&format!("{url}/events?payload=nothing")).await;
+            page.until_contains("#found", "No event matches.").await;
+        }
+        page.has_no_errors().await;
+    };
+    Window::new(1280).open(&url, test).await;
 }
 
 #[tokio::test]

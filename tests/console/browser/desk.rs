@@ -12,7 +12,8 @@ use tower::Layer;
 use tower_webhook::console::Console;
 use tower_webhook::inbox::internal::{JobLease, JobStep, NewJob, Work};
 use tower_webhook::inbox::{
-    Accept, Action, By, Change, EventId, EventState, Inbox, Records, Retry, WorkerHandle,
+    Accept, Action, By, Change, EventId, EventState, Filter, Inbox, Listed, Page, Records, Retry,
+    WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::signature::Signature;
@@ -189,7 +190,7 @@ impl Work for Gated {
         self.queue.cancel_job(number, by).await
     }
 
-    forward!(accept claim extend settle find purge size);
+    forward!(accept claim take extend settle find purge size);
 }
 
 impl Records for Gated {
@@ -203,5 +204,19 @@ impl Records for Gated {
         self.queue.redrive(id, from, by).await
     }
 
-    forward!(list get blocked_lanes discard forget pause pauses actions stats);
+    /// A search for a text in payloads looks at one event at a time.
+    async fn list(&self, filter: &Filter, page: Page) -> Result<Listed, StoreError> {
+        if filter.body.is_none() {
+            return self.queue.list(filter, page).await;
+        }
+        let one = Page { limit: 1, ..page };
+        let next = self.queue.list(&Filter::default(), one).await?.events;
+        let next = next.first().map(|event| event.id);
+        let mut found = self.queue.list(filter, one).await?;
+        found.events.retain(|event| Some(event.id) == next);
+        found.searched = next;
+        Ok(found)
+    }
+
+    forward!(get blocked_lanes discard forget pause pauses actions stats);
 }

@@ -8,8 +8,8 @@ use tokio::time::{Instant, sleep, sleep_until};
 use super::make::{key, lane};
 use super::steps::{Trial, assert_attempt, lasted, ok};
 use super::{DRIFT, HELD, Harness, SHORT};
-use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement};
-use tower_webhook::inbox::{Change, EventId, EventState, Filter, Page, Records};
+use tower_webhook::inbox::internal::{Kinds, NewEvent, Settlement, Take, Work};
+use tower_webhook::inbox::{By, Change, EventId, EventState, Filter, Page, Records};
 
 use support::queue::{dead, failure, outage, probe, retry, skip, snooze};
 
@@ -320,6 +320,72 @@ pub(crate) async fn first_due_is_taken_first<H: Harness>(harness: &H) {
             "the order in which events are due: {found:?} of {due:?}"
         );
     }
+}
+
+/// One event is taken before those that have been due for longer, if it can be taken at all.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn wanted_events_are_taken<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let take = async |id, take: &Take| ok(trial.queue.take(id, take).await, "take");
+    let held = trial.take(HELD);
+    let not_taken = async |id, why: &str| {
+        let taken = take(id, &held).await;
+        assert!(taken.is_none(), "an event was taken although {why}");
+    };
+    let line = trial.line(lane(), 2).await;
+    let (first, second) = (line[0], line[1]);
+    let last = trial.accept(trial.event()).await;
+    not_taken(second, "it stands behind another one").await;
+    not_taken(EventId(i64::MAX), "it does not exist").await;
+    let other = trial.fresh().take(HELD);
+    assert!(take(last, &other).await.is_none(), "its kind is another");
+    ok(
+        trial
+            .queue
+            .pause(Some(&trial.kind), Some(""), &By::default())
+            .await,
+        "pause",
+    );
+    not_taken(last, "its kind is paused").await;
+    ok(
+        trial
+            .queue
+            .pause(Some(&trial.kind), None, &By::default())
+            .await,
+        "resume",
+    );
+
+    let taken = take(last, &held).await.expect("an event that is due");
+    assert_eq!(taken.lease.id, last, "the event that was taken");
+    not_taken(last, "it is in progress").await;
+    trial.settle(&taken, &retry(HELD)).await;
+    not_taken(last, "it is not due").await;
+    trial
+        .redrive(last, Change::Made, "an event that is retried")
+        .await;
+    let taken = take(last, &held).await.expect("an event that is due again");
+    assert_attempt(&taken, 1, 0, "a failure");
+    trial.settle(&taken, &dead(false)).await;
+    not_taken(last, "it is dead").await;
+
+    let taken = trial
+        .claims(first, HELD, "the event that is first due")
+        .await;
+    not_taken(second, "the first one of its lane is in progress").await;
+    trial.settle(&taken, &Settlement::Handled).await;
+    let taken = take(second, &trial.take(SHORT))
+        .await
+        .expect("the next of its lane");
+    assert_eq!(taken.lease.id, second, "the event that was taken");
+    // A suspect, too.
+    let again = trial.claims(second, HELD, "an event that crashed").await;
+    trial.settle(&again, &Settlement::Released).await;
+    let again = take(second, &held).await.expect("an event that crashed");
+    assert_attempt(&again, 0, 1, "a crash");
+    trial.settle(&again, &Settlement::Handled).await;
 }
 
 /// Durations and limits may have any value, from zero to the maximum of their types.

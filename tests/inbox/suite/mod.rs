@@ -53,7 +53,7 @@ pub(crate) use self::alone::{
 };
 pub(crate) use self::attempts::{
     delays_are_kept, durations_have_no_limits, failures_are_counted, failures_are_listed,
-    first_due_is_taken_first,
+    first_due_is_taken_first, wanted_events_are_taken,
 };
 pub(crate) use self::changes::{
     chats_are_forgotten, chats_are_forgotten_in_steps, handles_share_everything,
@@ -83,9 +83,9 @@ pub(crate) use self::lanes::{
 pub(crate) use self::leases::{fences_protect, leases_are_extended, one_end_wins};
 pub(crate) use self::namespaces::{namespaces_are_apart, pauses_are_for_all_namespaces};
 pub(crate) use self::records::{
-    blocked_lanes_are_listed, changes_compare_the_state, chats_are_listed_without_a_search,
-    errors_are_found, failures_are_found_by_time, failures_keep_their_durations, headers_are_kept,
-    searches_end_in_time,
+    blocked_lanes_are_listed, bodies_are_found, changes_compare_the_state,
+    chats_are_listed_without_a_search, errors_are_found, failures_are_found_by_time,
+    failures_keep_their_durations, headers_are_kept, searches_end_in_time,
 };
 use self::steps::named;
 pub(crate) use self::views::{
@@ -221,6 +221,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         failures_are_listed
         delays_are_kept
         first_due_is_taken_first
+        wanted_events_are_taken
         durations_have_no_limits
         settled_events_are_redriven
         redriven_events_stand_in_no_line
@@ -242,6 +243,7 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         headers_are_kept
         failures_keep_their_durations
         errors_are_found
+        bodies_are_found
         failures_are_found_by_time
         searches_end_in_time
         chats_are_listed_without_a_search

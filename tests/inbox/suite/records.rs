@@ -8,6 +8,7 @@ use super::make::{chat, lane};
 use super::steps::{Trial, ok};
 use super::{HELD, Harness, SHORT};
 use tokio::time::sleep;
+use tower_webhook::RawDelivery;
 use tower_webhook::inbox::internal::{NewEvent, Settlement, forget_all};
 use tower_webhook::inbox::{
     BlockedLane, By, Change, EventId, EventState, Failure, Filter, Lane, Page, Records,
@@ -189,6 +190,92 @@ pub(crate) async fn errors_are_found<H: Harness>(harness: &H) {
     expect("no-luck", &[], &[refused, again, other]).await;
     expect("retry", &[], &[again]).await;
     expect("connection reset", &[], &[]).await;
+}
+
+/// A list by a text has the events whose bodies have it: as they were received, or with the escapes of JSON decoded. It
+/// has no event whose body was deleted.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn bodies_are_found<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let of = |body: &'static str| NewEvent {
+        delivery: RawDelivery::new(trial.kind.clone(), body),
+        ..trial.event()
+    };
+    let plain = trial.accept(of("{\"name\":\"Zo\u{eb} (100 %)\"}")).await;
+    let escaped = trial
+        .accept(of(r#"{"name":"Zo\u00EB \/ \"A\\B\" \ud83d\ude00"}"#))
+        .await;
+    let dead = NewEvent {
+        dead: Some(failure("dead")),
+        ..of("[zo\u{eb}]")
+    };
+    let dead = trial.accept(dead).await;
+    let chat = chat();
+    let of_chat = NewEvent {
+        chat: Some(chat.clone()),
+        ..of(r#"{"name":"\u005ao\u00eb"}"#)
+    };
+    let of_chat = trial.accept(of_chat).await;
+    let all = [plain, escaped, dead, of_chat];
+    let expect = async |text: &str, filter: Filter, expected: &[EventId]| {
+        let filter = Filter {
+            body: Some(text.to_owned()),
+            ..filter
+        };
+        for newest_first in [false, true] {
+            for within in [None, Some(HELD)] {
+                let page = Page {
+                    newest_first,
+                    within,
+                    ..Page::oldest(10)
+                };
+                let listed = ok(trial.queue.list(&filter, page).await, "list").events;
+                let mut found: Vec<_> = listed.iter().map(|event| event.id).collect();
+                if newest_first {
+                    found.reverse();
+                }
+                assert_eq!(found, expected, "the events with the text {text:?}");
+            }
+        }
+    };
+    for (text, expected) in [
+        ("zo\u{eb}", &all[..]),
+        ("ZO\u{eb}", &all),
+        ("ZO\u{cb}", &[]),
+        ("zoe", &[]),
+        ("Zo\u{eb} (100 %)\"}", &[plain]),
+        ("(.*", &[]),
+        ("Zo. ", &[]),
+        ("\u{eb} / \"a\\b\" \u{1f600}", &[escaped]),
+        (r"\u00eb", &[escaped, of_chat]),
+        ("\u{1f600}\"}", &[escaped]),
+        ("\0", &[]),
+        ("name\":\"zo", &[plain, escaped, of_chat]),
+    ] {
+        expect(text, trial.filter(), expected).await;
+    }
+    let of = |states: &[EventState]| Filter {
+        states: states.to_vec(),
+        ..trial.filter()
+    };
+    expect("zo\u{eb}", of(&[EventState::Dead]), &[dead]).await;
+    expect("zo\u{eb}", of(&[EventState::Handled]), &[]).await;
+    let unsettled = [EventState::Waiting, EventState::Retrying];
+    expect("zo\u{eb}", of(&unsettled), &[plain, escaped, of_chat]).await;
+    let in_chat = Filter {
+        chat: Some(chat.clone()),
+        ..trial.filter()
+    };
+    expect("zo\u{eb}", in_chat.clone(), &[of_chat]).await;
+    expect("zoe", in_chat, &[]).await;
+    ok(
+        forget_all(&trial.queue, &chat, &By::default()).await,
+        "forget",
+    );
+    expect("zo\u{eb}", trial.filter(), &[plain, escaped, dead]).await;
 }
 
 /// A list by time of failure has the events whose last failure was in time. One of those that have failed has neither

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep};
@@ -160,6 +160,50 @@ async fn an_outage_costs_few_attempts_and_no_event_its_patience() {
     crm.down.store(false, Ordering::SeqCst);
     within_a_month(|| crm.handled() == 500).await;
     assert!(before.elapsed() < 2 * 60 * MINUTE, "{:?}", before.elapsed());
+    worker.drain(SECOND).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_redriven_event_of_a_tripped_kind_is_tried_at_once() {
+    let (inbox, crm) = (inbox(), NotingCrm::default());
+    crm.down.store(true, Ordering::SeqCst);
+    let worker = inbox.worker(crm.router()).spawn();
+    let webhooks = webhooks(&inbox);
+    for n in 0..100 {
+        let event = event(&format!("chat-{n}"), 1);
+        send(&webhooks, event).await.assert_ok();
+    }
+    assert!(inbox.tripped().contains_key(&EventKind::CHAT_RATED));
+    sleep(10 * MINUTE).await;
+    // The ones that wait have been due for longer.
+    let record = async || inbox.get(EventId(77)).await.unwrap().unwrap();
+    let before = record().await.failures.len();
+    for tried in 1..=3 {
+        sleep(2 * SECOND).await;
+        let attempts = crm.attempts();
+        let next = inbox.tripped()[&EventKind::CHAT_RATED];
+        let next = next.duration_since(SystemTime::now()).unwrap();
+        assert!(next > 20 * SECOND, "{next:?}");
+        let change = inbox.redrive(EventId(77), None).await.unwrap();
+        assert_eq!(change, Change::Made);
+        sleep(SECOND / 10).await;
+        assert_eq!(record().await.failures.len(), before + tried);
+        assert_eq!(crm.attempts(), attempts + 1);
+    }
+    // One that is redriven with thousands waits for its turn.
+    let attempts = crm.attempts();
+    for id in 1..=100 {
+        inbox.redrive(EventId(id), None).await.unwrap();
+        sleep(SECOND / 10).await;
+    }
+    let attempts = crm.attempts() - attempts;
+    assert!((8..=11).contains(&attempts), "{attempts}");
+
+    crm.down.store(false, Ordering::SeqCst);
+    inbox.redrive(EventId(77), None).await.unwrap();
+    sleep(2 * SECOND).await;
+    assert_eq!(record().await.summary.state, EventState::Handled);
+    assert!(inbox.tripped().is_empty());
     worker.drain(SECOND).await.unwrap();
 }
 

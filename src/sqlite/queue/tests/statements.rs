@@ -138,6 +138,10 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
                 error: Some("AWAY".to_owned()),
                 ..of(&[])
             },
+            Filter {
+                body: Some("chat-3".to_owned()),
+                ..of(&[])
+            },
             Filter::failed(Some(SystemTime::UNIX_EPOCH), None),
         ];
         queue.blocked_lanes(None, None, 3).await.unwrap();

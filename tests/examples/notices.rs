@@ -1,0 +1,143 @@
+//! Commands that are run for dead letters and alarms.
+
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use support::program::{Lingering, Server, until};
+
+/// The notices that a command has written to a file, one a line.
+fn notices(file: &Path) -> Vec<Value> {
+    let text = fs::read_to_string(file).unwrap_or_default();
+    let lines = text
+        .split_inclusive('\n')
+        .filter(|line| line.ends_with('\n'));
+    lines
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect()
+}
+
+/// A receiver with an inbox whose events become dead letters.
+fn receiver(dir: &TempDir, options: &[&str]) -> Server {
+    let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
+    let exec = "echo 'the CRM is gone' >&2; exit 1";
+    let fixed = [
+        "--secret",
+        "s",
+        "--inbox",
+        &inbox,
+        "--exec",
+        exec,
+        "--max-attempts",
+        "1",
+    ];
+    Server::receiver(&[&fixed, options].concat())
+}
+
+#[test]
+fn a_command_is_told_of_dead_letters() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("told");
+    let command = format!("cat >> '{}'", file.display());
+    let receiver = receiver(&dir, &["--on-dead", &command, "--notify-every", "3"]);
+    let began = Instant::now();
+    let sent = receiver.send("s", &["--event", "chat-rated", "--count", "5"]);
+    assert_eq!(sent.code, 0, "{sent:?}");
+    let body = receiver.file("body", "[]");
+    let undecodable = receiver.send("s", &["--event", "chat-closed", "--body", &body]);
+    assert_eq!(undecodable.code, 0, "{undecodable:?}");
+    let sum = |notices: &[Value]| -> u64 {
+        let counts = notices.iter().map(|notice| notice["dead_letters"].as_u64());
+        counts.map(Option::unwrap).sum()
+    };
+    let told = until("all dead letters", || {
+        let told = notices(&file);
+        (sum(&told) == 6).then_some(told)
+    });
+    let most = 1 + began.elapsed().as_secs() / 3;
+    assert!(told.len() as u64 <= most, "{told:?}");
+    let events = told
+        .iter()
+        .flat_map(|notice| notice["events"].as_array().unwrap());
+    let mut events: Vec<_> = events.cloned().collect();
+    events.sort_by_key(|event| event["event"].as_i64());
+    assert_eq!(events.len(), 6);
+    let reason = "attempt 1 of 1 failed: the CRM is gone (exit status: 1)";
+    let first =
+        json!({ "event": 1, "kind": "chat-rated", "outcome": "dead-letter", "reason": reason });
+    assert_eq!(events[0], first);
+    assert_eq!(events[5]["outcome"], "undecodable");
+    // Nothing is told twice.
+    sleep(Duration::from_secs(4));
+    assert_eq!(notices(&file), told);
+}
+
+#[test]
+fn a_command_is_told_of_alarms_and_their_ends() {
+    let dir = TempDir::new().unwrap();
+    let file = dir.path().join("told");
+    let command = format!("cat >> '{}'", file.display());
+    let receiver = receiver(&dir, &["--on-alarm", &command, "--notify-every", "1"]);
+    let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
+    let refused = receiver.send("wrong", &["--count", "100"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    let alarm = |severity: &str, failures: u64| {
+        json!({
+            "alarm": "unverified-requests", "kind": null, "severity": severity,
+            "failures": failures, "limit": 500,
+        })
+    };
+    let warned = told(0);
+    let mut first = warned["alarms"][0].clone();
+    first.as_object_mut().unwrap().remove("disabled_in_seconds");
+    assert_eq!(first, alarm("warning", 100), "{warned}");
+    assert_eq!(warned["ended"], json!([]));
+    let refused = receiver.send("wrong", &["--count", "150"]);
+    assert_eq!(refused.code, 1, "{refused:?}");
+    let worse = told(1);
+    assert_eq!(worse["alarms"][0]["severity"], "critical", "{worse}");
+    // It is told once.
+    sleep(Duration::from_secs(3));
+    assert_eq!(notices(&file).len(), 2);
+}
+
+#[test]
+fn a_command_that_hangs_is_killed_and_the_next_one_runs() {
+    let dir = TempDir::new().unwrap();
+    let (file, lingering) = (dir.path().join("told"), Lingering::new());
+    let (path, hang) = (file.display(), lingering.command());
+    let command = format!("cat >> '{path}'; [ $(wc -l < '{path}') -gt 1 ] || {{ {hang}; }}");
+    let options = [
+        "--on-dead",
+        &command,
+        "--notify-every",
+        "1",
+        "--handler-timeout",
+        "1",
+    ];
+    let receiver = receiver(&dir, &options);
+    let event = ["--event", "chat-rated"];
+    assert_eq!(receiver.send("s", &event).code, 0);
+    let child = lingering.pid();
+    until("the end of the command", || {
+        (!Lingering::is_running(&child)).then_some(())
+    });
+    until("its line in the log", || {
+        let log = receiver.err();
+        log.contains("the command of `--on-dead` failed")
+            .then_some(())
+    });
+    assert!(
+        receiver.err().contains("it was killed after 1s"),
+        "{}",
+        receiver.err()
+    );
+    assert_eq!(receiver.send("s", &event).code, 0);
+    until("the second notice", || {
+        (notices(&file).len() == 2).then_some(())
+    });
+}
