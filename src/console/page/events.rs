@@ -192,7 +192,7 @@ pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Marku
                         td { (state(event)) }
                         td.wide {
                             @if event.failures > 0 { (event.failures) " × " }
-                            (reason(view, failure.as_ref(), 47))
+                            (reason(view, failure.as_ref(), 45))
                         }
                     }
                 }
