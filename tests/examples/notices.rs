@@ -23,8 +23,11 @@ fn notices(file: &Path) -> Vec<Value> {
 
 /// A receiver with an inbox whose events become dead letters.
 fn receiver(dir: &TempDir, options: &[&str]) -> Server {
+    receiver_with(dir, "echo 'the CRM is gone' >&2; exit 1", options)
+}
+
+fn receiver_with(dir: &TempDir, exec: &str, options: &[&str]) -> Server {
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
-    let exec = "echo 'the CRM is gone' >&2; exit 1";
     let fixed = [
         "--secret",
         "s",
@@ -77,7 +80,7 @@ fn a_command_is_told_of_dead_letters() {
 }
 
 #[test]
-fn a_command_is_told_of_alarms_and_their_ends() {
+fn a_command_is_told_of_alarms() {
     let dir = TempDir::new().unwrap();
     let file = dir.path().join("told");
     let command = format!("cat >> '{}'", file.display());
@@ -103,6 +106,26 @@ fn a_command_is_told_of_alarms_and_their_ends() {
     // It is told once.
     sleep(Duration::from_secs(3));
     assert_eq!(notices(&file).len(), 2);
+}
+
+#[test]
+fn a_command_is_told_when_an_alarm_ends() {
+    let dir = TempDir::new().unwrap();
+    let (file, works) = (dir.path().join("told"), dir.path().join("works"));
+    let command = format!("cat >> '{}'", file.display());
+    let exec = format!("test -e '{}'", works.display());
+    let options = ["--on-alarm", &command, "--notify-every", "1"];
+    let receiver = receiver_with(&dir, &exec, &options);
+    let body = receiver.file("body", "{}");
+    // Of a kind without chats, so that each has a lane of its own.
+    let events = ["--event", "invoice-paid", "--body", &body, "--count", "15"];
+    assert_eq!(receiver.send("s", &events).code, 0);
+    let told = |at: usize| until("a notice", || notices(&file).get(at).cloned());
+    let tripped = json!({ "alarm": "tripped", "kind": "invoice-paid", "severity": "critical" });
+    assert_eq!(told(0), json!({ "alarms": [tripped], "ended": [] }));
+    fs::write(&works, "").unwrap();
+    let ended = json!({ "alarm": "tripped", "kind": "invoice-paid" });
+    assert_eq!(told(1), json!({ "alarms": [], "ended": [ended] }));
 }
 
 #[test]
