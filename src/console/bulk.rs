@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::{AbortHandle, JoinSet};
+use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::operations::{Operations, SEARCH, next};
@@ -447,6 +447,8 @@ async fn change_all(inbox: &dyn Operations, lease: JobLease, action: &Done) -> R
             noted = Instant::now();
             tried += some.len();
             sleep(asked.elapsed()).await;
+            // A queue in memory takes no time, and pages are to be answered meanwhile.
+            yield_now().await;
             if job.rate > 0 {
                 sleep_until(began + Duration::from_secs_f64(tried as f64 / f64::from(job.rate)))
                     .await;

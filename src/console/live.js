@@ -2,14 +2,14 @@
 const pause = document.getElementById("pause");
 pause.parentElement.hidden = false;
 
+const parse = async (answer) => new DOMParser().parseFromString(await answer.text(), "text/html");
+
 // What the focused element is called in the new contents of its part.
 const name = (element) => element.id || element.getAttribute("href");
 
 // Says that the figures are old, and why.
 const stale = document.createElement("p");
-stale.id = "stale";
-stale.className = "alert";
-stale.setAttribute("role", "alert");
+Object.assign(stale, { id: "stale", className: "alert", role: "alert" });
 let seen = performance.now();
 function old(why) {
   const seconds = Math.round((performance.now() - seen) / 1000);
@@ -27,7 +27,7 @@ async function refresh() {
     const signal = AbortSignal.timeout(10_000);
     const answer = await fetch(location.pathname + location.search, { headers: { "x-live": "1" }, signal });
     if (!answer.ok) return old(`The answer was ${answer.status}.`);
-    const page = new DOMParser().parseFromString(await answer.text(), "text/html");
+    const page = await parse(answer);
     if (!page.getElementById("clock")) return old("The answer was another page, perhaps to log in: reload this one.");
     seen = performance.now();
     stale.remove();
@@ -58,8 +58,7 @@ async function searchOn() {
   const rows = document.querySelector("#rows tbody");
   if (!on || pause.checked || rows?.rows[39]) return;
   if (document.hidden) return setTimeout(searchOn, 1000);
-  const answer = await fetch(on.href);
-  const found = new DOMParser().parseFromString(await answer.text(), "text/html").getElementById("found");
+  const found = (await parse(await fetch(on.href))).getElementById("found");
   if (!found) return;
   rows?.append(...found.querySelectorAll("#rows tbody tr"));
   if (rows) rest.replaceWith(found.querySelector("#rest"));

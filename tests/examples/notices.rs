@@ -23,10 +23,10 @@ fn notices(file: &Path) -> Vec<Value> {
 
 /// A receiver with an inbox whose events become dead letters.
 fn receiver(dir: &TempDir, options: &[&str]) -> Server {
-    receiver_with(dir, "echo 'the CRM is gone' >&2; exit 1", options)
+    receiver_with(dir, "echo 'the CRM is gone' >&2; exit 1", "1", options)
 }
 
-fn receiver_with(dir: &TempDir, exec: &str, options: &[&str]) -> Server {
+fn receiver_with(dir: &TempDir, exec: &str, attempts: &str, options: &[&str]) -> Server {
     let inbox = format!("sqlite:{}", dir.path().join("webhooks.db").display());
     let fixed = [
         "--secret",
@@ -36,7 +36,7 @@ fn receiver_with(dir: &TempDir, exec: &str, options: &[&str]) -> Server {
         "--exec",
         exec,
         "--max-attempts",
-        "1",
+        attempts,
     ];
     Server::receiver(&[&fixed, options].concat())
 }
@@ -115,7 +115,7 @@ fn a_command_is_told_when_an_alarm_ends() {
     let command = format!("cat >> '{}'", file.display());
     let exec = format!("test -e '{}'", works.display());
     let options = ["--on-alarm", &command, "--notify-every", "1"];
-    let receiver = receiver_with(&dir, &exec, &options);
+    let receiver = receiver_with(&dir, &exec, "100", &options);
     let body = receiver.file("body", "{}");
     // Of a kind without chats, so that each has a lane of its own.
     let events = ["--event", "invoice-paid", "--body", &body, "--count", "15"];

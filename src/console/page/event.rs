@@ -124,7 +124,7 @@ fn headers(record: &EventRecord) -> Markup {
         dl #headers {
             @for (name, value) in record.headers.iter().take(HEADERS) {
                 dt { (clip(name.as_str(), 60)) }
-                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 300)) } }
+                dd { code { (clip(&value.as_bytes().escape_ascii().to_string(), 260)) } }
             }
         }
     }

@@ -399,7 +399,7 @@ fn problems(view: &View, problems: &[crate::telemetry::Problem]) -> Markup {
                             }
                             td.wide {
                                 @if view.console.hides_payloads { span.quiet { "hidden" } }
-                                @else { (clip(&problem.reason, 200)) }
+                                @else { (clip(&problem.reason, 160)) }
                             }
                         }
                     }
