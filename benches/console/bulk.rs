@@ -26,7 +26,7 @@ use crate::report::Table;
 const AT_ONCE: usize = 64;
 
 /// How many events the console changes at the same time, before it pauses for as long as that took.
-const CHANGES: usize = 128;
+const CHANGES: usize = 64;
 
 /// Each change is made in so many parts, and each export so often. Accepting is measured beside each of them, and without
 /// it as long afterwards.

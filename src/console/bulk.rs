@@ -90,7 +90,7 @@ const STEP: usize = 512;
 
 /// The number of events that are changed at a time. They share a transaction, for which deliveries wait. Before the next
 /// one, they have their turn for as long as it took.
-const AT_ONCE: usize = 128;
+const AT_ONCE: usize = 64;
 
 /// What a preview has seen: no event after the newest one, and none that died or was settled later.
 #[derive(Clone, Copy, Debug)]

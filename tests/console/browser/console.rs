@@ -225,7 +225,7 @@ async fn all_that_match(page: &Page, desk: &Desk) {
     page.until_path("/events").await;
 
     desk.redrives.forget_permits(usize::MAX);
-    // Those of its first two steps.
+    // Those of its first step.
     desk.redrives.add_permits(64);
     page.follow(REDRIVE_ALL).await;
     page.until_contains("h1", &format!("redrive {left} events?"))
