@@ -148,7 +148,7 @@ pub struct Job {
     pub reached: EventId,
     /// How many events it changes in a second at most. 0 without a limit.
     pub rate: u32,
-    /// Whether a process works on it, or did some seconds ago.
+    /// Whether a process works on it, or did some seconds ago. Never if it has ended.
     pub is_held: bool,
 }
 

@@ -199,7 +199,7 @@ impl Done {
     fn action(&self, now: Instant) -> Action {
         let mut action = self.action.clone();
         if let Some(job) = &mut action.job {
-            job.is_held = self.lease_until > now;
+            job.is_held = job.state == JobState::Running && self.lease_until > now;
         }
         action
     }

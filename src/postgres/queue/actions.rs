@@ -17,7 +17,7 @@ use crate::store::{Fence, OpenError as Error};
 macro_rules! columns {
     () => {
         "a.number, a.at, a.who, a.reason, a.what, a.event, a.about, a.changed, a.state, a.skipped, a.reached, a.rate,
-        a.lease_until > {schema}.micros()"
+        a.state = 'running' AND a.lease_until > {schema}.micros()"
     };
 }
 

@@ -255,14 +255,17 @@ fn action(row: &Row<'_>, now: i64) -> Result<Action> {
     let unknown = || row::invalid(4, Type::Text, "no action");
     let job = match row.get_ref(8)?.as_str_or_null()? {
         None => None,
-        Some(state) => Some(Job {
-            state: JobState::parse(state)
-                .ok_or_else(|| row::invalid(8, Type::Text, "no state of a job"))?,
-            skipped: row.get::<_, i64>(9)?.unsigned_abs(),
-            reached: EventId(row.get(10)?),
-            rate: row.get(11)?,
-            is_held: row.get::<_, i64>(12)? >= now,
-        }),
+        Some(state) => {
+            let state = JobState::parse(state)
+                .ok_or_else(|| row::invalid(8, Type::Text, "no state of a job"))?;
+            Some(Job {
+                state,
+                skipped: row.get::<_, i64>(9)?.unsigned_abs(),
+                reached: EventId(row.get(10)?),
+                rate: row.get(11)?,
+                is_held: state == JobState::Running && row.get::<_, i64>(12)? >= now,
+            })
+        }
     };
     Ok(Action {
         number: row.get(0)?,
