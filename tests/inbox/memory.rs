@@ -6,7 +6,8 @@ use crate::suite;
 use support::SECOND;
 use support::delivery::send;
 use support::inbox::{NotingCrm, event, webhooks, within_a_month};
-use tower_webhook::inbox::Inbox;
+use tower_webhook::inbox::internal::{NewJob, Work};
+use tower_webhook::inbox::{ActionKind, By, Inbox, Records, Which};
 use tower_webhook::memory::MemoryQueue;
 
 #[tokio::test(start_paused = true)]
@@ -31,4 +32,28 @@ async fn inboxes_share_a_queue_behind_an_arc() {
     within_a_month(|| crm.handled() == 2).await;
     worker.drain(SECOND).await.unwrap();
     assert_eq!(accepting.stats().await.unwrap().unsettled(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_job_that_is_running_is_kept() {
+    let (queue, by) = (MemoryQueue::new(), By::default());
+    let job = NewJob {
+        kind: ActionKind::Redrive,
+        filter: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    let job = queue.begin_job(&job, &by).await.unwrap();
+    let kept = async || {
+        for _ in 0..1_100 {
+            queue.pause(None, None, &by).await.unwrap();
+        }
+        let kept = queue.actions(Which::All, None, 2_000).await.unwrap();
+        (kept.len(), kept.last().unwrap().number)
+    };
+    assert_eq!(kept().await, (1_001, job));
+    assert!(queue.cancel_job(job, &by).await.unwrap());
+    let (count, oldest) = kept().await;
+    assert_eq!(count, 1_000);
+    assert!(oldest > job);
 }

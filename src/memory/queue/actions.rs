@@ -8,7 +8,7 @@ use super::{FOREVER, State};
 use crate::inbox::actions::{
     Action, ActionKind, By, Job, JobLease, JobState, JobStep, KEPT, NewJob, Which,
 };
-use crate::inbox::event::EventId;
+use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::Change;
 use crate::store::Fence;
 
@@ -60,13 +60,35 @@ impl State {
         if let Some(event) = event {
             self.event(event).actions.push(number);
         }
-        while let Some(first) = self.actions.first_entry()
-            && (self.now.saturating_duration_since(first.get().at) > KEPT
-                || *first.key() + MOST <= number)
+        // A job that is running is kept.
+        while let Some((&first, done)) = self.actions.iter().find(|(_, done)| !done.is_running())
+            && (self.now.saturating_duration_since(done.at) > KEPT || first + MOST <= number)
         {
-            first.remove();
+            self.actions.remove(&first);
         }
         number
+    }
+
+    /// Redrives or discards an event, and records who did it.
+    pub(super) fn change_by(
+        &mut self,
+        kind: ActionKind,
+        id: EventId,
+        from: Option<EventState>,
+        by: &By,
+    ) -> Change {
+        let change = self.change(kind == ActionKind::Redrive, id, from);
+        if change == Change::Made {
+            self.note(by, kind, Some(id.0), None, 1);
+        }
+        change
+    }
+
+    fn change(&mut self, redrives: bool, id: EventId, from: Option<EventState>) -> Change {
+        match redrives {
+            true => self.redrive(id, from),
+            false => self.discard(id, from),
+        }
     }
 
     pub(super) fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Vec<Action> {
@@ -146,11 +168,7 @@ impl State {
         }
         let (mut changed, mut skipped) = (0, 0);
         for (id, from) in &step.events {
-            let change = match step.redrives {
-                true => self.redrive(*id, Some(*from)),
-                false => self.discard(*id, Some(*from)),
-            };
-            if change == Change::Made {
+            if self.change(step.redrives, *id, Some(*from)) == Change::Made {
                 self.event(id.0).actions.push(lease.number);
                 changed += 1;
             } else {

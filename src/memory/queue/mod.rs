@@ -409,12 +409,7 @@ impl Records for MemoryQueue {
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        let mut state = self.lock();
-        let change = state.redrive(id, from);
-        if change == Change::Made {
-            state.note(by, ActionKind::Redrive, Some(id.0), None, 1);
-        }
-        Ok(change)
+        Ok(self.lock().change_by(ActionKind::Redrive, id, from, by))
     }
 
     async fn discard(
@@ -423,12 +418,7 @@ impl Records for MemoryQueue {
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        let mut state = self.lock();
-        let change = state.discard(id, from);
-        if change == Change::Made {
-            state.note(by, ActionKind::Discard, Some(id.0), None, 1);
-        }
-        Ok(change)
+        Ok(self.lock().change_by(ActionKind::Discard, id, from, by))
     }
 
     async fn forget(

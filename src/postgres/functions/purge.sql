@@ -79,8 +79,12 @@ BEGIN
         UPDATE {schema}.keys SET event = NULL WHERE key = ANY (v_keys) AND event = ANY (v_seqs);
     END IF;
     IF greatest(v_bodies, cardinality(v_seqs)) = p_step THEN RETURN true; END IF;
+    -- A job that is running is kept.
     DELETE FROM {schema}.actions
-    WHERE number = ANY (ARRAY(SELECT number FROM {schema}.actions ORDER BY number LIMIT p_step FOR UPDATE SKIP LOCKED))
+    WHERE number = ANY (ARRAY(
+            SELECT number FROM {schema}.actions WHERE state IS DISTINCT FROM 'running'
+            ORDER BY number LIMIT p_step FOR UPDATE SKIP LOCKED
+        ))
         AND (at < v_now - p_keep_actions OR number <= (SELECT max(number) FROM {schema}.actions) - p_most_actions);
     IF FOUND THEN RETURN true; END IF;
     PERFORM {schema}.purge_kinds();

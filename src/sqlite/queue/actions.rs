@@ -9,7 +9,7 @@ use super::{person, row};
 use crate::inbox::actions::{
     Action, ActionKind, By, Job, JobLease, JobState, JobStep, KEPT, MOST, NewJob, Which,
 };
-use crate::inbox::event::EventId;
+use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::Change;
 use crate::sqlite::engine::{Tx, clock};
 use crate::store::Fence;
@@ -68,10 +68,11 @@ const STEP: &str = "
     WHERE number = ?1";
 const CANCEL: &str =
     "UPDATE actions SET state = 'cancelled' WHERE number = ?1 AND state = 'running'";
-// The last row is kept, so that no number is used twice.
+// The last row is kept, so that no number is used twice, and so is a job that is running.
 const PURGE: &str = "
     DELETE FROM actions
-    WHERE number < (SELECT min(number) FROM actions) + ?3
+    WHERE number < (SELECT min(number) FROM actions WHERE state IS NOT 'running') + ?3
+        AND state IS NOT 'running'
         AND (at < ?1 OR number <= (SELECT max(number) FROM actions) - ?2)
         AND number < (SELECT max(number) FROM actions)";
 
@@ -121,6 +122,33 @@ pub(super) fn note(
         link(tx, event, tx.db.last_insert_rowid())?;
     }
     Ok(())
+}
+
+/// Redrives or discards an event, and records who did it.
+pub(super) fn change(
+    tx: &mut Tx<'_>,
+    kind: ActionKind,
+    id: EventId,
+    from: Option<EventState>,
+    by: &By,
+) -> Result<Change> {
+    let change = redrive_or_discard(tx, kind == ActionKind::Redrive, id, from)?;
+    if change == Change::Made {
+        note(tx, by, kind, Some(id.0), None, 1)?;
+    }
+    Ok(change)
+}
+
+fn redrive_or_discard(
+    tx: &mut Tx<'_>,
+    redrives: bool,
+    id: EventId,
+    from: Option<EventState>,
+) -> Result<Change> {
+    match redrives {
+        true => person::redrive(tx, id, from),
+        false => person::discard(tx, id, from),
+    }
 }
 
 fn link(tx: &Tx<'_>, event: i64, action: i64) -> Result<()> {
@@ -212,11 +240,7 @@ pub(super) fn step(tx: &mut Tx<'_>, lease: &JobLease, step: &JobStep) -> Result<
     }
     let (mut changed, mut skipped) = (0_i64, 0_i64);
     for (id, from) in &step.events {
-        let change = match step.redrives {
-            true => person::redrive(tx, *id, Some(*from))?,
-            false => person::discard(tx, *id, Some(*from))?,
-        };
-        if change == Change::Made {
+        if redrive_or_discard(tx, step.redrives, *id, Some(*from))? == Change::Made {
             link(tx, id.0, lease.number)?;
             changed += 1;
         } else {

@@ -286,13 +286,9 @@ impl Records for SqliteQueue {
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        let by = by.clone();
+        let (kind, by) = (ActionKind::Redrive, by.clone());
         self.run(Need::Durable, move |tx| {
-            let change = person::redrive(tx, id, from)?;
-            if change == Change::Made {
-                actions::note(tx, &by, ActionKind::Redrive, Some(id.0), None, 1)?;
-            }
-            Ok(change)
+            actions::change(tx, kind, id, from, &by)
         })
         .await
     }
@@ -303,13 +299,9 @@ impl Records for SqliteQueue {
         from: Option<EventState>,
         by: &By,
     ) -> Result<Change, StoreError> {
-        let by = by.clone();
+        let (kind, by) = (ActionKind::Discard, by.clone());
         self.run(Need::Durable, move |tx| {
-            let change = person::discard(tx, id, from)?;
-            if change == Change::Made {
-                actions::note(tx, &by, ActionKind::Discard, Some(id.0), None, 1)?;
-            }
-            Ok(change)
+            actions::change(tx, kind, id, from, &by)
         })
         .await
     }

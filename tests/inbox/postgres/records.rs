@@ -11,9 +11,11 @@ use http::{HeaderMap, HeaderValue};
 use tokio::task::JoinSet;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
-    Accepted, FORGET_STEP, NewEvent, Settled, Settlement, Take, forget_all,
+    Accepted, FORGET_STEP, NewEvent, NewJob, Settled, Settlement, Take, forget_all,
 };
-use tower_webhook::inbox::{By, Change, EventId, EventState, Failure, Filter, Lane, Page};
+use tower_webhook::inbox::{
+    ActionKind, By, Change, EventId, EventState, Failure, Filter, Lane, Page,
+};
 use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::postgres::PostgresStore;
 use tower_webhook::store::{Claim, EventKey, Store};
@@ -582,11 +584,24 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     while queue.purge(Duration::ZERO).await.unwrap() {}
     let min = "SELECT min(number) FROM tower_webhook.actions";
     assert_eq!(count(&pool, min).await, 11);
-    let many = many.replace("91", "0").replace("$N", "100300");
+    let job = NewJob {
+        kind: ActionKind::Redrive,
+        filter: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    let job = queue.begin_job(&job, &By::default()).await.unwrap();
+    assert_eq!(job, 21);
+    let many = many.replace("91", "0").replace("$N", "100299");
     execute(&pool, &many).await;
     while queue.purge(Duration::ZERO).await.unwrap() {}
+    // A job is kept until it has ended.
+    assert_eq!(count(&pool, min).await, job);
     let all = "SELECT count(*) FROM tower_webhook.actions";
-    assert_eq!(count(&pool, all).await, 100_000);
+    assert_eq!(count(&pool, all).await, 100_001);
     let max = "SELECT max(number) FROM tower_webhook.actions";
     assert_eq!(count(&pool, max).await, 100_320);
+    assert!(queue.cancel_job(job, &By::default()).await.unwrap());
+    while queue.purge(Duration::ZERO).await.unwrap() {}
+    assert_eq!(count(&pool, all).await, 100_000);
 }

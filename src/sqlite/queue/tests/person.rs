@@ -195,17 +195,29 @@ async fn old_actions_are_purged_and_so_are_too_many() {
     queue.purge_all(DAY).await;
     // Its number must not be used again.
     assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 1);
+    let job = NewJob {
+        kind: ActionKind::Redrive,
+        filter: String::new(),
+        chat: None,
+        rate: 0,
+    };
+    let job = queue.begin_job(&job, &By::default()).await.unwrap();
     let many = queue.run(Need::Write, |tx| {
         let many = "
             INSERT INTO actions (at, who, reason, what, changed)
-            WITH RECURSIVE n AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM n WHERE n < 100300)
+            WITH RECURSIVE n AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM n WHERE n < 100299)
             SELECT ?1, '', '', 'resume', 0 FROM n";
         tx.db.execute(many, [tx.now])
     });
     many.await.unwrap();
     queue.purge_all(DAY).await;
-    assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_000);
+    // A job is kept until it has ended.
+    assert_eq!(queue.sql("SELECT min(number) FROM actions").await, job);
+    assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_001);
     assert_eq!(queue.sql("SELECT max(number) FROM actions").await, 100_303);
+    assert!(queue.cancel_job(job, &By::default()).await.unwrap());
+    queue.purge_all(DAY).await;
+    assert_eq!(queue.sql("SELECT count(*) FROM actions").await, 100_000);
 
     // Links end with their events.
     let taken = queue.add_and_take(event(1)).await;
