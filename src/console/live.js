@@ -51,21 +51,21 @@ async function refresh() {
 // The clock alone is no reason to ask.
 if (document.querySelector("main [data-live]")) setTimeout(refresh, 1000);
 
-// A search goes on until the page is full or left.
-async function searchOn() {
+// Continues a search until the page is full or left.
+async function search() {
   const rest = document.getElementById("rest");
   const on = rest?.querySelector("a[data-search]");
   const rows = document.querySelector("#rows tbody");
   if (!on || pause.checked || rows?.rows[39]) return;
-  if (document.hidden) return setTimeout(searchOn, 1000);
+  if (document.hidden) return setTimeout(search, 1000);
   const found = (await parse(await fetch(on.href))).getElementById("found");
   if (!found) return;
   rows?.append(...found.querySelectorAll("#rows tbody tr"));
   if (rows) rest.replaceWith(found.querySelector("#rest"));
   else document.getElementById("found").replaceWith(found);
-  searchOn();
+  search();
 }
-searchOn();
+search();
 
 // The local time.
 addEventListener("mouseover", ({ target }) => {

@@ -601,8 +601,7 @@ mod tests {
         let app = console(&Arc::new(Semaphore::new(0)));
         let list = get(app, "/events?error=refused").await;
         assert!(list.contains("has reached event 7"), "{list}");
-        let on =
-            r#"<a href="/events?error=refused&amp;after=7" rel="next" data-search>Search on</a>"#;
+        let on = r#"<a href="/events?error=refused&amp;after=7" rel="next" data-search>Continue search</a>"#;
         assert!(list.contains(on), "{list}");
     }
 

@@ -430,9 +430,9 @@ async fn a_job_keeps_to_its_rate_and_outlives_its_console() {
     let left = changed().await;
     assert!(left - at <= 5, "{left} after {at}");
     let get_waits = get(&read_only, &path).await;
-    get_waits.shows("Waits until other jobs have ended, or a console goes on with it.");
+    get_waits.shows("Waiting for other jobs to end, or for a console to continue it.");
 
-    // Another one goes on, with what was accepted in the hour before the job.
+    // Another one continues it, with what was accepted in the hour before the job.
     let app = Console::new().inbox(inbox.clone()).router();
     sleep(2 * SECOND).await;
     let at = changed().await;

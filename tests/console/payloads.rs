@@ -62,7 +62,7 @@ async fn a_text_in_a_payload_finds_events() {
     }
 }
 
-/// Follows the link to search on, as the page's script does. The oldest event alone has the text.
+/// Follows the link that continues the search, as the page's script does. The oldest event alone has the text.
 #[cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(dead_code))]
 async fn searches_on<Q: Queue>(inbox: Inbox<Q>) {
     let count = std::env::var("PAYLOADS").map_or(20_000, |count| count.parse().unwrap());

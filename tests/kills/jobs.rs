@@ -1,4 +1,4 @@
-//! A receiver is killed in the midst of a job, again and again. The next one goes on with it, and each event is changed
+//! A receiver is killed in the midst of a job, again and again. The next one continues it, and each event is changed
 //! once.
 
 use std::time::Duration;

@@ -125,7 +125,7 @@ fn shown<'a>(view: &View, search: &'a Search) -> impl Iterator<Item = (&'static 
         .filter(move |(field, _)| !hides || *field != "error")
 }
 
-/// The jobs that go on.
+/// The jobs that are running.
 pub(super) fn running(view: &View, jobs: &[Action]) -> Markup {
     html! {
         section {
@@ -160,8 +160,8 @@ pub(in super::super) fn job(view: &View, action: &Action) -> Markup {
             div #job data-live {
                 p role="status" {
                     @match job.state {
-                        JobState::Running if job.is_held => "In progress. It goes on if this page is closed, and after a restart.",
-                        JobState::Running => "Waits until other jobs have ended, or a console goes on with it.",
+                        JobState::Running if job.is_held => "In progress. It continues if this page is closed, and after a restart.",
+                        JobState::Running => "Waiting for other jobs to end, or for a console to continue it.",
                         JobState::Done => "Done.",
                         JobState::Cancelled => "Cancelled. Events that were changed before stay changed.",
                         JobState::Failed => "Stopped by a fault. The log has the reason.",

@@ -81,7 +81,7 @@ pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
                 @match more {
                     More::Nothing => "",
                     More::Page(last) => a href={ (list) "&after=" (last) } rel="next" { "Next page" },
-                    More::Search(last, _) => a href={ (list) "&after=" (last) } rel="next" data-search { "Search on" },
+                    More::Search(last, _) => a href={ (list) "&after=" (last) } rel="next" data-search { "Continue search" },
                 }
             }
         }
@@ -192,7 +192,7 @@ pub(super) fn table(view: &View, rows: &[Failed], columns: Columns<'_>) -> Marku
                         td { (state(event)) }
                         td.wide {
                             @if event.failures > 0 { (event.failures) " × " }
-                            (reason(view, failure.as_ref(), 45))
+                            (reason(view, failure.as_ref(), 40))
                         }
                     }
                 }
