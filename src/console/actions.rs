@@ -11,8 +11,8 @@ use axum::response::{IntoResponse, Redirect, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 
-use super::bulk::{Action, known};
-use super::guard::actor;
+use super::bulk::Action;
+use super::guard::{actor, known};
 use super::page::{View, Wrong};
 use super::problem::Problem;
 use super::request::{Did, Search, action, find_job, id, inbox, text};

@@ -1,4 +1,4 @@
-//! Changes of all events that match, in the background. A job is a row of the queue: whoever holds its lease goes on after
+//! Changes of all events that match, in the background. A job is a row of the queue: whoever holds its lease continues after
 //! the last step that was made.
 
 use std::panic::AssertUnwindSafe;
@@ -11,6 +11,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio::task::{AbortHandle, JoinSet, yield_now};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+use super::guard::known;
 use super::operations::{Operations, SEARCH, next};
 use super::problem::Problem;
 use super::request::Search;
@@ -295,6 +296,9 @@ const LEASE: Duration = Duration::from_secs(10);
 /// How often jobs are looked for that nobody holds.
 const POLL: Duration = Duration::from_secs(5);
 
+/// The longest pause between two steps: much shorter than the lease.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
 /// How often a job notes how far it is, if nothing matches.
 const NOTE: Duration = Duration::from_secs(2);
 
@@ -332,7 +336,7 @@ async fn take(inbox: &dyn Operations) -> Option<(JobLease, Done)> {
     }
 }
 
-/// Why a job does not go on.
+/// Why a job stops.
 enum Stop {
     /// It is cancelled, or another process has it.
     Lost,
@@ -351,7 +355,7 @@ async fn run(inbox: Arc<dyn Operations>, lease: JobLease, action: Done) {
     let changes = AssertUnwindSafe(change_all(&*inbox, lease, &action)).catch_unwind();
     match changes.await {
         Ok(Ok(()) | Err(Stop::Lost)) => {}
-        // When its lease has ended, it goes on after the last step that was made.
+        // When its lease has ended, it is continued after the last step that was made.
         Ok(Err(Stop::Failed(error))) => {
             let reason = Chain(&error).to_string();
             tracing::warn!(job, reason, "a job waits, because the queue failed");
@@ -395,11 +399,6 @@ pub(super) async fn find(inbox: &dyn Operations, number: i64) -> Result<Option<D
     let found = inbox.actions(Which::All, Some(before), 1).await?;
     let mut found = found.into_iter();
     Ok(found.find(|it| it.number == number && it.job.is_some()))
-}
-
-/// The name of an operator, if it is known.
-pub(super) fn known(who: &str) -> Option<&str> {
-    Some(who).filter(|who| !who.is_empty())
 }
 
 /// Changes the events that the operator has seen. Those whose state has changed since they were listed are not changed.
@@ -446,7 +445,7 @@ async fn change_all(inbox: &dyn Operations, lease: JobLease, action: &Done) -> R
             step(some.to_vec(), reached, JobState::Running).await?;
             noted = Instant::now();
             tried += some.len();
-            sleep(asked.elapsed()).await;
+            sleep(asked.elapsed().min(LONGEST_PAUSE)).await;
             // A queue in memory takes no time, and pages are to be answered meanwhile.
             yield_now().await;
             if job.rate > 0 {

@@ -123,6 +123,11 @@ fn is_known_host(console: &Console, request: &Request) -> bool {
     })
 }
 
+/// The name of an operator, if it is known.
+pub(super) fn known(who: &str) -> Option<&str> {
+    Some(who).filter(|who| !who.is_empty())
+}
+
 /// The name of the operator, for the log and the actions.
 pub(super) fn actor(console: &Console, headers: &HeaderMap) -> Option<String> {
     let value = headers.get(console.actor.as_ref()?)?;
