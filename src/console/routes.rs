@@ -627,7 +627,7 @@ mod tests {
         sleep(Duration::from_secs(1)).await;
         for (number, shown) in [
             (4, "In progress."),
-            (5, "Waits until other jobs have ended"),
+            (5, "Waiting for other jobs to end"),
         ] {
             let job = get(app.clone(), &format!("/jobs/{number}")).await;
             assert!(job.contains(shown), "{job}");
