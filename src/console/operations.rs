@@ -31,6 +31,7 @@ fn read<'a, T>(reading: impl Future<Output = Result<T, StoreError>> + Send + 'a)
 /// The operations of an [`Inbox`].
 pub(super) trait Operations: Send + Sync {
     fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed>;
+    fn gaps<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed>;
     fn get(&self, id: EventId) -> Answer<'_, Option<EventRecord>>;
     fn blocked_lanes<'a>(
         &'a self,
@@ -77,6 +78,10 @@ impl<Q> Counted<Q> {
 impl<Q: Queue> Operations for Counted<Q> {
     fn list<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed> {
         read(self.inbox.list(filter, page))
+    }
+
+    fn gaps<'a>(&'a self, filter: &'a Filter, page: Page) -> Answer<'a, Listed> {
+        read(self.inbox.gaps(filter, page))
     }
 
     fn blocked_lanes<'a>(

@@ -146,6 +146,15 @@ impl Search {
         Ok(filter)
     }
 
+    /// The part of the filter that is about the time of acceptance.
+    pub(super) fn of_time(&self) -> Result<Filter, Problem> {
+        Ok(Filter {
+            accepted_from: self.since()?,
+            accepted_until: time(&self.until)?,
+            ..Filter::default()
+        })
+    }
+
     /// The later one of the two times from which on events match.
     fn since(&self) -> Result<Option<SystemTime>, Problem> {
         let from = time(&self.from)?;

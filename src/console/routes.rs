@@ -58,6 +58,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/chat", get(chat))
         .route("/find", get(find))
         .route("/lanes", get(lanes))
+        .route("/gaps", get(gaps))
         .route("/actions", get(done))
         .route("/jobs/{number}", get(job))
         .route(
@@ -181,16 +182,29 @@ async fn events(
 pub(super) async fn list(view: &View, search: &Search, wrong: Option<Wrong<'_>>) -> Answer {
     let filter = search.filter(&view.console)?;
     let page = search.page(ROWS + 1)?;
-    let mut listed = inbox(&view.console)?.list(&filter, page).await?;
-    let is_more = listed.events.len() > ROWS;
-    listed.events.truncate(ROWS);
-    let more = match (is_more, listed.events.last(), listed.searched) {
+    let inbox = &**inbox(&view.console)?;
+    let listed = inbox.list(&filter, page).await?;
+    let (events, more) = cut(inbox, &filter, page, listed).await?;
+    let rows = with_failures(inbox, events).await?;
+    Ok(page::events(view, search, &rows, more, wrong))
+}
+
+/// Cuts a list of up to `ROWS + 1` events to a page.
+async fn cut(
+    inbox: &dyn Operations,
+    filter: &Filter,
+    page: Page,
+    listed: Listed,
+) -> Result<(Vec<EventSummary>, More), StoreError> {
+    let mut events = listed.events;
+    let is_more = events.len() > ROWS;
+    events.truncate(ROWS);
+    let more = match (is_more, events.last(), listed.searched) {
         (true, Some(last), _) => More::Page(last.id),
-        (.., Some(last)) => search_on(&**inbox(&view.console)?, &filter, page, last).await?,
+        (.., Some(last)) => search_on(inbox, filter, page, last).await?,
         (.., None) => More::Nothing,
     };
-    let rows = with_failures(&**inbox(&view.console)?, listed.events).await?;
-    Ok(page::events(view, search, &rows, more, wrong))
+    Ok((events, more))
 }
 
 /// How a search continues after an event, and how much of it is done.
@@ -376,6 +390,19 @@ async fn lanes(
     Ok(page::lanes(&view, &lanes, is_more))
 }
 
+async fn gaps(
+    Extension(view): Extension<View>,
+    search: Result<Query<Search>, QueryRejection>,
+) -> Answer {
+    let Query(search) = search?;
+    let inbox = &**inbox(&view.console)?;
+    let filter = search.of_time()?;
+    let page = search.page(ROWS + 1)?;
+    let listed = inbox.gaps(&filter, page).await?;
+    let (events, more) = cut(inbox, &filter, page, listed).await?;
+    Ok(page::gaps(&view, &search, &events, more))
+}
+
 async fn done(
     Extension(view): Extension<View>,
     search: Result<Query<Search>, QueryRejection>,
@@ -489,6 +516,10 @@ mod tests {
                 searched: page.newest_first.then_some(EventId(7)),
             };
             Box::pin(async { Ok(listed) })
+        }
+
+        fn gaps<'a>(&'a self, _: &'a Filter, _: Page) -> Answer<'a, Listed> {
+            Box::pin(pending())
         }
 
         fn blocked_lanes<'a>(
@@ -625,10 +656,7 @@ mod tests {
             assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
         }
         sleep(Duration::from_secs(1)).await;
-        for (number, shown) in [
-            (4, "In progress."),
-            (5, "Waiting for other jobs to end"),
-        ] {
+        for (number, shown) in [(4, "In progress."), (5, "Waiting for other jobs to end")] {
             let job = get(app.clone(), &format!("/jobs/{number}")).await;
             assert!(job.contains(shown), "{job}");
         }

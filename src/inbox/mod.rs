@@ -52,6 +52,7 @@ pub(crate) mod actions;
 mod backlog;
 mod decide;
 pub(crate) mod event;
+mod gaps;
 mod handle;
 pub(crate) mod headers;
 #[cfg(feature = "console")]
@@ -81,6 +82,7 @@ pub mod internal {
 pub use self::accept::{Accept, AcceptFuture, Refusal};
 pub use self::actions::{Action, ActionKind, By, Job, JobState, Which};
 pub use self::event::{EventId, EventState, Lane, UnknownState};
+pub use self::gaps::expected;
 pub use self::handle::Inbox;
 pub use self::queue::Queue;
 pub use self::records::{

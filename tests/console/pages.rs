@@ -29,6 +29,22 @@ use support::{DAY, SECOND};
 use super::{four_events, get, post};
 
 #[tokio::test(start_paused = true)]
+async fn chats_that_lack_an_event_are_shown() {
+    let app = Console::new().inbox(four_events().await).router();
+    get(&app, "/gaps")
+        .await
+        .is(200)
+        .shows(r#"<a href="/events/1">1</a>"#)
+        .shows("<b>chat-closed</b> or <b>chat-transferred</b>");
+    get(&app, "/gaps?until=2020-01-01T00:00")
+        .await
+        .is(200)
+        .shows("No chat is incomplete.");
+    let wrong = get(&app, "/gaps?from=yesterday").await;
+    wrong.is(400).shows("yesterday");
+}
+
+#[tokio::test(start_paused = true)]
 async fn pages_show_what_happened() {
     let app = Console::new().inbox(four_events().await).router();
     let overview = get(&app, "/").await;

@@ -359,6 +359,29 @@ fn add_dead(url: &str, chat: Option<&str>, count: usize) {
 }
 
 #[test]
+fn chats_that_lack_an_event_are_listed() {
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    add_dead(&url, Some("17"), 2);
+    let gaps = inbox(&url, &["gaps"]);
+    assert_eq!(gaps.code, 0, "{gaps:?}");
+    let cells = |row: &str| -> Vec<_> {
+        let cells = row.split("  ").map(|cell| cell.trim().to_owned());
+        cells.filter(|cell| !cell.is_empty()).collect()
+    };
+    let rows: Vec<_> = gaps.out.lines().map(cells).collect();
+    assert_eq!(rows[0], ["EVENT", "CHAT", "HAS", "ACCEPTED", "WITHOUT"]);
+    let without = "chat-closed or chat-transferred";
+    assert_eq!(rows[1][..3], ["1", "17", "chat-rated"]);
+    assert_eq!((&*rows[1][4], rows.len()), (without, 2));
+    let line = lines(&inbox(&url, &["gaps", "--json", "--kind", "chat-rated"])).remove(0);
+    assert_eq!(line["event"]["id"], 1);
+    assert_eq!(line["without"][1], "chat-transferred");
+    let none = inbox(&url, &["gaps", "--older-than", "1h"]);
+    assert_eq!((none.code, none.out.trim()), (0, "no chat is incomplete"));
+}
+
+#[test]
 fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
     const EVENTS: usize = 20_000;
     let dir = TempDir::new().unwrap();

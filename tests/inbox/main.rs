@@ -4,6 +4,7 @@ mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
 mod faults;
+mod gaps;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;

@@ -64,6 +64,20 @@ pub(crate) enum Command {
         #[arg(long)]
         json: bool,
     },
+    /// List chats that have an event, but not the one that is expected with it: closed or transferred and not rated, or
+    /// without what comes before
+    ///
+    /// A chat without any event is not found. Ratings may take days: `--older-than` leaves out what is recent.
+    Gaps {
+        #[command(flatten)]
+        matching: Matching,
+        /// The maximum number of chats to list
+        #[arg(long, value_name = "N", default_value_t = 100)]
+        limit: usize,
+        /// Print one line of JSON for each chat
+        #[arg(long)]
+        json: bool,
+    },
     /// Show an event with its payload, its headers and its failures
     Show {
         /// The number of the event
@@ -259,7 +273,9 @@ impl Command {
     /// The kinds that it names.
     pub(crate) fn kinds(&self) -> &[EventKind] {
         match self {
-            Self::List { matching, .. } | Self::Export { matching } => matching.kinds(),
+            Self::List { matching, .. }
+            | Self::Gaps { matching, .. }
+            | Self::Export { matching } => matching.kinds(),
             Self::Redrive { chosen } | Self::Discard { chosen } => chosen.matching.kinds(),
             Self::Pause { kind, .. } | Self::Resume { kind } => kind.as_slice(),
             _ => &[],

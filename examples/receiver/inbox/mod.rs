@@ -143,6 +143,17 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
                 false => print::record(&record)?,
             }
         }
+        Command::Gaps {
+            matching,
+            limit,
+            json,
+        } => {
+            let gaps = inbox.gaps(&matching.filter(), Page::oldest(limit)).await?;
+            match json {
+                true => print::gap_lines(&gaps.events)?,
+                false => print::gaps(&gaps.events)?,
+            }
+        }
         Command::Lanes { limit, json } => {
             let lanes = inbox.blocked_lanes(None, None, limit).await?;
             match json {

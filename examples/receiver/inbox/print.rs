@@ -7,7 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tower_webhook::EventKind;
 use tower_webhook::inbox::{
-    Action, BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats,
+    Action, BlockedLane, EventRecord, EventState, EventSummary, Pause, Stats, expected,
 };
 
 use crate::json::line_with_payload;
@@ -118,6 +118,48 @@ pub(crate) fn lane_lines(lanes: &[BlockedLane]) -> io::Result<()> {
         line(&mut out, &lane)?;
     }
     out.flush()
+}
+
+pub(crate) fn gaps(gaps: &[EventSummary]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    if gaps.is_empty() {
+        return writeln!(out, "no chat is incomplete");
+    }
+    let head = ["EVENT", "CHAT", "HAS", "ACCEPTED", "WITHOUT"].map(str::to_owned);
+    let rows = gaps.iter().map(|event| {
+        [
+            event.id.to_string(),
+            short(event.chat.as_deref().unwrap_or("-")),
+            short(event.kind.as_str()),
+            ago(event.accepted_at),
+            missing(event).join(" or "),
+        ]
+    });
+    write_rows(&mut out, iter::once(head).chain(rows).collect())
+}
+
+pub(crate) fn gap_lines(gaps: &[EventSummary]) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct Line {
+        event: Summary,
+        /// One of these kinds.
+        without: Vec<&'static str>,
+    }
+
+    let mut out = io::BufWriter::new(io::stdout().lock());
+    for event in gaps {
+        let gap = Line {
+            event: Summary::of(event),
+            without: missing(event),
+        };
+        line(&mut out, &gap)?;
+    }
+    out.flush()
+}
+
+fn missing(event: &EventSummary) -> Vec<&'static str> {
+    let kinds = expected(&event.kind).iter();
+    kinds.map(EventKind::as_str).collect()
 }
 
 pub(crate) fn actions(actions: &[Action]) -> io::Result<()> {
