@@ -1,0 +1,79 @@
+//! What the brokers have in common: an inbox in a file, whose events are handed on.
+//!
+//! The inbox stays in front of the broker, because it answers within milliseconds, knows keys for longer than the 7 days
+//! for which the platform retries, and lists what a broker has refused.
+
+use std::env;
+use std::future::Future;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::net::TcpListener;
+use tower_webhook::inbox::Inbox;
+use tower_webhook::sqlite::SqliteQueue;
+use tower_webhook::{EventRouter, HandlerError, RawDelivery, Secret, Webhooks, shutdown};
+
+/// A verified event.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The idempotency key, by which a broker recognises what it was given before.
+    pub id: Option<String>,
+    /// The chat, whose events stay in their order.
+    pub chat: String,
+    pub kind: String,
+    pub body: Vec<u8>,
+}
+
+impl Message {
+    fn of(delivery: &RawDelivery) -> Result<Self, HandlerError> {
+        let body: serde_json::Value = delivery.decode()?;
+        let chat = body.pointer("/chat/id").or(body.get("id"));
+        let chat = chat.and_then(serde_json::Value::as_str);
+        Ok(Self {
+            id: delivery.key().map(ToString::to_string),
+            chat: chat.unwrap_or("none").to_owned(),
+            kind: delivery.kind().to_string(),
+            body: delivery.body().to_vec(),
+        })
+    }
+}
+
+/// Receives webhooks at LISTEN with WEBHOOK_SECRET, and hands each event on. If that fails, the event is tried again, and
+/// the later ones of its chat wait.
+pub async fn serve<F>(
+    publish: impl Fn(Message) -> F + Clone + Send + Sync + 'static,
+) -> anyhow::Result<()>
+where
+    F: Future<Output = anyhow::Result<()>> + Send + 'static,
+{
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .init();
+    let secret = Secret::new(setting("WEBHOOK_SECRET", None)?)?;
+    let queue = SqliteQueue::open(setting("WEBHOOK_INBOX", Some("webhooks.db"))?)?;
+    let events = EventRouter::new().fallback(move |delivery: RawDelivery| {
+        let publish = publish.clone();
+        async move {
+            let published = publish(Message::of(&delivery)?).await;
+            published.map_err(|error| HandlerError::retry(format!("{error:#}")))
+        }
+    });
+    let (webhooks, running) = Webhooks::new(secret)
+        .inbox(Inbox::new(queue))
+        .start(events)?;
+
+    let listener = TcpListener::bind(setting("LISTEN", Some("127.0.0.1:3000"))?).await?;
+    eprintln!("listening on http://{}/webhooks", listener.local_addr()?);
+    let app = axum::Router::new().route_service("/webhooks", webhooks);
+    axum::serve(listener, app)
+        .with_graceful_shutdown(shutdown())
+        .await?;
+    running.drain(Duration::from_secs(20)).await?;
+    Ok(())
+}
+
+/// Reads an environment variable.
+pub fn setting(name: &str, default: Option<&str>) -> anyhow::Result<String> {
+    let set = env::var(name).ok().or(default.map(str::to_owned));
+    set.with_context(|| format!("set the environment variable {name}"))
+}
