@@ -625,10 +625,7 @@ mod tests {
             assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
         }
         sleep(Duration::from_secs(1)).await;
-        for (number, shown) in [
-            (4, "In progress."),
-            (5, "Waiting for other jobs to end"),
-        ] {
+        for (number, shown) in [(4, "In progress."), (5, "Waiting for other jobs to end")] {
             let job = get(app.clone(), &format!("/jobs/{number}")).await;
             assert!(job.contains(shown), "{job}");
         }
