@@ -18,6 +18,7 @@ mod published;
 mod rolling;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod senders;
+mod small_scope;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
 #[cfg(feature = "conformance")]

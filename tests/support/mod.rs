@@ -12,6 +12,7 @@
 #[cfg(feature = "postgres")]
 pub mod database;
 pub mod delivery;
+pub mod history;
 pub mod inbox;
 pub mod log;
 pub mod net;

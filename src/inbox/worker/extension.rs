@@ -20,6 +20,7 @@ pub(super) async fn extend<Q: Queue>(pool: Arc<Pool<Q>>) {
         let next = Instant::now() + pause;
         let next = pool.leases.first_expiry().map_or(next, |at| at.min(next));
         tokio::select! {
+            biased;
             () = sleep_until(next) => {}
             () = pool.leases.checked() => {}
         }

@@ -1,6 +1,6 @@
 //! The leases of the attempts in progress, which one task extends together.
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,12 +12,12 @@ use tokio::time::Instant;
 use super::super::event::{EventId, EventLease};
 use crate::lock::lock;
 use crate::outcome::Outcome;
-use crate::store::Fence;
 
 /// The leases that are held now.
 #[derive(Default)]
 pub(super) struct HeldLeases {
-    all: Mutex<HashMap<Fence, Arc<Shared>>>,
+    /// By fence: ordered, so that a run with a seed repeats exactly.
+    all: Mutex<BTreeMap<u128, Arc<Shared>>>,
     /// Notified when there is a lease to extend.
     any: Notify,
     /// Notified when the queue must be asked which leases are still held.
@@ -55,7 +55,7 @@ impl HeldLeases {
             }),
         });
         let is_first = all.is_empty();
-        all.insert(lease.fence, Arc::clone(&shared));
+        all.insert(lease.fence.0, Arc::clone(&shared));
         drop(all);
         if is_first {
             self.any.notify_one();
@@ -189,6 +189,6 @@ impl HeldLease<'_> {
 
 impl Drop for HeldLease<'_> {
     fn drop(&mut self) {
-        lock(&self.of.all).remove(&self.shared.lease.fence);
+        lock(&self.of.all).remove(&self.shared.lease.fence.0);
     }
 }

@@ -30,6 +30,7 @@ pub(super) async fn produce<Q: Queue, S: Serve>(pool: Arc<Pool<Q>>, service: S) 
         if at.is_none_or(|at| at > Instant::now()) {
             match at {
                 Some(at) => tokio::select! {
+                    biased;
                     () = pool.wake.notified() => {}
                     () = sleep_until(at) => {}
                 },
