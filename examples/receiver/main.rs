@@ -33,6 +33,8 @@ mod kinds;
 mod log;
 mod notices;
 mod output;
+#[cfg(feature = "metrics")]
+mod process;
 mod refusals;
 mod reload;
 mod route;

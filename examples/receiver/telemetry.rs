@@ -147,7 +147,7 @@ mod metrics {
 
     use crate::activity::Limits;
     use crate::connections::{Connections, bind};
-    use crate::host;
+    use crate::{host, process};
 
     /// The server of `/metrics`.
     pub(crate) struct Server {
@@ -156,14 +156,16 @@ mod metrics {
 
     type Source = Box<dyn Fn() -> Pin<Box<dyn Future<Output = ()> + Send>> + Send + Sync>;
 
-    /// The buckets of durations, in seconds.
-    const SECONDS: [f64; 14] = [
-        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 10.0, 30.0,
+    /// The buckets of durations, in seconds. A sender gives up after some seconds.
+    const SECONDS: [f64; 17] = [
+        0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0,
+        10.0, 30.0,
     ];
 
     /// Those of delays, which grow to days while a handler is down.
-    const DELAYS: [f64; 12] = [
-        0.001, 0.01, 0.1, 1.0, 10.0, 60.0, 600.0, 3_600.0, 21_600.0, 86_400.0, 259_200.0, 604_800.0,
+    const DELAYS: [f64; 17] = [
+        0.001, 0.01, 0.1, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 600.0, 1_800.0, 3_600.0,
+        21_600.0, 86_400.0, 259_200.0, 604_800.0,
     ];
 
     /// The time limit of what is recorded before a scrape, each.
@@ -192,9 +194,11 @@ mod metrics {
             this.before_scrapes(move || {
                 budget.record_metrics();
                 silence.record_metrics();
+                process::record();
                 std::future::ready(())
             });
             tokio::spawn(upkeep(prometheus.clone()));
+            process::start();
             describe_counter!(
                 "receiver_refusals_total",
                 "Connections and requests that were refused before they were deliveries."

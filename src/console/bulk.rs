@@ -1,22 +1,21 @@
-//! Changes of all events that match, in the background. A job is a row of the queue: whoever holds its lease continues after
-//! the last step that was made.
+//! Changes of all events that match, in the background.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock, Weak};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
-use tokio::task::{AbortHandle, JoinSet, yield_now};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::guard::known;
-use super::operations::{Operations, SEARCH, next};
+use super::operations::{Operations, SEARCH};
 use super::problem::Problem;
 use super::request::Search;
 use crate::error::Chain;
-use crate::inbox::internal::{JobLease, JobStep, NewJob};
+use crate::inbox::internal::{JobLease, Scope, Seen};
 use crate::inbox::{
     Action as Done, ActionKind, By, Change, EventId, EventState, EventSummary, Filter, JobState,
     KindStats, Page, Which,
@@ -89,36 +88,12 @@ const COUNT_UP_TO: usize = 10_000;
 /// The number of events that are read at a time.
 const STEP: usize = 512;
 
-/// The number of events that are changed at a time. They share a transaction, for which deliveries wait. Before the next
-/// one, they have their turn for as long as it took.
-const AT_ONCE: usize = 64;
-
-/// What a preview has seen: no event after the newest one, and none that died or was settled later.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Seen {
-    pub(super) newest: EventId,
-    /// By the clock of the queue.
-    pub(super) at: SystemTime,
-}
-
-impl Seen {
-    /// `None` without any event.
-    pub(super) async fn now(inbox: &dyn Operations) -> Result<Option<Self>, StoreError> {
-        let (stats, age) = inbox.stats().await?;
-        let at = stats.at + age;
-        let newest = first(inbox, Page::newest(1)).await?;
-        Ok(newest.map(|newest| Self { newest, at }))
-    }
-
-    /// The time since 1970.
-    pub(super) fn nanos(&self) -> u128 {
-        let since = self.at.duration_since(SystemTime::UNIX_EPOCH);
-        since.unwrap_or_default().as_nanos()
-    }
-
-    fn has(&self, event: &EventSummary) -> bool {
-        event.id <= self.newest && event.settled_at.is_none_or(|settled| settled <= self.at)
-    }
+/// What a person sees from now on. `None` without any event.
+pub(super) async fn seen_now(inbox: &dyn Operations) -> Result<Option<Seen>, StoreError> {
+    let (stats, age) = inbox.stats().await?;
+    let at = stats.at + age;
+    let newest = first(inbox, Page::newest(1)).await?;
+    Ok(newest.map(|newest| Seen { newest, at }))
 }
 
 async fn preview(
@@ -136,7 +111,7 @@ async fn preview(
         let listed = inbox.list(filter, page).await?;
         let has = |event: &&EventSummary| seen.is_none_or(|seen| seen.has(event));
         events += listed.events.iter().filter(has).count();
-        page.after = next(&listed, STEP);
+        page.after = listed.next(STEP);
         let is_more = page.after.is_some();
         if !is_more || events >= COUNT_UP_TO || began.elapsed() >= SEARCH {
             return Ok(Counted {
@@ -264,17 +239,17 @@ impl Jobs {
         let (filter, seen) = (search.any_filter()?, search.seen()?);
         let matched = self.preview(inbox, &filter, Some(seen)).await?;
         let oldest = first(inbox, Page::oldest(1)).await?;
-        let job = NewJob {
-            kind: action.kind(),
-            filter: search.of_job(&filter, matched, oldest.unwrap_or(seen.newest)),
-            chat: filter.chat,
-            rate: search.rate()?,
+        let scope = Scope {
+            filter,
+            seen,
+            matched: matched.events as u64,
+            is_more: matched.is_more,
+            oldest: oldest.unwrap_or(seen.newest),
         };
-        if job.filter.len() > LONGEST_FILTER {
-            return Err(Problem::bad("The filter is too long."));
-        }
-        let filter = job.filter.clone();
+        let job = scope.job(action.kind(), search.rate()?);
+        let job = job.ok_or_else(|| Problem::bad("The filter is too long."))?;
         let number = inbox.begin_job(job, by.clone()).await?;
+        let filter = search.logged();
         tracing::info!(
             actor = known(by.who()),
             action = action.name(),
@@ -287,20 +262,8 @@ impl Jobs {
     }
 }
 
-/// The longest filter of a job, in bytes.
-const LONGEST_FILTER: usize = 4_000;
-
-/// For how long a job is held. Another process continues it at most so long after its last step.
-const LEASE: Duration = Duration::from_secs(10);
-
 /// How often jobs are looked for that nobody holds.
 const POLL: Duration = Duration::from_secs(5);
-
-/// The longest pause between two steps: much shorter than the lease.
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-
-/// How often a job notes how far it is, if nothing matches.
-const NOTE: Duration = Duration::from_secs(2);
 
 /// How many of the jobs that are running are looked at.
 pub(super) const MANY: usize = 100;
@@ -332,47 +295,23 @@ async fn take(inbox: &dyn Operations) -> Option<(JobLease, Done)> {
     let mut jobs = running.iter().filter_map(|action| action.job.as_ref());
     match jobs.all(|job| job.is_held) {
         true => None,
-        false => inbox.take_job(LEASE).await.ok()?,
-    }
-}
-
-/// Why a job stops.
-enum Stop {
-    /// It is cancelled, or another process has it.
-    Lost,
-    Failed(StoreError),
-    Unreadable,
-}
-
-impl From<StoreError> for Stop {
-    fn from(error: StoreError) -> Self {
-        Self::Failed(error)
+        false => inbox.take_job().await.ok()?,
     }
 }
 
 async fn run(inbox: Arc<dyn Operations>, lease: JobLease, action: Done) {
     let job = lease.number;
-    let changes = AssertUnwindSafe(change_all(&*inbox, lease, &action)).catch_unwind();
+    let changes = AssertUnwindSafe(inbox.run_job(&lease, &action)).catch_unwind();
     match changes.await {
-        Ok(Ok(()) | Err(Stop::Lost)) => {}
+        Ok(Ok(())) => {}
         // When its lease has ended, it is continued after the last step that was made.
-        Ok(Err(Stop::Failed(error))) => {
+        Ok(Err(error)) => {
             let reason = Chain(&error).to_string();
             tracing::warn!(job, reason, "a job waits, because the queue failed");
         }
-        Ok(Err(Stop::Unreadable)) | Err(_) => {
-            tracing::error!(
-                job,
-                "a job has panicked, or its filter is that of another release"
-            );
-            let failed = JobStep {
-                redrives: false,
-                events: Vec::new(),
-                reached: action.job.map_or(EventId(0), |job| job.reached),
-                state: JobState::Failed,
-                lease: LEASE,
-            };
-            let _ = inbox.step_job(lease, failed).await;
+        Err(_) => {
+            tracing::error!(job, "a job has panicked");
+            let _ = inbox.fail_job(&lease, &action).await;
         }
     }
     let Ok(Some(ended)) = find(&*inbox, job).await else {
@@ -399,67 +338,4 @@ pub(super) async fn find(inbox: &dyn Operations, number: i64) -> Result<Option<D
     let found = inbox.actions(Which::All, Some(before), 1).await?;
     let mut found = found.into_iter();
     Ok(found.find(|it| it.number == number && it.job.is_some()))
-}
-
-/// Changes the events that the operator has seen. Those whose state has changed since they were listed are not changed.
-async fn change_all(inbox: &dyn Operations, lease: JobLease, action: &Done) -> Result<(), Stop> {
-    let (Some(job), Some(search)) = (
-        &action.job,
-        action.about.as_deref().and_then(Search::of_text),
-    ) else {
-        return Err(Stop::Unreadable);
-    };
-    let (Ok(filter), Ok(seen)) = (search.any_filter(), search.seen()) else {
-        return Err(Stop::Unreadable);
-    };
-    let step = async |events, reached, state| {
-        let redrives = action.kind == ActionKind::Redrive;
-        let step = JobStep {
-            redrives,
-            events,
-            reached,
-            state,
-            lease: LEASE,
-        };
-        match inbox.step_job(lease, step).await? {
-            true => Ok(()),
-            false => Err(Stop::Lost),
-        }
-    };
-    let (limit, at_once) = match job.rate as usize {
-        0 => (STEP, AT_ONCE),
-        // What was listed is at most a second old when it is changed.
-        rate => (rate.min(STEP), (rate / 4).clamp(1, AT_ONCE)),
-    };
-    let mut page = Page::oldest(limit).within(SEARCH);
-    page.after = Some(job.reached).filter(|reached| *reached > EventId(0));
-    let (began, mut tried, mut noted) = (Instant::now(), 0, Instant::now());
-    loop {
-        let listed = inbox.list(&filter, page).await?;
-        page.after = next(&listed, limit);
-        let events = listed.events.iter().filter(|event| seen.has(event));
-        let events: Vec<_> = events.map(|event| (event.id, event.state)).collect();
-        for some in events.chunks(at_once) {
-            let reached = some.last().map_or(job.reached, |(id, _)| *id);
-            let asked = Instant::now();
-            step(some.to_vec(), reached, JobState::Running).await?;
-            noted = Instant::now();
-            tried += some.len();
-            sleep(asked.elapsed().min(LONGEST_PAUSE)).await;
-            // A queue in memory takes no time, and pages are to be answered meanwhile.
-            yield_now().await;
-            if job.rate > 0 {
-                sleep_until(began + Duration::from_secs_f64(tried as f64 / f64::from(job.rate)))
-                    .await;
-            }
-        }
-        match page.after.filter(|after| *after < seen.newest) {
-            None => return step(Vec::new(), seen.newest, JobState::Done).await,
-            Some(after) if noted.elapsed() >= NOTE => {
-                step(Vec::new(), after, JobState::Running).await?;
-                noted = Instant::now();
-            }
-            Some(_) => {}
-        }
-    }
 }

@@ -20,7 +20,7 @@ use tokio::time::{Instant, sleep};
 
 use super::bulk::first;
 use super::guard::actor;
-use super::operations::{Operations, SEARCH, next};
+use super::operations::{Operations, SEARCH};
 use super::page::{View, clamped};
 use super::problem::Problem;
 use super::request::{Search, inbox};
@@ -120,7 +120,7 @@ impl Export {
                 return Ok(None);
             };
             let listed = self.inbox.list(&self.filter, page).await?;
-            let after = next(&listed, page.limit);
+            let after = listed.next(page.limit);
             let goes_on = after.filter(|after| page.newest_first || *after < self.newest);
             self.page = goes_on.map(|after| page.after(after));
             let ids = listed.events.iter().map(|event| event.id);

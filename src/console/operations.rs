@@ -9,7 +9,7 @@ use tokio::time::timeout;
 
 use super::counts::Counts;
 use crate::event::EventKind;
-use crate::inbox::internal::{JobLease, JobStep, NewJob};
+use crate::inbox::internal::{JobLease, NewJob};
 use crate::inbox::{
     Action, BlockedLane, By, Change, EventId, EventRecord, EventState, Filter, Inbox, Listed, Page,
     Pause, Queue, Stats, Which,
@@ -50,8 +50,9 @@ pub(super) trait Operations: Send + Sync {
     ) -> Answer<'a, ()>;
     fn actions(&self, which: Which, before: Option<i64>, limit: usize) -> Answer<'_, Vec<Action>>;
     fn begin_job(&self, job: NewJob, by: By) -> Answer<'_, i64>;
-    fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>>;
-    fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool>;
+    fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>>;
+    fn run_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()>;
+    fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()>;
     fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool>;
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The kinds that are tripped in this process, and when the next event of each is tried.
@@ -120,12 +121,16 @@ impl<Q: Queue> Operations for Counted<Q> {
         Box::pin(async move { inbox.begin_job(&job).await })
     }
 
-    fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>> {
-        Box::pin(self.inbox.take_job(lease))
+    fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>> {
+        Box::pin(self.inbox.take_job())
     }
 
-    fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool> {
-        Box::pin(async move { self.inbox.step_job(&lease, &step).await })
+    fn run_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
+        Box::pin(self.inbox.run_job(lease, action))
+    }
+
+    fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
+        Box::pin(self.inbox.fail_job(lease, action))
     }
 
     fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {
@@ -162,15 +167,6 @@ impl<Q: Queue> Operations for Counted<Q> {
 
 /// The time limit of a search. After it, the page shows the events that were found.
 pub(super) const SEARCH: Duration = Duration::from_millis(40);
-
-/// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
-pub(super) fn next(listed: &Listed, limit: usize) -> Option<EventId> {
-    let last = listed
-        .events
-        .last()
-        .filter(|_| listed.events.len() >= limit);
-    listed.searched.or(last.map(|event| event.id))
-}
 
 /// How a list continues.
 #[derive(Clone, Copy, Debug)]

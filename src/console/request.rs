@@ -3,17 +3,17 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use axum::extract::Query;
 use http::HeaderValue;
 use serde::Deserialize;
 
-use super::bulk::{Action, Counted, Seen, find};
+use super::bulk::{Action, find};
 use super::operations::{Operations, SEARCH};
 use super::page::clamped;
 use super::problem::Problem;
 use super::settings::Console;
 use crate::delivery::IdempotencyKey;
 use crate::event::EventKind;
+use crate::inbox::internal::Seen;
 use crate::inbox::{Action as Done, EventId, EventState, Filter, Page};
 
 /// The inbox, or the reason why a page has nothing to show.
@@ -81,9 +81,6 @@ pub(super) struct Search {
     pub(super) reason: String,
     /// How many events of all that match are changed in a second.
     pub(super) rate: String,
-    /// What a job knew at its beginning: how many events matched, with a `+` if there were more, and the oldest event.
-    pub(super) matched: String,
-    pub(super) oldest: String,
     /// The action before which a page of actions begins.
     pub(super) before: String,
 }
@@ -131,10 +128,9 @@ impl Search {
                 ..Filter::default()
             },
         };
-        let kind = self.kind.trim();
-        if !kind.is_empty() {
+        for kind in self.kind.split_whitespace() {
             let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
-            filter.kinds = vec![kind.parse::<EventKind>().map_err(wrong)?];
+            filter.kinds.push(kind.parse::<EventKind>().map_err(wrong)?);
         }
         filter.chat = text(&self.chat);
         filter.error = text(&self.error);
@@ -190,42 +186,32 @@ impl Search {
         text(&self.rate).map_or(Ok(0), |rate| rate.parse().map_err(wrong))
     }
 
-    /// The filter of a job as a text, which has the same meaning later.
-    pub(super) fn of_job(&self, filter: &Filter, matched: Counted, oldest: EventId) -> String {
-        let from = filter.accepted_from.or(filter.failed_from);
-        let from = from.map(|from| humantime::format_rfc3339_millis(clamped(from)).to_string());
-        let from = from.map(|from| from.trim_end_matches('Z').to_owned());
-        let lasting = Self {
-            hours: String::new(),
-            from: from.unwrap_or_default(),
-            order: String::new(),
-            ..self.clone()
+    /// The filter of a list with the events of a job.
+    pub(super) fn of_job(filter: &Filter) -> Self {
+        let state = match &filter.states {
+            states if *states == Filter::failed(None, None).states => "failed".to_owned(),
+            states if self::states("unsettled").is_ok_and(|all| all == *states) => {
+                "unsettled".to_owned()
+            }
+            states => joined(states),
         };
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        query.extend_pairs(lasting.filled());
-        query
-            .append_pair("newest", &self.newest)
-            .append_pair("at", &self.at);
-        let more = if matched.is_more { "+" } else { "" };
-        query.append_pair("matched", &format!("{}{more}", matched.events));
-        query.append_pair("oldest", &oldest.to_string());
-        query.finish()
-    }
-
-    /// How many events matched when a job began.
-    pub(super) fn matched(&self) -> Option<Counted> {
-        let events = self.matched.strip_suffix('+');
-        Some(Counted {
-            events: events.unwrap_or(&self.matched).parse().ok()?,
-            is_more: events.is_some(),
-        })
-    }
-
-    /// Reads the filter of a job.
-    pub(super) fn of_text(text: &str) -> Option<Self> {
-        let uri = format!("/?{text}").parse().ok()?;
-        let Query(search) = Query::try_from_uri(&uri).ok()?;
-        Some(search)
+        let time = |at: Option<SystemTime>| {
+            let at = at.map(|at| humantime::format_rfc3339_millis(clamped(at)).to_string());
+            at.unwrap_or_default().trim_end_matches('Z').to_owned()
+        };
+        Self {
+            state,
+            kind: joined(&filter.kinds),
+            chat: filter.chat.clone().unwrap_or_default(),
+            key: filter
+                .key
+                .as_ref()
+                .map_or(String::new(), ToString::to_string),
+            from: time(filter.accepted_from.or(filter.failed_from)),
+            until: time(filter.accepted_until.or(filter.failed_until)),
+            error: filter.error.clone().unwrap_or_default(),
+            ..Self::default()
+        }
     }
 
     pub(super) fn newest_first(&self) -> bool {
@@ -284,16 +270,24 @@ pub(super) fn key(text: &str) -> Option<IdempotencyKey> {
 
 fn states(name: &str) -> Result<Vec<EventState>, Problem> {
     match name {
-        "" => Ok(Vec::new()),
         "unsettled" => {
             let all = EventState::ALL.into_iter();
             Ok(all.filter(|state| state.is_unsettled()).collect())
         }
-        name => {
-            let unknown = |error| Problem::bad(format!("`{name}`: {error}."));
-            Ok(vec![name.parse().map_err(unknown)?])
+        names => {
+            let state = |name: &str| {
+                let unknown = |error| Problem::bad(format!("`{name}`: {error}."));
+                name.parse().map_err(unknown)
+            };
+            names.split_whitespace().map(state).collect()
         }
     }
+}
+
+/// Several, as a filter has them.
+fn joined(names: &[impl ToString]) -> String {
+    let names: Vec<_> = names.iter().map(ToString::to_string).collect();
+    names.join(" ")
 }
 
 /// What an action did, for the page after it.

@@ -22,10 +22,10 @@ use tower_http::csrf::CsrfLayer;
 use tower_http::set_header::SetResponseHeaderLayer;
 
 use super::actions::{self, Paused};
-use super::bulk::{MANY, Seen};
+use super::bulk::{MANY, seen_now};
 use super::export::export;
 use super::guard::guard;
-use super::operations::{More, Operations, SEARCH, next};
+use super::operations::{More, Operations, SEARCH};
 use super::page::{self, Blocked, Failed, View, Wrong};
 use super::problem::Problem;
 use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
@@ -281,7 +281,7 @@ async fn event(
         let holds = lane.blocked.as_ref().is_some_and(|it| it.event.id == id);
         if event.state.is_unsettled() || holds {
             let listed = unsettled_of(&**inbox, chat).await?;
-            lane.is_cut = next(&listed, LANE).is_some();
+            lane.is_cut = listed.next(LANE).is_some();
             lane.unsettled = listed.events;
         }
     }
@@ -319,7 +319,7 @@ async fn chat(
         ..search.page(ROWS)?
     };
     let listed = inbox(&view.console)?.list(&filter, page).await?;
-    let more = match (next(&listed, ROWS), listed.searched) {
+    let more = match (listed.next(ROWS), listed.searched) {
         (Some(last), None) => More::Page(last),
         (_, Some(last)) => search_on(&**inbox(&view.console)?, &filter, page, last).await?,
         (None, None) => More::Nothing,
@@ -444,7 +444,7 @@ async fn confirm(
     let inbox = &**inbox(&view.console)?;
     let filter = search.filter_for_change(&view.console)?;
     // Before it counts, so that it has seen what is changed.
-    let seen = Seen::now(inbox).await?;
+    let seen = seen_now(inbox).await?;
     let matched = view.console.jobs.preview(inbox, &filter, seen).await?;
     let page = Page::oldest(SAMPLE).within(SEARCH);
     let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
@@ -484,10 +484,10 @@ mod tests {
     use super::super::operations::{Answer, Counted};
     use super::*;
     use crate::event::EventKind;
-    use crate::inbox::internal::{JobLease, JobStep, NewJob};
+    use crate::inbox::internal::{JobLease, NewJob};
     use crate::inbox::{
-        Action, BlockedLane, By, Change, EventId, EventRecord, EventState, EventSummary, Filter,
-        Inbox, Listed, Page, Pause, Stats,
+        Action, ActionKind, BlockedLane, By, Change, EventId, EventRecord, EventState,
+        EventSummary, Filter, Inbox, Listed, Page, Pause, Stats,
     };
     use crate::memory::MemoryQueue;
 
@@ -560,16 +560,20 @@ mod tests {
             self.jobs.begin_job(job, by)
         }
 
-        fn take_job(&self, lease: Duration) -> Answer<'_, Option<(JobLease, Action)>> {
-            self.jobs.take_job(lease)
+        fn take_job(&self) -> Answer<'_, Option<(JobLease, Action)>> {
+            self.jobs.take_job()
         }
 
-        fn step_job(&self, lease: JobLease, step: JobStep) -> Answer<'_, bool> {
-            match (step.events.is_empty(), step.redrives) {
-                (true, _) => self.jobs.step_job(lease, step),
-                (false, true) => Box::pin(async { panic!("the queue is faulty") }),
-                (false, false) => Box::pin(pending()),
-            }
+        fn run_job<'a>(&'a self, _: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
+            let redrives = action.kind == ActionKind::Redrive;
+            Box::pin(async move {
+                assert!(!redrives, "the queue is faulty");
+                pending().await
+            })
+        }
+
+        fn fail_job<'a>(&'a self, lease: &'a JobLease, action: &'a Action) -> Answer<'a, ()> {
+            self.jobs.fail_job(lease, action)
         }
 
         fn cancel_job(&self, number: i64, by: By) -> Answer<'_, bool> {

@@ -55,7 +55,6 @@ pub(crate) mod event;
 mod gaps;
 mod handle;
 pub(crate) mod headers;
-#[cfg(feature = "console")]
 mod jobs;
 mod lane;
 #[cfg(feature = "metrics")]
@@ -74,6 +73,7 @@ mod workers;
 pub mod internal {
     pub use super::actions::{JobLease, JobStep, NewJob};
     pub use super::event::{EventLease, Kinds, Namespace, NewEvent, Take, TakenEvent};
+    pub use super::jobs::{Scope, Seen};
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
     pub use crate::outcome::Settlement;

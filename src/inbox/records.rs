@@ -524,6 +524,14 @@ pub struct Listed {
     pub searched: Option<EventId>,
 }
 
+impl Listed {
+    /// The event after which the search for more events begins, if there may be more. `limit` is that of the page.
+    pub(crate) fn next(&self, limit: usize) -> Option<EventId> {
+        let last = self.events.last().filter(|_| self.events.len() >= limit);
+        self.searched.or(last.map(|event| event.id))
+    }
+}
+
 /// A lane that waits for an event that has failed.
 #[derive(Clone, Debug)]
 pub struct BlockedLane {

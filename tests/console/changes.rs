@@ -1,13 +1,14 @@
 //! What operators change: one event, or all that match.
 
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use http::header::HeaderName;
 use tokio::time::sleep;
 use tower_webhook::console::Console;
-use tower_webhook::inbox::{By, EventId, EventState, Which};
-use tower_webhook::{EventRouter, HandlerError, RawDelivery};
+use tower_webhook::inbox::internal::{Scope, Seen};
+use tower_webhook::inbox::{ActionKind, By, EventId, EventState, Filter, Which};
+use tower_webhook::{EventKind, EventRouter, HandlerError, RawDelivery};
 use tracing::Level;
 
 use support::delivery::{RequestExt, delivery, send};
@@ -482,4 +483,59 @@ async fn a_cancelled_job_changes_nothing_more() {
         .shows("cancelled")
         .shows("grace");
     post(&app, "/jobs/99/cancel", "").await.is(404);
+}
+
+/// As `receiver inbox redrive --all` begins it, and is killed.
+#[tokio::test(start_paused = true)]
+async fn a_job_of_a_command_is_continued_by_a_console() {
+    let inbox = inbox();
+    let webhooks = webhooks(&inbox);
+    for n in 0..20 {
+        send(&webhooks, event(&format!("chat-{n}"), 1))
+            .await
+            .assert_ok();
+    }
+    let scope = Scope {
+        filter: Filter {
+            states: vec![EventState::Waiting, EventState::Dead],
+            kinds: vec![EventKind::CHAT_RATED, EventKind::MESSAGE_CREATED],
+            accepted_until: Some(SystemTime::now() + 2 * DAY),
+            ..Filter::default()
+        },
+        seen: Seen {
+            newest: EventId(15),
+            at: inbox.stats().await.unwrap().at,
+        },
+        matched: 15,
+        is_more: false,
+        oldest: EventId(1),
+    };
+    let job = scope.job(ActionKind::Discard, 0).unwrap();
+    let number = inbox.begin_job(&job).await.unwrap();
+    let app = Console::new().inbox(inbox.clone()).router();
+    sleep(10 * SECOND).await;
+    let page = get(&app, &format!("/jobs/{number}")).await;
+    page.shows("Done.").shows("15 discarded");
+    let back = "/events?state=waiting+dead&amp;kind=chat-rated+message-created&amp;until=";
+    page.shows(back);
+    let (_, list) = page.text.split_once(back).unwrap();
+    let list = format!("{back}{}", list.split('"').next().unwrap()).replace("&amp;", "&");
+    get(&app, &list)
+        .await
+        .is(200)
+        .shows("/events/16\"")
+        .hides("/events/15\"");
+    get(&app, "/actions")
+        .await
+        .shows("state waiting dead, kind chat-rated message-created");
+
+    let long = Filter {
+        chat: Some("c".repeat(4_000)),
+        ..Filter::default()
+    };
+    let long = Scope {
+        filter: long,
+        ..scope
+    };
+    assert!(long.job(ActionKind::Discard, 0).is_none());
 }

@@ -8,7 +8,6 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::Duration;
-use tower_webhook::inbox::internal::Work;
 
 use futures_util::future::join_all;
 use nix::sys::signal::Signal;
@@ -16,8 +15,8 @@ use rusqlite::Connection;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
-use tower_webhook::inbox::Lane;
-use tower_webhook::inbox::internal::NewEvent;
+use tower_webhook::inbox::internal::{NewEvent, Work};
+use tower_webhook::inbox::{Lane, Records, Which};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{EventKind, Secret};
 
@@ -407,6 +406,59 @@ fn many_changes_show_their_progress_and_stop_at_ctrl_c() {
     let stats = inbox(&url, &["stats"]);
     let left = format!(" {} dead", EVENTS - made);
     assert!(stats.out.contains(&left), "{left}: {stats:?}");
+    // One row for all of them, and one for the stop.
+    let actions = inbox(&url, &["actions"]).out;
+    assert_eq!(actions.lines().count(), 3, "{actions}");
+    assert!(actions.contains("job 1 (cancelled)"), "{actions}");
+}
+
+#[test]
+fn a_change_that_was_killed_is_continued_by_the_next_command() {
+    const EVENTS: u64 = 10_000;
+    let dir = TempDir::new().unwrap();
+    let url = url(&dir);
+    add_dead(&url, None, EVENTS as usize);
+    let actions = || lines(&inbox(&url, &["actions", "--json"]));
+    let redrive = ["redrive", "--all", "--state", "dead", "--state", "handled"];
+    let more = ["--inbox", &url, "--yes", "--reason", "the CRM is back"];
+    let args = [&["inbox"], &redrive[..], &more].concat();
+    let mut killed = Program::start(example("receiver").args(args));
+    let changed = || Some(actions().first()?["changed"].as_u64().unwrap());
+    until("some changes", || (changed()? > 0).then_some(()));
+    killed.child.kill().unwrap();
+    assert!(!killed.finish().err.contains("redriven"));
+    let made = changed().unwrap();
+    assert!(made < EVENTS, "{made}");
+
+    // It is held for some seconds after its last step.
+    let next = ["discard", "--all", "--state", "dead", "--yes"];
+    let next = until("the next command", || {
+        thread::sleep(Duration::from_secs(1));
+        let queue = SqliteQueue::open(url.trim_start_matches("sqlite:")).unwrap();
+        let running = Runtime::new().unwrap().block_on(async {
+            let running = queue.actions(Which::Running, None, 1).await.unwrap();
+            running[0].job.clone().unwrap()
+        });
+        (!running.is_held).then(|| inbox(&url, &next))
+    });
+    assert_eq!(next.code, 0, "{next:?}");
+    let said = [
+        "continuing job 1 of ",
+        "redrive all that match\nno event matches",
+    ];
+    assert!(said.iter().all(|said| next.err.contains(said)), "{next:?}");
+    let [job] = &*actions() else {
+        panic!("{:?}", actions())
+    };
+    assert_eq!(
+        (&job["changed"], &job["job"], &job["reason"]),
+        (&EVENTS.into(), &"done".into(), &"the CRM is back".into())
+    );
+    let stats = inbox(&url, &["stats"]);
+    assert!(
+        stats.out.contains(&format!("{EVENTS} retrying")),
+        "{stats:?}"
+    );
 }
 
 #[test]

@@ -1,5 +1,7 @@
 //! The receiver's metrics, as Prometheus reads them.
 
+use std::time::SystemTime;
+
 use tempfile::TempDir;
 
 use support::program::{Server, curl, run, until};
@@ -36,8 +38,34 @@ fn metrics_are_served_for_prometheus() {
         r#"webhook_attempt_duration_seconds_count{kind="chat-rated"} 1"#,
         "# TYPE webhook_deliveries_total counter",
         "# HELP webhook_unverified_failures ",
+        r#"webhook_delivery_duration_seconds_bucket{kind="chat-rated",le="1"} 1"#,
+        r#"webhook_delivery_duration_seconds_bucket{kind="chat-rated",le="4"} 1"#,
+        concat!(
+            "receiver_build_info{version=\"",
+            env!("CARGO_PKG_VERSION"),
+            "\",features=\""
+        ),
     ] {
         assert!(metrics.contains(line), "{line} is not in\n{metrics}");
+    }
+    let value = |name: &str| -> f64 {
+        let mut lines = metrics.lines();
+        let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+        value
+            .unwrap_or_else(|| panic!("no {name}"))
+            .parse()
+            .unwrap()
+    };
+    let now = SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
+    for (name, least, most) in [
+        ("process_cpu_seconds_total", 0.001, 60.0),
+        ("process_resident_memory_bytes", 1e6, 1e9),
+        ("process_open_fds", 5.0, 100.0),
+        ("process_max_fds", 100.0, f64::INFINITY),
+        ("process_start_time_seconds", now - 60.0, now),
+    ] {
+        let value = value(name);
+        assert!((least..=most).contains(&value), "{name} is {value}");
     }
 }
 
@@ -95,6 +123,7 @@ fn metrics_of_an_inbox_show_its_backlog() {
             r#"webhook_inbox_retrying{kind="chat-rated"} 1"#,
             r#"webhook_inbox_waiting{kind="chat-rated"} 1"#,
             r#"webhook_attempts_total{outcome="failed",kind="chat-rated"} 1"#,
+            r#"webhook_start_delay_seconds_bucket{kind="chat-rated",le="600"} 1"#,
         ];
         let is_shown = lines.iter().all(|line| metrics.contains(line));
         is_shown.then_some(())

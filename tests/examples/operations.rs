@@ -103,12 +103,20 @@ fn expressions_of_the_dashboard_are_valid() {
     let board: Value = serde_json::from_str(DASHBOARD).unwrap();
     let mut rules = String::from("groups:\n  - name: dashboard\n    rules:\n");
     let mut count = 0;
+    assert_eq!(board["templating"]["list"][1]["name"], "job");
     for panel in board["panels"].as_array().unwrap() {
+        let description = panel["description"].as_str().unwrap_or_default();
+        assert!(description.len() > 30, "what for? {panel}");
         for target in panel["targets"].as_array().unwrap() {
             let expression = target["expr"]
                 .as_str()
                 .unwrap()
                 .replace("$__rate_interval", "5m");
+            // Of one environment.
+            let metrics = ["webhook_", "process_", "receiver_"];
+            let metrics = metrics.iter().map(|name| expression.matches(name).count());
+            let selected = expression.matches(r#"{job="$job"}"#).count();
+            assert_eq!(metrics.sum::<usize>(), selected, "{expression}");
             rules += &format!("      - {{record: panel:{count}, expr: {expression:?}}}\n");
             count += 1;
         }

@@ -1,12 +1,20 @@
 //! Redrives or discards events, after a preview.
 
+use std::future::pending;
 use std::io::{self, BufRead, IsTerminal, Write};
 use std::process::ExitCode;
+use std::time::Duration;
 
+use anyhow::Context;
 use futures_util::FutureExt;
 use futures_util::future::join_all;
 use tokio::signal::ctrl_c;
-use tower_webhook::inbox::{Change, EventId, EventState, Inbox, Queue};
+use tokio::time::sleep;
+use tower_webhook::inbox::internal::{Scope, Seen};
+use tower_webhook::inbox::{
+    Action as Done, ActionKind, Change, EventId, EventState, Filter, Inbox, Job, JobState, Page,
+    Queue, Which,
+};
 
 use super::args::Chosen;
 use super::{Pages, print};
@@ -24,6 +32,12 @@ const AT_ONCE: usize = 64;
 /// How many events the preview shows.
 const PREVIEW: usize = 5;
 
+/// How often a command looks for the end of a job that another process has.
+const POLL: Duration = Duration::from_millis(500);
+
+/// How often it shows its progress.
+const SHOW: Duration = Duration::from_millis(200);
+
 pub(crate) async fn change<Q: Queue>(
     inbox: &Inbox<Q>,
     action: Action,
@@ -32,46 +46,11 @@ pub(crate) async fn change<Q: Queue>(
     if !chosen.all && !chosen.matching.is_everything() {
         misused("options that select events need `--all`, and no numbers");
     }
-    let ids = match chosen.all {
-        true => matching(inbox, action, &chosen).await?,
-        false => chosen.ids.into_iter().map(|id| (id, None)).collect(),
+    let (made, is_complete) = match chosen.all {
+        true => change_all(inbox, action, &chosen).await?,
+        false => change_some(inbox, action, &chosen).await?,
     };
-    if ids.is_empty() {
-        eprintln!("no event matches");
-        return Ok(ExitCode::SUCCESS);
-    }
-    let events = if ids.len() == 1 { "event" } else { "events" };
-    let question = format!("{} {} {events}?", action.name(), ids.len());
-    if !chosen.yes && !is_confirmed(&question)? {
-        eprintln!("nothing was changed");
-        return Ok(ExitCode::FAILURE);
-    }
-
-    let mut counts = Counts::default();
-    let is_seen = io::stderr().is_terminal();
-    let mut stopped = std::pin::pin!(ctrl_c());
-    for some in ids.chunks(AT_ONCE) {
-        // Not during a change: what was begun is counted.
-        if stopped.as_mut().now_or_never().is_some() {
-            eprintln!("stopped after {} of {} events", counts.all(), ids.len());
-            break;
-        }
-        let changes = some.iter().map(async |(id, from)| match action {
-            Action::Redrive => inbox.redrive(*id, *from).await,
-            Action::Discard => inbox.discard(*id, *from).await,
-        });
-        for ((id, _), change) in some.iter().zip(join_all(changes).await) {
-            counts.count(*id, change?);
-        }
-        if is_seen {
-            eprint!("\r{}/{} ", counts.all(), ids.len());
-        }
-    }
-    if is_seen {
-        eprintln!();
-    }
-    eprintln!("{}: {}", action.done(), counts.made);
-    if matches!(action, Action::Redrive) && counts.made > 0 {
+    if matches!(action, Action::Redrive) && made > 0 {
         for pause in inbox.pauses().await? {
             let kind = pause.kind.map(|kind| kind.to_string());
             let (name, of) = match &kind {
@@ -81,34 +60,206 @@ pub(crate) async fn change<Q: Queue>(
             eprintln!("{name} is paused: its events are tried after `receiver inbox resume{of}`");
         }
     }
-    let is_complete = counts.failed == 0 && counts.all() == ids.len();
     Ok(match is_complete {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,
     })
 }
 
-/// The events that match and that can be changed, with their states. Shows the first ones.
-async fn matching<Q: Queue>(
+/// Returns how many events were changed, and whether that were all.
+async fn change_some<Q: Queue>(
     inbox: &Inbox<Q>,
     action: Action,
     chosen: &Chosen,
-) -> anyhow::Result<Vec<(EventId, Option<EventState>)>> {
-    let filter = chosen.matching.filter();
-    let (mut ids, mut first) = (Vec::new(), Vec::new());
-    let mut pages = Pages::new(inbox, &filter, false);
-    while let Some(page) = pages.next().await? {
-        for event in page.into_iter().filter(|event| action.applies(event.state)) {
-            ids.push((event.id, Some(event.state)));
-            if first.len() < PREVIEW {
-                first.push(event);
-            }
+) -> anyhow::Result<(u64, bool)> {
+    if !is_agreed(action, chosen, chosen.ids.len())? {
+        return Ok((0, false));
+    }
+    let mut counts = Counts::default();
+    let mut stopped = std::pin::pin!(ctrl_c());
+    for some in chosen.ids.chunks(AT_ONCE) {
+        // Not during a change: what was begun is counted.
+        if stopped.as_mut().now_or_never().is_some() {
+            say_stopped(counts.all(), chosen.ids.len() as u64);
+            break;
+        }
+        let changes = some.iter().map(async |id| match action {
+            Action::Redrive => inbox.redrive(*id, None).await,
+            Action::Discard => inbox.discard(*id, None).await,
+        });
+        for (id, change) in some.iter().zip(join_all(changes).await) {
+            counts.count(*id, change?);
         }
     }
-    if !chosen.yes && !ids.is_empty() {
-        print::preview(&first, ids.len())?;
+    eprintln!("{}: {}", action.done(), counts.made);
+    let is_complete = counts.failed == 0 && counts.all() == chosen.ids.len() as u64;
+    Ok((counts.made, is_complete))
+}
+
+/// Changes all events that match in a job, which a console or the next command continues if this one is killed.
+async fn change_all<Q: Queue>(
+    inbox: &Inbox<Q>,
+    action: Action,
+    chosen: &Chosen,
+) -> anyhow::Result<(u64, bool)> {
+    continue_jobs(inbox).await?;
+    let Some(scope) = preview(inbox, action, chosen).await? else {
+        eprintln!("no event matches");
+        return Ok((0, true));
+    };
+    if !is_agreed(action, chosen, scope.matched as usize)? {
+        return Ok((0, false));
     }
-    Ok(ids)
+    let job = scope.job(action.kind(), 0);
+    let job = job.context("the options that select events are too long")?;
+    let number = inbox.begin_job(&job).await?;
+    let stopped = tokio::select! {
+        ended = run(inbox, number) => {
+            ended?;
+            false
+        }
+        _ = ctrl_c() => inbox.cancel_job(number).await?,
+    };
+    let (made, job) = find(inbox, number).await?;
+    if stopped || job.state != JobState::Done {
+        say_stopped(made + job.skipped, scope.matched);
+    }
+    if job.skipped > 0 {
+        let skipped = job.skipped;
+        eprintln!(
+            "{skipped} were not changed: they were settled meanwhile, or an attempt is in progress, or their bodies were deleted"
+        );
+    }
+    eprintln!("{}: {made}", action.done());
+    Ok((made, job.state == JobState::Done && job.skipped == 0))
+}
+
+/// Finishes the jobs of commands and consoles that have ended before their jobs.
+async fn continue_jobs<Q: Queue>(inbox: &Inbox<Q>) -> anyhow::Result<()> {
+    while let Some((lease, job)) = inbox.take_job().await? {
+        let who = match job.by.who() {
+            "" => "somebody",
+            who => who,
+        };
+        let (number, kind) = (job.number, job.kind);
+        eprintln!(
+            "continuing job {number} of {}: {kind} all that match",
+            print::short(who)
+        );
+        tokio::select! {
+            ended = inbox.run_job(&lease, &job) => ended?,
+            () = show(inbox, number) => {}
+        }
+    }
+    Ok(())
+}
+
+/// Works on jobs until this one has ended.
+async fn run<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<()> {
+    let work = async {
+        loop {
+            match inbox.take_job().await? {
+                Some((lease, job)) => inbox.run_job(&lease, &job).await?,
+                // A console was quicker.
+                None => sleep(POLL).await,
+            }
+            if find(inbox, number).await?.1.state != JobState::Running {
+                return Ok(());
+            }
+        }
+    };
+    tokio::select! {
+        ended = work => ended,
+        () = show(inbox, number) => Ok(()),
+    }
+}
+
+/// Shows the progress of a job, forever.
+async fn show<Q: Queue>(inbox: &Inbox<Q>, number: i64) {
+    if !io::stderr().is_terminal() {
+        return pending().await;
+    }
+    let _line = Line;
+    loop {
+        sleep(SHOW).await;
+        if let Ok(Some(action)) = lookup(inbox, number).await
+            && let (Some(job), Some(scope)) = (&action.job, Scope::of(&action))
+        {
+            eprint!("\r{}/{} ", action.changed + job.skipped, scope.matched);
+        }
+    }
+}
+
+/// The line with the progress, which ends when it is dropped.
+struct Line;
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        eprintln!();
+    }
+}
+
+async fn lookup<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<Option<Done>> {
+    let found = inbox.actions(Which::All, Some(number + 1), 1).await?;
+    Ok(found.into_iter().find(|action| action.number == number))
+}
+
+async fn find<Q: Queue>(inbox: &Inbox<Q>, number: i64) -> anyhow::Result<(u64, Job)> {
+    let found = lookup(inbox, number).await?;
+    let found = found.and_then(|action| Some((action.changed, action.job?)));
+    found.with_context(|| format!("the queue has lost job {number}"))
+}
+
+/// What is changed: the events that match and that can be changed, of those that are there now. Shows the first ones.
+async fn preview<Q: Queue>(
+    inbox: &Inbox<Q>,
+    action: Action,
+    chosen: &Chosen,
+) -> anyhow::Result<Option<Scope>> {
+    let mut filter = chosen.matching.filter();
+    filter.states.retain(|state| action.applies(*state));
+    let at = inbox.stats().await?.at;
+    let newest = inbox.list(&Filter::default(), Page::newest(1)).await?;
+    let Some(newest) = newest.events.first().filter(|_| !filter.states.is_empty()) else {
+        return Ok(None);
+    };
+    let seen = Seen {
+        newest: newest.id,
+        at,
+    };
+    let (mut matched, mut first) = (0, Vec::new());
+    let mut pages = Pages::new(inbox, &filter, false);
+    while let Some(page) = pages.next().await? {
+        matched += page.len();
+        first.extend(page.into_iter().take(PREVIEW - first.len()));
+    }
+    let Some(oldest) = first.first().map(|event| event.id) else {
+        return Ok(None);
+    };
+    if !chosen.yes {
+        print::preview(&first, matched)?;
+    }
+    Ok(Some(Scope {
+        filter,
+        seen,
+        matched: matched as u64,
+        is_more: false,
+        oldest,
+    }))
+}
+
+fn say_stopped(after: u64, of: u64) {
+    eprintln!("stopped after {after} of {of} events");
+}
+
+fn is_agreed(action: Action, chosen: &Chosen, count: usize) -> anyhow::Result<bool> {
+    let events = if count == 1 { "event" } else { "events" };
+    let question = format!("{} {count} {events}?", action.name());
+    let is_agreed = chosen.yes || is_confirmed(&question)?;
+    if !is_agreed {
+        eprintln!("nothing was changed");
+    }
+    Ok(is_agreed)
 }
 
 /// Exits if nobody could be asked.
@@ -142,6 +293,13 @@ impl Action {
         }
     }
 
+    fn kind(self) -> ActionKind {
+        match self {
+            Self::Redrive => ActionKind::Redrive,
+            Self::Discard => ActionKind::Discard,
+        }
+    }
+
     fn applies(self, state: EventState) -> bool {
         match self {
             Self::Redrive => state != EventState::InProgress,
@@ -152,12 +310,12 @@ impl Action {
 
 #[derive(Default)]
 struct Counts {
-    made: usize,
-    failed: usize,
+    made: u64,
+    failed: u64,
 }
 
 impl Counts {
-    fn all(&self) -> usize {
+    fn all(&self) -> u64 {
         self.made + self.failed
     }
 

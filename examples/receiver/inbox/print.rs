@@ -166,10 +166,11 @@ pub(crate) fn actions(actions: &[Action]) -> io::Result<()> {
     let mut out = io::stdout().lock();
     let head = ["AT", "BY", "ACTION", "OF", "CHANGED", "REASON"].map(str::to_owned);
     let rows = actions.iter().map(|action| {
-        let of = match (action.event, action.about.as_deref()) {
-            (Some(event), _) => format!("event {event}"),
-            (None, Some("")) => "all kinds".to_owned(),
-            (None, about) => about.unwrap_or("-").to_owned(),
+        let of = match (action.event, &action.job, action.about.as_deref()) {
+            (Some(event), ..) => format!("event {event}"),
+            (_, Some(job), _) => format!("job {} ({})", action.number, job.state.name()),
+            (.., Some("")) => "all kinds".to_owned(),
+            (.., about) => about.unwrap_or("-").to_owned(),
         };
         [
             ago(action.at),
@@ -192,6 +193,7 @@ pub(crate) fn action_lines(actions: &[Action]) -> io::Result<()> {
         action: &'a str,
         event: Option<i64>,
         about: Option<&'a str>,
+        job: Option<&'a str>,
         changed: u64,
         reason: &'a str,
     }
@@ -205,6 +207,7 @@ pub(crate) fn action_lines(actions: &[Action]) -> io::Result<()> {
             action: action.kind.name(),
             event: action.event.map(|event| event.0),
             about: action.about.as_deref(),
+            job: action.job.as_ref().map(|job| job.state.name()),
             changed: action.changed,
             reason: action.by.reason(),
         };
@@ -229,7 +232,7 @@ fn printable_json(json: &str) -> String {
     printable
 }
 
-fn short(text: &str) -> String {
+pub(crate) fn short(text: &str) -> String {
     let text = printable(text);
     if text.chars().count() <= WIDEST {
         return text;

@@ -8,7 +8,8 @@ use super::events::{counted, label};
 use super::parts::head;
 use super::text::{ago, clip, count, full_time};
 use super::view::View;
-use crate::inbox::{Action, ActionKind, EventId, Job, JobState};
+use crate::inbox::internal::Scope;
+use crate::inbox::{Action, ActionKind, Job, JobState};
 
 /// A page of the actions, newest first. `is_more` says whether older ones follow.
 pub(in super::super) fn actions(view: &View, actions: &[Action], is_more: bool) -> Markup {
@@ -81,7 +82,8 @@ fn of(view: &View, action: &Action) -> Markup {
             _ if action.job.is_some() => {
                 (link(view, action.number))
                 @if let Some(job) = &action.job { " (" (state(job)) ")" }
-                @if let Some(search) = Search::of_text(about) {
+                @if let Some(scope) = Scope::of(action) {
+                    @let search = Search::of_job(&scope.filter);
                     @for (field, value) in shown(view, &search) { ", " (label(field).to_lowercase()) " " (clip(value, 60)) }
                 }
             },
@@ -148,7 +150,7 @@ pub(in super::super) fn job(view: &View, action: &Action) -> Markup {
     let Some(job) = &action.job else {
         return html! {};
     };
-    let search = action.about.as_deref().and_then(Search::of_text);
+    let scope = Scope::of(action);
     let is_running = job.state == JobState::Running;
     let past = match action.kind {
         ActionKind::Redrive => "redriven",
@@ -167,12 +169,12 @@ pub(in super::super) fn job(view: &View, action: &Action) -> Markup {
                         JobState::Failed => "Stopped by a fault. The log has the reason.",
                     }
                 }
-                @if let Some(search) = &search { (progress(action, job, search)) }
+                @if let Some(scope) = &scope { (progress(action, job, scope)) }
                 dl {
                     dt { "Changed" } dd { (count(action.changed)) " " (past) }
-                    @if let (true, Some(search)) = (is_running, &search) {
-                        @if let Some(matched) = search.matched() { dt { "Matched" } dd { (counted(matched)) } }
-                        dt { "Searched" } dd { "up to event " (job.reached) " of " (search.newest) }
+                    @if let (true, Some(scope)) = (is_running, &scope) {
+                        dt { "Matched" } dd { (counted(matched(scope))) }
+                        dt { "Searched" } dd { "up to event " (job.reached) " of " (scope.seen.newest) }
                     }
                     dt { "Skipped" } dd { (count(job.skipped)) }
                     @if job.rate > 0 { dt { "At most" } dd { (count(job.rate.into())) " a second" } }
@@ -184,8 +186,9 @@ pub(in super::super) fn job(view: &View, action: &Action) -> Markup {
                         button.danger #cancel { "Cancel" }
                     }
                 }
-                @if let Some(search) = &search {
-                    @let query: Vec<_> = shown(view, search).collect();
+                @if let Some(scope) = &scope {
+                    @let search = Search::of_job(&scope.filter);
+                    @let query: Vec<_> = shown(view, &search).collect();
                     p { a href=(view.events(&query)) { "Back to the list" } }
                 }
             }
@@ -194,17 +197,20 @@ pub(in super::super) fn job(view: &View, action: &Action) -> Markup {
     view.page("Job", "/actions", &content)
 }
 
-fn progress(action: &Action, job: &Job, search: &Search) -> Markup {
+fn matched(scope: &Scope) -> Counted {
+    Counted {
+        events: usize::try_from(scope.matched).unwrap_or(usize::MAX),
+        is_more: scope.is_more,
+    }
+}
+
+fn progress(action: &Action, job: &Job, scope: &Scope) -> Markup {
     let done = action.changed + job.skipped;
-    let number = |text: &str| text.parse().map_or(0, |EventId(id)| id);
     html! {
-        @match search.matched().filter(|matched| !matched.is_more) {
-            Some(Counted { events, .. }) => {
-                @let most = u64::try_from(events).unwrap_or(u64::MAX);
-                progress value=(done.min(most)) max=(most.max(1)) aria-label="Progress" {}
-            },
+        @match scope.is_more {
+            false => progress value=(done.min(scope.matched)) max=(scope.matched.max(1)) aria-label="Progress" {},
             // How many there are is not known.
-            None => progress value=(percent(number(&search.oldest), job.reached.0, number(&search.newest))) max="100" aria-label="Progress" {},
+            true => progress value=(percent(scope.oldest.0, job.reached.0, scope.seen.newest.0)) max="100" aria-label="Progress" {},
         }
     }
 }

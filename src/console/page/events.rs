@@ -2,13 +2,14 @@
 
 use maud::{Markup, html};
 
-use super::super::bulk::{Action, Counted, Seen};
+use super::super::bulk::{Action, Counted};
 use super::super::operations::More;
 use super::super::request::Search;
 use super::parts::{chat, head, kinds, reason, reason_field, state};
 use super::text::{ago, clip, count, kind, time};
 use super::view::View;
 use crate::event::EventKind;
+use crate::inbox::internal::Seen;
 use crate::inbox::{BlockedLane, By, EventId, EventState, EventSummary, Failure};
 
 /// An event, and its last failure.
