@@ -18,6 +18,8 @@ mod rolling;
 #[cfg(all(feature = "conformance", feature = "postgres", feature = "sqlite"))]
 mod senders;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
+mod spool;
+#[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
 #[cfg(feature = "conformance")]
 mod suite;
