@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::SystemTime;
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::error::Category;
@@ -65,6 +65,9 @@ impl fmt::Debug for IdempotencyKey {
         write!(f, "\"{}\"", self.as_bytes().escape_ascii())
     }
 }
+
+/// The header that a spool adds to the event of a delivery. That of a request is not kept.
+pub(crate) const SPOOLED: HeaderName = HeaderName::from_static("tower-webhook-spooled");
 
 /// A delivery before its payload is decoded: kind, key and the raw bytes of the body.
 ///
@@ -258,6 +261,16 @@ impl RawDelivery {
         inbox.is_some_and(|inbox| inbox.is_redriven)
     }
 
+    /// Whether the event was stored in a spool when it was accepted, because the database could not be reached: see
+    /// [promises](crate::docs::spool#promises). An event of another chat or of another process, which was accepted later,
+    /// may have been handled before it.
+    ///
+    /// It is noted in the header `tower-webhook-spooled`, whose value is the time, in milliseconds since 1970.
+    #[must_use]
+    pub fn was_spooled(&self) -> bool {
+        self.headers().contains_key(&SPOOLED)
+    }
+
     /// Sets the headers. For queues, and for tests of handlers.
     #[must_use]
     pub fn with_headers(mut self, headers: HeaderMap) -> Self {
@@ -403,6 +416,12 @@ impl<E: Event> Delivery<E> {
     #[must_use]
     pub fn is_redriven(&self) -> bool {
         self.raw.is_redriven()
+    }
+
+    /// See [`RawDelivery::was_spooled`].
+    #[must_use]
+    pub fn was_spooled(&self) -> bool {
+        self.raw.was_spooled()
     }
 
     /// Returns the delivery before it was decoded, with the raw bytes.

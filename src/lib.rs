@@ -16,7 +16,7 @@
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs):
 //!
 //! - Tutorial: [getting started](docs::getting_started)
-//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [other senders](docs::senders),
+//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [spool](docs::spool), [other senders](docs::senders),
 //!   [recipes](docs::recipes), [testing](docs::testing)
 //! - Operations: [running in production](docs::production), [troubleshooting and alerts](docs::troubleshooting),
 //!   [console](docs::console)
@@ -189,7 +189,7 @@
 //! | feature | adds | default |
 //! |---|---|---|
 //! | `moka` | [`MokaStore`](memory::MokaStore), the memory store | yes |
-//! | `sqlite` | `sqlite::SqliteStore` and `sqlite::SqliteQueue`, in a file of SQLite (needs a C compiler) | no |
+//! | `sqlite` | `sqlite::SqliteStore` and `sqlite::SqliteQueue`, in a file of SQLite (needs a C compiler); `spool` | no |
 //! | `redis` | `redis::RedisStore`, on Redis 7 or later, or Valkey | no |
 //! | `postgres` | `postgres::PostgresStore` and `postgres::PostgresQueue`, on PostgreSQL 14 or later, and `transactional` handlers (needs Rust 1.94) | no |
 //! | `public-keys` | [`Sender`]s that sign with Ed25519 or ECDSA P-256, and `PublicKey` | no |
@@ -267,6 +267,10 @@ pub mod postgres;
 pub mod redis;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+// A queue in front of a queue.
+#[cfg(feature = "sqlite")]
+pub mod spool;
 
 // For the operator.
 #[cfg(feature = "console")]

@@ -1,7 +1,7 @@
 //! Pages on more than one item.
 //!
 //! - **Tutorial**: [`getting_started`]
-//! - **Guides**: [`inbox`], [`stores`] and queues, [`senders`], [`recipes`], [`testing`]
+//! - **Guides**: [`inbox`], [`stores`] and queues, [`spool`], [`senders`], [`recipes`], [`testing`]
 //! - **Operations**: [`production`], [`troubleshooting`] with the alerts, [`console`]
 //! - **Reference**: [`responses`], [`guarantees`] and limits, [`metrics`], [`platform`], [`threat_model`], [`glossary`]
 
@@ -66,6 +66,7 @@ page!(production, "production.md");
 page!(recipes, "recipes.md");
 page!(responses, "responses.md");
 page!(senders, "senders.md");
+page!(spool, "spool.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");
 page!(threat_model, "threat_model.md");

@@ -199,15 +199,21 @@ async fn accept<Q: Queue>(
     let limit = settings.limits.lease();
     let result = settings.call_within(limit, "accept", accepting).await;
     let retry_after = settings.limits.policy.retry_every;
-    if let (Ok(Accepted::New { id, .. }), Some((kind, reason))) = (&result, &dead) {
+    let id = match &result {
+        Ok(Accepted::New { id, .. }) => Some(id.0),
+        Ok(Accepted::Spooled) => Some(0),
+        _ => None,
+    };
+    if let (Some(event), Some((kind, reason))) = (id, &dead) {
         settings.observers.observe(&Observation::AcceptedDead {
             kind,
-            event: id.0,
+            event,
             reason,
         });
     }
     let (answered, taken) = match result {
         Ok(Accepted::New { taken, .. }) => (Ok(Outcome::Accepted), taken),
+        Ok(Accepted::Spooled) => (Ok(Outcome::Accepted), None),
         Ok(Accepted::Duplicate { same_body }) => (duplicate(same_body, settings), None),
         Ok(Accepted::InFlight { remaining }) => (Ok(Outcome::InFlight { remaining }), None),
         Ok(Accepted::BodyReplayed) => (

@@ -4,6 +4,8 @@
 use http::header::HeaderValue;
 use http::header::{HeaderMap, HeaderName};
 
+use crate::delivery::SPOOLED;
+
 /// The headers that identify the trace of a request: see <https://www.w3.org/TR/trace-context/>.
 pub(super) const TRACE: [HeaderName; 2] = [
     HeaderName::from_static("traceparent"),
@@ -17,7 +19,7 @@ const LONGEST: usize = 512;
 pub(crate) fn kept(headers: &HeaderMap, names: &[HeaderName]) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for name in names {
-        if kept.contains_key(name) {
+        if kept.contains_key(name) || *name == SPOOLED {
             continue;
         }
         for value in headers.get_all(name) {

@@ -173,6 +173,14 @@ also_for_arc! {
         ///
         /// As for [`accept`](Self::accept).
         async fn size(&self) -> Result<u64, StoreError>;
+
+        /// Returns a number that the tables of the queue got when they were made, and keep in a backup. Other tables have
+        /// another one, so that nobody mistakes them for these.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn identity(&self) -> Result<i64, StoreError>;
     }
 }
 
@@ -198,6 +206,8 @@ pub enum Accepted {
     },
     /// Its body was accepted before under another key, which [`NewEvent::guard`] forbids.
     BodyReplayed,
+    /// It was stored in front of the queue, which cannot be reached now or has not got all that was stored there before.
+    Spooled,
 }
 
 /// Events that were taken.

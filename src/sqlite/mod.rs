@@ -22,7 +22,7 @@
 
 mod engine;
 mod keys;
-mod queue;
+pub(crate) mod queue;
 mod schema;
 
 pub use self::keys::SqliteStore;

@@ -3,7 +3,7 @@
 use rusqlite::ToSql;
 use rusqlite::types::{FromSql, FromSqlError, FromSqlResult, ToSqlOutput, ValueRef};
 
-use crate::sqlite::engine::Format;
+use crate::sqlite::engine::{Format, Purpose};
 
 /// Puts the numbers of [`State`] and [`Place`] in the place of their `$Names`, when this is compiled. In the text of a
 /// statement, because a partial index serves no statement that binds the values of its condition.
@@ -88,6 +88,23 @@ pub(in crate::sqlite) const FORMAT: Format = Format {
     lowest_release: "SELECT lowest_release FROM file",
     highest_time: "SELECT highest_time FROM file",
     set_highest_time: "UPDATE file SET highest_time = ?1",
+    purpose: Purpose {
+        begin: "",
+        is_met: "SELECT spool_of IS NULL FROM file",
+        refusal: "is a spool, and was left as it is: pass it to `--spool`, or empty it by `receiver inbox flush`",
+    },
+};
+
+/// The same, for a spool: a file of events that go on to another database.
+pub(in crate::sqlite) const SPOOL: Format = Format {
+    purpose: Purpose {
+        begin: "
+            UPDATE file SET spool_of = 0
+            WHERE spool_of IS NULL AND NOT EXISTS (SELECT * FROM events) AND NOT EXISTS (SELECT * FROM keys)",
+        is_met: "SELECT spool_of IS NOT NULL FROM file",
+        refusal: "is an inbox or a store, not a spool, and was left as it is: choose another path for the spool",
+    },
+    ..FORMAT
 };
 
 /// The text with numbers for names. Spaces follow each number, so that the text keeps its length.

@@ -3,12 +3,16 @@
 -- Times are milliseconds since 1970, and the last ones of what they limit. Names after a dollar sign stand for the numbers
 -- that the enums of `schema.rs` give them.
 
--- The latest time that any process has seen, and the lowest release of this library that may use the file.
+-- The latest time that any process has seen, the lowest release of this library that may use the file, and a number that
+-- no other file has. `spool_of`: if the file is a spool, the number of the database that it is in front of, or 0 while
+-- that is unknown.
 CREATE TABLE file (
     highest_time   INTEGER NOT NULL,
-    lowest_release TEXT    NOT NULL
+    lowest_release TEXT    NOT NULL,
+    identity       INTEGER NOT NULL,
+    spool_of       INTEGER
 ) STRICT;
-INSERT INTO file VALUES (0, '0.1.0');
+INSERT INTO file VALUES (0, '0.1.0', random(), NULL);
 
 -- Accept
 

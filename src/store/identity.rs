@@ -52,6 +52,12 @@ impl EventKey {
         }
     }
 
+    /// Returns the identity with these digests, which a spool has kept.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn of_digests(key: u128, body: u128) -> Self {
+        Self { key, body }
+    }
+
     /// The digest of namespace and key, which a claim is made on.
     #[must_use]
     pub fn key(&self) -> u128 {
@@ -68,8 +74,11 @@ impl EventKey {
 /// Separates keys of different origin in one namespace. The numbers are part of what stores persist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
-    not(feature = "postgres"),
-    allow(dead_code, reason = "transactions are of Postgres")
+    not(all(feature = "postgres", feature = "sqlite")),
+    allow(
+        dead_code,
+        reason = "transactions are of Postgres, and spools of SQLite"
+    )
 )]
 pub(crate) enum KeySpace {
     /// The sender's idempotency keys.
@@ -80,6 +89,8 @@ pub(crate) enum KeySpace {
     Transactions = 2,
     /// Digests of the secrets that verified deliveries.
     Secrets = 3,
+    /// Deliveries that a spool forwards under another key than the sender's.
+    Spooled = 4,
 }
 
 /// The digest of a body, the same in every process and release.

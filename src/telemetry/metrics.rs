@@ -101,6 +101,20 @@ metrics! {
     describe_gauge PAUSED = "webhook_inbox_paused", Count, "1 while a kind is paused.";
     describe_gauge BYTES = "webhook_inbox_bytes", Bytes, "Size of the queue.";
     describe_gauge LIMIT = "webhook_inbox_limit_bytes", Bytes, "Limit of the queue's size.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_EVENTS = "webhook_spool_events", Count, "Events that wait in the spool.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_OLDEST = "webhook_spool_oldest_seconds", Seconds, "Age of the oldest event in the spool.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_REFUSED = "webhook_spool_refused", Count, "Events in the spool that the queue refuses.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_OPEN = "webhook_spool_open", Count, "1 while the queue cannot be reached, so that events go to the spool.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_BYTES = "webhook_spool_bytes", Bytes, "Size of the spool.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_LIMIT = "webhook_spool_limit_bytes", Bytes, "Limit of the spool's size.";
+    #[cfg(feature = "sqlite")]
+    describe_gauge SPOOL_FULL_IN = "webhook_spool_full_in_seconds", Seconds, "Time until the spool is full at the rate of the last minute.";
 }
 
 impl Metrics {

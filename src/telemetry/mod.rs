@@ -59,6 +59,10 @@ pub(crate) use self::metrics::{
     BLOCKED, BUFFERED, BYTES, DEAD, DETACHED_NOW, IN_PROGRESS, LIMIT, OLDEST, PAUSED, RETRYING,
     WAITING,
 };
+#[cfg(all(feature = "metrics", feature = "sqlite"))]
+pub(crate) use self::metrics::{
+    SPOOL_BYTES, SPOOL_EVENTS, SPOOL_FULL_IN, SPOOL_LIMIT, SPOOL_OLDEST, SPOOL_OPEN, SPOOL_REFUSED,
+};
 pub(crate) use self::observer::Observers;
 pub use self::observer::{
     AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,

@@ -100,7 +100,7 @@ pub enum Observation<'a> {
     AcceptedDead {
         /// The event's kind.
         kind: &'a EventKind,
-        /// The number of the event.
+        /// The number of the event, or 0 while it is spooled.
         event: i64,
         /// The reason why the body cannot be decoded.
         reason: &'a str,

@@ -20,6 +20,8 @@ mod rolling;
 mod senders;
 mod small_scope;
 #[cfg(all(feature = "conformance", feature = "sqlite"))]
+mod spool;
+#[cfg(all(feature = "conformance", feature = "sqlite"))]
 mod sqlite;
 #[cfg(feature = "conformance")]
 mod suite;

@@ -59,6 +59,10 @@ macro_rules! forward {
         async fn size(&self) -> Result<u64, ::tower_webhook::store::StoreError> {
             self.inner()?.size().await
         }
+
+        async fn identity(&self) -> Result<i64, ::tower_webhook::store::StoreError> {
+            self.inner()?.identity().await
+        }
     };
     (@jobs) => {
         async fn begin_job(&self, job: &::tower_webhook::inbox::internal::NewJob, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {

@@ -131,6 +131,7 @@ struct State {
     now: Instant,
     /// The time of day at some moment, by which others are shown.
     anchor: (Instant, SystemTime),
+    identity: i64,
     last_id: i64,
     last_fence: u128,
     events: BTreeMap<i64, Event>,
@@ -168,6 +169,7 @@ impl Default for State {
         Self {
             now,
             anchor: (now, SystemTime::now()),
+            identity: fastrand::i64(..),
             last_id: 0,
             last_fence: 0,
             events: BTreeMap::new(),
@@ -366,6 +368,10 @@ impl Work for MemoryQueue {
 
     async fn size(&self) -> Result<u64, StoreError> {
         Ok(self.lock().bytes)
+    }
+
+    async fn identity(&self) -> Result<i64, StoreError> {
+        Ok(self.lock().identity)
     }
 }
 

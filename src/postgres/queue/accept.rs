@@ -81,7 +81,7 @@ impl Call for Acceptance {
     fn lease(accepted: &Accepted) -> Option<EventLease> {
         match accepted {
             Accepted::New { taken, .. } => taken.as_ref().map(|taken| taken.lease),
-            Accepted::Duplicate { .. } | Accepted::InFlight { .. } | Accepted::BodyReplayed => None,
+            _ => None,
         }
     }
 }

@@ -205,6 +205,10 @@ impl Work for PostgresQueue {
     async fn size(&self) -> Result<u64, StoreError> {
         self.shared.database.size().await
     }
+
+    async fn identity(&self) -> Result<i64, StoreError> {
+        self.shared.database.identity().await
+    }
 }
 
 impl Records for PostgresQueue {

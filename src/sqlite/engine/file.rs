@@ -180,6 +180,11 @@ fn own(mut db: Connection, path: &Path, format: &Format) -> Result<Connection, R
     }
     db.execute_batch("PRAGMA synchronous = FULL")?;
     let before = migrate::upgrade(&mut db, format)?;
+    let purpose = &format.purpose;
+    db.execute_batch(purpose.begin)?;
+    if !db.query_row(purpose.is_met, [], |row| row.get(0))? {
+        return Err(Reason::Purpose(purpose.refusal));
+    }
     let now = format.migrations.len();
     if (1..now).contains(&before) {
         tracing::info!(

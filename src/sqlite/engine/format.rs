@@ -12,6 +12,17 @@ pub(crate) struct Format {
     pub(crate) highest_time: &'static str,
     /// Sets that time to `?1`.
     pub(crate) set_highest_time: &'static str,
+    pub(crate) purpose: Purpose,
+}
+
+/// What a file is opened for.
+pub(crate) struct Purpose {
+    /// Is executed first. It may give a new file this purpose.
+    pub(crate) begin: &'static str,
+    /// Selects whether the file has this purpose.
+    pub(crate) is_met: &'static str,
+    /// What it is otherwise, and what to do.
+    pub(crate) refusal: &'static str,
 }
 
 /// Housekeeping of a table's owner, a little with each transaction that writes.

@@ -29,7 +29,7 @@ use crate::store::OpenError as Error;
 pub(crate) use self::checkpoint::EVERY as CHECKPOINT_EVERY;
 pub(crate) use self::clock::Machine;
 pub(crate) use self::error::is_damage;
-pub(crate) use self::format::{Format, Upkeep};
+pub(crate) use self::format::{Format, Purpose, Upkeep};
 pub(crate) use self::thread::Need;
 pub(crate) use self::transaction::Tx;
 
@@ -114,7 +114,7 @@ impl Engine {
 
 #[cfg(test)]
 mod testing {
-    use super::format::Format;
+    use super::format::{Format, Purpose};
 
     /// A file that holds nothing but the time and the release.
     pub(super) const FORMAT: Format = Format {
@@ -125,5 +125,10 @@ mod testing {
         lowest_release: "SELECT lowest_release FROM file",
         highest_time: "SELECT highest FROM file",
         set_highest_time: "UPDATE file SET highest = ?1",
+        purpose: Purpose {
+            begin: "",
+            is_met: "SELECT true",
+            refusal: "",
+        },
     };
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use self::rows::{Purge, Settle};
-use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, clock};
+use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Format, Machine, Need, clock};
 use crate::sqlite::schema::FORMAT;
 use crate::store::{Claim, EventKey, KeyState, Lease, OpenError, SettleError, Store, StoreError};
 
@@ -89,8 +89,17 @@ pub(super) fn open(
     machine: Machine,
     checkpoint_every: i32,
 ) -> Result<Engine, OpenError> {
+    open_as(&FORMAT, path, machine, checkpoint_every)
+}
+
+pub(super) fn open_as(
+    format: &'static Format,
+    path: &Path,
+    machine: Machine,
+    checkpoint_every: i32,
+) -> Result<Engine, OpenError> {
     let upkeep = vec![Box::<Purge>::default() as _];
-    Engine::open(path, &FORMAT, upkeep, machine, checkpoint_every)
+    Engine::open(path, format, upkeep, machine, checkpoint_every)
 }
 
 partial_debug!(SqliteStore, |it| path = it.engine.path());

@@ -12,6 +12,7 @@ mod purge;
 mod row;
 mod search;
 mod settle;
+pub(crate) mod spool;
 mod stats;
 #[cfg(test)]
 mod tests;
@@ -223,6 +224,10 @@ impl Work for SqliteQueue {
     async fn size(&self) -> Result<u64, StoreError> {
         let used = self.read(|tx| stats::size(tx)).await?;
         Ok(used.saturating_add(self.engine.log_excess()))
+    }
+
+    async fn identity(&self) -> Result<i64, StoreError> {
+        self.read(|tx| spool::identity(tx)).await
     }
 }
 

@@ -1,0 +1,447 @@
+//! A queue in front of a queue: events are accepted into a local file while the database cannot be reached.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//!
+//! use sqlx::PgPool;
+//! use tower_webhook::inbox::Inbox;
+//! use tower_webhook::postgres::PostgresQueue;
+//! use tower_webhook::spool::Spool;
+//!
+//! let pool = PgPool::connect_lazy("postgres://app@db.internal/app")?;
+//! let queue = Spool::new("/var/lib/webhooks/spool.db").open(PostgresQueue::new(pool)).await?;
+//! let inbox = Inbox::new(queue.clone());
+//!
+//! // … serve `inbox.accept()`, run a worker, and when both have ended:
+//! let left = queue.flush(Duration::from_secs(30)).await;
+//! # let _ = (inbox, left);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! The page on the [spool](crate::docs::spool) has its promises, and where its file may be.
+
+mod event;
+mod forward;
+mod gate;
+mod reserve;
+mod status;
+
+use std::error::Error;
+use std::ops::RangeInclusive;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::task::{AbortHandle, spawn_blocking};
+use tokio::time::timeout;
+
+use self::gate::{Gate, Storing, Way};
+use self::reserve::Reserve;
+use self::status::Measured;
+pub use self::status::Status;
+use crate::error::Chain;
+use crate::event::EventKind;
+use crate::inbox::actions::{Action, By, JobLease, JobStep, NewJob, Which};
+use crate::inbox::event::{
+    EventId, EventLease, EventState, NewEvent, Settlement, Take, TakenEvent,
+};
+use crate::inbox::internal::forget_all;
+use crate::inbox::queue::{Accepted, Claims, Queue, Settled, Work};
+use crate::inbox::records::{
+    BlockedLane, Change, EventRecord, Filter, Forgotten, Listed, Page, Pause, Records, Stats,
+};
+use crate::lock::lock;
+use crate::sqlite::SqliteQueue;
+use crate::sqlite::queue::spool::is_full;
+use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
+
+/// The settings of a spool, which [`open`](Self::open) puts in front of a queue.
+#[derive(Clone, Debug)]
+#[must_use = "a spool does nothing until it is opened"]
+pub struct Spool {
+    path: PathBuf,
+    limit: u64,
+    on_any_disk: bool,
+    accept_within: Duration,
+    rejects_changed_bodies: bool,
+}
+
+impl Spool {
+    /// Sets the path of the file. Each process needs one of its own, on a disk that outlives the process.
+    pub fn new(path: impl AsRef<Path>) -> Self {
+        Self {
+            path: path.as_ref().into(),
+            limit: 1 << 30,
+            on_any_disk: false,
+            accept_within: Duration::from_secs(1),
+            rejects_changed_bodies: false,
+        }
+    }
+
+    /// Sets the size of the file, in bytes, at which deliveries are answered with 503: 1 GiB by default, and at least
+    /// 1 MiB. As much room is reserved on the disk at the start, and up to 64 MiB for the log.
+    pub fn limit(mut self, bytes: u64) -> Self {
+        self.limit = bytes.max(1 << 20);
+        self
+    }
+
+    /// Allows a file on overlayfs or tmpfs, which end with their container or machine and take accepted events with
+    /// them. By default, it is refused.
+    pub fn on_any_disk(mut self) -> Self {
+        self.on_any_disk = true;
+        self
+    }
+
+    /// Sets the time limit of an acceptance by the queue, after which the event goes to the file: 1 second by default. It
+    /// should be well below [`Inbox::store_timeout`](crate::inbox::Inbox::store_timeout), within which the sender gets its answer.
+    pub fn accept_within(mut self, limit: Duration) -> Self {
+        self.accept_within = limit;
+        self
+    }
+
+    /// Makes an event a dead letter if its key turns out to have another body when it is forwarded. Set it where
+    /// [`Inbox::reject_changed_bodies`](crate::inbox::Inbox::reject_changed_bodies) is set. By default, a warning is logged.
+    pub fn reject_changed_bodies(mut self) -> Self {
+        self.rejects_changed_bodies = true;
+        self
+    }
+
+    /// Opens the file, creates it if it does not exist, and starts to forward its events to the queue. The queue need not
+    /// be reachable.
+    ///
+    /// # Errors
+    ///
+    /// When the file is used by another process, has no room, is in front of another database, is damaged, is no spool, was
+    /// changed by a later release, or is on overlayfs or tmpfs. The error says what to do. Nothing in the file is lost.
+    ///
+    /// # Panics
+    ///
+    /// When it is called outside of a tokio runtime.
+    pub async fn open<Q: Queue>(self, queue: Q) -> Result<Spooled<Q>, OpenError> {
+        let Self {
+            path,
+            limit,
+            on_any_disk,
+            ..
+        } = self.clone();
+        let opening = spawn_blocking(move || {
+            let mut reserve = Reserve::lock(&path, limit, on_any_disk)?;
+            let file = SqliteQueue::open_spool(&path)?;
+            reserve.hold()?;
+            Ok::<_, OpenError>((reserve, file))
+        });
+        let opened = opening.await;
+        let (reserve, file) =
+            opened.map_err(|error| OpenError::new(OpenErrorKind::Unavailable, error))??;
+        let shared = Shared {
+            queue,
+            file,
+            spool: self,
+            gate: Gate::default(),
+            reserve: Mutex::new(reserve),
+            measured: Mutex::default(),
+            identity: AtomicI64::new(0),
+            holds_leases: AtomicBool::new(true),
+            forwarding: tokio::sync::Mutex::new(()),
+            reason: Mutex::default(),
+        };
+        shared.begin().await?;
+        let shared = Arc::new(shared);
+        let task = tokio::spawn(forward::run(Arc::clone(&shared)));
+        Ok(Spooled {
+            shared,
+            task: Arc::new(Task(task.abort_handle())),
+        })
+    }
+}
+
+/// A queue with a spool in front of it: a file that accepts events while the queue cannot.
+///
+/// All that is not about accepting goes to the queue: its lists and counts do not have the events in the file, of which
+/// [`status`](Self::status) has the number. Clones share the file. Dropping the last one stops forwarding; what is in the
+/// file then stays there.
+pub struct Spooled<Q> {
+    shared: Arc<Shared<Q>>,
+    task: Arc<Task>,
+}
+
+struct Task(AbortHandle);
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+struct Shared<Q> {
+    queue: Q,
+    file: SqliteQueue,
+    spool: Spool,
+    gate: Gate,
+    reserve: Mutex<Reserve>,
+    measured: Mutex<Measured>,
+    /// The number of the database, or 0 while it is unknown.
+    identity: AtomicI64,
+    /// Whether events in the file may be taken, and nobody forwards them any more.
+    holds_leases: AtomicBool,
+    /// Nobody forgets a chat meanwhile.
+    forwarding: tokio::sync::Mutex<()>,
+    /// Why the breaker is open.
+    reason: Mutex<String>,
+}
+
+impl<Q: Queue> Spooled<Q> {
+    /// Waits until all events in the file are forwarded, or until `within` has passed. Returns the number of events that
+    /// are left, of which some may be accepted meanwhile.
+    pub async fn flush(&self, within: Duration) -> u64 {
+        const ASK: Duration = Duration::from_millis(20);
+        let empty = async {
+            while self.shared.gate.is_busy() {
+                tokio::time::sleep(ASK).await;
+            }
+        };
+        if timeout(within, empty).await.is_ok() {
+            return 0;
+        }
+        let stats = self.shared.file.stats().await;
+        stats.map_or_else(|_| self.status().events, |stats| stats.unsettled())
+    }
+
+    /// Counts the events in the file that the queue refuses, though it accepts others: see [`Status::refused`].
+    ///
+    /// # Errors
+    ///
+    /// When the file cannot be read.
+    pub async fn refused(&self) -> Result<u64, StoreError> {
+        Ok(self.shared.file.stats().await?.dead())
+    }
+
+    /// Returns what is in the file, as it was at most a second ago.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        self.shared.status()
+    }
+
+    /// Records the metrics of the spool: see the [table of metrics](crate::docs::metrics#spool). It can do so while the queue
+    /// cannot be reached.
+    #[cfg(feature = "metrics")]
+    pub fn record_metrics(&self) {
+        self.shared.record_metrics();
+    }
+
+    /// Returns the queue behind the spool.
+    #[must_use]
+    pub fn queue(&self) -> &Q {
+        &self.shared.queue
+    }
+}
+
+impl<Q> Clone for Spooled<Q> {
+    fn clone(&self) -> Self {
+        Self {
+            shared: Arc::clone(&self.shared),
+            task: Arc::clone(&self.task),
+        }
+    }
+}
+
+partial_debug!([Q: std::fmt::Debug] Spooled<Q>, |it| queue = it.shared.queue, spool = it.shared.spool);
+
+impl<Q: Queue> Shared<Q> {
+    /// Looks at what a former process has left, and at the queue, if it can be reached.
+    async fn begin(&self) -> Result<(), OpenError> {
+        let unusable = |error: StoreError| OpenError::new(OpenErrorKind::Unavailable, error);
+        let identity = self.file.spool_of().await.map_err(unusable)?;
+        self.identity.store(identity, Ordering::Relaxed);
+        self.retry_refused().await.map_err(unusable)?;
+        let stats = self.file.stats().await.map_err(unusable)?;
+        self.gate.set_events(stats.unsettled());
+        match self.ask().await {
+            Ok(()) => Ok(()),
+            Err(error) if is_foreign(&error) => Err(OpenError::new(
+                OpenErrorKind::Foreign,
+                Strange(self.spool.path.clone()),
+            )),
+            Err(error) => {
+                self.open_breaker(&error);
+                Ok(())
+            }
+        }
+    }
+
+    /// Asks whether the queue can be reached, and is the one that the file is in front of.
+    async fn ask(&self) -> Result<(), StoreError> {
+        let identity = within(self.spool.accept_within, self.queue.identity()).await?;
+        match self.identity.load(Ordering::Relaxed) {
+            0 => {
+                self.file.set_spool_of(identity).await?;
+                self.identity.store(identity, Ordering::Relaxed);
+                Ok(())
+            }
+            known if known == identity => Ok(()),
+            _ => {
+                let path = self.spool.path.clone();
+                Err(StoreError::new(StoreErrorKind::Unavailable, Strange(path)))
+            }
+        }
+    }
+
+    fn open_breaker(&self, error: &StoreError) {
+        let is_new = self.gate.set_open(true);
+        let reason = Chain(error).to_string();
+        let before = std::mem::replace(&mut *lock(&self.reason), reason.clone());
+        if is_new {
+            tracing::warn!(
+                reason,
+                "the queue cannot accept events: they are accepted into the spool, and it is asked again each second"
+            );
+        } else if before != reason {
+            tracing::warn!(reason, "the queue still cannot accept events");
+        }
+    }
+
+    fn close_breaker(&self) {
+        if self.gate.set_open(false) {
+            tracing::info!("the queue accepts events again");
+        }
+    }
+
+    /// Stores an event in the file.
+    async fn store(&self, event: NewEvent, storing: Storing<'_>) -> Result<Accepted, StoreError> {
+        self.check_room(event.delivery.body().len()).await?;
+        let Some(event) = event::pack(event) else {
+            let reason = "a name of the event cannot be kept in a spool";
+            return Err(StoreError::new(StoreErrorKind::Corrupt, reason));
+        };
+        let accepted = loop {
+            match self.file.accept(event.clone(), None).await {
+                Err(error) if is_full(&error) && lock(&self.reserve).give_up() => {}
+                accepted => break accepted?,
+            }
+        };
+        drop(storing);
+        Ok(match accepted {
+            Accepted::New { .. } => Accepted::Spooled,
+            known => known,
+        })
+    }
+}
+
+/// Calls the queue within a time limit.
+async fn within<T>(
+    limit: Duration,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let result = timeout(limit, call).await;
+    result.unwrap_or_else(|_| Err(StoreError::timed_out()))
+}
+
+/// The file is in front of another database.
+#[derive(Debug)]
+struct Strange(PathBuf);
+
+errors! {
+    Strange {
+        Self(path) => "the spool `{}` has events for another database: the tables of this one are others, such as new and \
+            empty ones; restore the database, or choose another spool and flush this one into its own database",
+            path.display();
+    }
+}
+
+fn is_foreign(error: &StoreError) -> bool {
+    error.source().is_some_and(<dyn Error>::is::<Strange>)
+}
+
+/// The methods that go to the queue.
+macro_rules! behind {
+    ($($method:ident($($argument:ident: $type:ty),*) -> $Output:ty;)*) => {
+        $(async fn $method(&self, $($argument: $type),*) -> Result<$Output, StoreError> {
+            self.shared.queue.$method($($argument),*).await
+        })*
+    };
+}
+
+impl<Q: Queue> Work for Spooled<Q> {
+    // Its events come from here, too, where no worker is woken.
+    const SHARED: bool = true;
+
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        let shared = &*self.shared;
+        let direct = match shared.gate.way().await {
+            Way::File(storing) => return shared.store(event, storing).await,
+            Way::Queue(direct) => direct,
+        };
+        let accepting = shared.queue.accept(event.clone(), take);
+        let error = match within(shared.spool.accept_within, accepting).await {
+            Err(error) if error.kind() != StoreErrorKind::Corrupt => error,
+            accepted => return accepted,
+        };
+        shared.open_breaker(&error);
+        if event.key.is_none() {
+            // It may have been stored, which nobody would recognise.
+            return Err(error);
+        }
+        let stored = shared.store(event, shared.gate.turn()).await;
+        drop(direct);
+        stored
+    }
+
+    async fn size(&self) -> Result<u64, StoreError> {
+        let shared = &*self.shared;
+        if shared.gate.is_open() {
+            let reason = "the queue cannot be reached";
+            return Err(StoreError::new(StoreErrorKind::Unavailable, reason));
+        }
+        // The first delivery waits for it.
+        let size = within(shared.spool.accept_within, shared.queue.size()).await;
+        if let Err(error) = &size {
+            shared.open_breaker(error);
+        }
+        size
+    }
+
+    behind! {
+        claim(take: &Take, limit: usize, suspects: usize) -> Claims;
+        take(id: EventId, take: &Take) -> Option<TakenEvent>;
+        extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>;
+        settle(lease: &EventLease, settlement: &Settlement, next: Option<&Take>) -> Settled;
+        find(key: u128) -> Option<EventId>;
+        purge(keep_bodies: Duration) -> bool;
+        begin_job(job: &NewJob, by: &By) -> i64;
+        take_job(lease: Duration) -> Option<(JobLease, Action)>;
+        step_job(lease: &JobLease, step: &JobStep) -> bool;
+        cancel_job(number: i64, by: &By) -> bool;
+        identity() -> i64;
+    }
+}
+
+impl<Q: Queue> Records for Spooled<Q> {
+    async fn forget(
+        &self,
+        chat: &str,
+        events: Option<RangeInclusive<EventId>>,
+        by: &By,
+    ) -> Result<Forgotten, StoreError> {
+        let shared = &*self.shared;
+        let _forwarding = shared.forwarding.lock().await;
+        if events.is_none() {
+            forget_all(&shared.file, chat, by).await?;
+        }
+        shared.queue.forget(chat, events, by).await
+    }
+
+    behind! {
+        list(filter: &Filter, page: Page) -> Listed;
+        blocked_lanes(chat: Option<&str>, after: Option<EventId>, limit: usize) -> Vec<BlockedLane>;
+        get(id: EventId) -> Option<EventRecord>;
+        redrive(id: EventId, from: Option<EventState>, by: &By) -> Change;
+        discard(id: EventId, from: Option<EventState>, by: &By) -> Change;
+        pause(kind: Option<&EventKind>, note: Option<&str>, by: &By) -> ();
+        pauses() -> Vec<Pause>;
+        actions(which: Which, before: Option<i64>, limit: usize) -> Vec<Action>;
+        stats() -> Stats;
+    }
+}

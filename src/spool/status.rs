@@ -1,0 +1,167 @@
+//! What is in the file of a spool, for operators.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Shared;
+use crate::inbox::queue::{Queue, Work};
+use crate::inbox::records::Records;
+use crate::lock::lock;
+use crate::store::{StoreError, StoreErrorKind};
+
+/// What is in the file of a spool.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct Status {
+    /// The number of events that wait there.
+    pub events: u64,
+    /// The time since the oldest of them was accepted.
+    pub oldest: Option<Duration>,
+    /// The number of events that the queue refuses, though it accepts others. They are tried again when the file is opened.
+    pub refused: u64,
+    /// The bytes that are in use.
+    pub bytes: u64,
+    /// The limit of these bytes.
+    pub limit: u64,
+    /// The time until the limit is reached, at the rate of the last minute. `None` if the file does not grow.
+    pub full_in: Option<Duration>,
+    /// Whether the queue cannot be reached, so that all events go to the file.
+    pub is_open: bool,
+}
+
+/// One line, such as `12 events, the oldest 3 s ago`.
+impl fmt::Display for Status {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} events", self.events)?;
+        if let Some(oldest) = self.oldest {
+            write!(f, ", the oldest {} s ago", oldest.as_secs())?;
+        }
+        if let Some(full_in) = self.full_in {
+            write!(f, ", full in {} minutes", full_in.as_secs() / 60)?;
+        }
+        if self.refused > 0 {
+            write!(f, ", {} refused", self.refused)?;
+        }
+        Ok(())
+    }
+}
+
+/// The status, and the bytes of the last minute.
+#[derive(Default)]
+pub(super) struct Measured {
+    pub(super) status: Status,
+    pub(super) at: Option<Instant>,
+    bytes: VecDeque<(Instant, u64)>,
+    was_warned: bool,
+}
+
+/// The time over which the rate is measured.
+const RATE_OVER: Duration = Duration::from_secs(60);
+
+/// When the file is nearly full, which the log has.
+pub(super) const SOON: Duration = Duration::from_secs(40 * 60);
+
+/// What a row and its indexes take beside the body.
+const ROW: u64 = 1024;
+
+impl Measured {
+    fn see(&mut self, now: Instant, bytes: u64, limit: u64) {
+        self.at = Some(now);
+        while self
+            .bytes
+            .front()
+            .is_some_and(|(at, _)| now - *at > RATE_OVER)
+        {
+            self.bytes.pop_front();
+        }
+        let first = self.bytes.front().copied();
+        self.bytes.push_back((now, bytes));
+        let full_in = first.and_then(|(at, before)| {
+            let (grown, took) = (bytes.checked_sub(before)?, now - at);
+            let left = limit.saturating_sub(bytes) as f64 * took.as_secs_f64() / grown as f64;
+            // Without growth, or beyond all time.
+            Duration::try_from_secs_f64(left).ok()
+        });
+        (self.status.bytes, self.status.full_in) = (bytes, full_in);
+    }
+}
+
+impl<Q: Queue> Shared<Q> {
+    pub(super) fn status(&self) -> Status {
+        Status {
+            limit: self.spool.limit,
+            is_open: self.gate.is_open(),
+            ..lock(&self.measured).status.clone()
+        }
+    }
+
+    /// Counts what is in the file, and fits the reserve to it.
+    pub(super) async fn measure(&self) -> Result<(), StoreError> {
+        let (stats, bytes) = (self.file.stats().await?, self.file.size().await?);
+        let oldest = stats.kinds.iter().filter_map(|kind| stats.age(kind)).max();
+        let mut measured = lock(&self.measured);
+        measured.see(Instant::now(), bytes, self.spool.limit);
+        measured.status.events = stats.unsettled();
+        measured.status.refused = stats.dead();
+        measured.status.oldest = oldest;
+        let full_in = measured.status.full_in.filter(|full_in| *full_in < SOON);
+        match full_in {
+            Some(full_in) if !measured.was_warned => tracing::error!(
+                minutes = full_in.as_secs() / 60,
+                "at the rate of the last minute, the spool is soon full, and deliveries are then answered with 503"
+            ),
+            _ => {}
+        }
+        measured.was_warned = full_in.is_some();
+        drop(measured);
+        lock(&self.reserve).follow();
+        Ok(())
+    }
+
+    /// Refuses an event for which there is no room.
+    pub(super) async fn check_room(&self, body: usize) -> Result<(), StoreError> {
+        let bytes = body as u64 + ROW;
+        let has_room = || {
+            let mut measured = lock(&self.measured);
+            let after = measured.status.bytes.saturating_add(bytes);
+            let has_room = after <= self.spool.limit;
+            if has_room {
+                measured.status.bytes = after;
+            }
+            has_room
+        };
+        if has_room() {
+            return Ok(());
+        }
+        lock(&self.measured).status.bytes = self.file.size().await?;
+        match has_room() {
+            true => Ok(()),
+            false => Err(StoreError::new(
+                StoreErrorKind::Unavailable,
+                format!(
+                    "the spool has reached its limit of {} bytes",
+                    self.spool.limit
+                ),
+            )),
+        }
+    }
+
+    /// Records the metrics of the spool: see the [table of metrics](crate::docs::metrics#spool).
+    #[cfg(feature = "metrics")]
+    pub(super) fn record_metrics(&self) {
+        use crate::telemetry as names;
+
+        let status = self.status();
+        let seconds = |time: Option<Duration>, none| time.map_or(none, |time| time.as_secs_f64());
+        metrics::gauge!(names::SPOOL_EVENTS).set(status.events as f64);
+        metrics::gauge!(names::SPOOL_OLDEST).set(seconds(status.oldest, 0.0));
+        metrics::gauge!(names::SPOOL_REFUSED).set(status.refused as f64);
+        metrics::gauge!(names::SPOOL_BYTES).set(status.bytes as f64);
+        metrics::gauge!(names::SPOOL_LIMIT).set(status.limit as f64);
+        metrics::gauge!(names::SPOOL_FULL_IN).set(seconds(status.full_in, f64::INFINITY));
+        metrics::gauge!(names::SPOOL_OPEN).set(f64::from(u8::from(status.is_open)));
+    }
+}

@@ -1,0 +1,64 @@
+//! A file as a spool: its events go on to another database, whose number the file has.
+
+use std::error::Error;
+use std::path::Path;
+
+use rusqlite::ErrorCode;
+
+use super::SqliteQueue;
+use crate::sqlite::engine::{CHECKPOINT_EVERY, Need, Tx, clock};
+use crate::sqlite::keys;
+use crate::sqlite::schema::{SPOOL, sql};
+use crate::store::{OpenError, StoreError};
+
+const IDENTITY: &str = "SELECT identity FROM file";
+const SPOOL_OF: &str = "SELECT ifnull(spool_of, 0) FROM file";
+const SET_SPOOL_OF: &str = "UPDATE file SET spool_of = ?1";
+const EXPIRE: &str = sql!("UPDATE work SET due = 0 WHERE place = $Taken");
+
+impl SqliteQueue {
+    /// Opens a spool, and creates it if there is no file.
+    pub(crate) fn open_spool(path: &Path) -> Result<Self, OpenError> {
+        let engine = keys::open_as(&SPOOL, path, clock::machine(), CHECKPOINT_EVERY)?;
+        Ok(Self { engine })
+    }
+
+    /// The number of the database that the spool is in front of, or 0 if that is unknown.
+    pub(crate) async fn spool_of(&self) -> Result<i64, StoreError> {
+        self.read(|tx| tx.prepare(SPOOL_OF)?.query_row([], |row| row.get(0)))
+            .await
+    }
+
+    pub(crate) async fn set_spool_of(&self, identity: i64) -> Result<(), StoreError> {
+        let set = self.run(Need::Durable, move |tx| {
+            tx.prepare(SET_SPOOL_OF)?.execute([identity])?;
+            Ok(())
+        });
+        set.await
+    }
+
+    /// Ends all leases: for the one process that has the file, while it holds none.
+    pub(crate) async fn expire_leases(&self) -> Result<(), StoreError> {
+        let expire = self.run(Need::Write, |tx| {
+            tx.prepare(EXPIRE)?.execute([])?;
+            Ok(())
+        });
+        expire.await
+    }
+}
+
+/// Whether a call failed because the disk is full.
+pub(crate) fn is_full(error: &StoreError) -> bool {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(error) = error.downcast_ref::<rusqlite::Error>() {
+            return error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+        }
+        cause = error.source();
+    }
+    false
+}
+
+pub(super) fn identity(tx: &Tx<'_>) -> rusqlite::Result<i64> {
+    tx.prepare(IDENTITY)?.query_row([], |row| row.get(0))
+}

@@ -1,0 +1,660 @@
+//! The spool: a queue in memory behind it that is away, hangs, loses answers, and is replaced.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use crate::suite::{self, Harness};
+use http::Request;
+use http_body_util::Full;
+use support::delivery::{RequestExt, delivery, send};
+use support::inbox::{event, webhooks};
+use support::scratch::Scratch;
+use support::{SECOND, eventually, forward, lock};
+use tokio::time::{sleep, timeout};
+use tower_webhook::event::{ChatRated, EventKind};
+use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Work};
+use tower_webhook::inbox::{
+    By, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, WorkerHandle,
+};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::spool::{Spool, Spooled};
+use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
+use tower_webhook::store::{EventKey, OpenErrorKind, Store, StoreError, StoreErrorKind};
+use tower_webhook::{Delivery, EventRouter};
+
+/// An event that the queue behind never stores.
+const REFUSED: &str = "refused";
+
+/// A queue that is reached through a network.
+#[derive(Clone, Debug, Default)]
+struct Remote {
+    queue: Arc<Mutex<MemoryQueue>>,
+    faults: Arc<Faults>,
+}
+
+#[derive(Debug, Default)]
+struct Faults {
+    /// Every call fails, and has no effect.
+    is_down: AtomicBool,
+    /// Acceptances take effect, and are never answered.
+    hangs: AtomicBool,
+    /// Acceptances take effect, and their callers get an error.
+    loses_answers: AtomicBool,
+}
+
+impl Remote {
+    fn set(&self, fault: fn(&Faults) -> &AtomicBool, is_so: bool) {
+        fault(&self.faults).store(is_so, Ordering::SeqCst);
+    }
+
+    fn down(&self, is_down: bool) {
+        self.set(|faults| &faults.is_down, is_down);
+    }
+
+    fn memory(&self) -> MemoryQueue {
+        lock(&self.queue).clone()
+    }
+
+    fn inner(&self) -> Result<MemoryQueue, StoreError> {
+        match self.faults.is_down.load(Ordering::SeqCst) {
+            true => Err(Self::error()),
+            false => Ok(self.memory()),
+        }
+    }
+
+    fn error() -> StoreError {
+        StoreError::new(StoreErrorKind::Unavailable, "the connection was lost")
+    }
+}
+
+impl Work for Remote {
+    const SHARED: bool = true;
+
+    async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
+        if event.chat.as_deref() == Some(REFUSED) {
+            return Err(Self::error());
+        }
+        let hangs = self.faults.hangs.load(Ordering::SeqCst);
+        let loses_answers = self.faults.loses_answers.load(Ordering::SeqCst);
+        // What is taken for a lost call is released.
+        let take = take.filter(|_| !hangs && !loses_answers);
+        let accepted = self.inner()?.accept(event, take).await?;
+        if hangs {
+            std::future::pending::<()>().await;
+        }
+        match loses_answers {
+            true => Err(Self::error()),
+            false => Ok(accepted),
+        }
+    }
+
+    forward!(claim take extend settle find purge size jobs);
+}
+
+impl Records for Remote {
+    forward!(list blocked_lanes get redrive discard forget pause pauses actions stats);
+}
+
+fn spool(scratch: &Scratch) -> Spool {
+    Spool::new(scratch.path())
+        .limit(1 << 20)
+        .on_any_disk()
+        .accept_within(Duration::from_millis(200))
+}
+
+/// The process before may still be closing the file.
+async fn reopen<Q: Queue + Clone>(spool: &Spool, queue: &Q) -> Spooled<Q> {
+    for _ in 0..100 {
+        match spool.clone().open(queue.clone()).await {
+            Ok(spooled) => return spooled,
+            Err(error) if error.to_string().contains("another process") => {
+                sleep(Duration::from_millis(20)).await;
+            }
+            Err(error) => panic!("{}", support::chain(&error)),
+        }
+    }
+    panic!("the file is never closed");
+}
+
+/// What a handler has seen: chat, number, and whether it was spooled.
+type Seen = Arc<Mutex<Vec<(String, usize, bool)>>>;
+
+struct Desk {
+    remote: Remote,
+    spooled: Spooled<Remote>,
+    inbox: Inbox<Spooled<Remote>>,
+    seen: Seen,
+    _worker: WorkerHandle,
+    scratch: Scratch,
+}
+
+impl Desk {
+    async fn open() -> Self {
+        Self::with(|inbox| inbox, |spool| spool).await
+    }
+
+    async fn with(
+        set: impl FnOnce(Inbox<Spooled<Remote>>) -> Inbox<Spooled<Remote>>,
+        set_spool: impl FnOnce(Spool) -> Spool,
+    ) -> Self {
+        let (scratch, remote) = (Scratch::new(), Remote::default());
+        let spooled = set_spool(spool(&scratch)).open(remote.clone()).await;
+        let spooled = spooled.unwrap();
+        let inbox = set(Inbox::new(spooled.clone()));
+        let seen = Seen::default();
+        let log = Arc::clone(&seen);
+        let events = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
+            let chat = delivery.payload.id.clone().unwrap_or_default();
+            let number = delivery.payload.rating.unwrap_or_default() as usize;
+            lock(&log).push((chat, number, delivery.was_spooled()));
+            async { Ok(()) }
+        });
+        let worker = inbox.worker(events).poll_every(Duration::from_millis(20));
+        Self {
+            remote,
+            spooled,
+            inbox: inbox.clone(),
+            seen,
+            _worker: worker.spawn(),
+            scratch,
+        }
+    }
+
+    async fn send(&self, request: Request<Full<bytes::Bytes>>) -> u16 {
+        let answered = send(&webhooks(&self.inbox), request).await;
+        answered.status.as_u16()
+    }
+
+    async fn handled(&self, count: usize) -> Vec<(String, usize, bool)> {
+        eventually("all are handled", async || lock(&self.seen).len() >= count).await;
+        lock(&self.seen).clone()
+    }
+
+    async fn flushed(&self) {
+        assert_eq!(self.spooled.flush(20 * SECOND).await, 0);
+    }
+
+    async fn events(&self) -> Vec<EventSummary> {
+        let page = Page::oldest(1000);
+        let listed = self.remote.memory().list(&Filter::default(), page).await;
+        listed.unwrap().events
+    }
+}
+
+fn seen(chat: &str, number: usize, was_spooled: bool) -> (String, usize, bool) {
+    (chat.to_owned(), number, was_spooled)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_are_accepted_while_the_queue_is_away_and_handled_when_it_is_back() {
+    let desk = Desk::open().await;
+    assert_eq!(desk.send(event("a", 1)).await, 200);
+    desk.handled(1).await;
+    desk.remote.down(true);
+    for n in [2, 3] {
+        assert_eq!(desk.send(event("a", n)).await, 200);
+    }
+    eventually("they are counted", async || {
+        desk.spooled.status().events == 2
+    })
+    .await;
+    assert!(desk.spooled.status().is_open);
+    assert_eq!(desk.spooled.flush(Duration::ZERO).await, 2);
+    desk.remote.down(false);
+    desk.flushed().await;
+    let all = desk.handled(3).await;
+    let expected = [(1, false), (2, true), (3, true)].map(|(n, was)| seen("a", n, was));
+    assert_eq!(all, expected);
+
+    assert_eq!(desk.send(event("a", 4)).await, 200);
+    assert_eq!(desk.handled(4).await[3], seen("a", 4, false));
+    let status = desk.spooled.status();
+    assert!(!status.is_open);
+    // Nothing of the body stays in the file.
+    drop((desk.inbox, desk._worker, desk.spooled));
+    let file = SqliteBodies(&desk.scratch);
+    eventually("the bodies are gone", async || file.count() == 0).await;
+}
+
+struct SqliteBodies<'a>(&'a Scratch);
+
+impl SqliteBodies<'_> {
+    fn count(&self) -> i64 {
+        let sql = self.0.sql();
+        sql.query_row("SELECT count(*) FROM bodies", [], |row| row.get(0))
+            .unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_acceptance_that_hangs_goes_to_the_spool_in_the_same_request_and_counts_once() {
+    let desk = Desk::open().await;
+    desk.remote.set(|faults| &faults.hangs, true);
+    let began = Instant::now();
+    assert_eq!(desk.send(event("a", 1)).await, 200);
+    assert!(began.elapsed() < SECOND, "{:?}", began.elapsed());
+    assert_eq!(desk.send(event("a", 2)).await, 200);
+    desk.remote.set(|faults| &faults.hangs, false);
+    desk.flushed().await;
+    let all = desk.handled(2).await;
+    assert_eq!((all.len(), &*all[0].0, all[0].1, all[1].1), (2, "a", 1, 2));
+    assert_eq!(desk.events().await.len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_delivery_without_a_key_is_never_stored_twice() {
+    let desk = Desk::open().await;
+    let keyless = |n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#));
+    desk.remote.set(|faults| &faults.hangs, true);
+    // It may have been stored, and nobody could tell.
+    assert_eq!(desk.send(keyless(1)).await, 503);
+    assert_eq!(desk.send(keyless(2)).await, 200);
+    desk.remote.set(|faults| &faults.hangs, false);
+    // What is forwarded takes effect, and the spool does not learn it.
+    desk.remote.set(|faults| &faults.loses_answers, true);
+    eventually("it is forwarded", async || desk.events().await.len() == 2).await;
+    sleep(2 * SECOND).await;
+    desk.remote.set(|faults| &faults.loses_answers, false);
+    desk.flushed().await;
+    desk.handled(2).await;
+    assert_eq!(desk.events().await.len(), 2);
+}
+
+/// Events of chats come one after another, while the queue goes away and comes back in every way.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_order_of_a_chat_holds_over_every_switch_and_nothing_is_lost_or_handled_twice() {
+    const CHATS: usize = 8;
+    let desk = Desk::with(|inbox| inbox, |spool| spool.limit(64 << 20)).await;
+    let faults: [fn(&Faults) -> &AtomicBool; 3] = [
+        |faults| &faults.is_down,
+        |faults| &faults.hangs,
+        |faults| &faults.loses_answers,
+    ];
+    let ended = AtomicBool::new(false);
+    let breaks = async {
+        let mut rounds = 0;
+        for fault in faults.iter().cycle().take(6) {
+            desk.remote.set(*fault, true);
+            sleep(Duration::from_millis(250 + 70 * rounds)).await;
+            desk.remote.set(*fault, false);
+            sleep(Duration::from_millis(1300)).await;
+            rounds += 1;
+        }
+        ended.store(true, Ordering::SeqCst);
+    };
+    let chat = async |chat: usize| {
+        let mut sent = 0;
+        while !ended.load(Ordering::SeqCst) {
+            sent += 1;
+            let request = || event(&format!("chat-{chat}"), sent);
+            assert_eq!(desk.send(request()).await, 200, "chat {chat}, event {sent}");
+            // Now and then, the sender did not hear the answer.
+            if sent % 5 == 0 {
+                assert_eq!(desk.send(request()).await, 200);
+            }
+            sleep(Duration::from_millis(3)).await;
+        }
+        sent
+    };
+    let chats = futures_util::future::join_all((0..CHATS).map(chat));
+    let ((), sent) = tokio::join!(breaks, chats);
+    desk.flushed().await;
+    let all = desk.handled(sent.iter().sum()).await;
+    for (chat, sent) in sent.into_iter().enumerate() {
+        let name = format!("chat-{chat}");
+        let of_chat = all.iter().filter(|(chat, ..)| *chat == name);
+        let numbers: Vec<_> = of_chat.map(|(_, number, _)| *number).collect();
+        assert_eq!(numbers, (1..=sent).collect::<Vec<_>>(), "{name}");
+    }
+    assert!(all.iter().any(|(.., was_spooled)| *was_spooled));
+    assert!(all.iter().any(|(.., was_spooled)| !was_spooled));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_could_not_be_decided_becomes_a_dead_letter_with_its_reason() {
+    let set = |inbox: Inbox<_>| inbox.reject_changed_bodies().replay_guard();
+    let desk = Desk::with(set, Spool::reject_changed_bodies).await;
+    let of = |key: &str, n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key(key);
+    assert_eq!(desk.send(of("first", 1)).await, 200);
+    desk.handled(1).await;
+    desk.remote.down(true);
+    for (key, n) in [("first", 1), ("first", 2), ("other", 1), ("new", 3)] {
+        let status = desk.send(of(key, n)).await;
+        // The spool knows its own keys.
+        let expected = if (key, n) == ("first", 2) { 422 } else { 200 };
+        assert!(status == expected || status == 200, "{key} {n}: {status}");
+    }
+    desk.remote.down(false);
+    desk.flushed().await;
+    desk.handled(2).await;
+    let mut reasons = Vec::new();
+    for event in desk.events().await {
+        if event.state == EventState::Dead {
+            let record = desk.inbox.get(event.id).await.unwrap().unwrap();
+            reasons.push(record.failures[0].failure.outcome.clone());
+        }
+    }
+    reasons.sort();
+    assert!(reasons.contains(&"body-replayed".to_owned()), "{reasons:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
+    let of = |n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key("key");
+    for rejects in [false, true] {
+        let set_spool = |spool: Spool| match rejects {
+            true => spool.reject_changed_bodies(),
+            false => spool,
+        };
+        let desk = Desk::with(|inbox| inbox, set_spool).await;
+        assert_eq!(desk.send(of(1)).await, 200);
+        desk.remote.down(true);
+        assert_eq!(desk.send(of(2)).await, 200);
+        desk.remote.down(false);
+        desk.flushed().await;
+        desk.handled(1).await;
+        let states: Vec<_> = desk
+            .events()
+            .await
+            .iter()
+            .map(|event| event.state)
+            .collect();
+        let expected: &[_] = match rejects {
+            false => &[EventState::Handled],
+            true => &[EventState::Handled, EventState::Dead],
+        };
+        assert_eq!(states, expected);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_key_that_is_in_flight_is_answered_as_without_a_spool() {
+    let (scratch, behind) = (Scratch::new(), Scratch::new());
+    let store = SqliteStore::open(behind.path()).unwrap();
+    let queue = SqliteQueue::with_store(&store);
+    let of_key = EventKey::new("", b"a-1", br#"{"id":"a","rating":1}"#);
+    let minute = Duration::from_secs(60);
+    let claim = store.claim(&of_key, minute, minute).await.unwrap();
+    let tower_webhook::store::Claim::Acquired(lease) = claim else {
+        panic!("{claim:?}")
+    };
+    let spooled = spool(&scratch).open(queue.clone()).await.unwrap();
+    let inbox = Inbox::new(spooled.clone());
+    // As if the queue had been away.
+    let files = support::queue::new_event(EventKind::CHAT_RATED, r#"{"id":"a","rating":1}"#);
+    let files = NewEvent {
+        key: Some(of_key),
+        ..files
+    };
+    let accepted = spooled.accept(files, None).await.unwrap();
+    assert!(
+        matches!(accepted, Accepted::InFlight { .. }),
+        "{accepted:?}"
+    );
+    store.release(&lease).await.unwrap();
+    assert_eq!(send(&webhooks(&inbox), event("a", 1)).await.status, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_chat_that_is_forgotten_leaves_nothing_in_the_spool_and_is_forgotten_at_the_flush() {
+    let desk = Desk::open().await;
+    assert_eq!(desk.send(event("b", 1)).await, 200);
+    desk.handled(1).await;
+    desk.remote.down(true);
+    for chat in ["a", "b", "c"] {
+        assert_eq!(desk.send(event(chat, 2)).await, 200);
+    }
+    // Here, while the queue is away.
+    desk.inbox.forget("a").await.unwrap_err();
+    // In another process, which reaches it.
+    let (by, memory) = (By::new("ada"), desk.remote.memory());
+    memory.forget("b", None, &by).await.unwrap();
+    desk.remote.down(false);
+    desk.flushed().await;
+    let all = desk.handled(2).await;
+    assert_eq!(all[1], seen("c", 2, true));
+    for event in desk.events().await {
+        let record = desk.inbox.get(event.id).await.unwrap().unwrap();
+        assert_ne!(event.chat.as_deref(), Some("a"));
+        if event.chat.as_deref() == Some("b") {
+            assert_eq!(record.body, None, "{event:?}");
+        }
+    }
+    sleep(Duration::from_millis(200)).await;
+    assert_eq!(lock(&desk.seen).len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_full_spool_refuses_and_drops_nothing() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    let large = |n: usize| {
+        let text = "x".repeat(100_000);
+        delivery(format!(r#"{{"id":"a","rating":{n},"x":"{text}"}}"#)).key(&format!("large-{n}"))
+    };
+    let mut accepted = 0;
+    while desk.send(large(accepted + 1)).await == 200 {
+        accepted += 1;
+    }
+    assert!((3..=11).contains(&accepted), "{accepted}");
+    assert_eq!(desk.send(large(accepted + 1)).await, 503);
+    eventually("it is measured", async || {
+        desk.spooled.status().events == accepted as u64
+    })
+    .await;
+    let size = fs::metadata(desk.scratch.path()).unwrap().len();
+    assert!(size <= 2 << 20, "{size}");
+    desk.remote.down(false);
+    desk.flushed().await;
+    assert_eq!(desk.handled(accepted).await.len(), accepted);
+    desk.remote.down(true);
+    assert_eq!(desk.send(large(accepted + 1)).await, 200);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_process_has_left_is_forwarded_by_the_next_one() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    for n in 1..=3 {
+        assert_eq!(desk.send(event("a", n)).await, 200);
+    }
+    let Desk {
+        remote,
+        spooled,
+        inbox,
+        _worker,
+        scratch,
+        ..
+    } = desk;
+    drop((spooled, inbox, _worker));
+    // While the queue is still away.
+    let spooled = reopen(&spool(&scratch), &remote).await;
+    assert_eq!(spooled.flush(Duration::ZERO).await, 3);
+    let inbox = Inbox::new(spooled.clone());
+    assert_eq!(send(&webhooks(&inbox), event("a", 4)).await.status, 200);
+    remote.down(false);
+    assert_eq!(spooled.flush(20 * SECOND).await, 0);
+    let listed = remote
+        .memory()
+        .list(&Filter::default(), Page::oldest(9))
+        .await;
+    let keys: Vec<_> = listed
+        .unwrap()
+        .events
+        .iter()
+        .map(|event| event.key.clone().unwrap().to_string())
+        .collect();
+    assert_eq!(keys, ["a-1", "a-2", "a-3", "a-4"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_the_queue_refuses_does_not_keep_others_for_ever() {
+    let desk = Desk::open().await;
+    assert_eq!(desk.send(event(REFUSED, 1)).await, 200);
+    let sends = async {
+        for n in 1.. {
+            assert_eq!(desk.send(event("a", n)).await, 200);
+            sleep(Duration::from_millis(300)).await;
+        }
+    };
+    let refused = eventually("it is put aside", async || {
+        desk.spooled.status().refused == 1
+    });
+    tokio::select! {
+        () = sends => {}
+        () = async { timeout(60 * SECOND, refused).await.unwrap() } => {}
+    }
+    desk.flushed().await;
+    let handled = lock(&desk.seen).len();
+    assert!(handled > 5, "{handled}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_database_gets_nothing() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    assert_eq!(desk.send(event("a", 1)).await, 200);
+    // It comes back without its events.
+    let before = std::mem::replace(&mut *lock(&desk.remote.queue), MemoryQueue::new());
+    desk.remote.down(false);
+    assert_eq!(desk.spooled.flush(3 * SECOND).await, 1);
+    assert_eq!(desk.send(event("a", 2)).await, 200);
+    assert!(desk.events().await.is_empty());
+
+    let Desk {
+        remote,
+        spooled,
+        inbox,
+        _worker,
+        scratch,
+        ..
+    } = desk;
+    drop((spooled, inbox, _worker));
+    let refused = loop {
+        match spool(&scratch).open(remote.clone()).await {
+            Err(error) if error.to_string().contains("another process") => {}
+            Err(error) => break error,
+            Ok(_) => panic!("it is another database"),
+        }
+        sleep(Duration::from_millis(20)).await;
+    };
+    assert_eq!(refused.kind(), OpenErrorKind::Foreign, "{refused}");
+    assert!(
+        refused.to_string().contains("another database"),
+        "{refused}"
+    );
+    *lock(&remote.queue) = before;
+    let spooled = reopen(&spool(&scratch), &remote).await;
+    assert_eq!(spooled.flush(20 * SECOND).await, 0);
+    assert_eq!(remote.memory().stats().await.unwrap().unsettled(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_file_that_is_no_spool_or_is_in_use_is_refused_and_stays_as_it_is() {
+    let scratch = Scratch::new();
+    let remote = Remote::default();
+    let refusal = async || {
+        let error = spool(&scratch).open(remote.clone()).await.unwrap_err();
+        (error.kind(), error.to_string())
+    };
+    // An inbox.
+    let queue = scratch.queue();
+    let new = support::queue::new_event(EventKind::CHAT_RATED, "{}");
+    queue.accept(new, None).await.unwrap();
+    drop(queue);
+    let (kind, told) = refusal().await;
+    assert_eq!(kind, OpenErrorKind::Foreign, "{told}");
+    assert!(
+        told.contains("is an inbox or a store, not a spool"),
+        "{told}"
+    );
+    assert_eq!(scratch.queue().stats().await.unwrap().unsettled(), 1);
+
+    // A spool, as an inbox, and twice.
+    let scratch = Scratch::new();
+    let first = spool(&scratch).open(remote.clone()).await.unwrap();
+    let error = spool(&scratch).open(remote.clone()).await.unwrap_err();
+    assert!(
+        error.to_string().contains("used by another process"),
+        "{error}"
+    );
+    drop(first);
+    drop(reopen(&spool(&scratch), &remote).await);
+    let told = scratch.refusal(OpenErrorKind::Foreign);
+    assert!(told.contains("is a spool"), "{told}");
+
+    // Damaged.
+    let scratch = Scratch::new();
+    fs::write(scratch.path(), vec![b'x'; 100_000]).unwrap();
+    let error = spool(&scratch).open(remote.clone()).await.unwrap_err();
+    assert!(matches!(error.kind(), OpenErrorKind::Corrupt), "{error}");
+    assert_eq!(fs::read(scratch.path()).unwrap(), vec![b'x'; 100_000]);
+}
+
+/// Handles on one queue, each with a spool of its own.
+struct WithSpools<H> {
+    behind: H,
+    directory: tempfile::TempDir,
+    opened: AtomicUsize,
+}
+
+impl<H: Harness> WithSpools<H> {
+    fn of(behind: H) -> Self {
+        Self {
+            behind,
+            directory: tempfile::tempdir().unwrap(),
+            opened: AtomicUsize::new(0),
+        }
+    }
+}
+
+impl<H: Harness> Harness for WithSpools<H> {
+    type Queue = Spooled<H::Queue>;
+
+    async fn open(&self) -> Self::Queue {
+        let number = self.opened.fetch_add(1, Ordering::SeqCst);
+        let path = self.directory.path().join(number.to_string());
+        let spool = Spool::new(path).limit(1 << 20).on_any_disk();
+        let spool = spool.accept_within(10 * SECOND);
+        spool.open(self.behind.open().await).await.unwrap()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_in_front_of_memory() {
+    suite::run(&WithSpools::of(MemoryQueue::new())).await;
+}
+
+#[cfg(feature = "postgres")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn conforms_in_front_of_postgres() {
+    suite::run(&WithSpools::of(support::database::Database::create().await)).await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_disk_that_ends_with_its_machine_is_refused_unless_it_is_allowed() {
+    let memory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let spool = Spool::new(memory.path().join("spool.db")).limit(1 << 20);
+    let refused = spool.clone().open(MemoryQueue::new()).await.unwrap_err();
+    assert_eq!(refused.kind(), OpenErrorKind::Unsuitable);
+    assert!(refused.to_string().contains("tmpfs"), "{refused}");
+    spool.on_any_disk().open(MemoryQueue::new()).await.unwrap();
+}
+
+#[cfg(unix)]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_its_owner_can_read_a_spool_and_its_room_is_reserved() {
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+
+    let desk = Desk::open().await;
+    let of = |end| fs::metadata(desk.scratch.beside(end)).unwrap();
+    for end in ["", "-wal", "-shm", "-reserve"] {
+        assert_eq!(of(end).permissions().mode() & 0o777, 0o600, "{end}");
+    }
+    let files = of("").len() + of("-wal").len() + of("-reserve").len();
+    assert!((2 << 20..3 << 20).contains(&files), "{files}");
+    assert!(512 * of("-reserve").blocks() >= of("-reserve").len());
+}
