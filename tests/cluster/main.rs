@@ -45,7 +45,7 @@ const TESTS: [(&str, fn()); 4] = [
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--seed", seed] => parse(seed, "seed").and_then(|seed| one(seed)),
+        ["--seed", seed] => parse(seed, "seed").and_then(one),
         ["--seconds", seconds] => parse(seconds, "number of seconds").and_then(new_seeds),
         ["--planted"] => planted(),
         ["--replay", file] => replay(Path::new(file)),
