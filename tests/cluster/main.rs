@@ -207,9 +207,9 @@ fn new_seeds(seconds: u64) -> Result<(), String> {
     let (took, sum) = (cpu_time() - began, *lock(&sum));
     let per_minute = |number: usize| (number as f64 * 60.0 / took.as_secs_f64()) as u64;
     println!(
-        "{sum}\n{} deliveries and {} faults in a minute of CPU time",
+        "{sum}\n{} deliveries and {} faults of all kinds in a minute of CPU time",
         per_minute(sum.deliveries),
-        per_minute(sum.faults)
+        per_minute(sum.faults + sum.faulty)
     );
     match failed.into_inner() {
         Ok(Some(error)) => Err(error),
