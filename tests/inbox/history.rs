@@ -490,7 +490,7 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    forward!(find purge size jobs);
+    forward!(find purge size counts jobs);
 }
 
 impl Records for Spy {
