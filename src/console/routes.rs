@@ -25,6 +25,7 @@ use super::actions::{self, Paused};
 use super::bulk::{MANY, Seen};
 use super::export::export;
 use super::guard::guard;
+use super::history::{history, refusals};
 use super::operations::{More, Operations, SEARCH, next};
 use super::page::{self, Blocked, Failed, View, Wrong};
 use super::problem::Problem;
@@ -58,6 +59,8 @@ fn router(console: Arc<Console>) -> Router {
         .route("/chat", get(chat))
         .route("/find", get(find))
         .route("/lanes", get(lanes))
+        .route("/history", get(history))
+        .route("/refusals", get(refusals))
         .route("/actions", get(done))
         .route("/jobs/{number}", get(job))
         .route(
@@ -463,6 +466,7 @@ mod tests {
         Inbox, Listed, Page, Pause, Stats,
     };
     use crate::memory::MemoryQueue;
+    use crate::telemetry::{Count, CountsOf};
 
     /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
     struct Faulty {
@@ -561,6 +565,10 @@ mod tests {
             BTreeMap::new()
         }
 
+        fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>> {
+            self.jobs.counts(of)
+        }
+
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {
             Box::pin(pending())
         }
@@ -625,10 +633,7 @@ mod tests {
             assert_eq!(started.headers()["location"], format!("/jobs/{number}"));
         }
         sleep(Duration::from_secs(1)).await;
-        for (number, shown) in [
-            (4, "In progress."),
-            (5, "Waiting for other jobs to end"),
-        ] {
+        for (number, shown) in [(4, "In progress."), (5, "Waiting for other jobs to end")] {
             let job = get(app.clone(), &format!("/jobs/{number}")).await;
             assert!(job.contains(shown), "{job}");
         }
