@@ -562,15 +562,16 @@ fn disabled_in(seen: &[Seen], limit: u32) -> Option<Duration> {
     }
     let recent = &seen[seen.partition_point(|seen| seen.age >= RECENT)..];
     let (first, last) = (recent.first()?, recent.last()?);
+    let span = first.age.saturating_sub(last.age);
     let moments = recent.chunk_by(|a, b| a.age == b.age).count();
     let gap = match u32::try_from(moments - 1) {
-        Ok(gaps @ 1..) => (first.age - last.age) / gaps,
+        Ok(gaps @ 1..) => span / gaps,
         _ => STEP,
     };
     if last.age > PAUSE.max(PAUSES * gap) {
         return None;
     }
-    let time = (first.age - last.age + gap).max(STEP);
+    let time = (span + gap).max(STEP);
     let per_second = f64::from(sum(recent)) / time.as_secs_f64();
     // The count at a later time is what is left of the present failures by then, and what comes.
     let mut left = failures;

@@ -56,8 +56,12 @@ impl State {
             let (minutes, hours) = kept_from(now, *series);
             *minute < if *span == 1 { minutes } else { hours }
         };
-        let old: Vec<_> = self.counts.extract_if(.., |row, _| is_old(row)).collect();
-        for ((span, minute, series, _, kind, outcome), (number, _)) in old {
+        let old = self.counts.keys().filter(|row| is_old(row));
+        for row in old.cloned().collect::<Vec<_>>() {
+            let Some((number, _)) = self.counts.remove(&row) else {
+                continue;
+            };
+            let (span, minute, series, _, kind, outcome) = row;
             let (_, hours) = kept_from(now, series);
             if span == 1 && series != Series::Budget && minute >= hours {
                 let hour = (HOUR, minute - minute % HOUR, series, 0, kind, outcome);
