@@ -340,7 +340,7 @@ pub(super) fn text(value: &str) -> Option<String> {
 }
 
 /// Parses a time in UTC, with or without seconds, as browsers send it.
-fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
+pub(super) fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
     let Some(text) = self::text(text) else {
         return Ok(None);
     };

@@ -207,7 +207,7 @@ impl<Q: Queue + Clone> Work for Flaky<Q> {
             next = next.cloned() => (&lease, &end, next.as_ref());
     }
 
-    forward!(find purge size jobs);
+    forward!(find purge size counts jobs);
 }
 
 impl<Q: Queue + Clone> Records for Flaky<Q> {

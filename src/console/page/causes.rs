@@ -169,7 +169,7 @@ fn budget(observed: &Observed) -> Option<Cause> {
 fn forecast(spent: &Spent) -> Markup {
     html! {
         @match spent.disabled_in {
-            Some(left) if left.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
+            Some(left) if left.is_zero() => "The platform has probably disabled the webhook: enable it in the partner portal when the cause is fixed.",
             Some(left) => {
                 "At this rate, the platform disables the webhook in " (long(left))
                 @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }

@@ -337,6 +337,68 @@ async fn three_clicks(window: Window) {
 }
 
 #[tokio::test]
+async fn why_a_delivery_was_refused_takes_two_clicks() {
+    two_clicks(Window::new(1280)).await;
+}
+
+#[tokio::test]
+async fn why_a_delivery_was_refused_takes_two_clicks_by_keyboard_on_a_tablet() {
+    two_clicks(Window::by_keyboard(820)).await;
+}
+
+#[tokio::test]
+async fn why_a_delivery_was_refused_takes_two_clicks_without_scripts_on_a_phone() {
+    let window = Window {
+        scripts: false,
+        ..Window::new(390)
+    };
+    two_clicks(window).await;
+}
+
+/// The refusals up to a time, and what has changed in a week.
+async fn two_clicks(window: Window) {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    desk.refuse().await;
+    desk.refuse().await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        // They are written once a second.
+        until("refusals", async || {
+            page.goto(&format!("{url}/refusals")).await;
+            (page.rows().await > 0).then_some(())
+        })
+        .await;
+        page.goto(&url).await;
+        page.follow("a[href='/refusals']").await;
+        for text in ["invalid-signature", "not verified", "forged-1"] {
+            page.until_contains("#rows", text).await;
+        }
+        let until = "const until = document.getElementById('until');
+            until.value = '2020-01-01T03:12';
+            return until.value";
+        let until = page.script(until).await;
+        assert_eq!(until, Some(json!("2020-01-01T03:12")));
+        page.follow("#show").await;
+        page.until_contains("#rows", "None.").await;
+        page.follow("main form a").await;
+        page.until_contains("#rows", "invalid-signature").await;
+
+        page.goto(&url).await;
+        page.follow("a[href='/history']").await;
+        page.until_contains("h2", "The last 24 hours").await;
+        page.follow("a[href='/history?range=7d']").await;
+        page.until_contains("h2", "The last 7 days").await;
+        assert_eq!(page.count("main svg[role=img] path:not([d=''])").await, 5);
+        page.activate("main summary").await;
+        page.until_contains("main details", "Longest lag").await;
+        page.fits().await;
+        page.has_no_errors().await;
+    };
+    window.open(&url, test).await;
+}
+
+#[tokio::test]
 async fn pages_are_accessible_on_a_desktop() {
     accessible(1280).await;
 }
@@ -384,7 +446,7 @@ async fn accessible(width: u32) {
     let read_only = desk.console().read_only().hide_payloads();
     let read_only = desk.serve(read_only).await;
     let test = async |page: Page| {
-        for path in ["", "events", "lanes"] {
+        for path in ["", "events", "lanes", "history", "refusals"] {
             page.goto(&format!("{url}/{path}")).await;
             page.is_accessible().await;
         }
@@ -424,6 +486,9 @@ async fn accessible(width: u32) {
             "all?state=dead&action=discard",
             "jobs/2",
             "actions",
+            "history",
+            "history?range=30d",
+            "refusals",
             "events/999",
         ] {
             page.goto(&format!("{url}/{path}")).await;
