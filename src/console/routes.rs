@@ -66,7 +66,7 @@ fn router(console: Arc<Console>) -> Router {
         .route("/jobs/{number}", get(job))
         .route(
             "/style.css",
-            get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
+            get(([(CONTENT_TYPE, "text/css")], page::style())),
         )
         .route(
             "/icon.svg",
@@ -74,7 +74,7 @@ fn router(console: Arc<Console>) -> Router {
         )
         .route(
             "/live.js",
-            get(([(CONTENT_TYPE, "text/javascript")], page::SCRIPT)),
+            get(([(CONTENT_TYPE, "text/javascript")], page::script())),
         );
     if !console.is_read_only {
         pages = pages
