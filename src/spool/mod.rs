@@ -91,7 +91,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -115,6 +115,7 @@ use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
 use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
+use crate::telemetry::{Count, CountsOf};
 
 /// The settings of a spool, which [`open`](Self::open) puts in front of a queue.
 #[derive(Clone, Debug)]
