@@ -5,7 +5,9 @@ use std::time::{Duration, SystemTime};
 use super::handle::{Inbox, Settings, Shared};
 use super::queue::Queue;
 use crate::store::StoreError;
-use crate::telemetry::{Count, CountsOf, Kept, Series, minute_of};
+#[cfg(feature = "console")]
+use crate::telemetry::Count;
+use crate::telemetry::{CountsOf, Kept, Series, minute_of};
 
 /// How many minutes of an hour-long history are put together.
 pub(crate) const HOUR: i64 = 60;

@@ -231,6 +231,7 @@ pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool)
             @if is_more && let Some(last) = lanes.last() {
                 div.pages { a href=(view.url(format_args!("/lanes?after={}", last.event.id))) rel="next" { "Next page" } }
             }
+            p { a href=(view.url("/gaps")) { "Incomplete chats" } " have an event, but not the one that is expected with it." }
         }
     };
     view.page("Lanes", "/lanes", &content)

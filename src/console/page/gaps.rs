@@ -36,7 +36,7 @@ pub(in super::super) fn gaps(
             (rest(&view.url(format_args!("/gaps?{}", search.query())), more, !search.after.is_empty()))
         }
     };
-    view.page("Incomplete chats", "/gaps", &content)
+    view.page("Incomplete chats", "/lanes", &content)
 }
 
 fn table(view: &View, rows: &[EventSummary]) -> Markup {

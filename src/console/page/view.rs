@@ -119,7 +119,6 @@ impl View {
                             @if self.console.inbox.is_some() {
                                 a href=(self.url("/events")) aria-current=[current("/events")] { "Events" }
                                 a href=(self.url("/lanes")) aria-current=[current("/lanes")] { "Lanes" }
-                                a href=(self.url("/gaps")) aria-current=[current("/gaps")] { "Gaps" }
                                 a href=(self.url("/actions")) aria-current=[current("/actions")] { "Actions" }
                             }
                             @if self.console.inbox.is_some() || self.console.recent.is_some() {
