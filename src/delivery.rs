@@ -261,8 +261,8 @@ impl RawDelivery {
         inbox.is_some_and(|inbox| inbox.is_redriven)
     }
 
-    /// Whether the event was stored in a spool when it was accepted, because the database could not be reached: see
-    /// [promises](crate::docs::spool#promises). An event of another chat or of another process, which was accepted later,
+    /// Whether the event was stored in a spool when it was accepted, because the database could not be reached: see the
+    /// module `spool` (feature `sqlite`). An event of another chat or of another process, which was accepted later,
     /// may have been handled before it.
     ///
     /// It is noted in the header `tower-webhook-spooled`, whose value is the time, in milliseconds since 1970.

@@ -16,7 +16,7 @@
 //! The [guarantees](docs::guarantees) state this exactly, with its limits. All [pages](docs):
 //!
 //! - Tutorial: [getting started](docs::getting_started)
-//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [spool](docs::spool), [other senders](docs::senders),
+//! - Guides: [inbox](docs::inbox), [stores and queues](docs::stores), [other senders](docs::senders),
 //!   [recipes](docs::recipes), [testing](docs::testing)
 //! - Operations: [running in production](docs::production), [troubleshooting and alerts](docs::troubleshooting),
 //!   [console](docs::console)

@@ -121,7 +121,7 @@ impl Phase {
 }
 
 pub(crate) struct Activity {
-    peer: SocketAddr,
+    pub(crate) peer: SocketAddr,
     state: Mutex<State>,
     pub(crate) closed: Notify,
 }

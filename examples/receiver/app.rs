@@ -1,5 +1,7 @@
 //! Makes the application of a receiver, of routes with a store or with an inbox.
 
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +9,8 @@ use axum::Router;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use axum::http::HeaderName;
 use axum::routing::get;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use sqlx::postgres::PgConnectOptions;
 #[cfg(feature = "console")]
 use tower_webhook::console::Console;
 #[cfg(feature = "sqlite")]
@@ -14,6 +18,8 @@ use tower_webhook::inbox::Records;
 #[cfg(any(feature = "sqlite", feature = "postgres"))]
 use tower_webhook::inbox::{Inbox, OnFailure, Queue, Retry};
 use tower_webhook::memory::MokaStore;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::spool::Spool;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
@@ -170,7 +176,17 @@ async fn inbox(
 ) -> anyhow::Result<Built> {
     match place {
         #[cfg(feature = "sqlite")]
-        Place::Sqlite(path) => with_queue(setup, built, routes, crate::store::sqlite_queue(path)?),
+        Place::Sqlite(path) => {
+            anyhow::ensure!(
+                setup.args.kept.spool.is_none(),
+                "`--spool` is for an inbox in PostgreSQL: one in a file is on this machine itself"
+            );
+            with_queue(setup, built, routes, crate::store::sqlite_queue(path)?)
+        }
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        Place::Postgres(server) if setup.args.kept.spool.is_some() => {
+            spooled(setup, built, routes, server).await
+        }
         #[cfg(feature = "postgres")]
         Place::Postgres(server) => with_queue(
             setup,
@@ -184,6 +200,41 @@ async fn inbox(
             anyhow::bail!("{other} cannot be an inbox")
         }
     }
+}
+
+/// Adds routes whose events go to a spool while the server is away.
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+async fn spooled(
+    setup: &Setup<'_>,
+    mut built: Built,
+    routes: Vec<Route>,
+    server: Box<PgConnectOptions>,
+) -> anyhow::Result<Built> {
+    let (kept, secrets) = (&setup.args.kept, &setup.args.secrets);
+    anyhow::ensure!(
+        built.handling.spools.is_empty(),
+        "`--spool` is for one database: run a receiver for each one"
+    );
+    let mut spool = Spool::new(kept.spool.as_deref().unwrap_or(Path::new("")));
+    spool = spool.limit(kept.spool_limit);
+    if kept.spool_on_any_disk {
+        spool = spool.on_any_disk();
+    }
+    if secrets.reject_changed_bodies {
+        spool = spool.reject_changed_bodies();
+    }
+    let queue = crate::store::postgres_queue_or_later(server).await?;
+    let queue = spool.open(queue).await?;
+    #[cfg(feature = "metrics")]
+    {
+        let queue = queue.clone();
+        setup.telemetry.before_scrapes(move || {
+            queue.record_metrics();
+            std::future::ready(())
+        });
+    }
+    built.handling.spools.push(queue.clone());
+    with_queue(setup, built, routes, queue)
 }
 
 /// Those that link an attempt to its delivery, and those that the operator names.

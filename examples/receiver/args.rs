@@ -129,6 +129,24 @@ pub(crate) struct Kept {
     #[arg(long, value_name = "INBOX")]
     pub(crate) inbox: Option<String>,
 
+    /// Accept events into this file while the database of --inbox cannot be reached
+    ///
+    /// They are forwarded in their order when it can be. The file, and others beside it, belong to one receiver and one
+    /// database, on a disk that outlives the receiver. `receiver inbox flush FILE` forwards what a receiver has left that is
+    /// not started again. The receiver needs the features `sqlite` and `postgres`.
+    #[arg(long, requires = "inbox", value_name = "FILE")]
+    pub(crate) spool: Option<PathBuf>,
+
+    /// The size of the spool, in bytes, beyond which deliveries are answered with 503; its room is reserved at the start
+    #[arg(long, requires = "spool", value_name = "BYTES", default_value_t = 1 << 30, value_parser = value_parser!(u64).range(1 << 20..))]
+    #[cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(dead_code))]
+    pub(crate) spool_limit: u64,
+
+    /// Allow a spool on overlayfs or tmpfs, which end with their container or machine and take accepted events with them
+    #[arg(long, requires = "spool")]
+    #[cfg_attr(not(all(feature = "postgres", feature = "sqlite")), allow(dead_code))]
+    pub(crate) spool_on_any_disk: bool,
+
     /// Keep this header of a delivery with its event, beside `traceparent` and `tracestate`; only with --inbox
     ///
     /// Repeat it for more headers, or separate them by commas. Values of more than 512 bytes are not kept.

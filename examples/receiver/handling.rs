@@ -2,15 +2,22 @@
 
 use std::future::Future;
 use std::sync::Arc;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use std::time::Duration;
 
 use futures_util::future::join_all;
 use tower_webhook::Running;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::{postgres::PostgresQueue, spool::Spooled};
 
 /// The events that are being handled, of each route.
 #[derive(Default)]
 pub(crate) struct Handling {
     pub(crate) inline: Vec<Arc<Running>>,
     pub(crate) inboxes: Vec<Arc<Running>>,
+    /// At most one.
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    pub(crate) spools: Vec<Spooled<PostgresQueue>>,
 }
 
 impl Handling {
@@ -19,6 +26,27 @@ impl Handling {
         let all = self.inline.iter().chain(&self.inboxes);
         let drained = join_all(all.map(|running| drain(running, cut.clone()))).await;
         drained.into_iter().flatten().next()
+    }
+
+    /// Forwards what is in the spool, if its queue can be reached, until `cut` is ready. Says what is left.
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    pub(crate) async fn flush<T>(&self, cut: impl Future<Output = T> + Clone) {
+        const FOREVER: Duration = Duration::from_secs(1 << 30);
+        for spool in &self.spools {
+            if !spool.status().is_open {
+                tokio::select! {
+                    _ = spool.flush(FOREVER) => {}
+                    _ = cut.clone() => {}
+                }
+            }
+            let left = spool.flush(Duration::ZERO).await;
+            if left > 0 {
+                tracing::warn!(
+                    left,
+                    "events are left in the spool: the next start with its file forwards them, or `receiver inbox flush`"
+                );
+            }
+        }
     }
 
     /// What becomes of them when they are not waited for.

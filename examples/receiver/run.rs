@@ -97,6 +97,11 @@ pub(crate) fn refuse_missing(args: &Options) {
             "console,sqlite",
         ),
         (
+            args.kept.spool.is_some() && !cfg!(all(feature = "postgres", feature = "sqlite")),
+            "a spool",
+            "postgres,sqlite",
+        ),
+        (
             args.monitoring.metrics.is_some() && !cfg!(feature = "metrics"),
             "metrics",
             "metrics",
@@ -185,6 +190,8 @@ async fn serve(
     // Runs may have been detached meanwhile.
     let detached = handling.drain(cut.clone()).await;
     let mut cut_short = closing.or(draining).or(detached);
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    handling.flush(cut.clone()).await;
     if cut_short.is_none() {
         cut_short = unless(cut, output.flush()).await;
     }

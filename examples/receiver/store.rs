@@ -8,6 +8,8 @@ use std::path::PathBuf;
 use sqlx::Connection;
 #[cfg(feature = "postgres")]
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgPool, PgPoolOptions};
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tokio::time::error::Elapsed;
 #[cfg(feature = "postgres")]
 use tokio::time::{Duration, timeout};
 #[cfg(feature = "postgres")]
@@ -225,6 +227,62 @@ pub(crate) async fn postgres_queue(
     .await
 }
 
+/// The queue, even if its server is away: then its tables are looked at as soon as it is back.
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+pub(crate) async fn postgres_queue_or_later(
+    options: Box<PgConnectOptions>,
+) -> anyhow::Result<PostgresQueue> {
+    const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+    let away = match postgres_queue(options.clone()).await {
+        Err(error) if is_away(&error) => error,
+        opened => return opened,
+    };
+    tracing::warn!(
+        reason = format!("{away:#}"),
+        "the receiver starts without its database, and accepts events into the spool"
+    );
+    let queue = PostgresQueue::new(pool(*options));
+    let later = queue.clone();
+    tokio::spawn(async move {
+        while let Err(error) = later.migrate().await {
+            tracing::debug!(
+                %error,
+                "the tables cannot be used yet"
+            );
+            tokio::time::sleep(TRY_AGAIN).await;
+        }
+    });
+    Ok(queue)
+}
+
+/// Whether an error is about the server, and not about how it is used.
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+fn is_away(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        cause.is::<Elapsed>()
+            || match cause.downcast_ref() {
+                Some(sqlx::Error::Io(_) | sqlx::Error::PoolTimedOut) => true,
+                // It starts, stops or recovers, or has no connection to spare.
+                Some(sqlx::Error::Database(error)) => {
+                    let code = error.code().unwrap_or_default();
+                    code.starts_with("57P") || code == "53300"
+                }
+                _ => false,
+            }
+    })
+}
+
+#[cfg(feature = "postgres")]
+fn pool(options: PgConnectOptions) -> PgPool {
+    // The server ends queries whose client has disconnected.
+    let options = options.options([("client_connection_check_interval", "1s")]);
+    PgPoolOptions::new()
+        .max_connections(16)
+        .acquire_timeout(Duration::from_secs(5))
+        .connect_lazy_with(options)
+}
+
 #[cfg(feature = "postgres")]
 async fn open_postgres<T>(
     options: Box<PgConnectOptions>,
@@ -240,21 +298,17 @@ async fn open_postgres<T>(
         step: impl Future<Output = anyhow::Result<T>>,
     ) -> anyhow::Result<T> {
         let result = timeout(limit, step).await;
-        result.unwrap_or_else(|_| Err(anyhow::anyhow!("no response within {limit:?}")))
+        result.unwrap_or_else(|elapsed| {
+            Err(anyhow::Error::new(elapsed).context(format!("no response within {limit:?}")))
+        })
     }
 
     let address = format!("{}:{}", options.get_host(), options.get_port());
-    // The server ends queries whose client has disconnected.
-    let options = options.options([("client_connection_check_interval", "1s")]);
     let open = async {
         // Without the pool first: it retries, and then does not report the reason.
         let connect = async { Ok(PgConnection::connect_with(&options).await?.close().await?) };
         within(CONNECTING, connect).await?;
-        let pool = PgPoolOptions::new()
-            .max_connections(16)
-            .acquire_timeout(Duration::from_secs(5))
-            .connect_lazy_with(options.clone());
-        let opened = new(pool);
+        let opened = new(pool(*options));
         within(MIGRATING, async { Ok(migrate(&opened).await?) }).await?;
         anyhow::Ok(opened)
     };

@@ -29,7 +29,9 @@ impl Service<Request<Incoming>> for Watched {
     type Error = Infallible;
     type Future = Pin<Box<dyn Future<Output = Result<Response<Answer>, Infallible>> + Send>>;
 
-    fn call(&self, request: Request<Incoming>) -> Self::Future {
+    fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        // For the sample of a refusal.
+        request.extensions_mut().insert(self.activity.peer);
         let exchange = self.activity.begin(request.body().is_end_stream());
         let response = self.app.call(request.map(|body| Received {
             body,

@@ -67,8 +67,14 @@ async function search() {
 }
 search();
 
-// The local time.
+// The local time, and how long ago it was.
+const units = { day: 86400, hour: 3600, minute: 60, second: 1 };
 addEventListener("mouseover", ({ target }) => {
   const time = target.closest?.("time[datetime]");
-  if (time) time.title = `${new Date(time.dateTime).toLocaleString()} here`;
+  if (!time) return;
+  const at = new Date(time.dateTime);
+  const seconds = (at - Date.now()) / 1000;
+  const unit = Object.keys(units).find((unit) => Math.abs(seconds) >= units[unit]) ?? "second";
+  const ago = new Intl.RelativeTimeFormat("en").format(Math.round(seconds / units[unit]), unit);
+  time.title = `${ago}: ${at.toLocaleString()} here`;
 });

@@ -47,6 +47,7 @@ mod bulk;
 mod counts;
 mod export;
 mod guard;
+mod history;
 mod operations;
 mod page;
 mod problem;

@@ -15,6 +15,7 @@ use crate::inbox::{
     Pause, Queue, Stats, Which,
 };
 use crate::store::StoreError;
+use crate::telemetry::{Count, CountsOf};
 
 pub(super) type Answer<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
@@ -57,6 +58,8 @@ pub(super) trait Operations: Send + Sync {
     fn pauses(&self) -> Answer<'_, Vec<Pause>>;
     /// The kinds that are tripped in this process, and when the next event of each is tried.
     fn tripped(&self) -> BTreeMap<EventKind, SystemTime>;
+    /// What all processes have counted.
+    fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>>;
     /// The counts, and how long ago they were made.
     fn stats(&self) -> Answer<'_, (Stats, Duration)>;
 }
@@ -157,6 +160,10 @@ impl<Q: Queue> Operations for Counted<Q> {
 
     fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
         self.inbox.tripped()
+    }
+
+    fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>> {
+        read(async move { self.inbox.counts(&of).await })
     }
 
     fn stats(&self) -> Answer<'_, (Stats, Duration)> {

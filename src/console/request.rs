@@ -129,7 +129,7 @@ impl Search {
             },
         };
         for kind in self.kind.split_whitespace() {
-            let wrong = |_| Problem::bad(format!("`{kind}` is not a kind of event."));
+            let wrong = |_| Problem::bad(format!("`{}` is not a kind of event.", self.kind.trim()));
             filter.kinds.push(kind.parse::<EventKind>().map_err(wrong)?);
         }
         filter.chat = text(&self.chat);
@@ -276,7 +276,7 @@ fn states(name: &str) -> Result<Vec<EventState>, Problem> {
         }
         names => {
             let state = |name: &str| {
-                let unknown = |error| Problem::bad(format!("`{name}`: {error}."));
+                let unknown = |error| Problem::bad(format!("`{names}`: {error}."));
                 name.parse().map_err(unknown)
             };
             names.split_whitespace().map(state).collect()
@@ -340,7 +340,7 @@ pub(super) fn text(value: &str) -> Option<String> {
 }
 
 /// Parses a time in UTC, with or without seconds, as browsers send it.
-fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
+pub(super) fn time(text: &str) -> Result<Option<SystemTime>, Problem> {
     let Some(text) = self::text(text) else {
         return Ok(None);
     };

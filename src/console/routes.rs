@@ -25,6 +25,7 @@ use super::actions::{self, Paused};
 use super::bulk::{MANY, seen_now};
 use super::export::export;
 use super::guard::guard;
+use super::history::{history, refusals};
 use super::operations::{More, Operations, SEARCH};
 use super::page::{self, Blocked, Failed, View, Wrong};
 use super::problem::Problem;
@@ -59,11 +60,13 @@ fn router(console: Arc<Console>) -> Router {
         .route("/find", get(find))
         .route("/lanes", get(lanes))
         .route("/gaps", get(gaps))
+        .route("/history", get(history))
+        .route("/refusals", get(refusals))
         .route("/actions", get(done))
         .route("/jobs/{number}", get(job))
         .route(
             "/style.css",
-            get(([(CONTENT_TYPE, "text/css")], page::STYLE)),
+            get(([(CONTENT_TYPE, "text/css")], page::style())),
         )
         .route(
             "/icon.svg",
@@ -71,7 +74,7 @@ fn router(console: Arc<Console>) -> Router {
         )
         .route(
             "/live.js",
-            get(([(CONTENT_TYPE, "text/javascript")], page::SCRIPT)),
+            get(([(CONTENT_TYPE, "text/javascript")], page::script())),
         );
     if !console.is_read_only {
         pages = pages
@@ -490,6 +493,7 @@ mod tests {
         EventSummary, Filter, Inbox, Listed, Page, Pause, Stats,
     };
     use crate::memory::MemoryQueue;
+    use crate::telemetry::{Count, CountsOf};
 
     /// One dead letter, whose redrive panics. A search for the newest events stops early. A pause waits for a permit.
     struct Faulty {
@@ -594,6 +598,10 @@ mod tests {
 
         fn tripped(&self) -> BTreeMap<EventKind, SystemTime> {
             BTreeMap::new()
+        }
+
+        fn counts(&self, of: CountsOf) -> Answer<'_, Vec<Count>> {
+            self.jobs.counts(of)
         }
 
         fn stats(&self) -> Answer<'_, (Stats, Duration)> {

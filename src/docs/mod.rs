@@ -1,7 +1,7 @@
 //! Pages on more than one item.
 //!
 //! - **Tutorial**: [`getting_started`]
-//! - **Guides**: [`inbox`], [`stores`] and queues, [`spool`], [`senders`], [`recipes`], [`testing`]
+//! - **Guides**: [`inbox`], [`stores`] and queues, [`senders`], [`recipes`], [`testing`]
 //! - **Operations**: [`production`], [`troubleshooting`] with the alerts, [`console`]
 //! - **Reference**: [`responses`], [`guarantees`] and limits, [`metrics`], [`platform`], [`threat_model`], [`glossary`]
 
@@ -39,6 +39,7 @@ macro_rules! page {
         #[cfg_attr(feature = "sandbox", doc = "[`sandbox`]: crate::sandbox")]
         #[cfg_attr(feature = "sqlite", doc = "[`SqliteStore`]: crate::sqlite::SqliteStore")]
         #[cfg_attr(feature = "sqlite", doc = "[sqlite-module]: crate::sqlite")]
+        #[cfg_attr(feature = "sqlite", doc = "[spool-module]: crate::spool")]
         #[cfg_attr(
             any(not(doctest), all($(feature = $feature)?)),
             doc = include_str!($file)
@@ -66,7 +67,6 @@ page!(production, "production.md");
 page!(recipes, "recipes.md");
 page!(responses, "responses.md");
 page!(senders, "senders.md");
-page!(spool, "spool.md");
 page!(stores, "stores.md");
 page!(testing, "testing.md");
 page!(threat_model, "threat_model.md");

@@ -45,6 +45,8 @@ pub(super) struct Shared<Q> {
     /// Those of the receivers and workers that clones of the inbox have made. A queue knows only their digests, which no
     /// key can be looked up with.
     namespaces: Mutex<BTreeSet<Arc<str>>>,
+    /// How far the counts of each process are written.
+    pub(super) written: tokio::sync::Mutex<BTreeMap<i64, u64>>,
     #[cfg(feature = "metrics")]
     pub(super) gauges: crate::telemetry::Gauges,
 }
@@ -104,6 +106,7 @@ impl<Q: Queue> Inbox<Q> {
                 workers: Workers::default(),
                 backlog: Backlog::default(),
                 namespaces: Mutex::default(),
+                written: tokio::sync::Mutex::default(),
                 #[cfg(feature = "metrics")]
                 gauges: crate::telemetry::Gauges::default(),
             }),

@@ -50,6 +50,7 @@
 mod accept;
 pub(crate) mod actions;
 mod backlog;
+pub(crate) mod counts;
 mod decide;
 pub(crate) mod event;
 mod gaps;
@@ -77,6 +78,7 @@ pub mod internal {
     pub use super::queue::{Accepted, Claims, Settled, Work};
     pub use super::records::{FORGET_STEP, forget_all};
     pub use crate::outcome::Settlement;
+    pub use crate::telemetry::{Count, CountsOf, Sample, Series, minute_of};
 }
 
 pub use self::accept::{Accept, AcceptFuture, Refusal};

@@ -1,12 +1,13 @@
 //! The contract of a queue: the storage behind an inbox. This is the worker's half; [`Records`] is a person's half. A
 //! queue of another database is a room beside `sqlite`.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::actions::{Action, By, JobLease, JobStep, NewJob};
 use super::event::{EventId, EventLease, NewEvent, Settlement, Take, TakenEvent};
 use super::records::Records;
 use crate::store::StoreError;
+use crate::telemetry::{Count, CountsOf};
 
 /// The storage behind an [`Inbox`](super::Inbox): [`MemoryQueue`](crate::memory::MemoryQueue), `SqliteQueue` or
 /// `PostgresQueue`.
@@ -130,7 +131,8 @@ also_for_arc! {
         async fn find(&self, key: u128) -> Result<Option<EventId>, StoreError>;
 
         /// Deletes, in a small step, the bodies and headers of events that were handled or ignored at least `keep_bodies`
-        /// ago, settled events whose retention has expired, and old [actions](Records::actions). Dead letters stay. Returns whether there may be more to
+        /// ago, settled events whose retention has expired, old [actions](Records::actions), and old
+        /// [counts](Self::counts). Dead letters stay. Returns whether there may be more to
         /// delete.
         ///
         /// # Errors
@@ -166,6 +168,21 @@ also_for_arc! {
         ///
         /// As for [`accept`](Self::accept).
         async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError>;
+
+        /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
+        /// queue's time. They survive the process. A [`purge`](Self::purge) puts old ones together by the hour.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError>;
+
+        /// Returns the counts of all processes.
+        ///
+        /// # Errors
+        ///
+        /// As for [`accept`](Self::accept).
+        async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError>;
 
         /// Returns the size of the queue in bytes, without room that it can reuse.
         ///

@@ -205,6 +205,23 @@ CREATE TABLE {schema}.actions (
 CREATE INDEX actions_running ON {schema}.actions (number) WHERE state = 'running';
 CREATE INDEX actions_chat ON {schema}.actions (chat) WHERE chat IS NOT NULL;
 
+-- What each process has counted in each minute since 1970; `span` is 1. A purge puts what is old together by the hour, of
+-- process 0; `span` is 60. `kind` is empty for none. `sample`: of requests that were refused, lines about one of them, and its
+-- key, until its chat is forgotten.
+CREATE TABLE {schema}.counts (
+    series text COLLATE "C" NOT NULL,
+    span integer NOT NULL,
+    minute bigint NOT NULL,
+    process bigint NOT NULL,
+    kind text COLLATE "C" NOT NULL,
+    outcome text COLLATE "C" NOT NULL,
+    number bigint NOT NULL,
+    sample text,
+    key bytea,
+    PRIMARY KEY (series, span, minute, process, kind, outcome)
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.05);
+CREATE INDEX counts_key ON {schema}.counts (key) WHERE key IS NOT NULL;
+
 -- The actions that have changed an event, until the event is deleted or its chat is forgotten.
 CREATE TABLE {schema}.changed (
     event bigint NOT NULL,

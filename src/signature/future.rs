@@ -12,7 +12,7 @@ use tower_service::Service;
 
 use super::buffer::Receive;
 use super::config::Config;
-use super::headers::{claimed_kind, kind_and_key};
+use super::headers::{claimed_kind, key_header, kind_and_key};
 use super::refusal::Refusal;
 use super::verify::Matched;
 use crate::answer::{Answer, Decision, ResponseBody};
@@ -21,7 +21,7 @@ use crate::error::BoxError;
 use crate::event::EventKind;
 use crate::outcome::Outcome;
 use crate::sender::{Form, Reply};
-use crate::telemetry::{DeliverySpan, DeliveryWatch, Ending};
+use crate::telemetry::{Asked, DeliverySpan, DeliveryWatch, Ending};
 use crate::verified::Verified;
 
 pin_project! {
@@ -74,12 +74,15 @@ pin_project! {
 impl<S: Service<Request<Verified>>, B> ResponseFuture<S, B> {
     pub(super) fn decided(
         decided: Result<Reply, Refusal>,
-        headers: HeaderMap,
+        head: Parts,
         config: Arc<Config>,
     ) -> Self {
+        let mut watch = DeliveryWatch::new(&config.observers);
+        watch.refused(|| asked(&head, &config));
+        let headers = head.headers;
         Self {
             span: DeliverySpan::new(&headers),
-            watch: DeliveryWatch::new(&config.observers),
+            watch,
             state: State::Decided {
                 decided: Some((decided, headers)),
                 config,
@@ -136,16 +139,19 @@ where
                     });
                     let response = match read {
                         Ok(Read::Event(verified)) if config.keeps(&verified) => {
-                            watch.verified(verified.delivery());
+                            watch.verified(verified.delivery(), &parts);
                             let request = Some(verified.into_request(parts));
                             this.state.set(State::Verified { inner, request });
                             continue;
                         }
-                        Ok(Read::Event(verified)) => filtered(&verified, watch, span),
+                        Ok(Read::Event(verified)) => filtered(&verified, &parts, watch, span),
                         Ok(Read::Challenge(reply)) => {
                             replied(reply, Some(EventKind::from_static("challenge")), span)
                         }
-                        Err(refusal) => refuse(refusal, parts.headers, config, span),
+                        Err(refusal) => {
+                            watch.refused(|| asked(&parts, config));
+                            refuse(refusal, parts.headers, config, span)
+                        }
                     };
                     answered(watch, &response);
                     return Poll::Ready(Ok(response));
@@ -186,6 +192,12 @@ where
     }
 }
 
+/// What an observer may keep of a request that is refused.
+fn asked(head: &Parts, config: &Config) -> Asked {
+    let key = key_header(&head.headers, &config.sender);
+    Asked::refused(&head.headers, &head.extensions, key)
+}
+
 /// Answers a refused request, and logs why. The response takes over the request's header map without its headers,
 /// which saves allocations in a flood.
 fn refuse<B>(
@@ -215,11 +227,12 @@ fn refuse<B>(
 #[cold]
 fn filtered<B>(
     verified: &Verified,
+    head: &Parts,
     watch: &mut DeliveryWatch,
     span: &DeliverySpan,
 ) -> Response<ResponseBody<B>> {
     let delivery = verified.delivery();
-    watch.verified(delivery);
+    watch.verified(delivery, head);
     let mut response = ResponseBody::answer(Outcome::Filtered);
     span.finish(Decision::sent_as(&mut response, delivery.kind().clone()));
     response

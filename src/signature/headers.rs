@@ -50,6 +50,17 @@ pub(super) fn claimed_kind(headers: &HeaderMap, sender: &Sender) -> Option<Event
     kind(headers, name).ok()
 }
 
+/// The header of an unverified request that has its key, if it is one alone.
+pub(super) fn key_header<'a>(headers: &HeaderMap, sender: &'a Sender) -> Option<&'a HeaderName> {
+    match sender.form() {
+        Form::Chat(names) => Some(&names.key),
+        Form::Described(it) => match it.scheme(headers).key.as_slice() {
+            [Place::Header(name)] => Some(name),
+            _ => None,
+        },
+    }
+}
+
 /// The longest key in bytes that is taken from a body or joined.
 const LONGEST_KEY: usize = 1024;
 

@@ -111,7 +111,7 @@ where
             ),
             Err(refusal) => {
                 let decided = challenge(refusal, &parts, &self.config.sender);
-                ResponseFuture::decided(decided, parts.headers, Arc::clone(&self.config))
+                ResponseFuture::decided(decided, parts, Arc::clone(&self.config))
             }
         }
     }

@@ -1,6 +1,17 @@
 //! A queue in front of a queue: events are accepted into a local file while the database cannot be reached.
 //!
+//! With an inbox in PostgreSQL, an outage of the database is answered with 503, and 50 seconds of that at 10 events a
+//! second [disable the webhook](crate::docs::platform#spec-6-rule-4). A spool is a local file in front of the queue: it
+//! accepts events while the queue cannot, and forwards them when it can.
+//!
+//! ```sh
+//! receiver run --inbox postgres://app@db.internal/app --spool /var/lib/webhooks/spool.db
+//! ```
+//!
+//! In code, [`Spool`] puts it in front of any queue:
+//!
 //! ```no_run
+//! # #[cfg(feature = "postgres")]
 //! # async fn example() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //!
@@ -20,7 +31,54 @@
 //! # }
 //! ```
 //!
-//! The page on the [spool](crate::docs::spool) has its promises, and where its file may be.
+//! # How it works
+//!
+//! - While the queue can be reached and the file is empty, events go to the queue.
+//! - After one acceptance that fails or takes longer than a second, they go to the file, and the queue is asked again each
+//!   second. A delivery with a key whose acceptance failed goes to the file in the same request.
+//! - Then all events of the process go through the file, in their order, until it is empty. An error of the queue makes all
+//!   of them wait. Their bodies are deleted from the file when the queue has them.
+//! - If the file is full, or its disk fails, the response is 503. Its room is reserved at the start, in a file `-reserve`
+//!   beside it. The default limit is 1 GiB.
+//!
+//! # Promises
+//!
+//! [Those of an inbox](crate::docs::guarantees#with-an-inbox) hold, with these exceptions while the database is away:
+//!
+//! - **Order** of a chat holds among the events that one process accepts.
+//! - **Duplicates** that several processes accept, or of events that the database has, are recognised when they are
+//!   forwarded. Until then, the response is 200.
+//! - **Changed and replayed bodies** (`reject_changed_bodies`, `replay_guard`) are answered with 200 if only the database
+//!   could tell. When they are forwarded, they become dead letters with the reason. A key that is in flight is waited for.
+//! - **Without a key**, a delivery whose acceptance failed is not spooled, because nobody could tell whether it was stored:
+//!   the response is 503. Later ones are spooled, and stored once.
+//! - **Lists, counts and the console** have no events of a file. Its metrics have their number and the age of the oldest.
+//! - **`forget`** deletes the chat's events from the file of its process. In the files of other processes, they are
+//!   discarded when they are forwarded, and the chat is forgotten again. They are compared by the clocks of the machine and
+//!   of the database.
+//! - **Handlers** can ask `RawDelivery::was_spooled`. An event that was accepted later by another process may have been
+//!   handled before. The acceptance of an event, its retention and its age begin when it is forwarded.
+//! - **A dead letter from the start** (a body that is no JSON object) is reported when it is accepted, with the number 0.
+//! - An event that the queue refuses in ten rounds, while it accepts others, stays in the file. It is tried again when the
+//!   file is opened.
+//!
+//! # The file
+//!
+//! It belongs to one process, which locks it, and to one database, whose tables have a number. A file that is in use, full,
+//! damaged, an inbox, or in front of another database is refused with exit code 1, and nothing in it is lost. If the
+//! database comes back with other tables, events stay in the file until the right ones are back. A database that was
+//! restored from a backup has the same number, and gets the events of the file.
+//!
+//! The receiver also starts while the database is away.
+//!
+//! - **systemd**: use `${STATE_DIRECTORY}/spool.db`, as in the unit in `examples/operations`. A restart forwards what is left.
+//! - **Containers**: a container's own disk dies with it. Mount a volume; overlayfs and tmpfs are refused without
+//!   `--spool-on-any-disk`. An `emptyDir` survives a restart of the container, and not the removal of its pod.
+//! - **Rolling deploys**: each replica needs a volume of its own, such as those of a `StatefulSet`. Replicas that start
+//!   before their predecessors have ended need different files.
+//! - **A drain** forwards what is in the file while the queue can be reached, for `--grace`. The log says what is left.
+//! - **A replica that does not come back**: run `receiver inbox flush FILE` with its file and the same `--inbox`. It exits
+//!   with 1 if events are left.
 
 mod event;
 mod forward;
@@ -33,7 +91,7 @@ use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
@@ -57,6 +115,7 @@ use crate::lock::lock;
 use crate::sqlite::SqliteQueue;
 use crate::sqlite::queue::spool::is_full;
 use crate::store::{OpenError, OpenErrorKind, StoreError, StoreErrorKind};
+use crate::telemetry::{Count, CountsOf};
 
 /// The settings of a spool, which [`open`](Self::open) puts in front of a queue.
 #[derive(Clone, Debug)]
@@ -414,6 +473,8 @@ impl<Q: Queue> Work for Spooled<Q> {
         take_job(lease: Duration) -> Option<(JobLease, Action)>;
         step_job(lease: &JobLease, step: &JobStep) -> bool;
         cancel_job(number: i64, by: &By) -> bool;
+        note_counts(counts: &[Count]) -> SystemTime;
+        counts(of: &CountsOf) -> Vec<Count>;
         identity() -> i64;
     }
 }

@@ -142,6 +142,23 @@ CREATE TABLE changed (
     PRIMARY KEY (event, action)
 ) STRICT, WITHOUT ROWID;
 
+-- What each process has counted in each minute, from the start of that minute on; `span` is 1. A purge puts what is old
+-- together by the hour, of process 0; `span` is 60. `sample`: of requests that were refused, lines about one of them, and its
+-- key, until its chat is forgotten.
+CREATE TABLE counts (
+    series  TEXT    NOT NULL,
+    span    INTEGER NOT NULL,
+    minute  INTEGER NOT NULL,            -- since 1970
+    process INTEGER NOT NULL,
+    kind    TEXT    NOT NULL,            -- empty for none
+    outcome TEXT    NOT NULL,
+    number  INTEGER NOT NULL,
+    sample  TEXT,
+    key     BLOB,
+    PRIMARY KEY (series, span, minute, process, kind, outcome)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX counts_key ON counts (key) WHERE key IS NOT NULL;
+
 -- Purge
 
 -- By ranges, because SQLite would make a table of a longer list for each row.

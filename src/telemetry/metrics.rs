@@ -6,8 +6,8 @@ use metrics::{
     SharedString, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram,
 };
 
-use super::budget::FailureBudget;
-use super::gauges::label;
+use super::budget::{FailureBudget, Spent};
+use super::gauges::{Gauges, label};
 use super::labels::Kinds;
 use super::observer::{AttemptEnded, CallEnded, DeliveryEnded, Observation, Observer};
 use super::silence::Silence;
@@ -83,6 +83,7 @@ metrics! {
     describe_counter CALL_ERRORS = "webhook_call_errors_total", Count, "Calls of the store or the queue that failed.";
     describe_gauge TRIPPED = "webhook_inbox_tripped", Count, "1 while a kind is tripped in this process.";
     describe_gauge BUDGET_SPENT = "webhook_failure_budget_spent", Count, "Failed deliveries in the last hour.";
+    describe_gauge BUDGET_SHARED = "webhook_failure_budget_shared", Count, "Failed deliveries in the last hour, of all processes that share a database.";
     describe_gauge BUDGET_LIMIT = "webhook_failure_budget_limit", Count, "Failed deliveries in an hour above which the platform disables a webhook.";
     describe_gauge UNVERIFIED = "webhook_unverified_failures", Count, "Requests in the last hour that ended before verification.";
     describe_gauge SILENT = "webhook_silent", Count, "1 while no event of the kind has been delivered for longer than expected.";
@@ -193,16 +194,20 @@ impl FailureBudget {
     /// Records the failures of the last hour, by kind, and the limit: see the
     /// [table of metrics](crate::docs::metrics#failure-budget).
     pub fn record_metrics(&self) {
-        let spent = self.spent();
-        let verified = spent.iter().filter_map(|it| Some((it.kind.as_ref()?, it)));
-        self.gauges().set(
-            BUDGET_SPENT,
-            verified.map(|(kind, spent)| (kind, f64::from(spent.failures))),
-            f64::max,
-        );
+        let record = |gauges: &Gauges, name, spent: &[Spent]| {
+            let verified = spent.iter().filter_map(|it| Some((it.kind.as_ref()?, it)));
+            let values = verified.map(|(kind, spent)| (kind, f64::from(spent.failures)));
+            gauges.set(name, values, f64::max);
+        };
+        let (own, [gauges, shared]) = (self.all(false), self.gauges());
+        record(gauges, BUDGET_SPENT, &own);
+        if self.is_shared() {
+            record(shared, BUDGET_SHARED, &self.spent());
+        }
         // No number of failures reaches what is not known.
         gauge!(BUDGET_LIMIT).set(self.limit().map_or(f64::INFINITY, f64::from));
-        gauge!(UNVERIFIED).set(f64::from(self.unverified().failures));
+        let unverified = own.iter().find(|spent| spent.kind.is_none());
+        gauge!(UNVERIFIED).set(unverified.map_or(0.0, |spent| f64::from(spent.failures)));
     }
 }
 

@@ -41,9 +41,11 @@ mod labels;
 mod metrics;
 mod observer;
 mod recent;
+mod request;
 mod short;
 mod silence;
 mod span;
+mod tally;
 mod watch;
 
 pub use self::budget::{FailureBudget, Spent};
@@ -68,8 +70,12 @@ pub use self::observer::{
     AttemptEnded, CallEnded, CallTarget, DeliveryEnded, Observation, Observer,
 };
 pub use self::recent::{Minute, Problem, Recent};
+pub(crate) use self::request::Asked;
 pub(crate) use self::short::Short;
 pub use self::silence::{Silence, Silent};
 pub(crate) use self::span::DeliverySpan;
+#[doc(hidden)]
+pub use self::tally::{Count, CountsOf, Sample, Series, minute_of};
+pub(crate) use self::tally::{Kept, Sums};
 pub(crate) use self::watch::{AttemptWatch, DeliveryWatch, Ending};
 pub(crate) use crate::throttle::Throttle;

@@ -7,8 +7,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::StatusCode;
 
+use super::request::Asked;
+use super::tally::{Kept, Sample};
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::outcome::{Outcome, Settlement};
@@ -51,11 +54,19 @@ pub trait Observer: Send + Sync + 'static {
     /// It is called in the task of the delivery or the attempt, which waits for it, so it should return within
     /// microseconds. A panic is logged and has no other effect.
     fn observe(&self, observation: &Observation<'_>);
+
+    /// Passes on what an inbox keeps of the counts of this observer. Nothing, unless this crate counts.
+    #[doc(hidden)]
+    fn kept(&self, _keep: &mut dyn FnMut(Kept)) {}
 }
 
 impl<O: Observer + ?Sized> Observer for Arc<O> {
     fn observe(&self, observation: &Observation<'_>) {
         (**self).observe(observation);
+    }
+
+    fn kept(&self, keep: &mut dyn FnMut(Kept)) {
+        (**self).kept(keep);
     }
 }
 
@@ -63,6 +74,12 @@ impl<O: Observer> Observer for Option<O> {
     fn observe(&self, observation: &Observation<'_>) {
         if let Some(observer) = self {
             observer.observe(observation);
+        }
+    }
+
+    fn kept(&self, keep: &mut dyn FnMut(Kept)) {
+        if let Some(observer) = self {
+            observer.kept(keep);
         }
     }
 }
@@ -74,6 +91,12 @@ macro_rules! tuples {
                 #[allow(non_snake_case, reason = "named like their types")]
                 let ($($name,)*) = self;
                 $($name.observe(observation);)*
+            }
+
+            fn kept(&self, keep: &mut dyn FnMut(Kept)) {
+                #[allow(non_snake_case, reason = "named like their types")]
+                let ($($name,)*) = self;
+                $($name.kept(keep);)*
             }
         }
     )*};
@@ -146,9 +169,24 @@ pub struct DeliveryEnded<'a> {
     pub duration: Duration,
     /// The error that led to the outcome.
     pub reason: Option<&'a (dyn Error + 'static)>,
+    pub(super) request: &'a Asked,
 }
 
 impl DeliveryEnded<'_> {
+    /// What is kept of the request, if it is refused.
+    pub(super) fn sample(&self) -> Sample {
+        let delivery = self.delivery;
+        let key = delivery.and_then(RawDelivery::key);
+        let key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
+        let key = key.or_else(|| {
+            Some(Bytes::copy_from_slice(
+                self.request.key.as_ref()?.as_bytes(),
+            ))
+        });
+        self.request
+            .sample(delivery.map(|delivery| delivery.body().len()), key)
+    }
+
     /// Whether the platform counts the delivery as a failed attempt
     /// ([Spec 6, rule 4](crate::docs::platform#spec-6-rule-4)): the answer's status is not 2xx, or there was none.
     #[must_use]
@@ -234,6 +272,15 @@ impl Observers {
     #[inline]
     pub(crate) fn any(&self) -> bool {
         self.0.is_some()
+    }
+
+    /// Returns what an inbox keeps of the observer's counts.
+    pub(crate) fn kept(&self) -> Vec<Kept> {
+        let mut all = Vec::new();
+        if let Some(observer) = &self.0 {
+            observer.kept(&mut |kept| all.push(kept));
+        }
+        all
     }
 
     pub(crate) fn observe(&self, observation: &Observation<'_>) {

@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::error::Error;
+use std::num::NonZeroU32;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use tokio::time::Instant;
-
 use super::Short;
 use super::labels::Kinds;
 use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observer};
+use super::tally::{Kept, Series, Tally, millis};
 use crate::error::Chain;
 use crate::event::EventKind;
 use crate::lock::lock;
@@ -47,6 +47,7 @@ pub struct Recent {
 #[derive(Debug, Default)]
 struct Shared {
     kinds: Kinds,
+    tally: Tally,
     state: Mutex<State>,
 }
 
@@ -54,8 +55,6 @@ struct Shared {
 struct State {
     verified: Problems,
     unverified: Problems,
-    minutes: BTreeMap<EventKind, Minutes<Minute>>,
-    answers: BTreeMap<&'static str, Minutes<u64>>,
     /// The events of an inbox that were settled, the latest one last.
     durations: VecDeque<Settled>,
 }
@@ -123,25 +122,39 @@ impl Recent {
     /// Returns the last 60 minutes of each kind that was seen, the present one last.
     #[must_use]
     pub fn minutes(&self) -> BTreeMap<EventKind, [Minute; 60]> {
-        let now = Instant::now();
-        let state = lock(&self.shared.state);
-        let minutes = state.minutes.iter();
+        let (now, counts) = self.shared.tally.last_hour();
+        let kinds = self.shared.tally.kinds().into_iter();
+        let mut minutes: BTreeMap<_, _> =
+            kinds.map(|kind| (kind, [Minute::default(); 60])).collect();
+        for count in counts {
+            let place = usize::try_from(59 - (now - count.minute));
+            let Some((kind, place)) = count.kind.zip(place.ok()) else {
+                continue;
+            };
+            let minutes = minutes.entry(kind).or_insert([Minute::default(); 60]);
+            let Some(minute) = minutes.get_mut(place) else {
+                continue;
+            };
+            let number = match count.series {
+                Series::Handled => &mut minute.handled,
+                Series::Refused => &mut minute.failed_deliveries,
+                Series::Failed => &mut minute.failed_attempts,
+                _ => continue,
+            };
+            *number = number.saturating_add(u32::try_from(count.number).unwrap_or(u32::MAX));
+        }
         minutes
-            .map(|(kind, minutes)| (kind.clone(), minutes.until(now)))
-            .collect()
     }
 
     /// Returns how many deliveries and refused requests of the last hour had each outcome, named as in the [table of
     /// responses](crate::docs::responses), or `disconnected`.
     #[must_use]
     pub fn answers(&self) -> BTreeMap<&'static str, u64> {
-        let now = Instant::now();
-        let state = lock(&self.shared.state);
-        let answers = state.answers.iter();
+        let mut answers = BTreeMap::new();
+        for (outcome, number) in self.shared.tally.answers() {
+            *answers.entry(outcome).or_default() += number;
+        }
         answers
-            .map(|(outcome, minutes)| (*outcome, minutes.until(now).iter().sum::<u64>()))
-            .filter(|(_, count)| *count > 0)
-            .collect()
     }
 
     /// Returns how long the attempt took that settled an event at this time, give or take some seconds, if the event is
@@ -156,20 +169,36 @@ impl Recent {
         (apart <= SAME_TIME).then_some(settled.took)
     }
 
+    pub(crate) fn tally(&self) -> &Tally {
+        &self.shared.tally
+    }
+
     fn delivery(&self, ended: &DeliveryEnded<'_>) {
         let is_failure = ended.is_failure();
         let is_handled = ended.outcome == name::HANDLED;
         let is_problem = is_failure || GIVEN_UP.contains(&ended.outcome);
-        if !is_problem && !is_handled {
-            lock(&self.shared.state).answered(ended.outcome);
+        let kind = self.shared.kinds.verified(ended);
+        let tally = &self.shared.tally;
+        match is_failure {
+            true => {
+                let sample = || Some(ended.sample());
+                tally.add(Series::Refused, kind.clone(), ended.outcome, 1, sample);
+            }
+            false => tally.add(Series::Acknowledged, kind.clone(), ended.outcome, 1, || {
+                None
+            }),
+        }
+        if is_handled && !is_failure {
+            tally.add(Series::Handled, kind.clone(), "", 1, || None);
+        }
+        if !is_problem {
             return;
         }
-        let kind = self.shared.kinds.verified(ended);
-        let problem = is_problem.then(|| Problem {
+        let problem = Problem {
             at: SystemTime::now(),
             count: 1,
             outcome: ended.outcome,
-            kind: kind.clone(),
+            kind,
             reason: describe(ended.reason),
             key: ended.delivery.and_then(|delivery| {
                 let key = delivery.key()?.as_bytes().escape_ascii();
@@ -177,20 +206,11 @@ impl Recent {
             }),
             is_from_inbox: false,
             event: None,
-        });
+        };
         let mut state = lock(&self.shared.state);
-        state.answered(ended.outcome);
-        if let Some(kind) = kind {
-            let minute = state.minutes.entry(kind).or_default().now();
-            match is_failure {
-                true => minute.failed_deliveries += 1,
-                false => minute.handled += u32::from(is_handled),
-            }
-        }
-        match problem {
-            Some(problem) if ended.is_verified => state.verified.add(problem, MOST),
-            Some(problem) => state.unverified.add(problem, MOST_UNVERIFIED),
-            None => {}
+        match ended.is_verified {
+            true => state.verified.add(problem, MOST),
+            false => state.unverified.add(problem, MOST_UNVERIFIED),
         }
     }
 
@@ -207,11 +227,29 @@ impl Recent {
             Some(Settlement::Released) => false,
             Some(_) => outcome.reason().is_some() || FAILURES.contains(&outcome.name()),
         };
+        let add = |series, outcome, number| {
+            let kind = Some(kind.clone());
+            self.shared
+                .tally
+                .add(series, kind, outcome, number, || None);
+        };
+        if is_handled {
+            add(Series::Handled, "", 1);
+        }
+        if is_problem {
+            add(Series::Failed, outcome.name(), 1);
+        }
+        if matches!(ended.settlement, Some(Settlement::Dead { .. })) {
+            add(Series::Dead, "", 1);
+        }
+        if let (Some(NonZeroU32::MIN), Some(lag)) = (ended.number, ended.since_accepted) {
+            add(Series::Lag, "", millis(lag));
+        }
         let problem = is_problem.then(|| Problem {
             at: SystemTime::now(),
             count: 1,
             outcome: outcome.name(),
-            kind: Some(kind.clone()),
+            kind: Some(kind),
             reason: describe(outcome.reason()),
             key: None,
             is_from_inbox: true,
@@ -232,9 +270,6 @@ impl Recent {
                 took: ended.duration,
             });
         }
-        let minute = state.minutes.entry(kind).or_default().now();
-        minute.handled += u32::from(is_handled);
-        minute.failed_attempts += u32::from(is_problem);
         if let Some(problem) = problem {
             state.verified.add(problem, MOST);
         }
@@ -251,11 +286,14 @@ impl Observer for Recent {
                 event,
                 reason,
             } => {
+                let kind = self.shared.kinds.bounded(kind);
+                let tally = &self.shared.tally;
+                tally.add(Series::Dead, Some(kind.clone()), "", 1, || None);
                 let problem = Problem {
                     at: SystemTime::now(),
                     count: 1,
                     outcome: name::UNDECODABLE,
-                    kind: Some(self.shared.kinds.bounded(kind)),
+                    kind: Some(kind),
                     reason: Short(reason).to_string(),
                     key: None,
                     is_from_inbox: true,
@@ -268,6 +306,10 @@ impl Observer for Recent {
             | Observation::Collapsed { .. }
             | Observation::Tripped { .. } => {}
         }
+    }
+
+    fn kept(&self, keep: &mut dyn FnMut(Kept)) {
+        keep(Kept::Recent(self.clone()));
     }
 }
 
@@ -284,12 +326,6 @@ const MOST_DURATIONS: usize = 10_000;
 /// How far the clocks of this process and of its queue may be apart. An event that was redriven may have been settled by
 /// another process since.
 const SAME_TIME: Duration = Duration::from_secs(10);
-
-impl State {
-    fn answered(&mut self, outcome: &'static str) {
-        *self.answers.entry(outcome).or_default().now() += 1;
-    }
-}
 
 fn describe(reason: Option<&(dyn Error + 'static)>) -> String {
     let Some(reason) = reason else {
@@ -327,47 +363,5 @@ impl Problems {
             self.0.pop_front();
         }
         self.0.push_back(problem);
-    }
-}
-
-/// What was counted in each minute, with the time at which it began.
-#[derive(Debug, Default)]
-struct Minutes<T>(VecDeque<(Instant, T)>);
-
-const MINUTE: Duration = Duration::from_secs(60);
-
-impl<T: Copy + Default> Minutes<T> {
-    fn now(&mut self) -> &mut T {
-        let now = Instant::now();
-        let began = match self.0.back() {
-            Some((began, _)) => {
-                let minutes = now.saturating_duration_since(*began).as_secs() / 60;
-                let minutes = u32::try_from(minutes).unwrap_or(u32::MAX);
-                *began + MINUTE.saturating_mul(minutes)
-            }
-            None => now,
-        };
-        if self.0.back().is_none_or(|(last, _)| *last != began) {
-            self.0.push_back((began, T::default()));
-        }
-        while self.0.len() > 60 {
-            self.0.pop_front();
-        }
-        let last = self.0.len() - 1;
-        &mut self.0[last].1
-    }
-
-    fn until(&self, now: Instant) -> [T; 60] {
-        let mut minutes = [T::default(); 60];
-        for (began, minute) in &self.0 {
-            let ago = now.saturating_duration_since(*began).as_secs() / 60;
-            if let Some(place) = usize::try_from(ago)
-                .ok()
-                .and_then(|ago| 59_usize.checked_sub(ago))
-            {
-                minutes[place] = *minute;
-            }
-        }
-        minutes
     }
 }

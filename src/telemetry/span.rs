@@ -26,7 +26,7 @@ const SYSTEM: &str = "webhook";
 const SUCCESSES: [&str; 5] = ["handled", "accepted", "replayed", "ignored", "filtered"];
 
 /// Set by a proxy or by another layer. It is not signed.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// The longest request id that is recorded, in characters after escaping, since anybody can send one.
 const LONGEST_REQUEST_ID: usize = 64;

@@ -6,9 +6,11 @@ use std::num::NonZeroU32;
 use std::time::Duration;
 
 use http::StatusCode;
+use http::request::Parts;
 use tokio::time::Instant;
 
 use super::observer::{AttemptEnded, DeliveryEnded, Observation, Observers};
+use super::request::Asked;
 use crate::delivery::RawDelivery;
 use crate::event::EventKind;
 use crate::outcome::{Outcome, Settlement};
@@ -20,6 +22,7 @@ struct Watched {
     observers: Observers,
     started: Instant,
     delivery: Option<RawDelivery>,
+    asked: Asked,
 }
 
 /// How a delivery ended, beside what its watch knows.
@@ -44,6 +47,7 @@ impl DeliveryWatch {
             observers: observers.clone(),
             started: Instant::now(),
             delivery: None,
+            asked: Asked::default(),
         })))
     }
 
@@ -52,11 +56,19 @@ impl DeliveryWatch {
         self.0.is_some()
     }
 
-    /// Notes that the delivery was verified.
+    /// Notes that the delivery was verified, and the head of its request.
     #[inline]
-    pub(crate) fn verified(&mut self, delivery: &RawDelivery) {
+    pub(crate) fn verified(&mut self, delivery: &RawDelivery, head: &Parts) {
         if let Some(watched) = &mut self.0 {
             watched.delivery = Some(delivery.clone());
+            watched.asked = Asked::of(&head.headers, &head.extensions);
+        }
+    }
+
+    /// Notes what is known of a request that is refused.
+    pub(crate) fn refused(&mut self, asked: impl FnOnce() -> Asked) {
+        if let Some(watched) = &mut self.0 {
+            watched.asked = asked();
         }
     }
 
@@ -85,6 +97,7 @@ impl Watched {
             delivery,
             duration: self.started.elapsed(),
             reason,
+            request: &self.asked,
         };
         self.observers.observe(&Observation::Delivery(ended));
     }

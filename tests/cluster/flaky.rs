@@ -95,7 +95,7 @@ impl Process {
     pub(crate) async fn lives(&self) {
         self.thaws().await;
         if self.is_dead() {
-            pending().await
+            pending::<()>().await;
         }
     }
 
@@ -184,12 +184,12 @@ impl<Q> Flaky<Q> {
     }
 }
 
-/// Writes the methods whose calls go on if their callers give up.
+/// Writes the methods whose calls go on if their callers give up, with copies of what they borrow.
 macro_rules! on_its_way {
-    ($($method:ident($($given:ident: $type:ty = $kept:expr),*) -> $answer:ty { $($use:expr),* })*) => {$(
+    ($($method:ident($($given:ident: $type:ty),*) -> $answer:ty, $($kept:ident = $copy:expr),* => ($($use:expr),*);)*) => {$(
         async fn $method(&self, $($given: $type),*) -> Result<$answer, StoreError> {
             let queue = self.queue.clone();
-            $(let $given = $kept;)*
+            $(let $kept = $copy;)*
             self.process.call(async move { queue.$method($($use),*).await }).await
         }
     )*};
@@ -199,14 +199,15 @@ impl<Q: Queue + Clone> Work for Flaky<Q> {
     const SHARED: bool = true;
 
     on_its_way! {
-        accept(event: NewEvent = event, take: Option<&Take> = take.cloned()) -> Accepted { event, take.as_ref() }
-        claim(take: &Take = take.clone(), limit: usize = limit, suspects: usize = suspects) -> Claims { &take, limit, suspects }
-        take(id: EventId = id, take: &Take = take.clone()) -> Option<TakenEvent> { id, &take }
-        extend(leases: &[EventLease] = leases.to_vec(), lease: Duration = lease) -> Vec<Option<bool>> { &leases, lease }
-        settle(lease: &EventLease = *lease, end: &Settlement = end.clone(), next: Option<&Take> = next.cloned()) -> Settled { &lease, &end, next.as_ref() }
+        accept(event: NewEvent, take: Option<&Take>) -> Accepted, take = take.cloned() => (event, take.as_ref());
+        claim(take: &Take, limit: usize, suspects: usize) -> Claims, take = take.clone() => (&take, limit, suspects);
+        take(id: EventId, take: &Take) -> Option<TakenEvent>, take = take.clone() => (id, &take);
+        extend(leases: &[EventLease], lease: Duration) -> Vec<Option<bool>>, leases = leases.to_vec() => (&leases, lease);
+        settle(lease: &EventLease, end: &Settlement, next: Option<&Take>) -> Settled, lease = *lease, end = end.clone(),
+            next = next.cloned() => (&lease, &end, next.as_ref());
     }
 
-    forward!(find purge size jobs);
+    forward!(find purge size counts jobs);
 }
 
 impl<Q: Queue + Clone> Records for Flaky<Q> {

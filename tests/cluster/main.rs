@@ -45,7 +45,7 @@ const TESTS: [(&str, fn()); 4] = [
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let done = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
-        ["--seed", seed] => parse(seed, "seed").and_then(|seed| one(seed)),
+        ["--seed", seed] => parse(seed, "seed").and_then(one),
         ["--seconds", seconds] => parse(seconds, "number of seconds").and_then(new_seeds),
         ["--planted"] => planted(),
         ["--replay", file] => replay(Path::new(file)),
@@ -207,9 +207,9 @@ fn new_seeds(seconds: u64) -> Result<(), String> {
     let (took, sum) = (cpu_time() - began, *lock(&sum));
     let per_minute = |number: usize| (number as f64 * 60.0 / took.as_secs_f64()) as u64;
     println!(
-        "{sum}\n{} deliveries and {} faults in a minute of CPU time",
+        "{sum}\n{} deliveries and {} faults of all kinds in a minute of CPU time",
         per_minute(sum.deliveries),
-        per_minute(sum.faults)
+        per_minute(sum.faults + sum.faulty)
     );
     match failed.into_inner() {
         Ok(Some(error)) => Err(error),

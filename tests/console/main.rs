@@ -2,6 +2,7 @@
 
 mod access;
 mod changes;
+mod history;
 mod pages;
 mod payloads;
 mod queues;

@@ -23,7 +23,7 @@ use support::Ready;
 use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
 use support::inbox::{NotingCrm, event, inbox, webhooks};
 use support::lock;
-use support::queue::take;
+use support::queue::{FaultyQueue, take};
 use support::{DAY, SECOND};
 
 use super::{four_events, get, post};
@@ -122,6 +122,45 @@ async fn pages_show_what_happened() {
     for (path, kind) in [("/style.css", "--accent"), ("/live.js", "refresh")] {
         get(&app, path).await.is(200).shows(kind);
     }
+}
+
+/// A queue that is locked, or whose server is gone.
+#[tokio::test]
+async fn refused_deliveries_are_critical() {
+    let queue = FaultyQueue::new(MemoryQueue::new());
+    let faults = queue.faults.clone();
+    let recent = Recent::new();
+    let inbox = Inbox::new(queue).observer(recent.clone());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(recent.clone())
+        .layer(inbox.accept());
+    let app = Console::new().inbox(inbox).recent(recent).router();
+    send(&webhooks, event("a", 1)).await.assert_ok();
+    get(&app, "/").await.hides("Deliveries are refused");
+    faults.is_down.store(true, Ordering::SeqCst);
+    send(&webhooks, event("a", 2)).await;
+    faults.is_down.store(false, Ordering::SeqCst);
+    get(&app, "/")
+        .await
+        .shows("<b>Critical: </b>Deliveries are refused, as the store does not work; the last one 0 s ago.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_payload_has_its_order_and_readable_times() {
+    let inbox = inbox();
+    let body = r#"{"id":"chat","at":1732567890123,"name":"Zo\u00eb","about":[]}"#;
+    send(&webhooks(&inbox), delivery(body.to_owned()))
+        .await
+        .assert_ok();
+    let app = Console::new().inbox(inbox).router();
+    let page = get(&app, "/events/1").await;
+    let time = r#"<time datetime="2024-11-25T20:51:30Z" data-label="25 Nov 2024 20:51:30">"#;
+    let shown = [
+        "{\n  \"id\": \"chat\",\n  \"at\": ",
+        "1732567890123</time>,\n  \"name\": \"Zo\u{eb}\",\n  \"about\": []\n}</pre>",
+    ];
+    let shown = shown.map(|text| text.replace('"', "&quot;"));
+    page.shows(&format!("{}{time}{}", shown[0], shown[1]));
 }
 
 /// With payloads hidden, too. It is no failure, and not among those that failed.

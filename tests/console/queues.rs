@@ -49,7 +49,7 @@ async fn explains_wrong_requests<Q: Queue>(inbox: Inbox<Q>) {
             400,
             "there is no such state: choose one of waiting,",
         ),
-        ("/events?kind=no+kind", 400, "is not a kind of event"),
+        ("/events?kind=caf%C3%A9", 400, "is not a kind of event"),
         ("/events?hours=soon", 400, "is not a number of hours"),
         ("/events?from=soon", 400, "`soon` is not a time such as"),
         ("/events?until=2026-02-30T10:00", 400, "is not a time"),

@@ -47,3 +47,5 @@ mod routes;
 mod sandbox_page;
 #[cfg(feature = "receiver")]
 mod senders;
+#[cfg(feature = "receiver")]
+mod spool;

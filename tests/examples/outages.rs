@@ -735,6 +735,29 @@ async fn full_store() -> (Simulation, Vec<&'static str>) {
     (it, vec!["WebhookKeysEvicted"])
 }
 
+/// The database is away for longer than its spool has room. The spool itself works in real time.
+async fn full_spool() -> (Simulation, Vec<&'static str>) {
+    fn spooled(_: &MokaStore) {
+        metrics::gauge!("webhook_spool_full_in_seconds").set(2000.0);
+        metrics::gauge!("webhook_spool_oldest_seconds").set(700.0);
+    }
+    fn flushed(_: &MokaStore) {
+        metrics::gauge!("webhook_spool_full_in_seconds").set(1e9);
+        metrics::gauge!("webhook_spool_oldest_seconds").set(0.0);
+    }
+    let mut it = Simulation::new("the spool is nearly full", 15, Faults::none());
+    let crm = SimulatedCrm::default();
+    it.start(Receiver::inline("a", MokaStore::new(), flushed, &crm));
+    before(&mut it).await;
+    it.start(Receiver::inline("a", MokaStore::new(), spooled, &crm));
+    it.run(5 * MINUTE, 6.0).await;
+    let alerts = ["WebhookSpoolFull", "WebhookSpoolNotFlushed"];
+    it.firing(&alerts);
+    it.start(Receiver::inline("a", MokaStore::new(), flushed, &crm));
+    it.run(5 * MINUTE, 6.0).await;
+    (it, alerts.to_vec())
+}
+
 #[tokio::test(start_paused = true)]
 async fn each_alert_fires_within_five_minutes_of_its_cause() {
     let mut simulations = Vec::new();
@@ -751,6 +774,7 @@ async fn each_alert_fires_within_five_minutes_of_its_cause() {
         dead_letter().await,
         full_queue().await,
         full_store().await,
+        full_spool().await,
     ] {
         // It has recovered, and no other alert was caused.
         simulation.firing(&[]);

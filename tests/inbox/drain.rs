@@ -85,7 +85,7 @@ impl<Q: Queue> Work for SlowQueue<Q> {
         Ok(settled)
     }
 
-    forward!(take extend find purge size jobs);
+    forward!(take extend find purge size counts jobs);
 }
 
 impl<Q: Queue> Records for SlowQueue<Q> {

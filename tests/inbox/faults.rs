@@ -119,7 +119,7 @@ impl<Q: Queue> Work for OddQueue<Q> {
         self.queue.purge(keep_bodies).await
     }
 
-    forward!(accept take find size jobs);
+    forward!(accept take find size counts jobs);
 }
 
 impl<Q: Queue> Records for OddQueue<Q> {

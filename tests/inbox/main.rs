@@ -1,5 +1,7 @@
 //! The inbox: accepting, handling, and every queue.
 
+#[cfg(all(feature = "conformance", feature = "sqlite"))]
+mod counting;
 mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;

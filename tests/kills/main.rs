@@ -5,6 +5,8 @@ mod backlog;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod collapse;
 #[cfg(feature = "sqlite")]
+mod counts;
+#[cfg(feature = "sqlite")]
 mod inbox;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod jobs;

@@ -443,6 +443,30 @@ async fn the_time_until_the_webhook_is_disabled_follows_from_the_rate() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_forecast_ends_when_failures_have_stopped() {
+    let budget = FailureBudget::new(SenderPolicy {
+        disable_after: Some(60),
+        ..SenderPolicy::default()
+    });
+    let service = failing(&budget);
+    for _ in 0..31 {
+        fail(&service, 1).await;
+        advance(10 * SECOND).await;
+    }
+    let forecast = || budget.spent_by(&KIND).disabled_in;
+    let first = forecast().unwrap();
+    // It does not count up meanwhile.
+    advance(40 * SECOND).await;
+    let later = forecast().unwrap();
+    assert!(later <= first + 10 * SECOND, "{first:?}, {later:?}");
+    advance(20 * SECOND).await;
+    assert_eq!(forecast(), None);
+    assert_eq!(budget.spent_by(&KIND).failures, 31);
+    fail(&service, 1).await;
+    assert!(forecast().is_some());
+}
+
+#[tokio::test(start_paused = true)]
 async fn without_a_rule_failures_are_only_counted() {
     let budget = FailureBudget::new(Sender::github().policy());
     let service = failing(&budget);

@@ -64,6 +64,15 @@ macro_rules! forward {
             self.inner()?.identity().await
         }
     };
+    (@counts) => {
+        async fn note_counts(&self, counts: &[::tower_webhook::inbox::internal::Count]) -> Result<::std::time::SystemTime, ::tower_webhook::store::StoreError> {
+            self.inner()?.note_counts(counts).await
+        }
+
+        async fn counts(&self, of: &::tower_webhook::inbox::internal::CountsOf) -> Result<Vec<::tower_webhook::inbox::internal::Count>, ::tower_webhook::store::StoreError> {
+            self.inner()?.counts(of).await
+        }
+    };
     (@jobs) => {
         async fn begin_job(&self, job: &::tower_webhook::inbox::internal::NewJob, by: &::tower_webhook::inbox::By) -> Result<i64, ::tower_webhook::store::StoreError> {
             self.inner()?.begin_job(job, by).await
@@ -312,7 +321,7 @@ impl<Q: Queue> Work for FaultyQueue<Q> {
         Ok(settled)
     }
 
-    forward!(claim take find purge size jobs);
+    forward!(claim take find purge size counts jobs);
 }
 
 impl<Q: Queue> Records for FaultyQueue<Q> {

@@ -112,6 +112,17 @@ pub(crate) enum Command {
         #[arg(long)]
         yes: bool,
     },
+    /// Forward the events that a receiver has left in its spool, when it is not started again
+    ///
+    /// Its receiver must not run. Exits with 1 if events are left.
+    Flush {
+        /// The file of `run --spool`
+        #[arg(value_name = "FILE")]
+        spool: PathBuf,
+        /// How long it may take
+        #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+        within: u64,
+    },
     /// Pause the handling of events, of one kind or of all; events are still accepted
     Pause {
         /// The kind to pause; by default, all kinds

@@ -4,6 +4,8 @@ pub(crate) mod args;
 #[cfg(feature = "sqlite")]
 mod backup;
 mod change;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod flush;
 mod forget;
 pub(crate) mod print;
 
@@ -41,6 +43,13 @@ pub(crate) async fn run(options: Options) -> anyhow::Result<ExitCode> {
         (_, Command::Backup { .. } | Command::Restore { .. }) => anyhow::bail!(
             "an inbox in PostgreSQL is copied with its database, by `pg_dump`, and restored by `pg_restore`"
         ),
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        (Place::Postgres(server), Command::Flush { spool, within }) => {
+            flush::flush(crate::store::postgres_queue(server).await?, &spool, within).await
+        }
+        (_, Command::Flush { .. }) => {
+            anyhow::bail!("a spool is in front of an inbox in PostgreSQL")
+        }
         #[cfg(feature = "sqlite")]
         (Place::Sqlite(path), command) => {
             // It would be created, and look like an empty inbox.
@@ -206,7 +215,7 @@ async fn execute<Q: Queue>(inbox: Inbox<Q>, command: Command) -> anyhow::Result<
             }
         }
         // They open no inbox.
-        Command::Backup { .. } | Command::Restore { .. } => {}
+        Command::Backup { .. } | Command::Restore { .. } | Command::Flush { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use super::text::{clip, count, kind as name, long, minute};
 use super::view::View;
 use crate::event::EventKind;
 use crate::inbox::{KindStats, Stats};
-use crate::telemetry::{Silent, Spent};
+use crate::telemetry::{Problem, Silent, Spent};
 
 /// The number of dead letters from which on they are critical.
 const MANY_DEAD: u64 = 100;
@@ -99,6 +99,7 @@ pub(super) fn causes(
     };
     let mut causes: Vec<_> = [
         of_queue,
+        unavailable(view),
         budget(observed),
         tripped(view, observed),
         silent(&observed.silent),
@@ -128,6 +129,21 @@ pub(super) fn causes(
             },
         }
     }
+}
+
+/// For how long after the last refusal the store is said not to answer.
+const RECENTLY: Duration = Duration::from_secs(60);
+
+/// Deliveries that were refused because the store or the queue failed.
+fn unavailable(view: &View) -> Option<Cause> {
+    let problems = view.console.recent.as_ref()?.problems();
+    let refused = |it: &&Problem| it.outcome == "store-unavailable" && !it.is_from_inbox;
+    let problem = problems.iter().find(refused)?;
+    let age = problem.at.elapsed().unwrap_or_default();
+    let text = html! {
+        "Deliveries are refused, as the store does not work; the last one " (long(age)) " ago. The newest problems have the reason."
+    };
+    (age < RECENTLY).then(|| Cause::new(Level::Critical, text))
 }
 
 /// The first names, and how many there are beside them.
@@ -169,7 +185,7 @@ fn budget(observed: &Observed) -> Option<Cause> {
 fn forecast(spent: &Spent) -> Markup {
     html! {
         @match spent.disabled_in {
-            Some(left) if left.is_zero() => "The platform has disabled the webhook: enable it in the partner portal when the cause is fixed.",
+            Some(left) if left.is_zero() => "The platform has probably disabled the webhook: enable it in the partner portal when the cause is fixed.",
             Some(left) => {
                 "At this rate, the platform disables the webhook in " (long(left))
                 @if let Some(at) = SystemTime::now().checked_add(left) { ", at " (minute(at)) }

@@ -1,12 +1,15 @@
 //! One event, and one chat.
 
+use std::time::{Duration, SystemTime};
+
 use maud::{Markup, html};
+use serde::de::IgnoredAny;
 
 use super::super::operations::More;
 use super::actions::of_event;
 use super::events::{Columns, Failed, rest, table, waiting};
 use super::parts::{button, chat as chat_link, collapsed, next_attempt, reason_field, state};
-use super::text::{ago, clip, full_time, kind, short};
+use super::text::{ago, clip, full_time, kind, labelled_time, short};
 use super::view::View;
 use crate::inbox::{Action, BlockedLane, EventId, EventRecord, EventState, EventSummary};
 
@@ -256,16 +259,89 @@ fn payload(view: &View, record: &EventRecord) -> Markup {
     let Some(body) = &record.body else {
         return html! { p.quiet { "The body was deleted." } };
     };
-    let json = serde_json::from_slice::<serde_json::Value>(body);
-    let text = match json.map(|json| serde_json::to_string_pretty(&json)) {
-        Ok(Ok(text)) => text,
-        _ => String::from_utf8_lossy(body).into_owned(),
+    let text = String::from_utf8_lossy(body);
+    let text = match serde_json::from_slice::<IgnoredAny>(body) {
+        Ok(_) => indented(&text),
+        Err(_) => text.into_owned(),
     };
+    let shown = clip(&text, MOST);
+    let mut times = 0;
     html! {
-        @let shown = clip(&text, MOST);
-        pre tabindex="0" aria-label="Payload" { (shown) }
+        pre tabindex="0" aria-label="Payload" {
+            @for line in shown.split_inclusive('\n') {
+                @match in_millis(line).filter(|_| times < TIMES) {
+                    Some((before, at, after)) => {
+                        @let () = times += 1;
+                        (before) (labelled_time(at)) (after)
+                    },
+                    None => (line),
+                }
+            }
+        }
         @if shown.len() != text.len() { p.quiet { "This is the beginning of " (body.len()) " bytes." } }
     }
+}
+
+/// Indents JSON, keeps the order of its keys, and decodes its strings.
+fn indented(json: &str) -> String {
+    let (mut text, mut depth, mut is_empty) = (String::new(), 0_usize, false);
+    let mut chars = json.char_indices();
+    while let Some((start, char)) = chars.next() {
+        if matches!(char, '}' | ']') {
+            depth = depth.saturating_sub(1);
+        }
+        let is_first = std::mem::take(&mut is_empty);
+        match char {
+            ' ' | '\t' | '\r' | '\n' => is_empty = is_first,
+            '}' | ']' if is_first => text.push(char),
+            '}' | ']' => push_line(&mut text, depth, char),
+            _ if is_first => push_line(&mut text, depth, char),
+            _ => text.push(char),
+        }
+        match char {
+            '{' | '[' => (depth, is_empty) = (depth + 1, true),
+            ',' => is_empty = true,
+            ':' => text.push(' '),
+            '"' => {
+                let mut is_escaped = false;
+                let end = chars.find(|(_, char)| {
+                    let is_end = *char == '"' && !is_escaped;
+                    is_escaped = *char == '\\' && !is_escaped;
+                    is_end
+                });
+                let string = &json[start..end.map_or(json.len(), |(end, _)| end + 1)];
+                let decoded = serde_json::from_str(string).map(serde_json::Value::String);
+                text.pop();
+                text += &decoded.map_or(string.to_owned(), |decoded| decoded.to_string());
+            }
+            _ => {}
+        }
+    }
+    text
+}
+
+fn push_line(text: &mut String, depth: usize, char: char) {
+    text.push('\n');
+    text.extend(std::iter::repeat_n("  ", depth));
+    text.push(char);
+}
+
+/// The number of times in a payload that are readable.
+const TIMES: usize = 50;
+
+/// Splits a line of JSON whose value is a time in milliseconds since 1970, from 2001 to 2100.
+fn in_millis(line: &str) -> Option<(&str, SystemTime, &str)> {
+    let end = line.trim_end().trim_end_matches(',').len();
+    let start = line[..end]
+        .trim_end_matches(|char: char| char.is_ascii_digit())
+        .len();
+    let (before, digits, after) = (&line[..start], &line[start..end], &line[end..]);
+    let is_value = before.ends_with(": ") || before.trim().is_empty();
+    let millis = digits.parse().ok().filter(|_| is_value)?;
+    let at = SystemTime::UNIX_EPOCH + Duration::from_millis(millis);
+    (1_000_000_000_000..4_102_444_800_000)
+        .contains(&millis)
+        .then_some((before, at, after))
 }
 
 /// What was looked for, as a number, a key and a chat.
@@ -311,4 +387,69 @@ pub(in super::super) fn chat(view: &View, chat: &str, events: &[Failed], more: M
         }
     };
     view.page(&format!("Chat {}", clip(chat, 60)), "/events", &content)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::Value;
+
+    use super::{in_millis, indented};
+
+    #[test]
+    fn payloads_keep_the_order_of_their_keys() {
+        let json = r#"{"z":[],"a":{ "\u00eb\"\\":[1,{"b":null}]},"n":12345678901234567890123}"#;
+        let lines = [
+            "{",
+            r#"  "z": [],"#,
+            r#"  "a": {"#,
+            r#"    "ë\"\\": ["#,
+            "      1,",
+            "      {",
+            r#"        "b": null"#,
+            "      }",
+            "    ]",
+            "  },",
+            r#"  "n": 12345678901234567890123"#,
+            "}",
+        ];
+        assert_eq!(indented(json).lines().collect::<Vec<_>>(), lines);
+    }
+
+    #[test]
+    fn milliseconds_are_times_where_they_are_values() {
+        for line in [
+            r#"  "at": 1732567890123,"#,
+            "1732567890123",
+            "    1732567890123\n",
+        ] {
+            let (before, _, after) = in_millis(line).unwrap();
+            assert_eq!(format!("{before}1732567890123{after}"), line);
+        }
+        for line in [
+            r#"  "at": "1732567890123","#,
+            r#"  "at": 17.1732567890123"#,
+            r#"  "at": -1732567890123"#,
+            r#"  "id": 17325678901234,"#,
+            r#"  "n": 999999999999,"#,
+            "",
+        ] {
+            assert!(in_millis(line).is_none(), "{line}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn indented_json_is_the_same_value(texts: Vec<String>, number: i64) {
+            let value = serde_json::json!({ "a": texts, "b": [[], {}, number, { "c": texts }] });
+            let same: Value = serde_json::from_str(&indented(&value.to_string())).unwrap();
+            prop_assert_eq!(same, value);
+        }
+
+        #[test]
+        fn any_text_is_indented(text: String) {
+            indented(&text);
+            in_millis(&text);
+        }
+    }
 }

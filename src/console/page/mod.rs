@@ -5,6 +5,7 @@ mod causes;
 mod event;
 mod events;
 mod gaps;
+mod history;
 mod overview;
 mod parts;
 mod text;
@@ -14,13 +15,39 @@ pub(super) use self::actions::{actions, job};
 pub(super) use self::event::{Place, chat, event, found};
 pub(super) use self::events::{Failed, Wrong, confirm, confirm_pause, events, lanes};
 pub(super) use self::gaps::gaps;
+pub(super) use self::history::{history, refusals, start};
 pub(super) use self::overview::{Blocked, overview};
 pub(super) use self::text::clamped;
 pub(super) use self::view::{View, problem};
 
-pub(super) const STYLE: &str =
-    concat!(include_str!("../style.css"), include_str!("../console.css"));
+pub(super) fn style() -> String {
+    let style = concat!(include_str!("../style.css"), include_str!("../console.css"));
+    let spaces = [
+        (": ", ":"),
+        ("; ", ";"),
+        (" {", "{"),
+        ("{ ", "{"),
+        (" }", "}"),
+    ];
+    let small = small(style);
+    spaces
+        .iter()
+        .fold(small, |text, (from, to)| text.replace(from, to))
+}
+
 /// The mark beside the name of the pages.
 pub(super) const ICON: &str = r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 16 16"><circle cx="8" cy="8" r="6" fill="#1c57cf"/></svg>"##;
 
-pub(super) const SCRIPT: &str = include_str!("../live.js");
+pub(super) fn script() -> String {
+    small(concat!(
+        include_str!("../live.js"),
+        include_str!("../console.js")
+    ))
+}
+
+/// Without comments and indentation, which no browser needs.
+fn small(text: &str) -> String {
+    let lines = text.lines().map(str::trim);
+    let lines = lines.filter(|line| !line.starts_with("//") && !line.starts_with("/*"));
+    lines.collect::<Vec<_>>().join("\n")
+}

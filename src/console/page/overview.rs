@@ -241,7 +241,7 @@ fn kind(view: &View, row: &Row<'_>, is_paused: bool) -> Markup {
                     @if failed > 0 { small.bad { (failed) @if failed == 1 { " attempt" } @else { " attempts" } " failed" } }
                 }
             }
-            td data-label="Failure budget" {
+            td data-label="Budget" {
                 @if let Some(spent) = row.spent {
                     @if let Some(limit) = spent.limit { (gauge(row.kind.as_str(), spent.failures, limit)) }
                     small {

@@ -61,6 +61,14 @@ pub(super) fn full_time(at: SystemTime) -> Markup {
     html! { time datetime=(datetime(at)) { (date(at)) } }
 }
 
+/// A number of milliseconds, with the time as a label.
+pub(super) fn labelled_time(at: SystemTime) -> Markup {
+    let millis = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    html! { time datetime=(datetime(at)) data-label=(date(at)) { (millis.as_millis()) } }
+}
+
 /// Formats a time for programs, such as `2026-11-20T20:56:43Z`.
 fn datetime(at: SystemTime) -> String {
     humantime::format_rfc3339_seconds(clamped(at)).to_string()

@@ -122,6 +122,10 @@ impl View {
                                 a href=(self.url("/gaps")) aria-current=[current("/gaps")] { "Gaps" }
                                 a href=(self.url("/actions")) aria-current=[current("/actions")] { "Actions" }
                             }
+                            @if self.console.inbox.is_some() || self.console.recent.is_some() {
+                                a href=(self.url("/history")) aria-current=[current("/history")] { "History" }
+                                a href=(self.url("/refusals")) aria-current=[current("/refusals")] { "Refusals" }
+                            }
                         }
                         @if self.console.inbox.is_some() {
                             form.find role="search" method="get" action=(self.url("/find")) {

@@ -1,6 +1,7 @@
 //! The worker: takes events from the queue, and runs their handlers.
 
 mod attempt;
+mod counting;
 mod extension;
 mod leases;
 mod pool;
@@ -14,7 +15,6 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-#[cfg(feature = "metrics")]
 use futures_util::future::BoxFuture;
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, Semaphore, watch};
@@ -305,6 +305,7 @@ where
             leases: HeldLeases::default(),
             clocks: Clocks::default(),
             stop,
+            kept: settings.observers.kept(),
             shared,
             settings,
             rules,
@@ -316,10 +317,14 @@ where
         let of = || Arc::clone(&pool);
         let produce = move |pool| producer::produce(pool, service.clone());
         tokio::spawn(tasks::keep(of(), "claims", produce));
-        let tasks = vec![
+        let mut tasks = vec![
             tokio::spawn(tasks::keep(of(), "leases", extension::extend)).abort_handle(),
             tokio::spawn(tasks::keep(of(), "purge", producer::purge)).abort_handle(),
         ];
+        if !pool.kept.is_empty() {
+            let count = tasks::keep(of(), "counts", counting::count);
+            tasks.push(tokio::spawn(count).abort_handle());
+        }
         WorkerHandle {
             control: pool,
             place,
@@ -337,6 +342,9 @@ const MOST: usize = if Semaphore::MAX_PERMITS < u32::MAX as usize {
     u32::MAX as usize
 };
 
+/// How long a drain waits for the last counts.
+const FLUSH: Duration = Duration::from_secs(1);
+
 /// A running worker. Dropping it stops the worker, and interrupts its attempts as a drain does at its deadline.
 #[must_use = "dropping it stops the worker"]
 pub struct WorkerHandle {
@@ -351,6 +359,8 @@ trait Control: Send + Sync {
     fn permits(&self) -> (&Arc<Semaphore>, u32);
     fn store_timeout(&self) -> Duration;
     fn panics(&self) -> usize;
+    /// Writes the last counts.
+    fn write_counts(&self) -> BoxFuture<'_, ()>;
     #[cfg(feature = "metrics")]
     fn record_metrics(&self) -> BoxFuture<'static, Result<(), StoreError>>;
 }
@@ -375,6 +385,15 @@ impl<Q: Queue> Control for Pool<Q> {
 
     fn panics(&self) -> usize {
         self.panics.load(Ordering::Relaxed)
+    }
+
+    fn write_counts(&self) -> BoxFuture<'_, ()> {
+        Box::pin(async move {
+            let written = self.shared.write_counts(&self.settings, &self.kept);
+            if !matches!(timeout(FLUSH, written).await, Ok(Ok(()))) {
+                tracing::warn!("the counts of the last second could not be kept in the queue");
+            }
+        })
     }
 
     #[cfg(feature = "metrics")]
@@ -420,6 +439,7 @@ impl WorkerHandle {
                 left
             }
         };
+        self.control.write_counts().await;
         self.end();
         DrainTimeout::check(left, self.control.panics())
     }

@@ -18,6 +18,7 @@ use crate::error::BoxError;
 use crate::execution::Clocks;
 use crate::lock::lock;
 use crate::outcome::Outcome;
+use crate::telemetry::Kept;
 
 /// When the queue is asked for events. `None` when nothing is known to become due.
 #[derive(Default)]
@@ -55,6 +56,8 @@ pub(super) struct Pool<Q> {
     /// Keeps the timers of the runtime in time beside handlers that block.
     pub(super) clocks: Clocks,
     pub(super) stop: watch::Sender<Stop>,
+    /// What the observers count for the queue to keep.
+    pub(super) kept: Vec<Kept>,
 }
 
 /// The service that handles deliveries.

@@ -3,6 +3,7 @@
 mod accept;
 mod actions;
 mod claim;
+mod counts;
 mod lanes;
 mod list;
 mod person;
@@ -31,6 +32,7 @@ use crate::inbox::records::{
 };
 use crate::lock::lock;
 use crate::store::StoreError;
+use crate::telemetry::{Count, CountsOf};
 
 /// Keeps events in memory: for tests, and for the sandbox.
 ///
@@ -160,6 +162,7 @@ struct State {
     /// What persons did, by number.
     actions: BTreeMap<i64, actions::Done>,
     last_action: i64,
+    counts: counts::Counts,
     bytes: u64,
 }
 
@@ -187,6 +190,7 @@ impl Default for State {
             all_paused: None,
             actions: BTreeMap::new(),
             last_action: 0,
+            counts: counts::Counts::default(),
             bytes: 0,
         }
     }
@@ -364,6 +368,14 @@ impl Work for MemoryQueue {
 
     async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
         Ok(self.lock().cancel_job(number, by))
+    }
+
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
+        Ok(self.lock().note_counts(counts))
+    }
+
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+        Ok(self.lock().counts(of))
     }
 
     async fn size(&self) -> Result<u64, StoreError> {

@@ -112,6 +112,7 @@ impl State {
             bodies += u64::from(self.event(id).body.is_some());
             self.delete_body(id);
             self.forget_actions(id);
+            self.forget_sample(id);
         }
         self.note(
             by,

@@ -10,6 +10,7 @@ impl State {
         let keys = self.purge_keys();
         let bodies = self.purge_bodies(keep_bodies);
         let events = self.purge_events();
+        self.purge_counts();
         keys == STEP || bodies == STEP || events == STEP
     }
 

@@ -292,6 +292,8 @@ BEGIN
         UPDATE {schema}.actions SET event = NULL, reason = ''
         WHERE number IN (SELECT action FROM {schema}.changed WHERE event = v_seq) AND event = v_seq;
         DELETE FROM {schema}.changed WHERE event = v_seq;
+        UPDATE {schema}.counts c SET sample = NULL, key = NULL
+        WHERE c.key IS NOT NULL AND c.key = (SELECT e.key FROM {schema}.events e WHERE e.seq = v_seq);
         -- Their texts may quote the body.
         DELETE FROM {schema}.failures WHERE seq = v_seq;
         UPDATE {schema}.events SET body = NULL, headers = NULL WHERE seq = v_seq AND body IS NOT NULL;

@@ -90,3 +90,59 @@ BEGIN
     PERFORM {schema}.purge_kinds();
     RETURN false;
 END $tower_webhook$;
+
+-- Keeps what a process has counted, and returns the time. It never waits for long, as a caller has one of few connections.
+CREATE FUNCTION {schema}.note_counts(
+    p_series text[], p_minutes bigint[], p_processes bigint[], p_kinds text[], p_outcomes text[], p_numbers bigint[],
+    p_samples text[], p_keys bytea[]
+) RETURNS bigint LANGUAGE plpgsql SET lock_timeout = '400ms' AS $tower_webhook$
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    INSERT INTO {schema}.counts AS c (series, span, minute, process, kind, outcome, number, sample, key)
+    SELECT series, 1, minute, process, kind, outcome, number, nullif(sample, ''), key
+    FROM unnest(p_series, p_minutes, p_processes, p_kinds, p_outcomes, p_numbers, p_samples, p_keys)
+        AS r (series, minute, process, kind, outcome, number, sample, key)
+    ON CONFLICT (series, span, minute, process, kind, outcome) DO UPDATE SET number = greatest(c.number, excluded.number);
+    RETURN {schema}.micros();
+END $tower_webhook$;
+
+-- Puts counts together by the hour that are older than so many minutes, but for those of a budget, and deletes old hours. The
+-- limits are negative. Returns whether there may be more. As a purge, it does nothing for an hour after a jump of the clock.
+CREATE FUNCTION {schema}.purge_counts(p_series text[], p_minutes bigint[], p_hours bigint[], p_step bigint) RETURNS boolean
+LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
+SET lock_timeout = '400ms' AS $tower_webhook$
+DECLARE
+    v_now bigint := {schema}.micros();
+    v_minute bigint := v_now / 60000000;
+    v_old {schema}.counts[];
+    v_more boolean := false;
+    c_hour CONSTANT bigint := 3600000000;
+BEGIN
+    IF current_setting('transaction_isolation') <> 'read committed' THEN PERFORM {schema}.refuse_isolation(); END IF;
+    IF EXISTS (SELECT FROM {schema}.clock WHERE v_now - seen > c_hour OR v_now - steady_since < c_hour) THEN
+        RETURN false;
+    END IF;
+    FOR i IN 1..cardinality(p_series) LOOP
+        v_old := ARRAY(
+            SELECT c FROM {schema}.counts c
+            WHERE c.series = p_series[i] AND c.span = 1 AND c.minute < v_minute + p_minutes[i]
+            ORDER BY c.series, c.span, c.minute LIMIT p_step FOR UPDATE SKIP LOCKED
+        );
+        IF p_series[i] <> 'budget' THEN
+            INSERT INTO {schema}.counts AS c (series, span, minute, process, kind, outcome, number)
+            SELECT o.series, 60, o.minute - o.minute % 60, 0, o.kind, o.outcome,
+                CASE WHEN o.series = 'lag' THEN max(o.number) ELSE sum(o.number)::bigint END
+            FROM unnest(v_old) o GROUP BY o.series, o.minute - o.minute % 60, o.kind, o.outcome
+            ORDER BY 1, 3, 5, 6
+            ON CONFLICT (series, span, minute, process, kind, outcome) DO UPDATE SET number =
+                CASE WHEN c.series = 'lag' THEN greatest(c.number, excluded.number) ELSE c.number + excluded.number END;
+        END IF;
+        DELETE FROM {schema}.counts c USING unnest(v_old) o
+        WHERE (c.series, c.span, c.minute, c.process, c.kind, c.outcome)
+            = (o.series, o.span, o.minute, o.process, o.kind, o.outcome);
+        v_more := v_more OR cardinality(v_old) = p_step;
+        DELETE FROM {schema}.counts c
+        WHERE c.series = p_series[i] AND c.span = 60 AND c.minute < v_minute + p_hours[i];
+    END LOOP;
+    RETURN v_more;
+END $tower_webhook$;

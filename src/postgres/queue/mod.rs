@@ -4,6 +4,7 @@ mod accept;
 mod actions;
 mod batches;
 mod claim;
+mod counts;
 mod database;
 mod floors;
 mod list;
@@ -16,7 +17,7 @@ mod settle;
 
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sqlx::postgres::PgPool;
 
@@ -38,6 +39,7 @@ use crate::inbox::records::{
 use crate::postgres::engine::Tables;
 use crate::postgres::schema::FORMAT;
 use crate::store::{OpenError, StoreError};
+use crate::telemetry::{Count, CountsOf};
 
 /// Keeps events in PostgreSQL, on your application's own pool of connections: for several machines that accept and
 /// handle events together, or where you already run PostgreSQL.
@@ -183,7 +185,8 @@ impl Work for PostgresQueue {
     }
 
     async fn purge(&self, keep_bodies: Duration) -> Result<bool, StoreError> {
-        self.shared.database.purge(keep_bodies).await
+        let database = &self.shared.database;
+        Ok(database.purge(keep_bodies).await? || database.purge_counts().await?)
     }
 
     async fn begin_job(&self, job: &NewJob, by: &By) -> Result<i64, StoreError> {
@@ -200,6 +203,14 @@ impl Work for PostgresQueue {
 
     async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError> {
         self.shared.database.cancel_job(number, by).await
+    }
+
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
+        self.shared.database.note_counts(counts).await
+    }
+
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+        self.shared.database.counts(of).await
     }
 
     async fn size(&self) -> Result<u64, StoreError> {

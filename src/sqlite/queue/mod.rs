@@ -4,6 +4,7 @@ mod accept;
 mod actions;
 mod chats;
 mod claim;
+mod counts;
 mod kinds;
 mod lanes;
 mod list;
@@ -20,7 +21,7 @@ mod tests;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use self::person::ToForget;
 use self::stats::Counts;
@@ -38,6 +39,7 @@ use crate::inbox::records::{
 use crate::sqlite::engine::{CHECKPOINT_EVERY, Engine, Machine, Need, Tx, clock};
 use crate::sqlite::keys::{self, SqliteStore};
 use crate::store::{OpenError, StoreError};
+use crate::telemetry::{Count, CountsOf, Sums};
 
 /// Keeps events in a SQLite file: the durable choice for one machine.
 ///
@@ -219,6 +221,30 @@ impl Work for SqliteQueue {
         let by = by.clone();
         self.run(Need::Durable, move |tx| actions::cancel(tx, number, &by))
             .await
+    }
+
+    async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime, StoreError> {
+        let counts = counts.to_vec();
+        self.run(Need::Write, move |tx| {
+            counts::note(tx, &counts)?;
+            Ok(row::time(tx.now))
+        })
+        .await
+    }
+
+    async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>, StoreError> {
+        let mut sums = Sums::new(of.clone());
+        for list in counts::lists(of) {
+            let mut next = Some(list);
+            while let Some(from) = next.take_if(|next| !counts::is_enough(&sums, of, next)) {
+                let of = of.clone();
+                let step = self.read(move |tx| counts::list(tx, &of, &from));
+                let (counts, rest) = step.await?;
+                counts.into_iter().for_each(|count| sums.add(count));
+                next = rest;
+            }
+        }
+        Ok(sums.end())
     }
 
     async fn size(&self) -> Result<u64, StoreError> {

@@ -7,7 +7,7 @@ use rusqlite::{OptionalExtension, Result};
 use super::kinds::Names;
 use super::purge::delete_body;
 use super::row::{DELETE_FAILURES, Work, end};
-use super::{actions, chats, lanes, list, search};
+use super::{actions, chats, counts, lanes, list, search};
 use crate::inbox::event::{EventId, EventState};
 use crate::inbox::records::{Change, FORGET_STEP};
 use crate::sqlite::engine::Tx;
@@ -167,6 +167,7 @@ pub(super) fn forget(tx: &mut Tx<'_>, events: &[i64]) -> Result<u64> {
             discard_row(tx, *seq, &event)?;
         }
         actions::forget(tx, *seq)?;
+        counts::forget(tx, *seq)?;
         // Their texts may quote the body.
         tx.prepare(DELETE_FAILURES)?.execute([seq])?;
         bodies += u64::from(delete_body(tx, *seq)?);

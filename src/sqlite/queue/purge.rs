@@ -5,7 +5,7 @@ use std::time::Duration;
 use rusqlite::{Result, Statement};
 
 use super::row::DELETE_FAILURES;
-use super::{accept, actions, chats, kinds};
+use super::{accept, actions, chats, counts, kinds};
 use crate::sqlite::engine::{Tx, clock};
 use crate::sqlite::schema::sql;
 
@@ -69,7 +69,7 @@ pub(super) fn purge(tx: &mut Tx<'_>, keep_bodies: Duration) -> Result<bool> {
             tx.prepare(delete)?.execute([seq])?;
         }
     }
-    if bodies.len() == STEP || expired.len() == STEP || actions::purge(tx)? {
+    if bodies.len() == STEP || expired.len() == STEP || actions::purge(tx)? || counts::purge(tx)? {
         return Ok(true);
     }
     kinds::purge(tx)?;

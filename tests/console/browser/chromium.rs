@@ -5,6 +5,8 @@ use std::future::Future;
 use std::panic::{AssertUnwindSafe, resume_unwind};
 use std::path::Path;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
@@ -113,6 +115,7 @@ impl Window {
         let page = Page {
             client: client.clone(),
             window: self,
+            clicks: Arc::default(),
         };
         let result = AssertUnwindSafe(async {
             page.prepare().await;
@@ -131,6 +134,7 @@ impl Window {
 pub(crate) struct Page {
     pub(crate) client: Client,
     pub(crate) window: Window,
+    clicks: Arc<AtomicUsize>,
 }
 
 impl Page {
@@ -146,7 +150,7 @@ impl Page {
     }
 
     /// Windows cannot be as narrow as a phone.
-    async fn resize(&self, width: u32, height: u32) {
+    pub(crate) async fn resize(&self, width: u32, height: u32) {
         let metrics = json!({
             "width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600,
         });
@@ -285,9 +289,15 @@ impl Page {
         .await;
     }
 
+    /// The number of times that something was activated since the last call.
+    pub(crate) fn clicks(&self) -> usize {
+        self.clicks.swap(0, Ordering::SeqCst)
+    }
+
     /// Uses a link, a button, a checkbox or the summary of details. Tries again if the element was just
     /// replaced by a newer one.
     pub(crate) async fn activate(&self, selector: &str) {
+        self.clicks.fetch_add(1, Ordering::SeqCst);
         match self.window.input {
             Input::Mouse => {
                 // In the middle, where nothing that stays at the window's edge is in front of it.

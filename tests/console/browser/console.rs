@@ -183,6 +183,20 @@ async fn one_event(page: &Page, desk: &Desk) {
     page.follow("#rows a[href='/events/2']").await;
     page.until_contains("#state", "dead").await;
     page.until_contains("#headers", TRACE_PARENT).await;
+    if page.window.scripts {
+        assert_eq!(page.count(".copy").await, 3, "chat, key and payload");
+        page.activate("dl .copy").await;
+        page.until_text("dl .copy", |text| text == "Copied").await;
+        let title = "const time = document.querySelector('#timeline time');
+            time.dispatchEvent(new MouseEvent('mouseover', { bubbles: true }));
+            return time.title";
+        let title = page.script(title).await.unwrap();
+        let title = title.as_str().unwrap();
+        assert!(
+            title.contains(" ago: ") && title.ends_with(" here"),
+            "{title}"
+        );
+    }
     page.follow("#discard-2").await;
     page.until_contains("#state", "discarded").await;
     page.until_contains("#notice", "Event 2 was discarded.")
@@ -209,6 +223,12 @@ async fn selected_events(page: &Page, desk: &Desk) {
     // The same list again.
     page.until_path("/events").await;
     assert_eq!(page.count("#rows a[href='/events/6']").await, 0);
+    if page.window.scripts {
+        for boxes in [40, 0] {
+            page.activate("#all").await;
+            assert_eq!(page.count("#rows input:checked").await, boxes);
+        }
+    }
     page.activate("input[value^='8:']").await;
     page.follow("#selected button[value=discard]").await;
     assert_eq!(desk.state(8).await, EventState::Discarded);
@@ -311,6 +331,7 @@ async fn three_clicks(window: Window) {
     desk.add_five().await;
     let url = desk.serve(desk.console()).await;
     let test = async |page: Page| {
+        page.clicks();
         page.follow("a[href='/events?state=failed']").await;
         assert_eq!(page.rows().await, 2);
         page.set("#error", "timeout").await;
@@ -327,6 +348,7 @@ async fn three_clicks(window: Window) {
         page.until_contains("h1", "redrive 2 events?").await;
         desk.repair();
         page.follow("main form button").await;
+        assert_eq!(page.clicks(), 3);
         page.until_reloaded("#job", "2 redriven").await;
     };
     window.open(&url, test).await;
@@ -334,6 +356,127 @@ async fn three_clicks(window: Window) {
     desk.until(3, EventState::Handled).await;
     let handled = desk.inbox.get(EventId(1)).await.unwrap().unwrap();
     assert!(!handled.summary.is_redriven);
+}
+
+/// The tasks of a bad night, each from the overview on, without what is typed.
+#[tokio::test]
+async fn tasks_take_few_clicks() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        let done = async |task: &str, clicks: usize| {
+            assert_eq!(page.clicks(), clicks, "{task}");
+            page.goto(&url).await;
+        };
+        page.until_contains("#alerts p", "Critical").await;
+        done("what is wrong now", 0).await;
+
+        for text in ["stuck", "2 events", ERROR] {
+            page.until_contains("#blocked", text).await;
+        }
+        done("which chat is blocked, and by what", 0).await;
+
+        page.set(".find input", "dead-1").await;
+        page.follow(".find button").await;
+        page.until_contains("main tbody", "dead-letter").await;
+        done("find an event by its chat or its key", 1).await;
+
+        page.follow(".site a:nth-child(2)").await;
+        page.set("#payload", "STUCK").await;
+        page.follow(FIND).await;
+        assert_eq!(page.rows().await, 3);
+        done("find events by a text in their payloads", 2).await;
+
+        page.follow("#pause-chat-rated").await;
+        page.set("#reason", "the CRM is down").await;
+        page.follow("main form button").await;
+        page.until_contains("#paused", "the CRM is down").await;
+        done("pause a kind", 2).await;
+        page.follow("#pause-chat-rated").await;
+        done("resume a kind", 1).await;
+
+        page.follow("#kinds-table a[href*='state=dead']").await;
+        page.activate("button[formaction='/export'][value=csv]")
+            .await;
+        done("export dead letters", 2).await;
+
+        desk.redrives.forget_permits(usize::MAX);
+        page.follow("#kinds-table a[href*='state=dead']").await;
+        page.follow(REDRIVE_ALL).await;
+        page.follow("main form button").await;
+        page.follow("#cancel").await;
+        page.until_contains("#job", "Cancelled.").await;
+        done("redrive all, and cancel", 4).await;
+
+        page.follow(".site a:nth-child(4)").await;
+        page.until_contains("#rows", "redrive").await;
+        page.until_contains("#rows", "cancelled").await;
+        done("who did what", 1).await;
+    };
+    Window::new(1280).open(&url, test).await;
+}
+
+#[tokio::test]
+async fn why_a_delivery_was_refused_takes_two_clicks() {
+    two_clicks(Window::new(1280)).await;
+}
+
+#[tokio::test]
+async fn why_a_delivery_was_refused_takes_two_clicks_by_keyboard_on_a_tablet() {
+    two_clicks(Window::by_keyboard(820)).await;
+}
+
+#[tokio::test]
+async fn why_a_delivery_was_refused_takes_two_clicks_without_scripts_on_a_phone() {
+    let window = Window {
+        scripts: false,
+        ..Window::new(390)
+    };
+    two_clicks(window).await;
+}
+
+/// The refusals up to a time, and what has changed in a week.
+async fn two_clicks(window: Window) {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    desk.refuse().await;
+    desk.refuse().await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        // They are written once a second.
+        until("refusals", async || {
+            page.goto(&format!("{url}/refusals")).await;
+            (page.rows().await > 0).then_some(())
+        })
+        .await;
+        page.goto(&url).await;
+        page.follow("a[href='/refusals']").await;
+        for text in ["invalid-signature", "not verified", "forged-1"] {
+            page.until_contains("#rows", text).await;
+        }
+        let until = "const until = document.getElementById('until');
+            until.value = '2020-01-01T03:12';
+            return until.value";
+        let until = page.script(until).await;
+        assert_eq!(until, Some(json!("2020-01-01T03:12")));
+        page.follow("#show").await;
+        page.until_contains("#rows", "None.").await;
+        page.follow("main form a").await;
+        page.until_contains("#rows", "invalid-signature").await;
+
+        page.goto(&url).await;
+        page.follow("a[href='/history']").await;
+        page.until_contains("h2", "The last 24 hours").await;
+        page.follow("a[href='/history?range=7d']").await;
+        page.until_contains("h2", "The last 7 days").await;
+        assert_eq!(page.count("main svg[role=img] path:not([d=''])").await, 5);
+        page.activate("main summary").await;
+        page.until_contains("main details", "Longest lag").await;
+        page.fits().await;
+        page.has_no_errors().await;
+    };
+    window.open(&url, test).await;
 }
 
 #[tokio::test]
@@ -384,7 +527,7 @@ async fn accessible(width: u32) {
     let read_only = desk.console().read_only().hide_payloads();
     let read_only = desk.serve(read_only).await;
     let test = async |page: Page| {
-        for path in ["", "events", "lanes"] {
+        for path in ["", "events", "lanes", "history", "refusals"] {
             page.goto(&format!("{url}/{path}")).await;
             page.is_accessible().await;
         }
@@ -424,6 +567,9 @@ async fn accessible(width: u32) {
             "all?state=dead&action=discard",
             "jobs/2",
             "actions",
+            "history",
+            "history?range=30d",
+            "refusals",
             "events/999",
         ] {
             page.goto(&format!("{url}/{path}")).await;
@@ -448,6 +594,52 @@ async fn accessible(width: u32) {
         }
     };
     Window::new(width).open(&url, test).await;
+}
+
+/// At the widths where a layout ends and another begins.
+#[tokio::test]
+async fn controls_are_large_and_pages_fit_at_each_width() {
+    let desk = Desk::new(ERROR);
+    desk.add_five().await;
+    let url = desk.serve(desk.console()).await;
+    let test = async |page: Page| {
+        for width in [1920, 1280, 1152, 1056, 908, 850, 801, 800, 390] {
+            page.resize(width, 844).await;
+            for path in [
+                "",
+                "events",
+                "events/3",
+                "lanes",
+                "actions",
+                "all?state=dead&action=discard",
+            ] {
+                page.goto(&format!("{url}/{path}")).await;
+                let wide = format!("return document.documentElement.scrollWidth <= {width}");
+                assert_eq!(
+                    page.script(&wide).await,
+                    Some(json!(true)),
+                    "{path} at {width}"
+                );
+                let small = "const all = document.querySelectorAll('button, select, summary, nav a, input:not([type=hidden])');
+                    const target = (it) => it.closest('label') ?? it;
+                    return [...all].filter((it) => it.checkVisibility() && !it.closest('thead')).map((it) => [it.outerHTML, target(it).getBoundingClientRect()])
+                        .filter(([, { width, height }]) => width < 24 || height < 24).map(([html]) => html)";
+                assert_eq!(
+                    page.script(small).await,
+                    Some(json!([])),
+                    "{path} at {width}"
+                );
+                // The whole time of a filter can be read.
+                let cut = "const all = [...document.querySelectorAll('input[type=datetime-local]')];
+                    return all.filter((it) => it.scrollWidth > it.clientWidth || it.clientWidth < 190).length";
+                assert_eq!(page.script(cut).await, Some(json!(0)), "{path} at {width}");
+                let left = "const all = [...document.querySelectorAll('td.number')];
+                    return all.filter((it) => getComputedStyle(it).textAlign != 'right').length";
+                assert_eq!(page.script(left).await, Some(json!(0)), "{path} at {width}");
+            }
+        }
+    };
+    Window::new(1920).open(&url, test).await;
 }
 
 /// What is wrong is on the first screen, and below it the chat that waits and why.
@@ -528,7 +720,10 @@ async fn script_in_texts_is_shown_and_never_executed() {
             (&format!("chat?id={}", encode(&dead)), "h1"),
             (&format!("chat?id={hostile}"), "main"),
             (&format!("events?state={hostile}"), "main"),
-            (&format!("events?kind={hostile}"), "main"),
+            (
+                &format!("all?action=redrive&state=dead&kind={hostile}"),
+                "#filter",
+            ),
             (&format!("events?after={hostile}"), "main"),
             (&format!("events?hours={hostile}"), "main"),
             (&format!("events/{hostile}"), "main"),

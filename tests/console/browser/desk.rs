@@ -190,7 +190,7 @@ impl Work for Gated {
         self.queue.cancel_job(number, by).await
     }
 
-    forward!(accept claim take extend settle find purge size);
+    forward!(accept claim take extend settle find purge size counts);
 }
 
 impl Records for Gated {

@@ -19,6 +19,7 @@ mod alone;
 mod attempts;
 mod changes;
 mod collapse;
+mod counts;
 mod crashes;
 mod endings;
 #[cfg(any(feature = "postgres", feature = "sqlite"))]
@@ -64,6 +65,10 @@ pub(crate) use self::collapse::{
     dead_and_snoozed_events_are_not_replaced, long_runs_collapse_in_steps,
     newest_events_return_after_crashes, other_kinds_end_runs, retried_events_are_replaced,
     runs_collapse, workers_collapse_together,
+};
+pub(crate) use self::counts::{
+    counts_of_processes_add_up, newest_counts_come_first, old_counts_are_put_together,
+    samples_are_forgotten,
 };
 pub(crate) use self::crashes::{
     crashes_are_counted, nothing_ends_with_its_handle, suspects_are_limited, suspects_come_first,
@@ -255,6 +260,10 @@ pub(crate) async fn run<H: Harness>(harness: &H) {
         actions_are_forgotten
         jobs_are_held_by_one
         jobs_are_cancelled
+        counts_of_processes_add_up
+        newest_counts_come_first
+        old_counts_are_put_together
+        samples_are_forgotten
     }
     run_alone(harness).await;
 }

@@ -182,7 +182,7 @@ impl Work for Spy {
         Ok(settled)
     }
 
-    forward!(find purge size jobs);
+    forward!(find purge size counts jobs);
 }
 
 impl Records for Spy {

@@ -9,6 +9,7 @@ use crate::inbox::actions::JobState;
 use crate::inbox::records::forget_all;
 use crate::sqlite::keys;
 use crate::sqlite::queue::{actions, chats, person};
+use crate::telemetry::{Series, minute_of};
 
 fn statements() -> impl Iterator<Item = &'static str> {
     let all = [
@@ -16,6 +17,7 @@ fn statements() -> impl Iterator<Item = &'static str> {
         actions::STATEMENTS,
         chats::STATEMENTS,
         claim::STATEMENTS,
+        counts::STATEMENTS,
         kinds::STATEMENTS,
         lanes::STATEMENTS,
         list::STATEMENTS,
@@ -48,6 +50,30 @@ async fn exercise_jobs(queue: &SqliteQueue, event: EventId) {
     };
     assert!(queue.step_job(&lease, &step).await.unwrap());
     assert!(queue.cancel_job(number, &By::default()).await.unwrap());
+}
+
+async fn exercise_counts(queue: &SqliteQueue) {
+    let now = minute_of(queue.note_counts(&[]).await.unwrap());
+    let count = |minute| Count {
+        minute,
+        process: 1,
+        series: Series::Refused,
+        kind: None,
+        outcome: "failed".into(),
+        number: 1,
+        sample: None,
+    };
+    let counts = [count(now), count(now - 8 * 24 * 60)];
+    queue.note_counts(&counts).await.unwrap();
+    let of = CountsOf {
+        series: vec![Series::Refused],
+        from: now,
+        until: now + 1,
+        bucket: 1,
+        by_process: false,
+        limit: 10,
+    };
+    assert_eq!(queue.counts(&of).await.unwrap().len(), 1);
 }
 
 /// Does everything that can be done, many times.
@@ -170,6 +196,7 @@ async fn exercise(desk: &Desk, queue: &SqliteQueue) {
             forget_all(queue, "chat-3", &By::default()).await.unwrap();
             queue.pause(None, None, &By::default()).await.unwrap();
         }
+        exercise_counts(queue).await;
         queue.stats().await.unwrap();
         queue.size().await.unwrap();
         queue.purge(60 * SECOND).await.unwrap();

@@ -1,0 +1,35 @@
+//! Forwards what is left in a spool.
+
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio::signal::ctrl_c;
+use tower_webhook::inbox::Queue;
+use tower_webhook::spool::Spool;
+
+pub(crate) async fn flush<Q: Queue>(
+    queue: Q,
+    path: &Path,
+    within: u64,
+) -> anyhow::Result<ExitCode> {
+    // It would be created, and look like an empty spool.
+    anyhow::ensure!(path.exists(), "there is no file `{}`", path.display());
+    // Nothing is stored there any more, so it needs no room, and may be on any disk.
+    let spooled = Spool::new(path).limit(0).on_any_disk().open(queue).await?;
+    let before = spooled.flush(Duration::ZERO).await;
+    tokio::select! {
+        _ = spooled.flush(Duration::from_secs(within)) => {}
+        _ = ctrl_c() => {}
+    }
+    let left = spooled.flush(Duration::ZERO).await;
+    let refused = spooled.refused().await?;
+    eprintln!(
+        "forwarded: {}, left: {left}, refused by the inbox: {refused}",
+        before.saturating_sub(left + refused)
+    );
+    Ok(match left + refused {
+        0 => ExitCode::SUCCESS,
+        _ => ExitCode::FAILURE,
+    })
+}

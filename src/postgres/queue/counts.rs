@@ -1,0 +1,109 @@
+//! Counts of processes.
+
+use std::borrow::Cow;
+use std::time::SystemTime;
+
+use sqlx::postgres::PgRow;
+
+use super::batches::Result;
+use super::database::Database;
+use super::rows;
+use crate::inbox::counts::kept_from;
+use crate::postgres::engine::{Value, column, corrupt};
+use crate::store::OpenError as Error;
+use crate::telemetry::{Count, CountsOf, Sample, Series};
+
+const NOTE: &str = "SELECT {schema}.note_counts($1, $2, $3, $4, $5, $6, $7, $8)";
+
+const LIST: &str = "
+    SELECT series, minute - minute % $4, CASE WHEN $5 > 0 THEN process ELSE 0 END, kind, outcome,
+        CASE WHEN series = 'lag' THEN max(number) ELSE sum(number)::bigint END, max(sample)
+    FROM {schema}.counts
+    WHERE series = ANY ($1) AND span IN (1, 60) AND minute >= $2 AND minute < $3
+    GROUP BY 1, 2, 3, 4, 5 ORDER BY 2 DESC, 1, 3, 4, 5 LIMIT $6";
+
+const PURGE: &str = "SELECT {schema}.purge_counts($1, $2, $3, $4)";
+
+/// How many counts of each series a step of a purge puts together or deletes.
+const STEP: i64 = 500;
+
+impl Database {
+    pub(super) async fn note_counts(&self, counts: &[Count]) -> Result<SystemTime> {
+        let texts = |text: fn(&Count) -> &str| {
+            Value::Texts(counts.iter().map(|count| text(count).to_owned()).collect())
+        };
+        let kind = |count: &Count| count.kind.as_ref().map(|kind| kind.as_str().to_owned());
+        let kinds = counts.iter().map(|count| kind(count).unwrap_or_default());
+        let key = |count: &Count| count.sample.as_ref()?.key.clone();
+        let values = [
+            texts(|count| count.series.name()),
+            Value::numbers(counts.iter().map(|count| count.minute)),
+            Value::numbers(counts.iter().map(|count| count.process)),
+            Value::Texts(kinds.collect()),
+            texts(|count| &count.outcome),
+            Value::numbers(counts.iter().map(number)),
+            texts(|count| count.sample.as_ref().map_or("", |sample| &sample.lines)),
+            Value::Blobs(counts.iter().map(key).collect()),
+        ];
+        let row = self.call_one(NOTE, values).await?;
+        Ok(rows::time(column(&row, 0)?))
+    }
+
+    pub(super) async fn counts(&self, of: &CountsOf) -> Result<Vec<Count>> {
+        let series = of.series.iter().map(|series| series.name().to_owned());
+        let values = [
+            Value::Texts(series.collect()),
+            Value::Number(of.from),
+            Value::Number(of.until),
+            Value::Number(of.bucket.max(1)),
+            Value::Number(of.by_process.into()),
+            super::parameters::number(of.limit),
+        ];
+        let counts = self.read(LIST, &values).await?;
+        Ok(counts.iter().map(count).collect::<Result<_, Error>>()?)
+    }
+
+    /// Puts old counts together by the hour, or deletes them, and returns whether there may be more.
+    pub(super) async fn purge_counts(&self) -> Result<bool> {
+        let (names, kept): (Vec<_>, Vec<_>) = Series::ALL
+            .into_iter()
+            .map(|series| {
+                (
+                    series.name().to_owned(),
+                    kept_from(SystemTime::UNIX_EPOCH, series),
+                )
+            })
+            .unzip();
+        let (minutes, hours): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+        let values = [
+            Value::Texts(names),
+            Value::numbers(minutes),
+            Value::numbers(hours),
+            Value::Number(STEP),
+        ];
+        Ok(column(&self.call_one(PURGE, values).await?, 0)?)
+    }
+}
+
+fn number(count: &Count) -> i64 {
+    i64::try_from(count.number).unwrap_or(i64::MAX)
+}
+
+fn count(row: &PgRow) -> Result<Count, Error> {
+    let series: &str = column(row, 0)?;
+    let series = Series::ALL.into_iter().find(|it| it.name() == series);
+    let kind = match column(row, 3)? {
+        "" => None,
+        kind => Some(kind.parse().map_err(corrupt)?),
+    };
+    let sample: Option<String> = column(row, 6)?;
+    Ok(Count {
+        minute: column(row, 1)?,
+        process: column(row, 2)?,
+        series: series.ok_or_else(|| corrupt("an unknown series of counts"))?,
+        kind,
+        outcome: Cow::Owned(column(row, 4)?),
+        number: column::<i64>(row, 5)?.unsigned_abs(),
+        sample: sample.map(|lines| Sample { lines, key: None }),
+    })
+}

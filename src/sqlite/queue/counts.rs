@@ -1,0 +1,188 @@
+//! Counts of processes.
+
+use std::borrow::Cow;
+
+use rusqlite::types::Type;
+use rusqlite::{Result, Row, params};
+
+use super::row;
+use crate::inbox::counts::{HOUR, kept_from};
+use crate::sqlite::engine::Tx;
+use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
+
+const NOTE: &str = "
+    INSERT INTO counts (series, span, minute, process, kind, outcome, number, sample, key)
+    VALUES (?1, 1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)
+    ON CONFLICT DO UPDATE SET number = max(number, excluded.number)";
+const LIST: &str = "
+    SELECT minute, process, kind, outcome, number, sample FROM counts
+    WHERE series = ?1 AND span = ?2 AND minute >= ?3 AND (minute, process, kind, outcome) < (?4, ?5, ?6, ?7)
+    ORDER BY minute DESC, process DESC, kind DESC, outcome DESC LIMIT ?8";
+const OLD: &str = "
+    SELECT minute, process, kind, outcome, number, NULL FROM counts
+    WHERE series = ?1 AND span = ?2 AND minute < ?3 LIMIT ?4";
+const DELETE: &str = "
+    DELETE FROM counts
+    WHERE series = ?1 AND span = ?2 AND minute = ?3 AND process = ?4 AND kind = ?5 AND outcome = ?6";
+const SUM: &str = "
+    INSERT INTO counts (series, span, minute, process, kind, outcome, number)
+    VALUES (?1, ?2, ?3, 0, ?4, ?5, ?6)
+    ON CONFLICT DO UPDATE SET number = iif(series = 'lag', max(number, excluded.number), number + excluded.number)";
+const FORGET: &str = "
+    UPDATE counts SET sample = NULL, key = NULL WHERE key = (SELECT key FROM events WHERE seq = ?1)";
+
+#[cfg(test)]
+pub(super) const STATEMENTS: &[&str] = &[NOTE, LIST, OLD, DELETE, SUM, FORGET];
+
+/// How many counts a step reads.
+const AT_ONCE: i64 = 2_000;
+
+/// How many counts of each series a step of a purge puts together or deletes.
+const STEP: i64 = 64;
+
+pub(super) fn note(tx: &Tx<'_>, counts: &[Count]) -> Result<()> {
+    let mut note = tx.prepare(NOTE)?;
+    for count in counts {
+        let sample = count.sample.as_ref();
+        note.execute(params![
+            count.series.name(),
+            count.minute,
+            count.process,
+            kind(count),
+            count.outcome,
+            number(count),
+            sample.map(|sample| &sample.lines),
+            sample.and_then(|sample| sample.key.as_deref()),
+        ])?;
+    }
+    Ok(())
+}
+
+/// Where a list continues: below this minute, process, kind and outcome of a span and a series.
+#[derive(Clone)]
+pub(super) struct Next {
+    series: Series,
+    span: i64,
+    below: (i64, i64, String, String),
+}
+
+/// All lists of series that are read one after another.
+pub(super) fn lists(of: &CountsOf) -> Vec<Next> {
+    let spans = of.series.iter().flat_map(|series| {
+        [1, HOUR].map(|span| Next {
+            series: *series,
+            span,
+            below: (of.until, i64::MIN, String::new(), String::new()),
+        })
+    });
+    spans.collect()
+}
+
+/// Reads some counts, and returns where the list continues.
+pub(super) fn list(tx: &Tx<'_>, of: &CountsOf, next: &Next) -> Result<(Vec<Count>, Option<Next>)> {
+    let (minute, process, kind, outcome) = &next.below;
+    let mut list = tx.prepare(LIST)?;
+    let values = params![
+        next.series.name(),
+        next.span,
+        of.from,
+        minute,
+        process,
+        kind,
+        outcome,
+        AT_ONCE
+    ];
+    let counts = list.query_map(values, |row| count(row, next.series))?;
+    let counts: Vec<Count> = counts.collect::<Result<_>>()?;
+    let last = counts.last().filter(|_| counts.len() as i64 == AT_ONCE);
+    let next = last.map(|last| Next {
+        below: (
+            last.minute,
+            last.process,
+            self::kind(last).to_owned(),
+            last.outcome.clone().into_owned(),
+        ),
+        ..next.clone()
+    });
+    Ok((counts, next))
+}
+
+/// Whether all counts are read that the newest of a limited number need.
+pub(super) fn is_enough(sums: &Sums, of: &CountsOf, next: &Next) -> bool {
+    of.series.len() == 1 && sums.are_complete(next.below.0)
+}
+
+/// Puts some old counts together by the hour, or deletes them, and returns whether there may be more.
+pub(super) fn purge(tx: &Tx<'_>) -> Result<bool> {
+    let mut has_more = false;
+    for series in Series::ALL {
+        let (minutes, hours) = kept_from(row::time(tx.now), series);
+        for (span, before) in [(1, minutes), (HOUR, hours)] {
+            let mut old = tx.prepare(OLD)?;
+            let values = params![series.name(), span, before, STEP];
+            let old = old.query_map(values, |row| count(row, series))?;
+            let old: Vec<Count> = old.collect::<Result<_>>()?;
+            has_more |= old.len() as i64 == STEP;
+            for count in &old {
+                let (minute, kind) = (count.minute, kind(count));
+                if span == 1 && series != Series::Budget {
+                    let hour = minute - minute % HOUR;
+                    let values = params![
+                        series.name(),
+                        HOUR,
+                        hour,
+                        kind,
+                        count.outcome,
+                        number(count)
+                    ];
+                    tx.prepare(SUM)?.execute(values)?;
+                }
+                let values = params![
+                    series.name(),
+                    span,
+                    minute,
+                    count.process,
+                    kind,
+                    count.outcome
+                ];
+                tx.prepare(DELETE)?.execute(values)?;
+            }
+        }
+    }
+    Ok(has_more)
+}
+
+/// Deletes what is kept of refused requests with the key of an event whose chat is forgotten.
+pub(super) fn forget(tx: &Tx<'_>, seq: i64) -> Result<()> {
+    tx.prepare(FORGET)?.execute([seq])?;
+    Ok(())
+}
+
+/// Empty for none.
+fn kind(count: &Count) -> &str {
+    count.kind.as_ref().map_or("", |kind| kind.as_str())
+}
+
+fn number(count: &Count) -> i64 {
+    i64::try_from(count.number).unwrap_or(i64::MAX)
+}
+
+fn count(row: &Row<'_>, series: Series) -> Result<Count> {
+    let kind = match row.get_ref(2)?.as_str()? {
+        "" => None,
+        kind => Some(
+            kind.parse()
+                .map_err(|_| row::invalid(2, Type::Text, "no kind"))?,
+        ),
+    };
+    let sample: Option<String> = row.get(5)?;
+    Ok(Count {
+        minute: row.get(0)?,
+        process: row.get(1)?,
+        series,
+        kind,
+        outcome: Cow::Owned(row.get(3)?),
+        number: row.get::<_, i64>(4)?.unsigned_abs(),
+        sample: sample.map(|lines| Sample { lines, key: None }),
+    })
+}

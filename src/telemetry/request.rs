@@ -1,0 +1,83 @@
+//! What is kept of a request that is refused.
+
+use std::net::SocketAddr;
+
+use bytes::Bytes;
+use http::header::CONTENT_LENGTH;
+use http::{Extensions, HeaderMap, HeaderName, HeaderValue};
+
+use super::span::REQUEST_ID;
+use super::tally::Sample;
+
+/// The parts of a request's head that say who sent it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Asked {
+    /// The address that the server has added to the request's extensions.
+    peer: Option<SocketAddr>,
+    forwarded_for: Option<HeaderValue>,
+    request_id: Option<HeaderValue>,
+    length: Option<HeaderValue>,
+    pub(super) key: Option<HeaderValue>,
+}
+
+/// Set by proxies, and by anybody else.
+const FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+
+/// The longest text of a sample, in characters after escaping.
+const LONGEST: usize = 100;
+
+impl Asked {
+    pub(crate) fn of(headers: &HeaderMap, extensions: &Extensions) -> Self {
+        Self {
+            peer: extensions.get().copied(),
+            forwarded_for: headers.get(FORWARDED_FOR).cloned(),
+            request_id: headers.get(REQUEST_ID).cloned(),
+            length: None,
+            key: None,
+        }
+    }
+
+    /// Those of a request without a delivery. `key` is the name of the header with its key.
+    pub(crate) fn refused(
+        headers: &HeaderMap,
+        extensions: &Extensions,
+        key: Option<&HeaderName>,
+    ) -> Self {
+        Self {
+            length: headers.get(CONTENT_LENGTH).cloned(),
+            key: key.and_then(|key| headers.get(key)).cloned(),
+            ..Self::of(headers, extensions)
+        }
+    }
+
+    /// `size` is that of a body that was received.
+    pub(super) fn sample(&self, size: Option<usize>, key: Option<Bytes>) -> Sample {
+        let address = match (self.peer, &self.forwarded_for) {
+            (Some(peer), None) => peer.ip().to_string(),
+            (Some(peer), Some(of)) => format!("{} for {}", peer.ip(), short(of.as_bytes())),
+            (None, of) => text(of.as_ref()),
+        };
+        let size = match size {
+            Some(size) => size.to_string(),
+            None => text(self.length.as_ref()),
+        };
+        let request = text(self.request_id.as_ref());
+        // One that is cut off could not be forgotten.
+        let key = key.filter(|key| key.escape_ascii().count() <= LONGEST);
+        let shown = key.as_deref().map(short).unwrap_or_default();
+        Sample {
+            lines: format!("{address}\n{size}\n{request}\n{shown}"),
+            key,
+        }
+    }
+}
+
+fn text(value: Option<&HeaderValue>) -> String {
+    value
+        .map(|value| short(value.as_bytes()))
+        .unwrap_or_default()
+}
+
+fn short(text: &[u8]) -> String {
+    text.escape_ascii().map(char::from).take(LONGEST).collect()
+}

@@ -1,0 +1,373 @@
+//! Counts by minute, in memory. An inbox writes them into its database: see `inbox/counts.rs`.
+
+use std::borrow::Cow;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::budget::FailureBudget;
+use super::recent::Recent;
+use crate::event::EventKind;
+use crate::lock::lock;
+
+/// What is counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Series {
+    /// Deliveries that were answered with 2xx, by kind and outcome.
+    Acknowledged,
+    /// Other deliveries, and requests that were refused. Those that were not verified have no kind.
+    Refused,
+    /// Those of them that count against a failure budget.
+    Budget,
+    /// Events that were handled, by kind.
+    Handled,
+    /// Attempts of workers that failed, by kind and outcome.
+    Failed,
+    /// Events that became dead letters, by kind.
+    Dead,
+    /// The longest time in milliseconds from an acceptance to the first attempt, by kind: a maximum, and no sum.
+    Lag,
+}
+
+impl Series {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Acknowledged,
+        Self::Refused,
+        Self::Budget,
+        Self::Handled,
+        Self::Failed,
+        Self::Dead,
+        Self::Lag,
+    ];
+
+    /// Returns its name, such as `handled`.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Acknowledged => "acknowledged",
+            Self::Refused => "refused",
+            Self::Budget => "budget",
+            Self::Handled => "handled",
+            Self::Failed => "failed",
+            Self::Dead => "dead",
+            Self::Lag => "lag",
+        }
+    }
+
+    /// Puts two numbers of the same thing together.
+    pub(crate) fn join(self, one: u64, other: u64) -> u64 {
+        match self {
+            Self::Lag => one.max(other),
+            _ => one.saturating_add(other),
+        }
+    }
+}
+
+/// A number of what happened in one minute, or in several that were put together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Count {
+    /// The first minute, since 1970.
+    pub minute: i64,
+    /// The process that has counted, or 0 for all of them.
+    pub process: i64,
+    /// What was counted.
+    pub series: Series,
+    /// The kind of the events, if it is known.
+    pub kind: Option<EventKind>,
+    /// The outcome, or an empty text.
+    pub outcome: Cow<'static, str>,
+    /// The number.
+    pub number: u64,
+    /// One of the requests that were counted.
+    pub sample: Option<Sample>,
+}
+
+/// What is known of a request that was refused: no part of its body.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Sample {
+    /// The address, the size of the body, the request id and the key, in a line each.
+    pub lines: String,
+    /// The key, by which a sample is found when a chat is forgotten.
+    pub key: Option<Bytes>,
+}
+
+/// Selects counts.
+#[derive(Clone, Debug)]
+pub struct CountsOf {
+    /// What was counted.
+    pub series: Vec<Series>,
+    /// The first minute, since 1970.
+    pub from: i64,
+    /// The one after the last.
+    pub until: i64,
+    /// How many minutes are put together.
+    pub bucket: i64,
+    /// Whether each process is counted apart.
+    pub by_process: bool,
+    /// The maximum number of counts. They are sorted from the newest minute to the oldest.
+    pub limit: usize,
+}
+
+/// The number of the minute since 1970.
+#[must_use]
+pub fn minute_of(time: SystemTime) -> i64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
+    i64::try_from(since.unwrap_or_default().as_secs() / 60).unwrap_or(i64::MAX)
+}
+
+/// What an observer counts for an inbox to keep.
+#[derive(Clone, Debug)]
+pub enum Kept {
+    Budget(FailureBudget),
+    Recent(Recent),
+}
+
+impl Kept {
+    pub(crate) fn tally(&self) -> &Tally {
+        match self {
+            Self::Budget(budget) => budget.tally(),
+            Self::Recent(recent) => recent.tally(),
+        }
+    }
+}
+
+/// Counts of this process. Clones share them.
+#[derive(Clone, Debug)]
+pub(crate) struct Tally {
+    process: i64,
+    shared: Arc<Mutex<State>>,
+    changed: Arc<Notify>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// The time of day at some moment. That of the queue as soon as it is known, so that all processes agree on minutes.
+    anchor: (Instant, SystemTime),
+    rows: BTreeMap<Key, Row>,
+    /// All kinds that were seen.
+    kinds: BTreeSet<EventKind>,
+    /// The number of changes.
+    changes: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    minute: i64,
+    series: Series,
+    kind: Option<EventKind>,
+    outcome: &'static str,
+}
+
+#[derive(Debug)]
+struct Row {
+    number: u64,
+    sample: Option<Sample>,
+    /// The number of its last change.
+    changed: u64,
+}
+
+/// How many minutes are kept in memory.
+const MINUTES: i64 = 60;
+
+/// How many rows are kept in memory: kinds and outcomes are few, but not few enough for 60 minutes of all of them.
+const MOST: usize = 20_000;
+
+impl Default for Tally {
+    fn default() -> Self {
+        let state = State {
+            anchor: (Instant::now(), SystemTime::now()),
+            rows: BTreeMap::new(),
+            kinds: BTreeSet::new(),
+            changes: 0,
+        };
+        Self {
+            process: fastrand::i64(1..),
+            shared: Arc::new(Mutex::new(state)),
+            changed: Arc::default(),
+        }
+    }
+}
+
+impl State {
+    fn now(&self) -> SystemTime {
+        let (at, time) = self.anchor;
+        time + at.elapsed()
+    }
+}
+
+impl Tally {
+    /// The number of this process.
+    pub(crate) fn process(&self) -> i64 {
+        self.process
+    }
+
+    /// The time of day.
+    pub(crate) fn now(&self) -> SystemTime {
+        lock(&self.shared).now()
+    }
+
+    /// Takes the time of day from a queue.
+    pub(crate) fn set_time(&self, now: SystemTime) {
+        lock(&self.shared).anchor = (Instant::now(), now);
+    }
+
+    pub(crate) fn add(
+        &self,
+        series: Series,
+        kind: Option<EventKind>,
+        outcome: &'static str,
+        number: u64,
+        sample: impl FnOnce() -> Option<Sample>,
+    ) {
+        self.changed.notify_one();
+        let mut state = lock(&self.shared);
+        let key = Key {
+            minute: minute_of(state.now()),
+            series,
+            kind,
+            outcome,
+        };
+        state.changes += 1;
+        let changed = state.changes;
+        if let Some(row) = state.rows.get_mut(&key) {
+            row.number = series.join(row.number, number);
+            row.changed = changed;
+            return;
+        }
+        let oldest = key.minute - MINUTES;
+        while let Some(first) = state.rows.first_entry()
+            && first.key().minute <= oldest
+        {
+            first.remove();
+        }
+        if state.rows.len() >= MOST {
+            state.rows.pop_first();
+        }
+        state.kinds.extend(key.kind.clone());
+        let row = Row {
+            number,
+            sample: sample(),
+            changed,
+        };
+        state.rows.insert(key, row);
+    }
+
+    /// Waits until something was counted since the last call.
+    pub(crate) async fn until_changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Returns up to `limit` counts that have changed after a number of changes, those that changed first, and the number
+    /// that the next call begins with.
+    pub(crate) fn changed(&self, after: u64, limit: usize) -> (Vec<Count>, u64) {
+        let state = lock(&self.shared);
+        let rows = state.rows.iter().filter(|(_, row)| row.changed > after);
+        let mut rows: Vec<_> = rows.collect();
+        rows.sort_by_key(|(_, row)| row.changed);
+        rows.truncate(limit);
+        let last = rows.last().map_or(after, |(_, row)| row.changed);
+        let counts = rows.into_iter().map(|(key, row)| self.count(key, row));
+        (counts.collect(), last)
+    }
+
+    /// Returns the counts of the last hour, from the oldest minute to the present one.
+    pub(crate) fn last_hour(&self) -> (i64, Vec<Count>) {
+        let state = lock(&self.shared);
+        let now = minute_of(state.now());
+        let recent = state
+            .rows
+            .iter()
+            .filter(|(key, _)| key.minute > now - MINUTES);
+        (now, recent.map(|(key, row)| self.count(key, row)).collect())
+    }
+
+    /// Returns the kinds that were ever seen.
+    pub(super) fn kinds(&self) -> BTreeSet<EventKind> {
+        lock(&self.shared).kinds.clone()
+    }
+
+    /// Returns the outcomes of the deliveries of the last hour, each as often as there are rows, with their numbers.
+    pub(super) fn answers(&self) -> Vec<(&'static str, u64)> {
+        let state = lock(&self.shared);
+        let oldest = minute_of(state.now()) - MINUTES;
+        let rows = state.rows.iter().filter(|(key, _)| {
+            key.minute > oldest && matches!(key.series, Series::Acknowledged | Series::Refused)
+        });
+        rows.map(|(key, row)| (key.outcome, row.number)).collect()
+    }
+
+    fn count(&self, key: &Key, row: &Row) -> Count {
+        Count {
+            minute: key.minute,
+            process: self.process,
+            series: key.series,
+            kind: key.kind.clone(),
+            outcome: Cow::Borrowed(key.outcome),
+            number: row.number,
+            sample: row.sample.clone(),
+        }
+    }
+}
+
+/// Puts counts together that arrive from the newest minute to the oldest.
+pub(crate) struct Sums {
+    of: CountsOf,
+    counts: BTreeMap<Summed, (u64, Option<Sample>)>,
+}
+
+/// The minute is negative, so that the newest is first.
+type Summed = (i64, Series, i64, Option<EventKind>, Cow<'static, str>);
+
+impl Sums {
+    pub(crate) fn new(of: CountsOf) -> Self {
+        Self {
+            of,
+            counts: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn add(&mut self, count: Count) {
+        let minute = count.minute - count.minute.rem_euclid(self.of.bucket.max(1));
+        let process = if self.of.by_process { count.process } else { 0 };
+        let key = (-minute, count.series, process, count.kind, count.outcome);
+        let (number, sample) = self.counts.entry(key).or_default();
+        *number = count.series.join(*number, count.number);
+        if sample.is_none() {
+            *sample = count.sample;
+        }
+    }
+
+    /// Whether there are as many counts as wanted of minutes after this one.
+    #[cfg(feature = "sqlite")]
+    pub(crate) fn are_complete(&self, minute: i64) -> bool {
+        let newer = |(first, ..): &&Summed| -first > minute;
+        self.counts.keys().take_while(newer).count() >= self.of.limit
+    }
+
+    pub(crate) fn end(self) -> Vec<Count> {
+        let counts = self.counts.into_iter().take(self.of.limit);
+        counts
+            .map(
+                |((minute, series, process, kind, outcome), (number, sample))| Count {
+                    minute: -minute,
+                    process,
+                    series,
+                    kind,
+                    outcome,
+                    number,
+                    sample,
+                },
+            )
+            .collect()
+    }
+}
+
+/// How long `Duration`s are in whole milliseconds.
+pub(super) fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}

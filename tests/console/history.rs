@@ -1,0 +1,257 @@
+//! What was counted, and what was refused.
+
+use std::net::SocketAddr;
+use std::sync::atomic::Ordering;
+
+use axum::Router;
+use bytes::Bytes;
+use http::Request;
+use http_body_util::Full;
+use tokio::time::sleep;
+use tower::Layer;
+use tower_webhook::console::Console;
+use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
+use tower_webhook::memory::MemoryQueue;
+use tower_webhook::signature::Signature;
+use tower_webhook::telemetry::Recent;
+use tower_webhook::{EventRouter, HandlerError, RawDelivery, SignatureLayer, Webhooks};
+
+use support::Ready;
+use support::delivery::{RequestExt, SIGNATURE, delivery, secret, send};
+use support::inbox::{NotingCrm, event, inbox};
+use support::{DAY, HOUR, MINUTE, SECOND};
+
+use super::get;
+
+struct Desk {
+    inbox: Inbox<MemoryQueue>,
+    webhooks: Signature<Accept<MemoryQueue>>,
+    recent: Recent,
+    crm: NotingCrm,
+    _worker: WorkerHandle,
+}
+
+impl Desk {
+    fn new() -> Self {
+        let (recent, crm) = (Recent::new(), NotingCrm::default());
+        let inbox = inbox().observer(recent.clone());
+        Self {
+            webhooks: SignatureLayer::new(secret())
+                .observer(recent.clone())
+                .layer(inbox.accept()),
+            _worker: inbox.worker(crm.router()).spawn(),
+            inbox,
+            recent,
+            crm,
+        }
+    }
+
+    fn console(&self) -> Router {
+        let console = Console::new().inbox(self.inbox.clone());
+        console.recent(self.recent.clone()).router()
+    }
+
+    async fn refuse(&self, request: Request<Full<Bytes>>, times: usize) {
+        for _ in 0..times {
+            let answered = send(&self.webhooks, request.clone()).await;
+            assert!(!answered.status.is_success(), "{answered:?}");
+        }
+    }
+}
+
+/// The minute of the last row with a reason, as a page is asked for it.
+fn minute(page: &str, reason: &str) -> String {
+    let (before, _) = page.rsplit_once(reason).unwrap();
+    let (_, time) = before.rsplit_once("datetime=\"").unwrap();
+    time[..16].to_owned()
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_are_shown_by_minute_with_a_sample() {
+    let desk = Desk::new();
+    let mut forged = event("a", 1)
+        .with(SIGNATURE, "0".repeat(64))
+        .with("x-request-id", "<script>")
+        .with("x-forwarded-for", "203.0.113.9")
+        .with("content-length", "21");
+    let peer: SocketAddr = "192.0.2.7:4711".parse().unwrap();
+    forged.extensions_mut().insert(peer);
+    desk.refuse(forged, 3).await;
+    sleep(2 * MINUTE).await;
+    desk.refuse(
+        delivery("{}").with("content-type", "text/plain").key("k-2"),
+        1,
+    )
+    .await;
+    sleep(2 * SECOND).await;
+
+    let app = desk.console();
+    let page = get(&app, "/refusals").await;
+    page.is(200)
+        .shows("invalid-signature")
+        .shows("not verified")
+        .shows("192.0.2.7 for 203.0.113.9")
+        .shows(">21</td>")
+        .shows("&lt;script&gt;")
+        .shows(">a-1</td>")
+        .shows("unsupported-media-type")
+        .shows("a kill loses those of its last second")
+        .hides("<script>");
+    let [newest, oldest] = ["unsupported-media-type", "invalid-signature"]
+        .map(|reason| page.text.find(reason).unwrap());
+    assert!(newest < oldest);
+    get(
+        &app,
+        &format!(
+            "/refusals?until={}",
+            minute(&page.text, "invalid-signature")
+        ),
+    )
+    .await
+    .shows("invalid-signature")
+    .shows(">3</td>")
+    .hides("unsupported-media-type");
+    get(&app, "/refusals?until=2020-01-01T03:12")
+        .await
+        .is(200)
+        .shows("None.");
+    get(&app, "/refusals?until=9999-12-31T23:59&unknown=1")
+        .await
+        .is(200)
+        .shows("invalid-signature");
+    get(&app, "/refusals?until=yesterday")
+        .await
+        .is(400)
+        .shows("is not a time");
+
+    // What is known of a chat is forgotten.
+    send(&desk.webhooks, event("a", 1)).await.assert_ok();
+    sleep(2 * SECOND).await;
+    desk.inbox.forget("a").await.unwrap();
+    get(&app, "/refusals")
+        .await
+        .shows("invalid-signature")
+        .hides(">a-1</td>")
+        .hides("192.0.2.7")
+        .shows(">k-2</td>");
+    sleep(8 * DAY).await;
+    get(&app, "/refusals").await.is(200).shows("None.");
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_are_paged_by_whole_minutes() {
+    let desk = Desk::new();
+    for _ in 0..100 {
+        desk.refuse(event("a", 1).with(SIGNATURE, "0"), 1).await;
+        sleep(MINUTE).await;
+    }
+    sleep(2 * SECOND).await;
+    let app = desk.console();
+    let (mut path, mut rows) = ("/refusals".to_owned(), Vec::new());
+    loop {
+        let page = get(&app, &path).await;
+        rows.push(page.is(200).text.matches("invalid-signature").count());
+        assert!(page.text.len() < 40_000, "{}", page.text.len());
+        let Some((_, rest)) = page.text.split_once("href=\"/refusals?until=") else {
+            break;
+        };
+        path = format!("/refusals?until={}", rest.split_once('"').unwrap().0);
+    }
+    assert_eq!(rows, [40, 40, 20]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn history_compares_a_day_with_the_day_before() {
+    let desk = Desk::new();
+    for n in 0..5 {
+        send(&desk.webhooks, event("a", n)).await.assert_ok();
+    }
+    desk.refuse(event("a", 1).with(SIGNATURE, "0"), 4).await;
+    sleep(25 * HOUR).await;
+    for n in 5..12 {
+        send(&desk.webhooks, event("a", n)).await.assert_ok();
+    }
+    sleep(SECOND).await;
+    desk.crm.down.store(true, Ordering::SeqCst);
+    send(&desk.webhooks, event("b", 1)).await.assert_ok();
+    sleep(2 * SECOND).await;
+
+    let app = desk.console();
+    let numbers = |text: &str, name: &str| {
+        let row = text.split(&format!("<th scope=\"row\">{name}</th>")).nth(1);
+        let cells = row.unwrap_or_else(|| panic!("no {name}: {text}"));
+        let cell = |label: &str| {
+            let cell = cells
+                .split_once(&format!("data-label=\"{label}\">"))
+                .unwrap()
+                .1;
+            let cell = cell.split_once("</td>").unwrap().0;
+            cell.replace("<b>", "").replace("</b>", "")
+        };
+        (cell("Number"), cell("Before"))
+    };
+    let day = get(&app, "/history").await;
+    day.is(200).shows("The last 24 hours").shows("<svg");
+    for (name, now, before) in [
+        ("Accepted", "8", "5"),
+        ("Handled", "7", "5"),
+        ("Dead letters", "0", "0"),
+        ("Refused", "0", "4"),
+        ("invalid-signature", "0", "4"),
+    ] {
+        let expected = (now.to_owned(), before.to_owned());
+        assert_eq!(numbers(&day.text, name), expected, "{name}");
+    }
+    assert_ne!(numbers(&day.text, "Failed attempts").0, "0");
+    for (range, accepted) in [("1h", "8"), ("7d", "13")] {
+        let page = get(&app, &format!("/history?range={range}")).await;
+        assert_eq!(numbers(&page.is(200).text, "Accepted").0, accepted);
+    }
+    let month = get(&app, "/history?range=30d").await;
+    month
+        .is(200)
+        .shows(r#"<td class="number" data-label="Number"><b>13</b></td>"#)
+        .hides("Before");
+    for range in ["1h", "24h", "7d", "30d"] {
+        let page = get(&app, &format!("/history?range={range}")).await;
+        assert!(page.text.len() < 40_000, "{range}: {}", page.text.len());
+    }
+    get(&app, "/history?range=forever&x=1")
+        .await
+        .is(400)
+        .shows("The ranges are 1h, 24h, 7d and 30d.");
+    // The whole is there for whoever does not see the charts.
+    day.shows("As a table")
+        .shows(r#"role="img" aria-label="Accepted: at most"#);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_an_inbox_they_are_those_of_this_process() {
+    let recent = Recent::new();
+    let fails = EventRouter::new()
+        .fallback(async |_: RawDelivery| Err(HandlerError::retry("the CRM is down")));
+    let service = Webhooks::new(secret())
+        .observer(recent.clone())
+        .layer(fails);
+    send(&service, event("a", 1)).await;
+    let app = Console::new().recent(recent).router();
+    get(&app, "/")
+        .await
+        .shows(r#"href="/history""#)
+        .shows(r#"href="/refusals""#);
+    get(&app, "/refusals")
+        .await
+        .is(200)
+        .shows("<b class=\"bad\">failed</b>")
+        .shows("chat-rated")
+        .shows("Counts of this process in the last hour.");
+    get(&app, "/history")
+        .await
+        .is(200)
+        .shows("The last hour")
+        .shows("<th scope=\"row\">failed</th>")
+        .hides("Before");
+    let nothing = Console::new().router();
+    get(&nothing, "/").await.hides("/history");
+    get(&nothing, "/history").await.is(200);
+}

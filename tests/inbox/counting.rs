@@ -1,0 +1,141 @@
+//! Counts of observers: over processes, across restarts, and when they cannot be written.
+
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep};
+use tower::Layer;
+use tower_webhook::inbox::internal::{Count, CountsOf, Series, Work, minute_of};
+use tower_webhook::inbox::{Accept, Inbox, WorkerHandle};
+use tower_webhook::signature::Signature;
+use tower_webhook::sqlite::SqliteQueue;
+use tower_webhook::telemetry::{FailureBudget, Recent};
+use tower_webhook::{EventKind, SignatureLayer};
+
+use support::SECOND;
+use support::delivery::{RequestExt, delivery_of, secret, send};
+use support::inbox::{NotingCrm, event};
+use support::scratch::Scratch;
+
+const KIND: EventKind = EventKind::CHAT_RATED;
+
+/// A receiver as a process of its own has it.
+struct Receiver {
+    inbox: Inbox<SqliteQueue>,
+    webhooks: Signature<Accept<SqliteQueue>>,
+    budget: FailureBudget,
+    worker: WorkerHandle,
+}
+
+impl Receiver {
+    fn start(scratch: &Scratch) -> Self {
+        let (budget, recent) = (FailureBudget::default(), Recent::new());
+        let observer = (budget.clone(), recent);
+        let observer = std::sync::Arc::new(observer);
+        let inbox = Inbox::new(scratch.queue()).observer(observer.clone());
+        Self {
+            webhooks: SignatureLayer::new(secret())
+                .observer(observer)
+                .layer(inbox.accept()),
+            worker: inbox.worker(NotingCrm::default().router()).spawn(),
+            inbox,
+            budget,
+        }
+    }
+
+    /// Deliveries that the platform counts as failed.
+    async fn fail(&self, times: usize) {
+        for _ in 0..times {
+            let failed = delivery_of("same").with("content-type", "text/plain");
+            assert_eq!(send(&self.webhooks, failed).await.status, 415);
+        }
+    }
+
+    async fn until_handled(&self) {
+        let began = Instant::now();
+        while self.inbox.stats().await.unwrap().unsettled() > 0 {
+            assert!(began.elapsed() < 15 * SECOND);
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn until_spent(&self, failures: u32) {
+        let began = Instant::now();
+        while self.budget.spent_by(&KIND).failures != failures {
+            assert!(began.elapsed() < 15 * SECOND, "{:?}", self.budget.spent());
+            sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn sum(&self, series: Series) -> u64 {
+        let now = minute_of(std::time::SystemTime::now());
+        let of = CountsOf {
+            series: vec![series],
+            from: now - 10,
+            until: now + 10,
+            bucket: 60,
+            by_process: true,
+            limit: 1_000,
+        };
+        let counts: Vec<Count> = self.inbox.queue().counts(&of).await.unwrap();
+        counts.iter().map(|count| count.number).sum()
+    }
+}
+
+#[tokio::test]
+async fn processes_count_together_and_across_restarts() {
+    let scratch = Scratch::new();
+    let (one, other) = (Receiver::start(&scratch), Receiver::start(&scratch));
+    one.fail(60).await;
+    other.fail(50).await;
+    for number in 0..3 {
+        send(&one.webhooks, event("a", number)).await.assert_ok();
+    }
+    one.until_handled().await;
+    one.until_spent(110).await;
+    other.until_spent(110).await;
+    let spent = one.budget.spent_by(&KIND);
+    assert_eq!(spent.reasons, [("unsupported-media-type", 110)]);
+    assert!(one.budget.spent().iter().any(|spent| spent.failures == 110));
+
+    // The drain writes the last ones, and one that starts knows them at once.
+    other.fail(7).await;
+    for receiver in [one, other] {
+        receiver.worker.drain(SECOND).await.unwrap();
+    }
+    let next = Receiver::start(&scratch);
+    next.until_spent(117).await;
+    assert_eq!(next.sum(Series::Refused).await, 117);
+    assert_eq!(next.sum(Series::Acknowledged).await, 3);
+    assert_eq!(next.sum(Series::Handled).await, 3);
+    next.fail(1).await;
+    assert_eq!(next.budget.spent_by(&KIND).failures, 118);
+}
+
+#[tokio::test]
+async fn counts_that_cannot_be_written_stop_nothing() {
+    let scratch = Scratch::new();
+    let receiver = Receiver::start(&scratch);
+    scratch
+        .sql()
+        .execute("ALTER TABLE counts RENAME TO missing", [])
+        .unwrap();
+    receiver.fail(5).await;
+    for number in 0..20 {
+        let sent = Instant::now();
+        send(&receiver.webhooks, event("a", number))
+            .await
+            .assert_ok();
+        assert!(sent.elapsed() < 2 * SECOND, "{:?}", sent.elapsed());
+        sleep(Duration::from_millis(100)).await;
+    }
+    receiver.until_handled().await;
+    // What was counted meanwhile is written when the table is back.
+    assert_eq!(receiver.budget.spent_by(&KIND).failures, 5);
+    scratch
+        .sql()
+        .execute("ALTER TABLE missing RENAME TO counts", [])
+        .unwrap();
+    receiver.worker.drain(SECOND).await.unwrap();
+    assert_eq!(receiver.sum(Series::Refused).await, 5);
+    assert_eq!(receiver.sum(Series::Acknowledged).await, 20);
+}

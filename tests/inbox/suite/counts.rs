@@ -1,0 +1,258 @@
+//! Counts of processes are kept, put together and deleted.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+
+use super::make::{chat, key};
+use super::steps::{Trial, ok};
+use super::{HELD, Harness};
+use tower_webhook::inbox::By;
+use tower_webhook::inbox::Queue;
+use tower_webhook::inbox::internal::{
+    Count, CountsOf, NewEvent, Sample, Series, Work, forget_all, minute_of,
+};
+
+const HOUR: i64 = 60;
+const DAY: i64 = 24 * HOUR;
+
+/// The minute of the queue.
+async fn now<Q: Queue>(queue: &Q) -> i64 {
+    minute_of(ok(queue.note_counts(&[]).await, "note_counts"))
+}
+
+fn of(series: Series, from: i64, until: i64) -> CountsOf {
+    CountsOf {
+        series: vec![series],
+        from,
+        until,
+        bucket: 1,
+        by_process: false,
+        limit: 10_000,
+    }
+}
+
+impl<Q: Queue> Trial<Q> {
+    fn counted(&self, series: Series, process: i64, minute: i64, number: u64) -> Count {
+        Count {
+            minute,
+            process,
+            series,
+            kind: Some(self.kind.clone()),
+            outcome: Cow::Borrowed("no-luck"),
+            number,
+            sample: None,
+        }
+    }
+
+    async fn note(&self, counts: &[Count]) {
+        ok(self.queue.note_counts(counts).await, "note_counts");
+    }
+
+    /// The counts of this rule, as minutes, processes and numbers.
+    async fn counts(&self, of: &CountsOf) -> Vec<(i64, i64, u64)> {
+        let counts = ok(self.queue.counts(of).await, "counts");
+        let own = counts
+            .iter()
+            .filter(|count| count.kind.as_ref() == Some(&self.kind));
+        own.map(|count| (count.minute, count.process, count.number))
+            .collect()
+    }
+
+    async fn purge_all(&self) {
+        while ok(self.queue.purge(Duration::MAX).await, "purge") {}
+    }
+}
+
+/// Each process has numbers of its own, which never decrease, and all of them are added up: but for the lag, of which the
+/// longest counts.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn counts_of_processes_add_up<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let other = &trial.handles(harness, 1).await[0];
+    let now = now(&trial.queue).await;
+    for series in Series::ALL {
+        let count = |process, minute, number| trial.counted(series, process, minute, number);
+        trial.note(&[count(1, now, 3), count(1, now - 1, 4)]).await;
+        let again = [count(2, now, 5), count(1, now, 2)];
+        ok(other.queue.note_counts(&again).await, "note_counts");
+        trial.note(&[count(1, now - 1, 6)]).await;
+        let all = of(series, now - 1, now + 1);
+        let joined = |a: u64, b: u64| {
+            if series == Series::Lag {
+                a.max(b)
+            } else {
+                a + b
+            }
+        };
+        assert_eq!(
+            trial.counts(&all).await,
+            [(now, 0, joined(3, 5)), (now - 1, 0, 6)],
+            "{series:?}"
+        );
+        let by_process = CountsOf {
+            by_process: true,
+            ..all.clone()
+        };
+        let counts = trial.counts(&by_process).await;
+        assert_eq!(counts, [(now, 1, 3), (now, 2, 5), (now - 1, 1, 6)]);
+        // An hour from the first minute on, and what is not in the range.
+        let bucket = CountsOf {
+            from: now,
+            bucket: HOUR,
+            ..all
+        };
+        let counts = trial.counts(&bucket).await;
+        assert_eq!(counts, [(now - now % HOUR, 0, joined(3, 5))]);
+    }
+    let unknown = Count {
+        kind: None,
+        sample: Some(Sample {
+            lines: "192.0.2.1\n17\nrequest\n".to_owned(),
+            key: None,
+        }),
+        ..trial.counted(Series::Refused, 3, now + 1, 7)
+    };
+    trial.note(std::slice::from_ref(&unknown)).await;
+    let next = of(Series::Refused, now + 1, now + 2);
+    let expected = Count {
+        process: 0,
+        ..unknown
+    };
+    let counts = ok(trial.queue.counts(&next).await, "counts");
+    assert!(counts.contains(&expected), "{counts:?}");
+}
+
+/// A list has the newest counts, however many others there are.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn newest_counts_come_first<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let now = now(&trial.queue).await - 100;
+    let many: Vec<_> = (0..3_000)
+        .map(|number| trial.counted(Series::Dead, 1 + number % 60, now - number / 60, 1))
+        .collect();
+    for some in many.chunks(256) {
+        trial.note(some).await;
+    }
+    let all = of(Series::Dead, now - 60, now + 1);
+    let expected: Vec<_> = (0..50).map(|ago| (now - ago, 0, 60)).collect();
+    assert_eq!(trial.counts(&all).await, expected);
+    let few = CountsOf { limit: 3, ..all };
+    let newest = ok(trial.queue.counts(&few).await, "counts");
+    let minutes: Vec<_> = newest.iter().map(|count| count.minute).collect();
+    assert!(
+        minutes.len() == 3 && minutes.is_sorted_by(|a, b| a >= b),
+        "{minutes:?}"
+    );
+    assert_eq!(minutes[0], now);
+    let nothing = of(Series::Dead, now + 1, now);
+    assert_eq!(trial.counts(&nothing).await, []);
+    let huge = of(Series::Dead, i64::MIN / 2, i64::MAX / 2);
+    assert_eq!(trial.counts(&huge).await, expected);
+}
+
+/// Old minutes become hours, and old hours are deleted.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn old_counts_are_put_together<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let now = now(&trial.queue).await;
+    let hour_of = |minute: i64| minute - minute % HOUR;
+    let all = |series| of(series, now - 40 * DAY, now + 1);
+    let (day, week, month) = (
+        hour_of(now - 25 * HOUR),
+        hour_of(now - 7 * DAY - HOUR),
+        hour_of(now - 30 * DAY - HOUR),
+    );
+    for series in Series::ALL {
+        let count = |process, minute, number| trial.counted(series, process, minute, number);
+        let mut counts = vec![count(1, now - HOUR, 1), count(1, now - 3 * HOUR, 1)];
+        for old in [day, week, month] {
+            counts.extend((0..HOUR).map(|minute| count(1, old + minute, 2)));
+            counts.push(count(2, old + 5, 7));
+        }
+        trial.note(&counts).await;
+    }
+    trial.purge_all().await;
+    let recent = [(now - HOUR, 0, 1), (now - 3 * HOUR, 0, 1)];
+    for series in Series::ALL {
+        let counts = trial.counts(&all(series)).await;
+        let sum = if series == Series::Lag { 7 } else { 127 };
+        match series {
+            Series::Budget => assert_eq!(counts, recent[..1]),
+            Series::Refused => {
+                assert_eq!(counts[..2], recent);
+                // Those of the day before yesterday are still by minute.
+                assert_eq!(counts[2..2 + 60].last(), Some(&(day, 0, 2)));
+                assert_eq!(counts[62..], [(week, 0, sum)]);
+            }
+            _ => {
+                assert_eq!(counts[..2], recent);
+                assert_eq!(counts[2..], [(day, 0, sum), (week, 0, sum)], "{series:?}");
+            }
+        }
+    }
+    // What is put together later adds to its hour.
+    trial
+        .note(&[trial.counted(Series::Handled, 3, day + 7, 100)])
+        .await;
+    trial.purge_all().await;
+    let counts = trial.counts(&all(Series::Handled)).await;
+    assert_eq!(counts[2..], [(day, 0, 227), (week, 0, 127)]);
+}
+
+/// When a chat is forgotten, so is what is kept of refused requests with the keys of its events. Their numbers stay, and
+/// what is written again brings nothing back.
+///
+/// # Panics
+///
+/// When the rule is broken, or the queue fails.
+pub(crate) async fn samples_are_forgotten<H: Harness>(harness: &H) {
+    let trial = Trial::open(harness).await;
+    let now = now(&trial.queue).await;
+    let (forgotten, kept) = (chat(), chat());
+    let mut counts = Vec::new();
+    for (process, chat) in [(1, &forgotten), (2, &kept)] {
+        let key = key();
+        let event = NewEvent {
+            chat: Some(chat.clone()),
+            ..trial.event()
+        };
+        let delivery = event.delivery.clone().with_key(key.clone());
+        trial.taken(NewEvent { delivery, ..event }, HELD).await;
+        counts.push(Count {
+            sample: Some(Sample {
+                lines: format!("192.0.2.{process}\n\n\nkey"),
+                key: Some(Bytes::copy_from_slice(key.as_bytes())),
+            }),
+            ..trial.counted(Series::Refused, process, now, 1)
+        });
+    }
+    trial.note(&counts).await;
+    let by = By::new("ada");
+    let forget = forget_all(&trial.queue, &forgotten, &by);
+    assert_eq!(ok(forget.await, "forget"), 1);
+    trial.note(&counts).await;
+    let by_process = CountsOf {
+        by_process: true,
+        ..of(Series::Refused, now, now + 1)
+    };
+    let mut left = ok(trial.queue.counts(&by_process).await, "counts");
+    left.retain(|count| count.kind.as_ref() == Some(&trial.kind));
+    let lines = |count: &Count| count.sample.as_ref().map(|sample| sample.lines.clone());
+    let samples: Vec<_> = left
+        .iter()
+        .map(|count| (count.number, lines(count)))
+        .collect();
+    let of_kept = "192.0.2.2\n\n\nkey".to_owned();
+    assert_eq!(samples, [(1, None), (1, Some(of_kept))]);
+}
