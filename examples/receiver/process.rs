@@ -56,7 +56,7 @@ pub(crate) fn record() {
 
 fn duration(time: TimeVal) -> Duration {
     let seconds = u64::try_from(time.tv_sec()).unwrap_or_default();
-    Duration::from_secs(seconds) + Duration::from_micros(time.tv_usec().unsigned_abs().into())
+    Duration::from_secs(seconds) + Duration::from_micros(u64::try_from(time.tv_usec()).unwrap_or(0))
 }
 
 fn resident() -> Option<u64> {
