@@ -6,12 +6,14 @@ use std::time::SystemTime;
 
 use metrics_util::MetricKind;
 use metrics_util::debugging::{DebugValue, DebuggingRecorder, Snapshotter};
+use tempfile::TempDir;
 use tokio::time::sleep;
 use tower::{Layer, Service};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::Inbox;
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::memory::MokaStore;
+use tower_webhook::spool::Spool;
 use tower_webhook::telemetry::{FailureBudget, Metrics, Silence};
 use tower_webhook::{Delivery, EventRouter, HandlerError, SignatureLayer, Webhooks};
 
@@ -159,6 +161,10 @@ async fn recorded_metrics_are_those_of_the_table() {
     store.record_metrics();
     budget.record_metrics();
     silence.record_metrics();
+    let dir = TempDir::new().unwrap();
+    let spool = Spool::new(dir.path().join("spool.db")).limit(1 << 20);
+    let spooled = spool.on_any_disk().open(MemoryQueue::new()).await.unwrap();
+    spooled.record_metrics();
     drop(worker);
 
     let recorded = recorded(&snapshotter);
