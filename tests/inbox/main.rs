@@ -6,11 +6,12 @@ mod drain;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod exactly_once;
 mod faults;
+#[cfg(feature = "sqlite")]
 mod gaps;
 mod history;
 #[cfg(feature = "conformance")]
 mod memory;
-#[cfg(all(feature = "metrics", feature = "moka"))]
+#[cfg(all(feature = "metrics", feature = "moka", feature = "sqlite"))]
 mod metrics;
 #[cfg(all(feature = "conformance", feature = "postgres"))]
 mod postgres;

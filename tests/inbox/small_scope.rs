@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Builder;
-use tokio::time::{advance, sleep};
+use tokio::time::advance;
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
+use tokio::time::sleep;
 use tower_webhook::event::EventKind;
 use tower_webhook::inbox::internal::{
     Accepted, EventLease, Kinds, NewEvent, Settled, Settlement, Take, TakenEvent, forget_all,
 };
 use tower_webhook::inbox::{By, EventId, EventState, Filter, Lane, Page, Queue, Records};
+#[cfg(any(feature = "postgres", feature = "sqlite"))]
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::store::EventKey;
 
