@@ -78,6 +78,9 @@ struct State {
     hours: BTreeMap<Option<EventKind>, Hour>,
     /// The failures that other processes have counted, and this one before its start, by the database of an inbox.
     others: BTreeMap<Other, u32>,
+    /// Their sums by kind, and when they were made: a flood of failures does not add them up each time.
+    sums: BTreeMap<Option<EventKind>, u32>,
+    summed: Option<Instant>,
     /// Whether there is such a database.
     #[cfg(feature = "metrics")]
     is_shared: bool,
@@ -154,6 +157,7 @@ impl FailureBudget {
         {
             state.is_shared = true;
         }
+        state.summed = None;
         for count in counts {
             if count.process == self.shared.tally.process() {
                 continue;
@@ -201,16 +205,20 @@ impl FailureBudget {
         tally.add(Series::Budget, kind.clone(), delivery.outcome, 1, || None);
         let now = Now::of(tally);
         let mut state = lock(&self.shared.state);
-        state.prune(&now);
+        let is_new = |at: Instant| now.at.saturating_duration_since(at) < STEP;
+        if !state.summed.is_some_and(is_new) {
+            state.prune(&now);
+        }
+        let others = state.sums.get(&kind).copied().unwrap_or_default();
         let hour = state.hours.entry(kind.clone()).or_default();
+        hour.prune(now.at);
         hour.add(now.at, delivery.outcome);
         let Some(limit) = limit else { return };
-        let seen = state.seen(&kind, &now, true);
-        let failures = sum(&seen);
-        let hour = state.hours.entry(kind.clone()).or_default();
+        let failures = hour.failures.saturating_add(others);
         let Some(crossed) = hour.cross(failures, limit) else {
             return;
         };
+        let seen = state.seen(&kind, &now, true);
         drop(state);
         Spent::of(kind, Some(limit), &seen).log(crossed);
     }
@@ -428,6 +436,7 @@ impl Now {
 struct Hour {
     /// The oldest one first.
     steps: VecDeque<Step>,
+    failures: u32,
     /// The highest threshold that was reached, and not left again.
     reached: Option<Threshold>,
 }
@@ -461,6 +470,12 @@ impl State {
         self.hours.retain(|_, hour| hour.prune(now.at));
         self.others
             .retain(|(_, minute, ..), _| now.since(*minute) < HOUR + STEP);
+        self.sums.clear();
+        for ((.., kind, _), failures) in &self.others {
+            let sum = self.sums.entry(kind.clone()).or_default();
+            *sum = sum.saturating_add(*failures);
+        }
+        self.summed = Some(now.at);
     }
 
     /// Returns the failures of a kind, oldest first.
@@ -496,6 +511,8 @@ impl Hour {
         while let Some(first) = self.steps.front()
             && now.saturating_duration_since(first.began) >= HOUR + STEP
         {
+            let failures = first.reasons.values().copied().fold(0, u32::saturating_add);
+            self.failures = self.failures.saturating_sub(failures);
             self.steps.pop_front();
         }
         !self.steps.is_empty()
@@ -515,6 +532,7 @@ impl Hour {
         if let Some(step) = self.steps.back_mut() {
             let failures = step.reasons.entry(outcome).or_default();
             *failures = failures.saturating_add(1);
+            self.failures = self.failures.saturating_add(1);
         }
     }
 
