@@ -20,17 +20,17 @@ pub(crate) struct Chain<'a>(pub(crate) &'a (dyn StdError + 'a));
 impl fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = self.0.to_string();
-        write!(OneLine(f), "{shown}")?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
             let text = error.to_string();
             if !shown.contains(&text) {
-                write!(OneLine(f), ": {text}")?;
+                // The details of answers are sentences.
+                write!(OneLine(f), "{}: ", shown.trim_end_matches('.'))?;
                 shown = text;
             }
             cause = error.source();
         }
-        Ok(())
+        write!(OneLine(f), "{shown}")
     }
 }
 

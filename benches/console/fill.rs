@@ -2,16 +2,17 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result};
 use rusqlite::{Connection, params};
 use sqlx::PgPool;
 use tokio::task::JoinSet;
-use tower_webhook::inbox::internal::Settlement;
+use tower_webhook::inbox::internal::{Count, Sample, Series, Settlement, minute_of};
 use tower_webhook::inbox::{Failure, Filter, Lane, Page, Queue};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::EventKey;
+
 use tower_webhook::{EventKind, RawDelivery};
 
 use crate::events::{Events, take};
@@ -83,6 +84,17 @@ impl Filled {
             ("event, waiting", format!("/events/{waiting}")),
             ("chat", format!("/chat?id=c-{:027}", turn % 10_000)),
             ("lanes", "/lanes".to_owned()),
+            ("gaps", "/gaps".to_owned()),
+            ("actions", "/actions".to_owned()),
+            ("history, 1 hour", "/history?range=1h".to_owned()),
+            ("history, 24 hours", "/history?range=24h".to_owned()),
+            ("history, 7 days", "/history?range=7d".to_owned()),
+            ("history, 30 days", "/history?range=30d".to_owned()),
+            ("refusals", "/refusals".to_owned()),
+            (
+                "events, by a text in the body",
+                "/events?payload=unknown&hours=24".to_owned(),
+            ),
             (
                 "preview of a redrive",
                 "/all?action=redrive&state=dead".to_owned(),
@@ -172,6 +184,55 @@ fn filled(began: Instant, handled: u64, unsettled: Unsettled) -> Filled {
     }
 }
 
+/// What three processes have counted: by minute for two hours, together by 30 minutes for two weeks, and by 12 hours for a
+/// month; and a refusal of each minute of a week.
+async fn count_all(queue: &impl Queue) -> Result<()> {
+    const SPAN: i64 = 30;
+    const HOUR: i64 = 60;
+    const DAY: i64 = 24 * HOUR;
+
+    let now = minute_of(SystemTime::now());
+    let spans = (1..14 * DAY / SPAN).map(|span| (now - now % SPAN - 2 * HOUR - SPAN * span, 1));
+    let long = (29..60).map(|half_day| (now - now % (12 * HOUR) - 12 * HOUR * half_day, 1));
+    let minutes = (now - 2 * HOUR..now).map(|minute| (minute, 3));
+    let all = minutes
+        .chain(spans)
+        .chain(long)
+        .flat_map(|(minute, processes)| {
+            let of_kind = move |kind: EventKind| {
+                let series = Series::ALL.into_iter();
+                let series = series.filter(|series| *series != Series::Refused);
+                series
+                    .map(move |series| (minute, processes, series, Some(kind.clone()), "accepted"))
+            };
+            EventKind::ALL.into_iter().flat_map(of_kind)
+        });
+    let refused =
+        (now - 7 * DAY..now).map(|minute| (minute, 3, Series::Refused, None, "unauthorized"));
+    let counts = all
+        .chain(refused)
+        .flat_map(|(minute, processes, series, kind, outcome)| {
+            (1..=processes).map(move |process| Count {
+                minute,
+                process,
+                series,
+                kind: kind.clone(),
+                outcome: outcome.into(),
+                number: 40,
+                sample: (series == Series::Refused).then(|| Sample {
+                    lines: "203.0.113.7\n607 bytes".to_owned(),
+                    key: None,
+                }),
+            })
+        });
+    let counts: Vec<_> = counts.collect();
+    for some in counts.chunks(256) {
+        queue.note_counts(some).await?;
+    }
+    println!("\n{} counts", counts.len());
+    Ok(())
+}
+
 /// So that the kinds exist: that of all events, and one of which all events were deleted.
 async fn accept_both_kinds(queue: &impl Queue) -> Result<()> {
     let events = Events::of_chats(1);
@@ -213,6 +274,7 @@ pub(crate) async fn sqlite(queue: &SqliteQueue, path: &Path, count: u64) -> Resu
     }
     db.execute_batch("COMMIT")?;
     drop(db);
+    count_all(queue).await?;
     let unsettled = wait_and_fail(queue, count / WAITING).await?;
     Ok(filled(began, handled, unsettled))
 }
@@ -269,6 +331,7 @@ pub(crate) async fn postgres<Q: Queue + Clone>(
     .bind(digests)
     .execute(pool)
     .await?;
+    count_all(queue).await?;
     let unsettled = wait_and_fail(queue, count / WAITING).await?;
     Ok(filled(began, handled, unsettled))
 }

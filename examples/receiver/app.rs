@@ -23,6 +23,7 @@ use tower_webhook::spool::Spool;
 #[cfg(feature = "sqlite")]
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::Store;
+use tower_webhook::telemetry::Recent;
 use tower_webhook::{EventRouter, Running, Webhooks};
 
 use crate::args::Options;
@@ -51,8 +52,9 @@ pub(crate) struct Built {
     pub(crate) handling: Handling,
     /// The routes, with what changes them while they are served.
     pub(crate) routes: Vec<(Route, Reload)>,
+    /// One for each database, with its name.
     #[cfg(feature = "console")]
-    pub(crate) console: Console,
+    pub(crate) consoles: Vec<(String, Console)>,
 }
 
 /// Opens each database once, for all routes that use it.
@@ -62,7 +64,7 @@ pub(crate) async fn build(setup: &Setup<'_>, mut rest: Vec<Route>) -> anyhow::Re
         handling: Handling::default(),
         routes: Vec::new(),
         #[cfg(feature = "console")]
-        console: Console::new(),
+        consoles: Vec::new(),
     };
     while !rest.is_empty() {
         let first = rest.remove(0);
@@ -152,10 +154,17 @@ fn with_store<St>(
 where
     St: Store + Clone,
 {
+    let recent = Recent::new();
+    #[cfg(feature = "console")]
+    {
+        let console = Console::new().recent(recent.clone());
+        built.consoles.push((name(&routes), console));
+    }
     for route in routes {
+        let observer = setup.telemetry.observer(Some(&route.sender));
         let (service, running) = webhooks(setup.args, &route)
             .store(store.clone())
-            .observer(setup.telemetry.observer(Some(&route.sender)))
+            .observer((observer, recent.clone()))
             .in_flight_wait(in_flight_wait(setup.args))
             .start(router(&events(setup, &route)))?;
         let (app, reload) = mount(built.app, &route.path, service);
@@ -255,10 +264,13 @@ fn with_queue<Q: Queue>(
 ) -> anyhow::Result<Built> {
     let args = setup.args;
     let inbox = Inbox::new(queue).keep_headers(kept_headers(args));
+    let recent = Recent::new();
     #[cfg(feature = "console")]
     {
-        let inbox = inbox.clone().observer(setup.telemetry.observer(None));
-        built.console = built.console.inbox(inbox);
+        let observer = (setup.telemetry.observer(None), recent.clone());
+        let inbox = inbox.clone().observer(observer);
+        let console = Console::new().inbox(inbox).recent(recent.clone());
+        built.consoles.push((name(&routes), console));
     }
     let on_failure = match args.handling.on_failure {
         crate::args::OnFailure::Block => OnFailure::Block,
@@ -266,9 +278,10 @@ fn with_queue<Q: Queue>(
     };
     let retry = Retry::default().give_up_after(Duration::from_secs(args.handling.retry_for));
     for route in routes {
+        let observer = setup.telemetry.observer(Some(&route.sender));
         let (service, running) = webhooks(args, &route)
             .inbox(inbox.clone())
-            .observer(setup.telemetry.observer(Some(&route.sender)))
+            .observer((observer, recent.clone()))
             .worker(|worker| {
                 worker
                     .concurrency(args.handling.of_events().concurrency)
@@ -282,6 +295,13 @@ fn with_queue<Q: Queue>(
         built.routes.push((route, reload));
     }
     Ok(built)
+}
+
+/// The name of what is kept in one place: its paths.
+#[cfg(feature = "console")]
+fn name(routes: &[Route]) -> String {
+    let paths = routes.iter().map(|route| route.path.trim_matches('/'));
+    paths.collect::<Vec<_>>().join(" ").replace('/', "-")
 }
 
 /// Shorter than the lease, however short that is.

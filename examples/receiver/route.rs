@@ -163,14 +163,5 @@ fn check(routes: &[Route], args: &Options) -> Result<(), String> {
             "`--{rule}` is for an `inbox`, and no route has one"
         ));
     }
-    let mut inboxes = routes.iter().filter(|route| route.is_inbox);
-    if let (Some(first), Some(_)) = (inboxes.next(), args.console.console)
-        && let Some(other) = inboxes.find(|route| !route.is_beside(first))
-    {
-        return Err(format!(
-            "the routes `{}` and `{}` have inboxes in two databases, and `--console` shows one: set the same `inbox`",
-            first.path, other.path
-        ));
-    }
     Ok(())
 }

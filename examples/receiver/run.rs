@@ -49,11 +49,11 @@ pub(crate) async fn run(args: &Options) -> anyhow::Result<ExitCode> {
         handling,
         routes,
         #[cfg(feature = "console")]
-        console,
+        consoles,
     } = app::build(&setup, routes).await?;
     #[cfg(feature = "console")]
     if let Some(address) = args.console.console {
-        console::serve(setup.telemetry.show_in(console), address, args).await?;
+        console::serve(setup.telemetry.console(consoles), address, args).await?;
     }
 
     let stop = Stop::new()?;

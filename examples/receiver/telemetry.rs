@@ -6,7 +6,7 @@ use std::time::Duration;
 #[cfg(feature = "console")]
 use tower_webhook::console::Console;
 use tower_webhook::event::EventKind;
-use tower_webhook::telemetry::{FailureBudget, Observer, Recent, Silence};
+use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
 use tower_webhook::{Sender, SenderPolicy};
 
 use crate::args::Options;
@@ -18,7 +18,7 @@ pub(crate) struct Telemetry {
     observer: Arc<dyn Observer>,
     budget: FailureBudget,
     #[cfg(feature = "console")]
-    shown: (Silence, Recent),
+    silence: Silence,
     #[cfg(feature = "metrics")]
     server: Option<metrics::Server>,
 }
@@ -45,10 +45,9 @@ impl Telemetry {
             disable_after: limits.min(),
             ..SenderPolicy::default()
         });
-        let recent = Recent::new();
         let notices = Notices::start(args, &budget, &silence);
         #[cfg(feature = "console")]
-        let shown = (silence.clone(), recent.clone());
+        let shown = silence.clone();
         #[cfg(feature = "metrics")]
         let server = match args.monitoring.metrics {
             Some(address) => Some(
@@ -62,15 +61,15 @@ impl Telemetry {
             let metrics = server
                 .is_some()
                 .then(tower_webhook::telemetry::Metrics::new);
-            Arc::new((silence, recent, notices, metrics))
+            Arc::new((silence, notices, metrics))
         };
         #[cfg(not(feature = "metrics"))]
-        let observer = Arc::new((silence, recent, notices));
+        let observer = Arc::new((silence, notices));
         Ok(Self {
             observer,
             budget,
             #[cfg(feature = "console")]
-            shown,
+            silence: shown,
             #[cfg(feature = "metrics")]
             server,
         })
@@ -85,12 +84,19 @@ impl Telemetry {
         (Arc::clone(&self.observer), budget)
     }
 
-    /// Shows in a console what was seen.
+    /// Puts the consoles of all databases together, with what was seen of all.
     #[cfg(feature = "console")]
-    pub(crate) fn show_in(&self, console: Console) -> Console {
-        let (silence, recent) = self.shown.clone();
-        let budget = self.budget.clone();
-        console.budget(budget).silence(silence).recent(recent)
+    pub(crate) fn console(&self, mut consoles: Vec<(String, Console)>) -> Console {
+        let console = match consoles.len() {
+            1 => consoles.remove(0).1,
+            _ => consoles
+                .into_iter()
+                .fold(Console::new(), |all, (name, console)| {
+                    all.console(name, console)
+                }),
+        };
+        let (budget, silence) = (self.budget.clone(), self.silence.clone());
+        console.budget(budget).silence(silence)
     }
 
     /// Calls `record` before each scrape.

@@ -29,8 +29,8 @@ pub(super) struct Counts(Arc<Mutex<Kept>>);
 #[derive(Default)]
 struct Kept {
     last: Option<Last>,
-    /// The end of the counting that is in progress.
-    counting: Option<watch::Receiver<()>>,
+    /// The end of the counting that is in progress, and when it began.
+    counting: Option<(watch::Receiver<()>, Instant)>,
     /// The number of changes after which counts were forgotten.
     changes: u64,
 }
@@ -58,8 +58,17 @@ impl Counts {
             {
                 return Ok((last.stats.clone(), age));
             }
-            last.filter(|(_, age)| *age < OLDEST)
-                .map(|(last, age)| (last.stats.clone(), age))
+            let known = last
+                .filter(|(_, age)| *age < OLDEST)
+                .map(|(last, age)| (last.stats.clone(), age));
+            // Another page has waited for it.
+            let waits = |(_, began): &(_, Instant)| began.elapsed() >= WAIT;
+            if let Some(known) = &known
+                && kept.counting.as_ref().is_some_and(waits)
+            {
+                return Ok(known.clone());
+            }
+            known
         };
         let Some(known) = known else {
             return self.count(count).await.map(new);
@@ -86,7 +95,7 @@ impl Counts {
     ) -> Result<Stats, StoreError> {
         let asked = Instant::now();
         let running = lock(&self.0).counting.clone();
-        if let Some(mut running) = running {
+        if let Some((mut running, _)) = running {
             // It ends by being dropped.
             let _ = running.changed().await;
             if let Some(last) = &lock(&self.0).last
@@ -98,7 +107,7 @@ impl Counts {
         let (ends, counting) = watch::channel(());
         let changes = {
             let mut kept = lock(&self.0);
-            kept.counting = Some(counting);
+            kept.counting = Some((counting, asked));
             kept.changes
         };
         let of = self.clone();
@@ -175,6 +184,9 @@ mod tests {
         let (number, age) = get(&counts, 3, SECOND).await;
         assert_eq!(began.elapsed(), WAIT);
         assert_eq!((number, age), (1, 74 * SECOND));
+        // Another page does not wait for the same counting.
+        let (number, _) = get(&counts, 4, SECOND).await;
+        assert_eq!((number, began.elapsed()), (1, WAIT));
         sleep(SECOND).await;
         assert_eq!(get(&counts, 4, SECOND).await.0, 3);
     }

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::page::{self, View, start};
 use super::problem::Problem;
-use super::request::{ROWS, time};
+use super::request::{ROWS, text, time};
 use super::settings::Console;
 use crate::store::StoreError;
 use crate::telemetry::{Count, CountsOf, Series, Sums, minute_of};
@@ -20,6 +20,7 @@ use crate::telemetry::{Count, CountsOf, Series, Sums, minute_of};
 #[serde(default)]
 pub(super) struct Asked {
     range: String,
+    kind: String,
     until: String,
 }
 
@@ -49,7 +50,7 @@ impl Range {
     fn parse(name: &str, now: SystemTime, has_inbox: bool) -> Result<Self, Problem> {
         let (name, length, bucket) = match (name.trim(), has_inbox) {
             ("1h", _) | ("", false) => ("1h", HOUR, 1),
-            ("24h" | "", _) => ("24h", DAY, 20),
+            ("24h" | "", _) => ("24h", DAY, 30),
             ("7d", _) => ("7d", 7 * DAY, 2 * HOUR),
             ("30d", _) => ("30d", 30 * DAY, 12 * HOUR),
             (other, _) => {
@@ -81,7 +82,7 @@ impl Range {
     pub(super) fn bucket_words(&self) -> &'static str {
         match self.name {
             "1h" => "a minute",
-            "24h" => "20 minutes",
+            "24h" => "30 minutes",
             "7d" => "2 hours",
             _ => "12 hours",
         }
@@ -132,8 +133,22 @@ pub(super) async fn history(
         by_process: false,
         limit: MOST,
     };
-    let counts = counts(&view.console, of).await?;
-    Ok(page::history(&view, &range, &counts))
+    let mut counts = counts(&view.console, of).await?;
+    let kinds = counts
+        .iter()
+        .filter_map(|count| count.kind.clone())
+        .collect();
+    let kind = text(&asked.kind);
+    if let Some(kind) = &kind {
+        counts.retain(|count| count.kind.as_ref().is_some_and(|it| it.as_str() == *kind));
+    }
+    Ok(page::history(
+        &view,
+        &range,
+        kind.as_deref(),
+        &kinds,
+        &counts,
+    ))
 }
 
 pub(super) async fn refusals(

@@ -9,7 +9,7 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use futures_util::future::{try_join, try_join_all, try_join3};
+use futures_util::future::{join, join_all, try_join, try_join_all, try_join3};
 use http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, REFERRER_POLICY,
     X_CONTENT_TYPE_OPTIONS,
@@ -27,7 +27,7 @@ use super::export::export;
 use super::guard::guard;
 use super::history::{history, refusals};
 use super::operations::{More, Operations, SEARCH};
-use super::page::{self, Blocked, Failed, View, Wrong};
+use super::page::{self, Blocked, Failed, Part, View, Wrong};
 use super::problem::Problem;
 use super::request::{ROWS, Search, action, find_job, id, inbox, key, text};
 use super::settings::Console;
@@ -37,8 +37,8 @@ use crate::store::StoreError;
 
 impl Console {
     /// Returns the pages.
-    pub fn router(self) -> Router {
-        self.run_jobs();
+    pub fn router(mut self) -> Router {
+        self.pass_on();
         router(Arc::new(self))
     }
 
@@ -51,6 +51,8 @@ impl Console {
 }
 
 fn router(console: Arc<Console>) -> Router {
+    console.run_jobs();
+    let inner = console.consoles.clone();
     let mut pages = Router::new()
         .route("/", get(overview))
         .route("/events", get(events))
@@ -88,7 +90,7 @@ fn router(console: Arc<Console>) -> Router {
     let header = |name: HeaderName, value| {
         SetResponseHeaderLayer::overriding(name, HeaderValue::from_static(value))
     };
-    pages
+    let pages = pages
         .fallback(not_found)
         .method_not_allowed_fallback(wrong_method)
         .layer(CsrfLayer::new())
@@ -102,7 +104,11 @@ fn router(console: Arc<Console>) -> Router {
         ))
         .layer(header(X_CONTENT_TYPE_OPTIONS, "nosniff"))
         .layer(header(REFERRER_POLICY, "same-origin"))
-        .layer(header(CACHE_CONTROL, "no-store"))
+        .layer(header(CACHE_CONTROL, "no-store"));
+    inner.into_iter().fold(pages, |pages, console| {
+        let path = console.name.as_ref().map(|name| name.path.clone());
+        pages.nest(&path.unwrap_or_default(), router(console))
+    })
 }
 
 type Answer = Result<Markup, Problem>;
@@ -118,24 +124,36 @@ async fn wrong_method(Extension(view): Extension<View>) -> Response {
 }
 
 async fn overview(Extension(view): Extension<View>) -> Markup {
+    let consoles = view.console.consoles.iter();
+    let parts = consoles.map(|console| part(view.of(console)));
+    let (known, parts) = join(part(view.clone()), join_all(parts)).await;
     let Some(inbox) = &view.console.inbox else {
-        return page::overview(&view, None, &[], &[], None);
+        return page::overview(&known, &[], &[], &parts);
     };
     // What does not come from the queue is shown all the same.
-    let jobs = inbox
-        .actions(Which::Running, None, MANY)
-        .await
-        .unwrap_or_default();
-    match inbox.stats().await {
-        Ok(stats) => {
-            let waits = stats.0.kinds.iter().any(|kind| kind.blocking > 0);
-            let blocked = match waits {
-                true => worst(&**inbox).await.unwrap_or_default(),
-                false => Vec::new(),
-            };
-            page::overview(&view, Some(&stats), &blocked, &jobs, None)
-        }
-        Err(error) => page::overview(&view, None, &[], &jobs, Some(&Chain(&error).to_string())),
+    let jobs = inbox.actions(Which::Running, None, MANY).await;
+    let kinds = known.counted.iter().flat_map(|(stats, _)| &stats.kinds);
+    let blocked = match kinds.map(|kind| kind.blocking).sum() {
+        0_u64 => Vec::new(),
+        _ => worst(&**inbox).await.unwrap_or_default(),
+    };
+    page::overview(&known, &blocked, &jobs.unwrap_or_default(), &parts)
+}
+
+/// What a console's inbox counts.
+async fn part(view: View) -> Part {
+    let stats = match &view.console.inbox {
+        Some(inbox) => inbox.stats().await.map(Some),
+        None => Ok(None),
+    };
+    let (counted, error) = match stats {
+        Ok(counted) => (counted, None),
+        Err(error) => (None, Some(Chain(&error).to_string())),
+    };
+    Part {
+        view,
+        counted,
+        error,
     }
 }
 
@@ -245,8 +263,9 @@ async fn with_failures(
     events: Vec<EventSummary>,
 ) -> Result<Vec<Failed>, StoreError> {
     let rows = events.into_iter().map(async |event| {
-        let failure = match event.failures {
-            0 => None,
+        let failure = match (event.failures, event.state) {
+            // A failure may not have counted.
+            (0, state) if state != EventState::Retrying => None,
             _ => last_failure(inbox, event.id).await?,
         };
         Ok(Failed { event, failure })
@@ -643,7 +662,7 @@ mod tests {
     async fn a_list_that_was_not_searched_to_its_end_says_so() {
         let app = console(&Arc::new(Semaphore::new(0)));
         let list = get(app, "/events?error=refused").await;
-        assert!(list.contains("has reached event 7"), "{list}");
+        assert!(list.contains("event 7 was reached"), "{list}");
         let on = r#"<a href="/events?error=refused&amp;after=7" rel="next" data-search>Continue search</a>"#;
         assert!(list.contains(on), "{list}");
     }

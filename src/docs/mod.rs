@@ -25,6 +25,7 @@ macro_rules! page {
         )*)?
         #[cfg_attr(feature = "console", doc = "[`Console`]: crate::console::Console")]
         #[cfg_attr(feature = "console", doc = "[`Console::actor_header`]: crate::console::Console::actor_header")]
+        #[cfg_attr(feature = "console", doc = "[`Console::console`]: crate::console::Console::console")]
         #[cfg_attr(feature = "console", doc = "[`Console::hide_payloads`]: crate::console::Console::hide_payloads")]
         #[cfg_attr(feature = "console", doc = "[`Console::hosts`]: crate::console::Console::hosts")]
         #[cfg_attr(feature = "console", doc = "[`Console::read_only`]: crate::console::Console::read_only")]

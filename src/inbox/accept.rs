@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::error::Error;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -13,7 +13,9 @@ use futures_util::FutureExt;
 use http::header::HeaderMap;
 use http::{Request, Response};
 use http_body_util::Full;
+use tokio::runtime::Handle;
 use tokio::sync::oneshot;
+use tokio::task::AbortHandle;
 use tokio::time::{Instant, timeout};
 use tower_service::Service;
 use tracing::Instrument;
@@ -30,7 +32,7 @@ use crate::delivery::RawDelivery;
 use crate::idempotency;
 use crate::outcome::Outcome;
 use crate::store::{Identity, StoreError};
-use crate::telemetry::Observation;
+use crate::telemetry::{Kept, Observation};
 use crate::verified::Verified;
 
 /// The service that accepts verified deliveries, made by [`Inbox::accept`].
@@ -40,6 +42,35 @@ use crate::verified::Verified;
 #[derive(Debug)]
 pub struct Accept<Q> {
     inbox: Inbox<Q>,
+    counting: Arc<Counting>,
+}
+
+/// What observers count is kept by the workers of a process, or in one without a worker by this task.
+#[derive(Debug)]
+struct Counting {
+    kept: Vec<Kept>,
+    task: OnceLock<AbortHandle>,
+}
+
+impl Counting {
+    fn start<Q: Queue>(self: &Arc<Self>, inbox: &Inbox<Q>) {
+        if self.kept.is_empty() {
+            return;
+        }
+        self.task.get_or_init(|| {
+            let (inbox, kept) = (inbox.clone(), self.kept.clone());
+            let count = async move { inbox.shared.keep_counts(&inbox.settings, &kept).await };
+            tokio::spawn(count).abort_handle()
+        });
+    }
+}
+
+impl Drop for Counting {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
 }
 
 impl<Q: Queue> Inbox<Q> {
@@ -47,8 +78,17 @@ impl<Q: Queue> Inbox<Q> {
     /// [`SignatureLayer`](crate::SignatureLayer).
     pub fn accept(&self) -> Accept<Q> {
         self.note_namespace();
+        let counting = Arc::new(Counting {
+            kept: self.settings.observers.kept(),
+            task: OnceLock::new(),
+        });
+        // Otherwise it begins with the first delivery that is verified.
+        if Handle::try_current().is_ok() {
+            counting.start(self);
+        }
         Accept {
             inbox: self.clone(),
+            counting,
         }
     }
 }
@@ -57,6 +97,7 @@ impl<Q> Clone for Accept<Q> {
     fn clone(&self) -> Self {
         Self {
             inbox: self.inbox.clone(),
+            counting: Arc::clone(&self.counting),
         }
     }
 }
@@ -74,6 +115,7 @@ impl<Q: Queue> Service<Request<Verified>> for Accept<Q> {
     }
 
     fn call(&mut self, request: Request<Verified>) -> AcceptFuture {
+        self.counting.start(&self.inbox);
         let limits = &self.inbox.settings.limits;
         let (limit, retry_after) = (limits.store_timeout, limits.policy.retry_every);
         let (answer, answered) = oneshot::channel();

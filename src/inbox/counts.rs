@@ -2,33 +2,31 @@
 
 use std::time::{Duration, SystemTime};
 
+use futures_util::future::select_all;
+use tokio::time::sleep;
+
 use super::handle::{Inbox, Settings, Shared};
 use super::queue::Queue;
+use crate::error::Chain;
 use crate::store::StoreError;
 #[cfg(feature = "console")]
 use crate::telemetry::Count;
 use crate::telemetry::{CountsOf, Kept, Series, minute_of};
 
-/// How many minutes of an hour-long history are put together.
-pub(crate) const HOUR: i64 = 60;
+/// How many minutes are put together: those of a bar of each longer history.
+pub(crate) const SPANS: [i64; 3] = [1, 30, 12 * HOUR];
+const HOUR: i64 = 60;
 const DAY: i64 = 24 * HOUR;
 
-/// After how many days nothing is left.
-const HOURS_KEPT: i64 = 30 * DAY;
-
-/// For how many minutes counts are kept by minute. Then they are put together by the hour, but for those of a budget.
-pub(crate) fn minutes_kept(series: Series) -> i64 {
-    match series {
-        Series::Budget => 2 * HOUR,
+/// The first minutes that are kept, for each of [`SPANS`]. Older ones are put together, or deleted if they are those of a
+/// budget or of the last span. A process writes those of the last hour.
+pub(crate) fn kept_from(now: SystemTime, series: Series) -> [i64; 3] {
+    let minutes = match series {
         Series::Refused => 7 * DAY,
-        _ => DAY,
-    }
-}
-
-/// The first minutes that are kept: by minute, and by the hour.
-pub(crate) fn kept_from(now: SystemTime, series: Series) -> (i64, i64) {
+        _ => 2 * HOUR,
+    };
     let now = minute_of(now);
-    (now - minutes_kept(series), now - HOURS_KEPT)
+    [minutes, 14 * DAY, 30 * DAY].map(|kept| now - kept)
 }
 
 /// How many counts one call writes.
@@ -40,6 +38,15 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// How many counts of failures are read.
 const MOST_FAILURES: usize = 10_000;
 
+/// The interval between writes: what a kill loses.
+const EVERY: Duration = Duration::from_secs(1);
+
+/// How many writes there are to a read of the failures of others.
+const WRITES: u32 = 5;
+
+/// The longest pause after a failure, in seconds.
+const LONGEST_PAUSE: u32 = 30;
+
 impl<Q: Queue> Inbox<Q> {
     /// Returns counts of all processes, from the newest minute to the oldest.
     #[cfg(feature = "console")]
@@ -50,6 +57,36 @@ impl<Q: Queue> Inbox<Q> {
 }
 
 impl<Q: Queue> Shared<Q> {
+    /// Writes counts, and reads the failures of other processes.
+    pub(super) async fn keep_counts(&self, settings: &Settings, kept: &[Kept]) {
+        let (mut pause, mut writes) = (1, 0);
+        loop {
+            let mut done = self.write_counts(settings, kept).await;
+            if done.is_ok() && writes % WRITES == 0 && (Q::SHARED || writes == 0) {
+                done = self.read_failures(settings, kept).await;
+            }
+            writes += 1;
+            match done {
+                Ok(()) => pause = 1,
+                Err(error) => {
+                    if pause == 1 {
+                        tracing::warn!(
+                            reason = Chain(&error).to_string(),
+                            "counts cannot be kept in the queue; this is retried, and those of the last hour wait in memory"
+                        );
+                    }
+                    pause = (2 * pause).min(LONGEST_PAUSE);
+                }
+            }
+            sleep(EVERY * pause).await;
+            if !Q::SHARED && pause == 1 {
+                // There is nothing to read.
+                let changes = kept.iter().map(|kept| kept.tally().until_changed());
+                select_all(changes.map(Box::pin)).await;
+            }
+        }
+    }
+
     /// Writes the counts that have changed since the last call.
     pub(super) async fn write_counts(
         &self,

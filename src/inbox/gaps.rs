@@ -40,7 +40,7 @@ pub fn expected(kind: &EventKind) -> &'static [EventKind] {
 const ENDS: &[EventKind] = &[EventKind::CHAT_CLOSED, EventKind::CHAT_TRANSFERRED];
 
 /// The number of events whose chats are looked at together.
-const AT_ONCE: usize = 32;
+const AT_ONCE: usize = 8;
 
 /// The number of events of a chat that are looked at, its newest ones.
 const OF_CHAT: usize = 500;

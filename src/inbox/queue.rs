@@ -170,7 +170,7 @@ also_for_arc! {
         async fn cancel_job(&self, number: i64, by: &By) -> Result<bool, StoreError>;
 
         /// Keeps counts of a process, which replace what it has counted in the same minutes before, and returns the
-        /// queue's time. They survive the process. A [`purge`](Self::purge) puts old ones together by the hour.
+        /// queue's time. They survive the process. A [`purge`](Self::purge) puts old ones together.
         ///
         /// # Errors
         ///

@@ -52,9 +52,9 @@ use crate::lock::lock;
 /// # Several receivers
 ///
 /// The platform counts the failures of all receivers. With an [inbox](crate::inbox) whose observer this is, all processes of
-/// one database count together, and a restart changes nothing: each process writes its counts once a second while a worker
-/// runs, and reads those of the others every five seconds. Without an inbox, each process counts its own failures since it
-/// started: sum them, as in `sum by (kind) (webhook_failure_budget_spent)`.
+/// one database count together, and a restart changes nothing: each process writes its counts once a second, and reads
+/// those of the others every five seconds. Without an inbox, each process counts its own failures since it started: sum
+/// them, as in `sum by (kind) (webhook_failure_budget_spent)`.
 #[derive(Clone, Debug)]
 pub struct FailureBudget {
     shared: Arc<Shared>,

@@ -216,6 +216,17 @@ async fn history_compares_a_day_with_the_day_before() {
         let page = get(&app, &format!("/history?range={range}")).await;
         assert!(page.text.len() < 40_000, "{range}: {}", page.text.len());
     }
+    // One kind alone, and a refused request that has none.
+    day.shows(r#"<a href="/history?range=24h&amp;kind=chat-rated">chat-rated</a>"#);
+    for (kind, accepted) in [
+        ("chat-rated", "8"),
+        ("chat-closed", "0"),
+        ("%3Cscript%3E", "0"),
+    ] {
+        let page = get(&app, &format!("/history?kind={kind}")).await;
+        page.is(200).hides("<script>").hides("invalid-signature");
+        assert_eq!(numbers(&page.text, "Accepted").0, accepted, "{kind}");
+    }
     get(&app, "/history?range=forever&x=1")
         .await
         .is(400)

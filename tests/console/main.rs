@@ -3,6 +3,7 @@
 mod access;
 mod changes;
 mod history;
+mod inboxes;
 mod pages;
 mod payloads;
 mod queues;

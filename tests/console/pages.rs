@@ -314,7 +314,7 @@ async fn without_an_inbox_budget_silence_and_problems_are_shown() {
         .is(200)
         .shows("120 of 500 failures in an hour")
         .shows("the platform disables the webhook in")
-        .shows("100 requests ended before verification")
+        .shows("100 requests were not verified")
         .shows("<li><b>120</b> failed</li><li><b>100</b> invalid-signature</li>")
         .shows("the CRM is down")
         .shows("chat-closed")

@@ -97,7 +97,8 @@ async fn searches_on<Q: Queue>(inbox: Inbox<Q>) {
         let Some((before, _)) = page.text.split_once("\" rel=\"next\" data-search") else {
             break page;
         };
-        page.hides("No event matches.").shows(" % are done.");
+        page.hides("No event matches.")
+            .shows(" % were searched, and event ");
         let next = before
             .rsplit("href=\"")
             .next()

@@ -159,7 +159,7 @@ async fn says_what_is_wrong<Q: Queue>(inbox: Inbox<Q>) {
 
     drop(four_events_of(inbox.clone()).await);
     let dead = "<b>1 dead letter</b> of <b>chat-rated</b> waits for a person.";
-    let lane = "1 chat is blocked: its later events wait for one that has failed.";
+    let lane = "1 chat is blocked by an event that has failed: later ones wait for it.";
     let warned = overview(Console::new()).await;
     warned
         .shows(&format!(

@@ -111,31 +111,63 @@ async fn processes_count_together_and_across_restarts() {
     assert_eq!(next.budget.spent_by(&KIND).failures, 118);
 }
 
+/// Whether the table is missing, or full.
 #[tokio::test]
 async fn counts_that_cannot_be_written_stop_nothing() {
-    let scratch = Scratch::new();
-    let receiver = Receiver::start(&scratch);
-    scratch
-        .sql()
-        .execute("ALTER TABLE counts RENAME TO missing", [])
-        .unwrap();
-    receiver.fail(5).await;
-    for number in 0..20 {
-        let sent = Instant::now();
-        send(&receiver.webhooks, event("a", number))
-            .await
-            .assert_ok();
-        assert!(sent.elapsed() < 2 * SECOND, "{:?}", sent.elapsed());
-        sleep(Duration::from_millis(100)).await;
+    for (fault, repair) in [
+        (
+            "ALTER TABLE counts RENAME TO missing",
+            "ALTER TABLE missing RENAME TO counts",
+        ),
+        (
+            "CREATE TRIGGER full BEFORE INSERT ON counts
+             BEGIN SELECT RAISE(ABORT, 'database or disk is full'); END",
+            "DROP TRIGGER full",
+        ),
+    ] {
+        let scratch = Scratch::new();
+        let receiver = Receiver::start(&scratch);
+        scratch.sql().execute(fault, []).unwrap();
+        receiver.fail(5).await;
+        for number in 0..20 {
+            let sent = Instant::now();
+            send(&receiver.webhooks, event("a", number))
+                .await
+                .assert_ok();
+            assert!(sent.elapsed() < 2 * SECOND, "{:?}", sent.elapsed());
+            sleep(Duration::from_millis(100)).await;
+        }
+        receiver.until_handled().await;
+        // What was counted meanwhile is written when the table is back.
+        assert_eq!(receiver.budget.spent_by(&KIND).failures, 5);
+        scratch.sql().execute(repair, []).unwrap();
+        receiver.worker.drain(SECOND).await.unwrap();
+        assert_eq!(receiver.sum(Series::Refused).await, 5);
+        assert_eq!(receiver.sum(Series::Acknowledged).await, 20);
     }
-    receiver.until_handled().await;
-    // What was counted meanwhile is written when the table is back.
-    assert_eq!(receiver.budget.spent_by(&KIND).failures, 5);
-    scratch
-        .sql()
-        .execute("ALTER TABLE missing RENAME TO counts", [])
-        .unwrap();
-    receiver.worker.drain(SECOND).await.unwrap();
-    assert_eq!(receiver.sum(Series::Refused).await, 5);
-    assert_eq!(receiver.sum(Series::Acknowledged).await, 20);
+}
+
+/// Such as one whose events are handled by another process.
+#[tokio::test]
+async fn a_process_that_only_accepts_counts_as_well() {
+    let scratch = Scratch::new();
+    let (budget, recent) = (FailureBudget::default(), Recent::new());
+    let observer = std::sync::Arc::new((budget.clone(), recent));
+    let inbox = Inbox::new(scratch.queue()).observer(observer.clone());
+    let webhooks = SignatureLayer::new(secret())
+        .observer(observer)
+        .layer(inbox.accept());
+    for _ in 0..8 {
+        let failed = delivery_of("same").with("content-type", "text/plain");
+        assert_eq!(send(&webhooks, failed).await.status, 415);
+    }
+    let handling = Receiver::start(&scratch);
+    handling.until_spent(8).await;
+    assert_eq!(handling.sum(Series::Refused).await, 8);
+    handling.fail(2).await;
+    let began = Instant::now();
+    while budget.spent_by(&KIND).failures != 10 {
+        assert!(began.elapsed() < 15 * SECOND, "{:?}", budget.spent());
+        sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
+use super::inboxes::Part;
 use super::overview::{Observed, is_short};
 use super::parts::next_attempt;
 use super::text::{clip, count, kind as name, long, minute};
@@ -23,7 +24,7 @@ const LONG_WAIT: Duration = Duration::from_secs(3 * 60);
 const NAMED: usize = 2;
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Level {
+pub(super) enum Level {
     Warning,
     Critical,
 }
@@ -45,15 +46,15 @@ impl Level {
 }
 
 /// All that is wrong for one reason, of whichever kinds.
-struct Cause {
-    level: Level,
-    text: Markup,
+pub(super) struct Cause {
+    pub(super) level: Level,
+    pub(super) text: Markup,
     /// A URL, and its text.
     link: Option<(String, &'static str)>,
 }
 
 impl Cause {
-    fn new(level: Level, text: Markup) -> Self {
+    pub(super) fn new(level: Level, text: Markup) -> Self {
         Self {
             level,
             text,
@@ -61,9 +62,13 @@ impl Cause {
         }
     }
 
-    fn link(mut self, url: String, text: &'static str) -> Self {
+    pub(super) fn link(mut self, url: String, text: &'static str) -> Self {
         self.link = Some((url, text));
         self
+    }
+
+    pub(super) fn badge(&self) -> Markup {
+        html! { span class={ "badge " (self.level.class()) } { (self.level.word()) } }
     }
 
     fn sentence(&self) -> Markup {
@@ -74,13 +79,10 @@ impl Cause {
     }
 }
 
-/// `error`: why the queue has no counts.
-pub(super) fn causes(
-    view: &View,
-    stats: Option<&Stats>,
-    error: Option<&str>,
-    observed: &Observed,
-) -> Markup {
+/// All causes, worst first.
+pub(super) fn causes(part: &Part, observed: &Observed) -> Vec<Cause> {
+    let (view, error) = (&part.view, part.error.as_deref());
+    let stats = part.stats();
     let of_queue = error.map(|error| {
         let hides = view.console.hides_payloads;
         let error = if hides {
@@ -101,18 +103,27 @@ pub(super) fn causes(
         of_queue,
         unavailable(view),
         budget(observed),
-        tripped(view, observed),
+        tripped(part, observed),
         silent(&observed.silent),
         of_stats(waiting),
         of_stats(dead),
-        unverified(observed),
+        unverified(view, observed),
         of_stats(blocked),
+        retried(part, observed),
         of_stats(paused),
     ]
     .into_iter()
     .flatten()
     .collect();
+    sort(&mut causes);
+    causes
+}
+
+pub(super) fn sort(causes: &mut [Cause]) {
     causes.sort_by_key(|cause| Reverse(cause.level));
+}
+
+pub(super) fn show(causes: &[Cause]) -> Markup {
     html! {
         @match causes.split_first() {
             None => div.alert.good { p { b { "All is well: " } "nothing is wrong." } },
@@ -120,11 +131,7 @@ pub(super) fn causes(
                 p { b { (worst.level.word()) ": " } (worst.sentence()) }
                 @if !others.is_empty() {
                     p { "And " (others.len()) " more:" }
-                    ul {
-                        @for cause in others {
-                            li { span class={ "badge " (cause.level.class()) } { (cause.level.word()) } " " (cause.sentence()) }
-                        }
-                    }
+                    ul { @for cause in others { li { (cause.badge()) " " (cause.sentence()) } } }
                 }
             },
         }
@@ -196,7 +203,7 @@ fn forecast(spent: &Spent) -> Markup {
     }
 }
 
-fn unverified(observed: &Observed) -> Option<Cause> {
+fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
     let spent = observed.spent.iter().find(|spent| spent.kind.is_none());
     let spent = spent.filter(|spent| spent.share() >= 0.2)?;
     let level = match spent.share() >= 0.5 {
@@ -204,10 +211,12 @@ fn unverified(observed: &Observed) -> Option<Cause> {
         false => Level::Warning,
     };
     let text = html! {
-        (count(spent.failures.into())) " requests ended before verification in the last hour. If the platform sent them, they "
-        "count as failures of their webhooks."
+        (count(spent.failures.into())) " requests were not verified in the last hour"
+        @if let Some((reason, number)) = spent.reasons.first() { ", " (count((*number).into())) " of them " (reason) }
+        ". If the platform sent them, they count as failures of their webhooks, and they are lost unless it sends them again: "
+        "compare the secret of the webhook in the partner portal with the receiver's."
     };
-    Some(Cause::new(level, text))
+    Some(Cause::new(level, text).link(view.url("/refusals"), "Refusals"))
 }
 
 fn silent(silent: &[Silent]) -> Option<Cause> {
@@ -222,12 +231,40 @@ fn silent(silent: &[Silent]) -> Option<Cause> {
     Some(Cause::new(Level::Critical, text))
 }
 
-fn tripped(view: &View, observed: &Observed) -> Option<Cause> {
+/// Events that have failed, block no lane and are of no tripped kind: nothing else tells of them.
+fn retried(part: &Part, observed: &Observed) -> Option<Cause> {
+    let stats = part.stats()?;
+    let fails = |it: &&KindStats| {
+        it.retrying > it.blocking
+            && !observed.tripped.contains_key(&it.kind)
+            && stats.age(it).is_some_and(|age| age >= LONG_WAIT)
+    };
+    let kinds: Vec<_> = stats.kinds.iter().filter(fails).collect();
+    let number: u64 = kinds.iter().map(|it| it.retrying - it.blocking).sum();
+    let oldest = kinds.iter().filter_map(|it| stats.age(it)).max()?;
+    let text = html! {
+        (count(number)) @if number == 1 { " event of " } @else { " events of " }
+        (names(kinds.iter().map(|it| &it.kind)))
+        @if number == 1 { " has failed and is" } @else { " have failed and are" }
+        " tried again; the oldest was accepted " (long(oldest)) " ago."
+    };
+    let url = part.view.events(&[("state", "retrying")]);
+    Some(Cause::new(Level::Warning, text).link(url, "Retrying events"))
+}
+
+fn tripped(part: &Part, observed: &Observed) -> Option<Cause> {
+    let view = &part.view;
     let (first, _) = observed.tripped.first_key_value()?;
     let next = observed.tripped.values().min()?;
+    let kinds = part.stats().into_iter().flat_map(|stats| &stats.kinds);
+    let kinds = kinds.filter(|it| observed.tripped.contains_key(&it.kind));
+    let unsettled: u64 = kinds
+        .map(|it| it.waiting + it.in_progress + it.retrying)
+        .sum();
     let text = html! {
         "Events of " (names(observed.tripped.keys())) " fail in many chats: they are tripped, and tried one at a time until one succeeds, the next "
-        (next_attempt(*next)) "."
+        (next_attempt(*next)) ". " (count(unsettled)) " of them are to be handled. "
+        @if view.can_change() { b { "Retry now" } " tries one at once, and the others follow when it succeeds." }
     };
     let cause = Cause::new(Level::Critical, text);
     Some(match observed.tripped.len() {
@@ -278,9 +315,9 @@ fn blocked(view: &View, stats: &Stats) -> Option<Cause> {
     let lanes: u64 = stats.kinds.iter().map(|it| it.blocking).sum();
     let text = match lanes {
         0 => return None,
-        1 => html! { "1 chat is blocked: its later events wait for one that has failed." },
+        1 => html! { "1 chat is blocked by an event that has failed: later ones wait for it." },
         _ => {
-            html! { (count(lanes)) " chats are blocked: their later events wait for one that has failed." }
+            html! { (count(lanes)) " chats are blocked by events that have failed: later ones wait for them." }
         }
     };
     Some(Cause::new(Level::Warning, text).link(view.url("/lanes"), "Blocked lanes"))

@@ -370,7 +370,12 @@ pub(in super::super) fn found(
             }
             @if !of_chat.is_empty() { p { a href=(view.chat(wanted)) { "All events of the chat, in their order" } } }
             @if all.iter().all(|(_, events)| events.is_empty()) {
-                section { p { "No event has this number or key, or is of this chat. Perhaps its retention has expired." } }
+                section {
+                    p {
+                        "No event has this number or key, or is of this chat. Perhaps its retention has expired, or its delivery was "
+                        "refused: " a href=(view.url("/refusals")) { "Refusals" }
+                    }
+                }
             }
         }
     };

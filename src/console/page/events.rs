@@ -75,7 +75,7 @@ pub(super) fn rest(list: &str, more: More, has_first: bool) -> Markup {
     html! {
         div #rest {
             @if let More::Search(last, percent) = more {
-                p { "The search has reached event " (last) ": " (percent) " % are done." }
+                p { (percent) " % were searched, and event " (last) " was reached." }
             }
             div.pages {
                 @if has_first { a href=(list) { "First page" } }
@@ -102,7 +102,7 @@ fn form(view: &View, search: &Search) -> Markup {
                     select #state name="state" {
                         (option("", &search.state, "any"))
                         (option("failed", &search.state, "failed: retrying or dead"))
-                        (option("unsettled", &search.state, "unsettled"))
+                        (option("unsettled", &search.state, "unsettled: to be handled"))
                         @for name in states { (option(name, &search.state, name)) }
                     }
                 }
@@ -206,7 +206,7 @@ pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool)
     let content = html! {
         div.title { h1 { "Blocked lanes" } }
         section {
-            p.quiet { "A lane is the line of a chat's events. These wait for an event that has failed: it is tried again, or is a dead letter that holds its lane." }
+            p.quiet { "A lane is the line of a chat's events. These are blocked by an event that has failed: it is tried again, or is a dead letter that holds its lane. Later events wait for it." }
             div #lanes data-live {
                 @if lanes.is_empty() { p { "None." } }
                 @else {

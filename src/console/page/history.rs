@@ -1,16 +1,18 @@
 //! What was counted: the history of some hours or days, and what was refused.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
 
 use super::super::history::{Range, Refused};
+use super::overview::first;
 use super::parts::head;
-use super::text::{clip, count, kind, short, time};
+use super::text::{clip, count, encode, kind, short, time};
 use super::view::View;
+use crate::event::EventKind;
 use crate::telemetry::{Count, Series};
 
 /// A line of the history: its name, whether a count belongs to it, and whether its numbers are milliseconds.
@@ -45,7 +47,7 @@ const LINES: [Line; 6] = [
         is_time: false,
     },
     Line {
-        name: "Longest lag",
+        name: "Longest wait for a first attempt",
         holds: |it| it.series == Series::Lag,
         is_time: true,
     },
@@ -98,8 +100,21 @@ impl Line {
     }
 }
 
-/// The history of a range, with the sums of as long a time before.
-pub(in super::super) fn history(view: &View, range: &Range, counts: &[Count]) -> Markup {
+/// The history of a range, of one kind or of all `kinds`, with the sums of as long a time before.
+pub(in super::super) fn history(
+    view: &View,
+    range: &Range,
+    kind: Option<&str>,
+    kinds: &BTreeSet<EventKind>,
+    counts: &[Count],
+) -> Markup {
+    let url = |range: &str, kind: Option<&str>| {
+        let kind = kind.map(|kind| format!("&kind={}", encode(kind)));
+        view.url(format_args!(
+            "/history?range={range}{}",
+            kind.unwrap_or_default()
+        ))
+    };
     let lines: Vec<_> = LINES
         .iter()
         .map(|line| (line, line.numbers(range, counts)))
@@ -111,16 +126,26 @@ pub(in super::super) fn history(view: &View, range: &Range, counts: &[Count]) ->
                 @for name in Range::NAMES {
                     @let is_shown = name == range.name;
                     li {
-                        a href=(view.url(format_args!("/history?range={name}"))) aria-current=[is_shown.then_some("true")] {
+                        a href=(url(name, kind)) aria-current=[is_shown.then_some("true")] {
                             @if is_shown { b { (name) } } @else { (name) }
                         }
                     }
                 }
             }
         }
+        ul.tiles {
+            @for it in [None].into_iter().chain(first(kinds).into_iter().map(|kind| Some(kind.as_str()))) {
+                li {
+                    a href=(url(range.name, it)) aria-current=[(it == kind).then_some("true")] {
+                        @let name = it.unwrap_or("all kinds");
+                        @if it == kind { b { (name) } } @else { (name) }
+                    }
+                }
+            }
+        }
         div.stack {
             section {
-                h2 { "The last " (range.words()) }
+                h2 { "The last " (range.words()) @if let Some(kind) = kind { ", " (clip(kind, 60)) } }
                 table {
                     (head(&["What", "#Number", if range.has_before { "#Before" } else { "" }, "Over time"]))
                     tbody {

@@ -8,8 +8,9 @@ use maud::{Markup, html};
 
 use super::super::settings::Console;
 use super::actions::running;
-use super::causes::causes;
+use super::causes;
 use super::events::waiting;
+use super::inboxes::{Part, inboxes};
 use super::parts::{chat, gauge, head, next_attempt, reason, state};
 use super::text::{ago, clip, count, encode, kind as name, long, time};
 use super::view::View;
@@ -57,7 +58,7 @@ pub(in super::super) struct Blocked {
 }
 
 impl Observed {
-    fn by(console: &Console) -> Self {
+    pub(super) fn by(console: &Console) -> Self {
         let spent = console.budget.as_ref().map(FailureBudget::spent);
         let silent = console.silence.as_ref().map(Silence::silent);
         let minutes = console.recent.as_ref().map(Recent::minutes);
@@ -72,37 +73,40 @@ impl Observed {
 }
 
 pub(in super::super) fn overview(
-    view: &View,
-    counted: Option<&(Stats, Duration)>,
+    known: &Part,
     blocked: &[Blocked],
     jobs: &[Action],
-    error: Option<&str>,
+    parts: &[Part],
 ) -> Markup {
-    let stats = counted.map(|(stats, _)| stats);
+    let (view, stats) = (&known.view, known.stats());
     let console = &view.console;
     let observed = Observed::by(console);
     let (rows, others) = rows(stats, &observed);
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
+    let mut causes = causes::causes(known, &observed);
+    causes.extend(parts.iter().filter_map(Part::worst));
+    causes::sort(&mut causes);
     let content = html! {
-        div #alerts data-live role="status" { (causes(view, stats, error, &observed)) }
+        div #alerts data-live role="status" { (causes::show(&causes)) }
         div.title {
             h1 { "Overview" }
             @if view.can_change() { (pause(view, None, is_paused)) }
         }
         div.stack {
-            section {
+            @if !parts.is_empty() { (inboxes(parts)) }
+            @if parts.is_empty() || !rows.is_empty() { section {
                 div.head {
                     h2 { "Kinds" }
                     @if console.inbox.is_some() { a.end href=(view.events(&[("state", "failed")])) { "All that have failed" } }
                 }
                 div #kinds-table data-live {
                     (table(view, &rows, stats, is_paused))
-                    @if let Some((_, age)) = counted.filter(|(_, age)| *age >= SOME_TIME) {
+                    @if let Some((_, age)) = known.counted.as_ref().filter(|(_, age)| *age >= SOME_TIME) {
                         p.quiet { "Counted " (long(*age)) " ago." }
                     }
                     @if others > 0 { p.quiet { (others) " other kinds are not shown." } }
                 }
-            }
+            } }
             div #jobs data-live { @if !jobs.is_empty() { (running(view, jobs)) } }
             div #blocked data-live { @if !blocked.is_empty() { (worst(view, blocked)) } }
             @if let Some(recent) = &console.recent {
@@ -139,11 +143,9 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
     kinds.extend(minutes.keys());
     kinds.extend(tripped.keys());
     let all = kinds.len();
-    let mut kinds: Vec<_> = kinds.into_iter().collect();
-    kinds.retain(|kind| is_short(kind));
-    kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
-    let others = all - kinds.len().min(KINDS);
-    let rows = kinds.into_iter().take(KINDS).map(|kind| {
+    let kinds = first(kinds);
+    let others = all - kinds.len();
+    let rows = kinds.into_iter().map(|kind| {
         let of_kind = stats.and_then(|stats| stats.kinds.iter().find(|it| it.kind == *kind));
         Row {
             kind,
@@ -158,6 +160,14 @@ fn rows<'a>(stats: Option<&'a Stats>, observed: &'a Observed) -> (Vec<Row<'a>>, 
         }
     });
     (rows.collect(), others)
+}
+
+/// The kinds that have room on a page.
+pub(super) fn first<'a>(kinds: impl IntoIterator<Item = &'a EventKind>) -> Vec<&'a EventKind> {
+    let mut kinds: Vec<_> = kinds.into_iter().filter(|kind| is_short(kind)).collect();
+    kinds.sort_by_key(|kind| !EventKind::ALL.contains(kind));
+    kinds.truncate(KINDS);
+    kinds
 }
 
 pub(super) fn is_short(kind: &EventKind) -> bool {
@@ -305,13 +315,21 @@ fn counts(view: &View, row: &Row<'_>) -> Markup {
 
 /// The sums of all kinds, also of those that are not shown.
 fn totals(view: &View, kinds: &[KindStats]) -> Markup {
-    let sums = STATES.map(|(_, _, of)| kinds.iter().map(of).sum());
     html! {
         tr {
             th scope="row" { "All kinds" }
-            (states(view, None, sums))
+            (sums(view, kinds))
         }
     }
+}
+
+/// The cells of the states of all kinds.
+pub(super) fn sums(view: &View, kinds: &[KindStats]) -> Markup {
+    states(
+        view,
+        None,
+        STATES.map(|(_, _, of)| kinds.iter().map(of).sum()),
+    )
 }
 
 /// The button that pauses or resumes a kind, or all events.

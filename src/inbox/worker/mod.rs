@@ -1,7 +1,6 @@
 //! The worker: takes events from the queue, and runs their handlers.
 
 mod attempt;
-mod counting;
 mod extension;
 mod leases;
 mod pool;
@@ -322,7 +321,9 @@ where
             tokio::spawn(tasks::keep(of(), "purge", producer::purge)).abort_handle(),
         ];
         if !pool.kept.is_empty() {
-            let count = tasks::keep(of(), "counts", counting::count);
+            let count = tasks::keep(of(), "counts", async |pool: Arc<Pool<Q>>| {
+                pool.shared.keep_counts(&pool.settings, &pool.kept).await;
+            });
             tasks.push(tokio::spawn(count).abort_handle());
         }
         WorkerHandle {

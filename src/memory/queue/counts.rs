@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use super::State;
 use crate::event::EventKind;
-use crate::inbox::counts::{HOUR, kept_from};
+use crate::inbox::counts::{SPANS, kept_from};
 use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
 
 /// By the number of minutes that were put together, and the first of them.
@@ -52,21 +52,23 @@ impl State {
 
     pub(super) fn purge_counts(&mut self) {
         let now = self.time_of_day(self.now);
-        let is_old = |(span, minute, series, ..): &Row| {
-            let (minutes, hours) = kept_from(now, *series);
-            *minute < if *span == 1 { minutes } else { hours }
-        };
-        let old = self.counts.keys().filter(|row| is_old(row));
-        for row in old.cloned().collect::<Vec<_>>() {
-            let Some((number, _)) = self.counts.remove(&row) else {
-                continue;
+        for (at, from) in SPANS.into_iter().enumerate() {
+            let is_old = |(span, minute, series, ..): &Row| {
+                *span == from && *minute < kept_from(now, *series)[at]
             };
-            let (span, minute, series, _, kind, outcome) = row;
-            let (_, hours) = kept_from(now, series);
-            if span == 1 && series != Series::Budget && minute >= hours {
-                let hour = (HOUR, minute - minute % HOUR, series, 0, kind, outcome);
-                let (sum, _) = self.counts.entry(hour).or_default();
-                *sum = series.join(*sum, number);
+            let old = self.counts.keys().filter(|row| is_old(row));
+            for row in old.cloned().collect::<Vec<_>>() {
+                let Some((number, _)) = self.counts.remove(&row) else {
+                    continue;
+                };
+                let (_, minute, series, _, kind, outcome) = row;
+                if let Some(span) = SPANS.get(at + 1)
+                    && series != Series::Budget
+                {
+                    let first = (*span, minute - minute % span, series, 0, kind, outcome);
+                    let (sum, _) = self.counts.entry(first).or_default();
+                    *sum = series.join(*sum, number);
+                }
             }
         }
     }

@@ -106,14 +106,17 @@ BEGIN
     RETURN {schema}.micros();
 END $tower_webhook$;
 
--- Puts counts together by the hour that are older than so many minutes, but for those of a budget, and deletes old hours. The
--- limits are negative. Returns whether there may be more. As a purge, it does nothing for an hour after a jump of the clock.
-CREATE FUNCTION {schema}.purge_counts(p_series text[], p_minutes bigint[], p_hours bigint[], p_step bigint) RETURNS boolean
+-- Puts counts together that are older than so many minutes: those of each of `p_spans` into the next one, but for those of a
+-- budget. Deletes those of the last one, and of a budget. `p_kept` has the limits of each series for each span, negative.
+-- Returns whether there may be more. As a purge, it does nothing for an hour after a jump of the clock.
+CREATE FUNCTION {schema}.purge_counts(p_series text[], p_spans bigint[], p_kept bigint[], p_step bigint) RETURNS boolean
 LANGUAGE plpgsql SET plan_cache_mode = force_generic_plan SET jit = off SET enable_seqscan = off
 SET lock_timeout = '400ms' AS $tower_webhook$
 DECLARE
     v_now bigint := {schema}.micros();
     v_minute bigint := v_now / 60000000;
+    v_levels integer := cardinality(p_spans);
+    v_span bigint;
     v_old {schema}.counts[];
     v_more boolean := false;
     c_hour CONSTANT bigint := 3600000000;
@@ -122,17 +125,19 @@ BEGIN
     IF EXISTS (SELECT FROM {schema}.clock WHERE v_now - seen > c_hour OR v_now - steady_since < c_hour) THEN
         RETURN false;
     END IF;
-    FOR i IN 1..cardinality(p_series) LOOP
+    FOR i IN 1..cardinality(p_series) LOOP FOR j IN 1..v_levels LOOP
         v_old := ARRAY(
             SELECT c FROM {schema}.counts c
-            WHERE c.series = p_series[i] AND c.span = 1 AND c.minute < v_minute + p_minutes[i]
+            WHERE c.series = p_series[i] AND c.span = p_spans[j]
+                AND c.minute < v_minute + p_kept[v_levels * (i - 1) + j]
             ORDER BY c.series, c.span, c.minute LIMIT p_step FOR UPDATE SKIP LOCKED
         );
-        IF p_series[i] <> 'budget' THEN
+        v_span := p_spans[j + 1];
+        IF p_series[i] <> 'budget' AND v_span IS NOT NULL THEN
             INSERT INTO {schema}.counts AS c (series, span, minute, process, kind, outcome, number)
-            SELECT o.series, 60, o.minute - o.minute % 60, 0, o.kind, o.outcome,
+            SELECT o.series, v_span, o.minute - o.minute % v_span, 0, o.kind, o.outcome,
                 CASE WHEN o.series = 'lag' THEN max(o.number) ELSE sum(o.number)::bigint END
-            FROM unnest(v_old) o GROUP BY o.series, o.minute - o.minute % 60, o.kind, o.outcome
+            FROM unnest(v_old) o GROUP BY o.series, o.minute - o.minute % v_span, o.kind, o.outcome
             ORDER BY 1, 3, 5, 6
             ON CONFLICT (series, span, minute, process, kind, outcome) DO UPDATE SET number =
                 CASE WHEN c.series = 'lag' THEN greatest(c.number, excluded.number) ELSE c.number + excluded.number END;
@@ -141,8 +146,6 @@ BEGIN
         WHERE (c.series, c.span, c.minute, c.process, c.kind, c.outcome)
             = (o.series, o.span, o.minute, o.process, o.kind, o.outcome);
         v_more := v_more OR cardinality(v_old) = p_step;
-        DELETE FROM {schema}.counts c
-        WHERE c.series = p_series[i] AND c.span = 60 AND c.minute < v_minute + p_hours[i];
-    END LOOP;
+    END LOOP; END LOOP;
     RETURN v_more;
 END $tower_webhook$;

@@ -8,7 +8,7 @@ use sqlx::postgres::PgRow;
 use super::batches::Result;
 use super::database::Database;
 use super::rows;
-use crate::inbox::counts::kept_from;
+use crate::inbox::counts::{SPANS, kept_from};
 use crate::postgres::engine::{Value, column, corrupt};
 use crate::store::OpenError as Error;
 use crate::telemetry::{Count, CountsOf, Sample, Series};
@@ -17,9 +17,10 @@ const NOTE: &str = "SELECT {schema}.note_counts($1, $2, $3, $4, $5, $6, $7, $8)"
 
 const LIST: &str = "
     SELECT series, minute - minute % $4, CASE WHEN $5 > 0 THEN process ELSE 0 END, kind, outcome,
-        CASE WHEN series = 'lag' THEN max(number) ELSE sum(number)::bigint END, max(sample)
+        CASE WHEN series = 'lag' THEN max(number) ELSE sum(number)::bigint END,
+        max(CASE WHEN $4 = 1 THEN sample END)
     FROM {schema}.counts
-    WHERE series = ANY ($1) AND span IN (1, 60) AND minute >= $2 AND minute < $3
+    WHERE series = ANY ($1) AND span = ANY ($7) AND minute >= $2 AND minute < $3
     GROUP BY 1, 2, 3, 4, 5 ORDER BY 2 DESC, 1, 3, 4, 5 LIMIT $6";
 
 const PURGE: &str = "SELECT {schema}.purge_counts($1, $2, $3, $4)";
@@ -58,27 +59,20 @@ impl Database {
             Value::Number(of.bucket.max(1)),
             Value::Number(of.by_process.into()),
             super::parameters::number(of.limit),
+            Value::numbers(SPANS),
         ];
         let counts = self.read(LIST, &values).await?;
         Ok(counts.iter().map(count).collect::<Result<_, Error>>()?)
     }
 
-    /// Puts old counts together by the hour, or deletes them, and returns whether there may be more.
+    /// Puts old counts together, or deletes them, and returns whether there may be more.
     pub(super) async fn purge_counts(&self) -> Result<bool> {
-        let (names, kept): (Vec<_>, Vec<_>) = Series::ALL
-            .into_iter()
-            .map(|series| {
-                (
-                    series.name().to_owned(),
-                    kept_from(SystemTime::UNIX_EPOCH, series),
-                )
-            })
-            .unzip();
-        let (minutes, hours): (Vec<_>, Vec<_>) = kept.into_iter().unzip();
+        let names = Series::ALL.map(|series| series.name().to_owned());
+        let kept = Series::ALL.map(|series| kept_from(SystemTime::UNIX_EPOCH, series));
         let values = [
-            Value::Texts(names),
-            Value::numbers(minutes),
-            Value::numbers(hours),
+            Value::Texts(names.into()),
+            Value::numbers(SPANS),
+            Value::numbers(kept.into_iter().flatten()),
             Value::Number(STEP),
         ];
         Ok(column(&self.call_one(PURGE, values).await?, 0)?)

@@ -6,7 +6,7 @@ use rusqlite::types::Type;
 use rusqlite::{Result, Row, params};
 
 use super::row;
-use crate::inbox::counts::{HOUR, kept_from};
+use crate::inbox::counts::{SPANS, kept_from};
 use crate::sqlite::engine::Tx;
 use crate::telemetry::{Count, CountsOf, Sample, Series, Sums};
 
@@ -69,7 +69,7 @@ pub(super) struct Next {
 /// All lists of series that are read one after another.
 pub(super) fn lists(of: &CountsOf) -> Vec<Next> {
     let spans = of.series.iter().flat_map(|series| {
-        [1, HOUR].map(|span| Next {
+        SPANS.map(|span| Next {
             series: *series,
             span,
             below: (of.until, i64::MIN, String::new(), String::new()),
@@ -112,39 +112,27 @@ pub(super) fn is_enough(sums: &Sums, of: &CountsOf, next: &Next) -> bool {
     of.series.len() == 1 && sums.are_complete(next.below.0)
 }
 
-/// Puts some old counts together by the hour, or deletes them, and returns whether there may be more.
+/// Puts some old counts together, or deletes them, and returns whether there may be more.
 pub(super) fn purge(tx: &Tx<'_>) -> Result<bool> {
     let mut has_more = false;
     for series in Series::ALL {
-        let (minutes, hours) = kept_from(row::time(tx.now), series);
-        for (span, before) in [(1, minutes), (HOUR, hours)] {
+        let kept = kept_from(row::time(tx.now), series);
+        for (at, (span, before)) in SPANS.into_iter().zip(kept).enumerate() {
             let mut old = tx.prepare(OLD)?;
             let values = params![series.name(), span, before, STEP];
             let old = old.query_map(values, |row| count(row, series))?;
             let old: Vec<Count> = old.collect::<Result<_>>()?;
             has_more |= old.len() as i64 == STEP;
             for count in &old {
-                let (minute, kind) = (count.minute, kind(count));
-                if span == 1 && series != Series::Budget {
-                    let hour = minute - minute % HOUR;
-                    let values = params![
-                        series.name(),
-                        HOUR,
-                        hour,
-                        kind,
-                        count.outcome,
-                        number(count)
-                    ];
+                let (name, minute, kind) = (series.name(), count.minute, kind(count));
+                if let Some(span) = SPANS.get(at + 1)
+                    && series != Series::Budget
+                {
+                    let first = minute - minute % span;
+                    let values = params![name, span, first, kind, count.outcome, number(count)];
                     tx.prepare(SUM)?.execute(values)?;
                 }
-                let values = params![
-                    series.name(),
-                    span,
-                    minute,
-                    count.process,
-                    kind,
-                    count.outcome
-                ];
+                let values = params![name, span, minute, count.process, kind, count.outcome];
                 tx.prepare(DELETE)?.execute(values)?;
             }
         }

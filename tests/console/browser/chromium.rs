@@ -10,6 +10,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use axum::http::Method;
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use fantoccini::actions::{InputSource, KeyAction, KeyActions};
 use fantoccini::wd::WebDriverCompatibleCommand;
 use fantoccini::{Client, ClientBuilder, Locator};
@@ -228,8 +230,24 @@ impl Page {
                 .unwrap();
             let url = self.client.current_url().await.unwrap();
             assert_eq!(violations, json!([]), "{url}, {scheme}: {violations:#}");
+            self.screenshot(url.as_str(), scheme).await;
         }
         self.set_scheme("light").await;
+    }
+
+    /// Writes a picture of the whole page into the directory that `SCREENSHOTS` names, if there is one.
+    async fn screenshot(&self, url: &str, scheme: &str) {
+        let Some(directory) = std::env::var_os("SCREENSHOTS") else {
+            return;
+        };
+        let (_, path) = url.rsplit_once("127.0.0.1:").unwrap();
+        let (_, path) = path.split_once('/').unwrap_or(("", ""));
+        let path = path.replace(|it: char| !it.is_ascii_alphanumeric(), "-");
+        let file = format!("page-{path}-{}-{scheme}.webp", self.window.width);
+        let whole = json!({ "format": "webp", "quality": 70, "captureBeyondViewport": true });
+        let picture = self.devtools("Page.captureScreenshot", whole).await;
+        let picture = BASE64_STANDARD.decode(picture["data"].as_str().unwrap());
+        fs::write(Path::new(&directory).join(file), picture.unwrap()).unwrap();
     }
 
     pub(crate) async fn script(&self, script: &str) -> Option<Value> {

@@ -12,11 +12,13 @@ use axum::response::{Html, IntoResponse};
 use axum::routing::get;
 use serde_json::json;
 use tokio::time::sleep;
+use tower_webhook::console::Console;
 use tower_webhook::inbox::{EventId, EventState};
 
 use crate::chromium::{HOSTILE, Page, Window, until};
 use crate::desk::{Desk, TRACE_PARENT, TRIP_AFTER, event};
 use support::delivery::RequestExt;
+use support::inbox::inbox;
 use support::net::serve;
 
 const ERROR: &str = "the CRM is down";
@@ -474,7 +476,8 @@ async fn two_clicks(window: Window) {
         let lines = "main svg[role=img]:not([aria-label^=Longest]) path:not([d=''])";
         assert_eq!(page.count(lines).await, 5);
         page.activate("main summary").await;
-        page.until_contains("main details", "Longest lag").await;
+        page.until_contains("main details", "Longest wait for a first attempt")
+            .await;
         page.fits().await;
         page.has_no_errors().await;
     };
@@ -528,6 +531,10 @@ async fn accessible(width: u32) {
     let url = desk.serve(desk.console()).await;
     let read_only = desk.console().read_only().hide_payloads();
     let read_only = desk.serve(read_only).await;
+    let several = Console::new()
+        .console("chats", desk.console())
+        .console("orders", Console::new().inbox(inbox()));
+    let several = desk.serve(several).await;
     let test = async |page: Page| {
         for path in ["", "events", "lanes", "history", "refusals"] {
             page.goto(&format!("{url}/{path}")).await;
@@ -548,8 +555,7 @@ async fn accessible(width: u32) {
         page.follow("main form button").await;
         page.goto(&url).await;
         page.until_contains("#alerts", "fail in many chats").await;
-        page.until_contains("#alerts", "ended before verification")
-            .await;
+        page.until_contains("#alerts", "were not verified").await;
         page.until_contains("#alerts", "chat-opened").await;
         sentence_is_seen_at_once(&page).await;
         for path in [
@@ -593,6 +599,11 @@ async fn accessible(width: u32) {
             let main = page.until_text("main", |_| true).await;
             assert!(!main.contains(ERROR), "{main}");
             assert!(!main.contains("\"rating\""), "{main}");
+        }
+        for path in ["", "inboxes/chats/events/2"] {
+            page.goto(&format!("{several}/{path}")).await;
+            page.fits().await;
+            page.is_accessible().await;
         }
     };
     Window::new(width).open(&url, test).await;

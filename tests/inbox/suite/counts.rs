@@ -16,6 +16,7 @@ use tower_webhook::inbox::internal::{
 
 const HOUR: i64 = 60;
 const DAY: i64 = 24 * HOUR;
+const SPAN: i64 = 30;
 
 /// The minute of the queue.
 async fn now<Q: Queue>(queue: &Q) -> i64 {
@@ -158,7 +159,7 @@ pub(crate) async fn newest_counts_come_first<H: Harness>(harness: &H) {
     assert_eq!(trial.counts(&huge).await, expected);
 }
 
-/// Old minutes become hours, and old hours are deleted.
+/// Old minutes are put together by 30, older ones by 720, and deleted when they are very old.
 ///
 /// # Panics
 ///
@@ -166,48 +167,52 @@ pub(crate) async fn newest_counts_come_first<H: Harness>(harness: &H) {
 pub(crate) async fn old_counts_are_put_together<H: Harness>(harness: &H) {
     let trial = Trial::open(harness).await;
     let now = now(&trial.queue).await;
-    let hour_of = |minute: i64| minute - minute % HOUR;
+    let span_of = |minute: i64| minute - minute % SPAN;
     let all = |series| of(series, now - 40 * DAY, now + 1);
-    let (day, week, month) = (
-        hour_of(now - 25 * HOUR),
-        hour_of(now - 7 * DAY - HOUR),
-        hour_of(now - 30 * DAY - HOUR),
+    let twelve_hours_of = |minute: i64| minute - minute % (12 * HOUR);
+    let (day, week, weeks, month) = (
+        span_of(now - 25 * HOUR),
+        span_of(now - 7 * DAY - HOUR),
+        twelve_hours_of(now - 20 * DAY),
+        span_of(now - 30 * DAY - HOUR),
     );
     for series in Series::ALL {
         let count = |process, minute, number| trial.counted(series, process, minute, number);
         let mut counts = vec![count(1, now - HOUR, 1), count(1, now - 3 * HOUR, 1)];
-        for old in [day, week, month] {
-            counts.extend((0..HOUR).map(|minute| count(1, old + minute, 2)));
+        for old in [day, week, weeks, month] {
+            counts.extend((0..SPAN).map(|minute| count(1, old + minute, 2)));
             counts.push(count(2, old + 5, 7));
         }
         trial.note(&counts).await;
     }
     trial.purge_all().await;
-    let recent = [(now - HOUR, 0, 1), (now - 3 * HOUR, 0, 1)];
+    let (recent, later) = ((now - HOUR, 0, 1), now - 3 * HOUR);
     for series in Series::ALL {
         let counts = trial.counts(&all(series)).await;
-        let sum = if series == Series::Lag { 7 } else { 127 };
+        let sum = if series == Series::Lag { 7 } else { 67 };
+        assert_eq!(counts[0], recent);
         match series {
-            Series::Budget => assert_eq!(counts, recent[..1]),
+            Series::Budget => assert_eq!(counts.len(), 1),
             Series::Refused => {
-                assert_eq!(counts[..2], recent);
                 // Those of the day before yesterday are still by minute.
-                assert_eq!(counts[2..2 + 60].last(), Some(&(day, 0, 2)));
-                assert_eq!(counts[62..], [(week, 0, sum)]);
+                assert_eq!(counts[1], (later, 0, 1));
+                assert_eq!(counts[2..2 + 30].last(), Some(&(day, 0, 2)));
+                assert_eq!(counts[32..], [(week, 0, sum), (weeks, 0, sum)]);
             }
             _ => {
-                assert_eq!(counts[..2], recent);
-                assert_eq!(counts[2..], [(day, 0, sum), (week, 0, sum)], "{series:?}");
+                let old = [day, week, weeks].map(|minute| (minute, 0, sum));
+                assert_eq!(counts[1], (span_of(later), 0, 1));
+                assert_eq!(counts[2..], old, "{series:?}");
             }
         }
     }
-    // What is put together later adds to its hour.
-    trial
-        .note(&[trial.counted(Series::Handled, 3, day + 7, 100)])
-        .await;
+    // What is put together later is added.
+    let late = [day + 7, weeks + 700];
+    let late = late.map(|minute| trial.counted(Series::Handled, 3, minute, 100));
+    trial.note(&late).await;
     trial.purge_all().await;
     let counts = trial.counts(&all(Series::Handled)).await;
-    assert_eq!(counts[2..], [(day, 0, 227), (week, 0, 127)]);
+    assert_eq!(counts[2..], [(day, 0, 167), (week, 0, 67), (weeks, 0, 167)]);
 }
 
 /// When a chat is forgotten, so is what is kept of refused requests with the keys of its events. Their numbers stay, and
