@@ -130,11 +130,28 @@ async fn receivers_with_spools_answer_200_while_a_standby_is_promoted() {
 /// The control: these checks find events that are lost.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_an_asynchronous_standby_lacks_is_lost() {
-    let mut place = Place::new().await;
+    let mut place = Place::new(true).await;
     let round = place.round(Fault::PromotedLate(Mode::Async), &[]).await;
     println!("{round}");
     assert!(!round.lost.is_empty(), "{round}");
     assert!(round.seen.unexpected.is_empty(), "{round}");
+}
+
+/// Connections that stay on a server that cannot write are given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_spools_the_answer_is_503_until_a_server_can_write() {
+    use Fault::*;
+    let mut place = Place::new(false).await;
+    for fault in [ReadOnly, SwitchedOver(Mode::Async), Promoted(Mode::On)] {
+        let mut round = place.round(fault, &[]).await;
+        println!("{round}");
+        let refused = std::mem::take(&mut round.seen.unexpected);
+        assert!(
+            refused.iter().all(|it| it.starts_with("503")),
+            "{refused:?}"
+        );
+        assert!(!refused.is_empty() && round.is_sound(), "{round}");
+    }
 }
 
 fn seconds(variable: &str) -> Option<Duration> {
@@ -149,7 +166,7 @@ fn away() -> Duration {
 /// Has each fault happen, with two receivers killed in each, or all of them again and again.
 async fn survive(faults: &[Fault]) {
     let (began, lasts) = (Instant::now(), seconds("SPOOL_SECONDS"));
-    let mut place = Place::new().await;
+    let mut place = Place::new(true).await;
     let mut hit = HashSet::new();
     let mut number = 0;
     while number < faults.len() || lasts.is_some_and(|lasts| began.elapsed() < lasts) {
@@ -190,6 +207,7 @@ struct Seen {
     slowest: Duration,
     /// Answers but 200, and requests that a living receiver did not answer.
     unexpected: Vec<String>,
+    last_unexpected: Option<Instant>,
 }
 
 /// An event that was answered with 200.
@@ -223,6 +241,10 @@ impl World {
                 let answer = timeout(LIMIT, status(address, &request)).await;
                 let mut seen = lock(&self.seen);
                 seen.slowest = seen.slowest.max(asked.elapsed());
+                let mut unexpected = |what: String| {
+                    seen.unexpected.push(what);
+                    seen.last_unexpected = Some(Instant::now());
+                };
                 match answer {
                     Ok(Ok(200)) => {
                         seen.answers += 1;
@@ -234,11 +256,11 @@ impl World {
                         return sent;
                     }
                     Ok(Ok(status)) => {
+                        unexpected(format!("{status} to {key}"));
                         seen.answers += 1;
-                        seen.unexpected.push(format!("{status} to {key}"));
                     }
                     _ if lock(&self.receivers[by]).1 == life => {
-                        seen.unexpected.push(format!("no answer to {key}"));
+                        unexpected(format!("no answer to {key}"));
                     }
                     _ => seen.broken += 1,
                 }
@@ -267,6 +289,7 @@ async fn handle(State(world): State<Arc<World>>, line: String) {
 }
 
 struct Place {
+    has_spools: bool,
     /// Of the spools.
     dir: TempDir,
     server: PostgresServer,
@@ -287,7 +310,7 @@ struct Place {
 const SETTINGS: [&str; 1] = ["fsync=off"];
 
 impl Place {
-    async fn new() -> Self {
+    async fn new(has_spools: bool) -> Self {
         let world = Arc::new(World {
             receivers: Default::default(),
             marks: Mutex::default(),
@@ -300,6 +323,7 @@ impl Place {
         let server = PostgresServer::start_with(&SETTINGS);
         let (inbox, pool) = inbox(&server);
         let mut place = Self {
+            has_spools,
             dir: memory(),
             line: Line::to(server.port()).await,
             server,
@@ -331,13 +355,15 @@ impl Place {
         let handler = format!("http://{}/", self.handler);
         let spool = self.file(at).display().to_string();
         let limit = ((16 << 20) + away().as_secs() * (100 << 10)).to_string();
-        #[rustfmt::skip]
-        let args = [
-            "--secret", SECRET, "--inbox", &url, "--spool", &spool, "--spool-limit", &limit,
-            "--spool-on-any-disk", "--forward", &handler, "--lease", "2",
-        ];
-        let log = "warn,tower_webhook::spool=info";
-        let server = Server::start_by(example("receiver").args(args).env("RUST_LOG", log));
+        let mut command = example("receiver");
+        command.env("RUST_LOG", "warn,tower_webhook::spool=info");
+        command.args(["--secret", SECRET, "--inbox", &url, "--forward", &handler]);
+        command.args(["--lease", "2"]);
+        if self.has_spools {
+            command.args(["--spool", &spool, "--spool-limit", &limit]);
+            command.arg("--spool-on-any-disk");
+        }
+        let server = Server::start_by(&mut command);
         lock(&self.world.receivers[at]).0 = Some(server.address().parse().unwrap());
         server
     }
@@ -358,6 +384,9 @@ impl Place {
 
     /// The number of events in the file of a receiver.
     fn left(&self, at: usize) -> i64 {
+        if !self.has_spools {
+            return 0;
+        }
         let flags = OpenFlags::SQLITE_OPEN_READ_ONLY;
         let file = Connection::open_with_flags(self.file(at), flags).unwrap();
         file.busy_timeout(LIMIT).unwrap();
@@ -485,7 +514,7 @@ impl Place {
         })
         .await;
         self.former = None;
-        self.judge(&settled, &mut round).await;
+        self.judge(&settled, back, &mut round).await;
         round
     }
 
@@ -543,8 +572,11 @@ impl Place {
         }
     }
 
-    async fn judge(&mut self, settled: &HashMap<String, usize>, round: &mut Round) {
+    async fn judge(&mut self, settled: &HashMap<String, usize>, back: Instant, round: &mut Round) {
         round.seen = std::mem::take(&mut *lock(&self.world.seen));
+        if let Some(last) = round.seen.last_unexpected {
+            round.back = round.back.max(last.saturating_duration_since(back));
+        }
         let events = self.events().await;
         self.last = events.last().map(|event| event.id);
         let mut stored = HashSet::new();
