@@ -8,6 +8,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::fs;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -62,6 +63,8 @@ enum Fault {
     Promoted(Mode),
     /// The same, after the standby has been cut off from it for a while, in which events are accepted, and none is handled.
     PromotedLate(Mode),
+    /// It crashes, while the disks of the spools are full.
+    StoppedAndFull,
     /// It becomes read-only, its standby is promoted, and connections to it stay.
     SwitchedOver(Mode),
 }
@@ -141,9 +144,18 @@ async fn what_an_asynchronous_standby_lacks_is_lost() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_spools_the_answer_is_503_until_a_server_can_write() {
     use Fault::*;
-    let mut place = Place::new(false).await;
-    for fault in [ReadOnly, SwitchedOver(Mode::Async), Promoted(Mode::On)] {
-        let mut round = place.round(fault, &[]).await;
+    let faults = [ReadOnly, SwitchedOver(Mode::Async), Promoted(Mode::On)];
+    refuse(Place::new(false).await, &faults).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn full_disks_of_spools_are_answered_with_503_and_lose_nothing() {
+    refuse(Place::new(true).await, &[Fault::StoppedAndFull]).await;
+}
+
+async fn refuse(mut place: Place, faults: &[Fault]) {
+    for fault in faults {
+        let mut round = place.round(*fault, &[]).await;
         println!("{round}");
         let refused = std::mem::take(&mut round.seen.unexpected);
         assert!(
@@ -406,6 +418,14 @@ impl Place {
     async fn begin(&mut self, fault: Fault, away: Duration, standby: Option<&Standby>) {
         match fault {
             Fault::Stopped => self.server.stop(Stop::Immediate),
+            Fault::StoppedAndFull => {
+                for (at, receiver) in self.receivers.iter().enumerate() {
+                    let log = self.file(at).with_extension("db-wal");
+                    let size = fs::metadata(log).unwrap().len();
+                    receiver.limit_files(&format!("{size}:unlimited"));
+                }
+                self.server.stop(Stop::Immediate);
+            }
             Fault::Frozen => self.server.signal(Signal::SIGSTOP),
             Fault::CutOff => self.line.set(Way::Silent),
             Fault::Closed => self.line.set(Way::Closed),
@@ -428,6 +448,12 @@ impl Place {
     async fn end(&mut self, fault: Fault, standby: Option<Standby>) {
         match fault {
             Fault::Stopped => self.server.restart(),
+            Fault::StoppedAndFull => {
+                for receiver in &self.receivers {
+                    receiver.limit_files("unlimited:unlimited");
+                }
+                self.server.restart();
+            }
             Fault::Frozen => self.server.signal(Signal::SIGCONT),
             Fault::CutOff | Fault::Closed => self.line.set(Way::Open),
             Fault::Slow => self.line.delay(Duration::ZERO),
