@@ -233,8 +233,11 @@ pub(crate) async fn postgres_queue_or_later(
     options: Box<PgConnectOptions>,
 ) -> anyhow::Result<PostgresQueue> {
     const TRY_AGAIN: Duration = Duration::from_secs(1);
+    /// A receiver that waited for its database would not accept events meanwhile.
+    const PATIENCE: Duration = Duration::from_secs(2);
 
-    let away = match postgres_queue(options.clone()).await {
+    let opened = timeout(PATIENCE, postgres_queue(options.clone())).await;
+    let away = match opened.unwrap_or_else(|elapsed| Err(elapsed.into())) {
         Err(error) if is_away(&error) => error,
         opened => return opened,
     };

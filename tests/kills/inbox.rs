@@ -28,7 +28,7 @@ use tower_webhook::sqlite::SqliteQueue;
 
 use support::delivery::SECRET;
 use support::postgres::{PostgresServer, Stop};
-use support::program::{PATIENCE, Server, example, installed, until};
+use support::program::{PATIENCE, Server, example, until};
 
 const LEASE: Duration = Duration::from_secs(2);
 /// How long after the end of its lease an event may wait for its turn, on a busy machine.
@@ -102,7 +102,7 @@ impl Storage {
                 let size = size.min(random.u64(..256 * 1024));
                 let limit = |limit: &str| {
                     for receiver in receivers {
-                        assert!(limit_files(receiver.server.program.child.id(), limit));
+                        receiver.server.limit_files(limit);
                     }
                 };
                 limit(&format!("{size}:unlimited"));
@@ -147,15 +147,6 @@ impl Storage {
         }
         sender.is_accepted(receivers);
     }
-}
-
-/// Limits the length of the files that a process writes. Returns whether there is such a process.
-fn limit_files(process: u32, limit: &str) -> bool {
-    let mut prlimit = Command::new("prlimit");
-    prlimit.args(["--pid", &process.to_string()]);
-    prlimit.arg(format!("--fsize={limit}"));
-    let ended = installed(prlimit.output(), "prlimit", "util-linux");
-    ended.status.success()
 }
 
 /// Asks again while the connection is broken.

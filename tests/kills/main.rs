@@ -14,4 +14,6 @@ mod jobs;
 mod receiver;
 #[cfg(feature = "sqlite")]
 mod senders;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+mod spool;
 mod transactional;

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode};
@@ -18,7 +19,10 @@ use hyper_util::rt::TokioIo;
 use hyper_util::service::TowerToHyperService;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::watch;
+use tokio::time::sleep;
 use tower::Service;
 use tower_webhook::Secret;
 
@@ -268,6 +272,117 @@ pub async fn post(address: SocketAddr, request: impl AsRef<[u8]>) -> io::Result<
     let mut client = Client::connect(address).await;
     client.send(request).await?;
     client.answer().await
+}
+
+/// Delivers on a connection of its own, and returns the status of the answer, if there is one.
+pub async fn status(address: SocketAddr, request: impl AsRef<[u8]>) -> io::Result<u16> {
+    let mut stream = TcpStream::connect(address).await?;
+    stream.write_all(request.as_ref()).await?;
+    let mut status = [0; "HTTP/1.1 200".len()];
+    stream.read_exact(&mut status).await?;
+    Ok(str::from_utf8(&status[9..]).unwrap().parse().unwrap())
+}
+
+/// A way to a port of this machine that a test cuts, delays, and leads elsewhere, as a network, a virtual address and
+/// DNS do.
+pub struct Line {
+    port: u16,
+    state: watch::Sender<State>,
+}
+
+#[derive(Clone, Copy)]
+struct State {
+    to: u16,
+    way: Way,
+    delay: Duration,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Way {
+    Open,
+    /// Nothing passes, the end of a connection neither.
+    Silent,
+    /// Connections are closed.
+    Closed,
+}
+
+impl Line {
+    pub async fn to(port: u16) -> Self {
+        let listener = listen();
+        let (state, seen) = watch::channel(State {
+            to: port,
+            way: Way::Open,
+            delay: Duration::ZERO,
+        });
+        let port = listener.local_addr().unwrap().port();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                tokio::spawn(carry(client, seen.clone()));
+            }
+        });
+        Self { port, state }
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    pub fn set(&self, way: Way) {
+        self.state.send_modify(|state| state.way = way);
+    }
+
+    /// Delays each answer.
+    pub fn delay(&self, delay: Duration) {
+        self.state.send_modify(|state| state.delay = delay);
+    }
+
+    /// Leads new connections to another port. The others stay.
+    pub fn lead_to(&self, port: u16) {
+        self.state.send_modify(|state| state.to = port);
+    }
+}
+
+/// Carries what is sent on a connection, until an end closes it or the line is gone.
+async fn carry(client: TcpStream, mut state: watch::Receiver<State>) -> Option<()> {
+    let is_heard = |state: &State| state.way != Way::Silent;
+    let now = *state.wait_for(is_heard).await.ok()?;
+    if now.way == Way::Closed {
+        return None;
+    }
+    let server = TcpStream::connect(("127.0.0.1", now.to)).await.ok()?;
+    client.set_nodelay(true).ok()?;
+    server.set_nodelay(true).ok()?;
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
+    let requests = pump(from_client, to_server, state.clone(), false);
+    let answers = pump(from_server, to_client, state.clone(), true);
+    tokio::select! {
+        _ = requests => {}
+        _ = answers => {}
+        _ = state.wait_for(|state| state.way == Way::Closed) => {}
+    }
+    None
+}
+
+async fn pump(
+    mut from: OwnedReadHalf,
+    mut to: OwnedWriteHalf,
+    mut state: watch::Receiver<State>,
+    has_delay: bool,
+) -> Option<()> {
+    let mut bytes = [0; 8192];
+    loop {
+        let length = from.read(&mut bytes).await.ok()?;
+        let delay = state.borrow().delay;
+        if has_delay && !delay.is_zero() {
+            sleep(delay).await;
+        }
+        state.wait_for(|state| state.way == Way::Open).await.ok()?;
+        if length == 0 {
+            return None;
+        }
+        to.write_all(&bytes[..length]).await.ok()?;
+    }
 }
 
 /// Forwards to a port of this machine until the client sends something that contains `word`: then it

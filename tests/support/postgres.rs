@@ -14,6 +14,8 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use tempfile::TempDir;
 
 /// Runs the server and ends it with the signal that it reads, or when the process that started it ends:
@@ -73,6 +75,28 @@ impl PostgresServer {
 
     /// Starts one with settings such as `fsync=off`.
     pub fn start_with(settings: &[&str]) -> Self {
+        Self::start_on(settings, |server| {
+            let mut initdb = server.command(&server.programs.join("initdb"));
+            initdb
+                .args(["--username=postgres", "--auth=trust", "--encoding=UTF8"])
+                .args(["--locale=C", "--no-sync", "--no-instructions"]);
+            initdb
+        })
+    }
+
+    /// Starts a standby that follows the server behind a port of this machine.
+    pub fn follow(port: u16, settings: &[&str]) -> Self {
+        Self::start_on(settings, |server| {
+            let mut backup = server.command(&server.programs.join("pg_basebackup"));
+            backup
+                .args(["--dbname", &format!("postgres://postgres@127.0.0.1:{port}")])
+                .args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync"]);
+            backup
+        })
+    }
+
+    /// `create` is the command that creates the data in a directory, which is its last argument.
+    fn start_on(settings: &[&str], create: impl FnOnce(&Self) -> Command) -> Self {
         let dir = tempfile::Builder::new()
             .prefix("postgres-")
             .tempdir()
@@ -93,7 +117,9 @@ impl PostgresServer {
                 .collect(),
             guard: None,
         };
-        server.create_cluster();
+        let mut create = create(&server);
+        create.arg("--pgdata").arg(server.data());
+        run(&mut create);
         // Somebody else may take the port just now.
         for _ in 0..5 {
             match server.launch() {
@@ -122,31 +148,57 @@ impl PostgresServer {
 
     /// The process id of the server, whose children are the backends.
     pub fn pid(&self) -> u32 {
-        let pid = fs::read_to_string(self.dir.path().join("data/postmaster.pid"));
-        let pid = pid.expect("the server runs");
-        pid.lines().next().unwrap().trim().parse().unwrap()
+        let server = self.processes().next().expect("the server runs");
+        server.parse().unwrap()
+    }
+
+    /// Its processes. First the server itself; those that it has started are looked for when that was seen to. None if
+    /// it has ended.
+    fn processes(&self) -> impl Iterator<Item = String> {
+        let told = fs::read_to_string(self.data().join("postmaster.pid")).unwrap_or_default();
+        let server = told.lines().next().map(|pid| pid.trim().to_owned());
+        let children = server.clone().into_iter().flat_map(|pid| {
+            let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
+            let children = children.unwrap_or_default();
+            let children = children.split_whitespace().map(str::to_owned);
+            children.collect::<Vec<_>>()
+        });
+        server.into_iter().chain(children)
     }
 
     /// Limits the length of the files that the server writes, such as `0:unlimited`. Returns whether the server runs.
     pub fn limit_files(&self, limit: &str) -> bool {
-        let pid = fs::read_to_string(self.dir.path().join("data/postmaster.pid"));
-        let pid = pid.unwrap_or_default();
-        let pid = pid.lines().next().unwrap_or_default();
-        let limit = |process: &str| {
+        let limited = self.processes().map(|process| {
             let mut prlimit = self.command(Path::new("prlimit"));
-            prlimit.args(["--pid", process, &format!("--fsize={limit}")]);
+            prlimit.args(["--pid", &process, &format!("--fsize={limit}")]);
             let ended = prlimit.stderr(Stdio::null()).status();
             ended
                 .expect("`prlimit` can be run: install Debian's `util-linux`")
                 .success()
-        };
-        // First the server itself, since those that it starts have its limit.
-        let is_limited = limit(pid);
-        let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children"));
-        for child in children.unwrap_or_default().split_whitespace() {
-            limit(child);
+        });
+        // Others than the server itself may have ended.
+        limited.collect::<Vec<_>>().first() == Some(&true)
+    }
+
+    /// Sends a signal to all its processes, such as `SIGSTOP`.
+    pub fn signal(&self, signal: Signal) {
+        for process in self.processes() {
+            // It may have ended.
+            let _ = kill(Pid::from_raw(process.parse().unwrap()), signal);
         }
-        is_limited
+    }
+
+    /// Makes a standby a primary.
+    pub fn promote(&self) {
+        let mut promote = self.command(&self.programs.join("pg_ctl"));
+        promote
+            .args(["promote", "--wait", "--pgdata"])
+            .arg(self.data());
+        run(&mut promote);
+    }
+
+    fn data(&self) -> PathBuf {
+        self.dir.path().join("data")
     }
 
     /// Ends the server and waits until it has ended. Its data stay.
@@ -161,6 +213,8 @@ impl PostgresServer {
         let mut stdin = guard.stdin.take().expect("a piped stdin");
         // A server that has ended already needs no signal.
         let _ = writeln!(stdin, "{signal}");
+        // One that was frozen ends, too.
+        self.signal(Signal::SIGCONT);
         guard.wait().expect("the guard can be waited for");
     }
 
@@ -172,27 +226,11 @@ impl PostgresServer {
         }
     }
 
-    fn create_cluster(&self) {
-        let output = self
-            .command(&self.programs.join("initdb"))
-            .arg("--pgdata")
-            .arg(self.dir.path().join("data"))
-            .args(["--username=postgres", "--auth=trust", "--encoding=UTF8"])
-            .args(["--locale=C", "--no-sync", "--no-instructions"])
-            .output()
-            .expect("initdb can be run");
-        assert!(
-            output.status.success(),
-            "initdb failed: {}",
-            String::from_utf8_lossy(&output.stderr)
-        );
-    }
-
     /// Starts the server and waits until it takes connections, or returns its log.
     fn launch(&mut self) -> Result<(), String> {
         const PATIENCE: Duration = Duration::from_secs(60);
 
-        let data = self.dir.path().join("data");
+        let data = self.data();
         let log = self.dir.path().join("log");
         let _ = fs::remove_file(&log);
         // A server that was killed leaves this file, which would look as if it were ready.
@@ -247,6 +285,12 @@ impl Drop for PostgresServer {
     }
 }
 
+fn run(command: &mut Command) {
+    let output = command.output().expect("PostgreSQL's programs can be run");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?} failed: {error}");
+}
+
 /// The eighth line of the file says so, as `pg_ctl` reads it.
 fn is_ready(data: &Path) -> bool {
     let told = fs::read_to_string(data.join("postmaster.pid")).unwrap_or_default();
@@ -257,7 +301,8 @@ fn is_ready(data: &Path) -> bool {
 
 /// The directory of the newest server's programs, which Debian does not put into the `PATH`.
 fn programs() -> PathBuf {
-    let has_server = |dir: &PathBuf| dir.join("postgres").is_file() && dir.join("initdb").is_file();
+    let needed = ["postgres", "initdb", "pg_basebackup", "pg_ctl"];
+    let has_server = |dir: &PathBuf| needed.iter().all(|name| dir.join(name).is_file());
     let path = env::var_os("PATH").unwrap_or_default();
     let mut debian: Vec<_> = fs::read_dir("/usr/lib/postgresql")
         .into_iter()
@@ -271,7 +316,7 @@ fn programs() -> PathBuf {
     env::split_paths(&path)
         .chain(debian.into_iter().rev())
         .find(has_server)
-        .expect("the programs `postgres` and `initdb` are missing: install Debian's `postgresql`")
+        .expect("`postgres` or a program beside it is missing: install Debian's `postgresql`")
 }
 
 /// A free port. Not one of those that the system gives to clients: one of them

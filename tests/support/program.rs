@@ -251,6 +251,15 @@ impl Server {
         kill(pid, signal).unwrap();
     }
 
+    /// Limits the length of the files that it writes, such as `0:unlimited`, as if the disk were full.
+    pub fn limit_files(&self, limit: &str) {
+        let mut prlimit = Command::new("prlimit");
+        prlimit.args(["--pid", &self.program.child.id().to_string()]);
+        prlimit.arg(format!("--fsize={limit}"));
+        let ended = installed(prlimit.output(), "prlimit", "util-linux");
+        assert!(ended.status.success(), "{ended:?}");
+    }
+
     pub fn stop(self) -> i32 {
         self.signal(Signal::SIGTERM);
         self.program.finish().code
