@@ -3,6 +3,7 @@
 mod clock;
 mod concurrency;
 mod contract;
+mod interleavings;
 mod model;
 mod pinned;
 mod processes;
@@ -23,6 +24,27 @@ use support::queue;
 
 const LEASE: Duration = Duration::from_secs(60);
 const RETENTION: Duration = Duration::from_secs(8 * 24 * 60 * 60);
+
+/// How many events are not in exactly one table, or stand behind nothing. A dead letter that holds its lane is in `head`
+/// without a due time.
+const MISPLACED: &str = "
+    SELECT (
+        SELECT count(*) FROM tower_webhook.events AS e WHERE 1 <> (
+            SELECT count(*) FROM (
+                SELECT seq FROM tower_webhook.head WHERE due IS NOT NULL
+                UNION ALL SELECT seq FROM tower_webhook.wait
+                UNION ALL SELECT seq FROM tower_webhook.aside
+                UNION ALL SELECT seq FROM tower_webhook.dead
+                UNION ALL SELECT seq FROM tower_webhook.ended
+            ) AS places WHERE places.seq = e.seq)
+    ) + (
+        SELECT count(*) FROM tower_webhook.head AS h
+        WHERE h.due IS NULL
+            AND NOT EXISTS (SELECT FROM tower_webhook.dead AS d WHERE d.seq = h.seq)
+    ) + (
+        SELECT count(*) FROM tower_webhook.wait AS w
+        WHERE NOT EXISTS (SELECT FROM tower_webhook.head AS h WHERE h.lane = w.lane AND h.own = 0)
+    )";
 
 fn take() -> Take {
     queue::take(LEASE)
