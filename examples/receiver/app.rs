@@ -242,7 +242,18 @@ async fn spooled(
             std::future::ready(())
         });
     }
+    setup.telemetry.watch_spool(queue.clone());
     built.handling.spools.push(queue.clone());
+    #[cfg(feature = "console")]
+    {
+        let spool = queue.clone();
+        let mut built = with_queue(setup, built, routes, queue)?;
+        if let Some((name, console)) = built.consoles.pop() {
+            built.consoles.push((name, console.spool(spool)));
+        }
+        Ok(built)
+    }
+    #[cfg(not(feature = "console"))]
     with_queue(setup, built, routes, queue)
 }
 

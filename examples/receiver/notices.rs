@@ -9,6 +9,10 @@ use tokio::sync::Notify;
 use tokio::time::sleep;
 use tower_webhook::Settlement;
 use tower_webhook::event::EventKind;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::postgres::PostgresQueue;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{FailureBudget, Observation, Observer, Silence, Spent};
 
 use crate::args::Options;
@@ -26,7 +30,15 @@ pub(crate) struct Notices {
     dead: Mutex<Dead>,
     has_dead: Notify,
     tripped: Mutex<BTreeSet<EventKind>>,
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    spool: std::sync::OnceLock<Spooled<PostgresQueue>>,
 }
+
+/// As in the alerts for Prometheus.
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+const SPOOL_FULL_IN: Duration = Duration::from_secs(40 * 60);
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+const SPOOL_FLUSHED_WITHIN: Duration = Duration::from_secs(10 * 60);
 
 #[derive(Default)]
 struct Dead {
@@ -59,6 +71,12 @@ impl Notices {
             tokio::spawn(this.tell_of_alarms(Exec::new(command), pace, budget, silence));
         }
         this
+    }
+
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn watch_spool(&self, spool: Spooled<PostgresQueue>) {
+        // There is at most one.
+        let _ = self.spool.set(spool);
     }
 
     async fn tell_of_dead(self: Arc<Self>, exec: Exec, pace: Pace) {
@@ -122,6 +140,23 @@ impl Notices {
         }
         for kind in &*lock(&self.tripped) {
             add("tripped", Some(kind), json!({ "severity": "critical" }));
+        }
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        if let Some(status) = self.spool.get().map(Spooled::status) {
+            let of = json!({
+                "severity": "critical",
+                "events": status.events,
+                "full_in_seconds": status.full_in.map(|left| left.as_secs()),
+            });
+            let is_soon_full = status.full_in.is_some_and(|left| left < SPOOL_FULL_IN)
+                || status.bytes > status.limit / 10 * 9;
+            // The events are counted once a second.
+            if is_soon_full && status.events > 0 {
+                add("spool-full", None, of.clone());
+            }
+            if status.oldest > Some(SPOOL_FLUSHED_WITHIN) {
+                add("spool-not-flushed", None, of);
+            }
         }
         alarms
     }

@@ -6,6 +6,10 @@ use std::time::Duration;
 #[cfg(feature = "console")]
 use tower_webhook::console::Console;
 use tower_webhook::event::EventKind;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::postgres::PostgresQueue;
+#[cfg(all(feature = "postgres", feature = "sqlite"))]
+use tower_webhook::spool::Spooled;
 use tower_webhook::telemetry::{FailureBudget, Observer, Silence};
 use tower_webhook::{Sender, SenderPolicy};
 
@@ -17,6 +21,8 @@ use crate::route::Route;
 pub(crate) struct Telemetry {
     observer: Arc<dyn Observer>,
     budget: FailureBudget,
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    notices: Arc<Notices>,
     #[cfg(feature = "console")]
     silence: Silence,
     #[cfg(feature = "metrics")]
@@ -46,6 +52,8 @@ impl Telemetry {
             ..SenderPolicy::default()
         });
         let notices = Notices::start(args, &budget, &silence);
+        #[cfg(all(feature = "postgres", feature = "sqlite"))]
+        let spools = Arc::clone(&notices);
         #[cfg(feature = "console")]
         let shown = silence.clone();
         #[cfg(feature = "metrics")]
@@ -68,6 +76,8 @@ impl Telemetry {
         Ok(Self {
             observer,
             budget,
+            #[cfg(all(feature = "postgres", feature = "sqlite"))]
+            notices: spools,
             #[cfg(feature = "console")]
             silence: shown,
             #[cfg(feature = "metrics")]
@@ -82,6 +92,12 @@ impl Telemetry {
         let counts = sender.is_some_and(|it| has_limit(it) || self.budget.limit().is_none());
         let budget = counts.then(|| self.budget.clone());
         (Arc::clone(&self.observer), budget)
+    }
+
+    /// Tells of a spool that is nearly full, or not emptied.
+    #[cfg(all(feature = "postgres", feature = "sqlite"))]
+    pub(crate) fn watch_spool(&self, spool: Spooled<PostgresQueue>) {
+        self.notices.watch_spool(spool);
     }
 
     /// Puts the consoles of all databases together, with what was seen of all.

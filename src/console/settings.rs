@@ -9,7 +9,13 @@ use http::HeaderName;
 use super::bulk::Jobs;
 use super::operations::{Counted, Operations};
 use crate::inbox::{Inbox, Queue};
+#[cfg(feature = "sqlite")]
+use crate::spool::{Spooled, Status};
 use crate::telemetry::{FailureBudget, Recent, Silence};
+
+/// Returns what is in the file of a spool.
+#[cfg(feature = "sqlite")]
+type Spool = Box<dyn Fn() -> Status + Send + Sync>;
 
 /// A console for operators, over an inbox and observers. Each of them is optional: a page leaves out what is missing.
 ///
@@ -21,6 +27,8 @@ pub struct Console {
     pub(super) budget: Option<FailureBudget>,
     pub(super) silence: Option<Silence>,
     pub(super) recent: Option<Recent>,
+    #[cfg(feature = "sqlite")]
+    pub(super) spool: Option<Spool>,
     pub(super) is_read_only: bool,
     pub(super) hides_payloads: bool,
     pub(super) actor: Option<HeaderName>,
@@ -117,6 +125,13 @@ impl Console {
             inner.pass_on();
         }
         self.consoles = consoles;
+    }
+
+    /// Shows what is in the file of a spool.
+    #[cfg(feature = "sqlite")]
+    pub fn spool<Q: Queue + Clone>(mut self, spool: Spooled<Q>) -> Self {
+        self.spool = Some(Box::new(move || spool.status()));
+        self
     }
 
     /// Removes everything that changes something.

@@ -29,6 +29,7 @@ macro_rules! page {
         #[cfg_attr(feature = "console", doc = "[`Console::hide_payloads`]: crate::console::Console::hide_payloads")]
         #[cfg_attr(feature = "console", doc = "[`Console::hosts`]: crate::console::Console::hosts")]
         #[cfg_attr(feature = "console", doc = "[`Console::read_only`]: crate::console::Console::read_only")]
+        #[cfg_attr(all(feature = "console", feature = "sqlite"), doc = "[`Console::spool`]: crate::console::Console::spool")]
         #[cfg_attr(feature = "metrics", doc = "[`Metrics`]: crate::telemetry::Metrics")]
         #[cfg_attr(feature = "moka", doc = "[`MokaStore`]: crate::memory::MokaStore")]
         #[cfg_attr(

@@ -32,7 +32,7 @@ async fn changes_are_made_and_logged_with_the_operator() {
     assert_eq!(location, Some("/events/2?did=redrive%3A2"));
     get(&app, location.unwrap())
         .await
-        .shows(r#"role="status">Event <a href="/events/2">2</a> was redriven."#);
+        .shows(r#"role="status">Event <a href="/events/2">2</a> was redriven: it is tried again."#);
     let line = log.events().pop().unwrap();
     assert_eq!(
         (&*line["actor"], &*line["action"], &*line["event"]),

@@ -1,10 +1,12 @@
 //! The receiver with a spool: what it says when it is stopped, and `inbox flush`. `../kills/spool.rs` has its crashes.
 
+use std::fs;
+
 use nix::sys::signal::Signal;
 use support::delivery::SECRET;
 use support::net::{status, whole};
 use support::postgres::{PostgresServer, Stop};
-use support::program::{Server, run, until};
+use support::program::{Server, curl, run, until};
 use tempfile::TempDir;
 
 struct Place {
@@ -112,4 +114,51 @@ async fn a_stopped_receiver_says_what_is_left_and_flush_forwards_it() {
         "{}",
         ended.err
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_spool_that_fills_is_on_the_console_and_told() {
+    let mut place = Place::new();
+    let told = place.dir.path().join("told");
+    let (url, spool) = (place.server.url(), place.spool());
+    #[rustfmt::skip]
+    let args = [
+        "--secret", SECRET, "--inbox", &url, "--spool", &spool, "--spool-limit", "1048576", "--spool-on-any-disk",
+        "--console", "127.0.0.1:0", "--notify-every", "1", "--on-alarm", &format!("cat >>'{}'", told.display()),
+    ];
+    let receiver = Server::receiver(&args);
+    let console = receiver.url_of("console");
+    assert!(!curl(&[&console]).contains("spool"));
+    place.server.stop(Stop::Immediate);
+    let address = receiver.address().parse().unwrap();
+    for n in 0..12 {
+        let text = "x".repeat(70_000);
+        let body = format!(r#"{{"id":"chat-{n}","rating":1,"text":"{text}"}}"#);
+        let answered = status(address, whole(&format!("large-{n}"), &body)).await;
+        assert_eq!(answered.unwrap(), 200);
+    }
+    until("the sentence", || {
+        let page = curl(&[&console]);
+        (page.contains("<b>Critical: </b>The database cannot be reached")
+            && page.contains("<b>12 events</b> wait in the spool"))
+        .then_some(())
+    });
+    let notices = || fs::read_to_string(&told).unwrap_or_default();
+    let line = until("the alarm", || {
+        let lines = notices();
+        let line = lines.lines().find(|line| line.contains("spool-full"));
+        line.map(str::to_owned)
+    });
+    assert!(!line.contains(r#""events":0"#), "{line}");
+
+    place.server.restart();
+    until("the end of the alarm", || {
+        let lines = notices();
+        let last = lines.lines().last()?;
+        (last.contains(r#""alarms":[]"#) && last.contains("spool-full")).then_some(())
+    });
+    until("the empty spool", || {
+        (!curl(&[&console]).contains("spool")).then_some(())
+    });
+    assert_eq!(receiver.stop(), 0);
 }

@@ -100,6 +100,8 @@ pub(super) fn causes(part: &Part, observed: &Observed) -> Vec<Cause> {
         cause(view, stats)
     };
     let mut causes: Vec<_> = [
+        #[cfg(feature = "sqlite")]
+        spooled(view),
         of_queue,
         unavailable(view),
         budget(observed),
@@ -136,6 +138,27 @@ pub(super) fn show(causes: &[Cause]) -> Markup {
             },
         }
     }
+}
+
+/// A database that cannot be reached, or what it has not got since.
+#[cfg(feature = "sqlite")]
+fn spooled(view: &View) -> Option<Cause> {
+    let status = view.console.spool.as_ref()?();
+    let level = match status.is_open || status.refused > 0 {
+        true => Level::Critical,
+        false => Level::Warning,
+    };
+    let text = html! {
+        @if status.is_open { "The database cannot be reached: events are accepted into the spool. " }
+        b { (count(status.events)) @if status.events == 1 { " event" } @else { " events" } }
+        @if status.events == 1 { " waits" } @else { " wait" } " in the spool of this process"
+        @if let Some(oldest) = status.oldest { ", the oldest for " (long(oldest)) }
+        "."
+        @if let Some(left) = status.full_in { " At this rate it is full in " (long(left)) ", and deliveries are then refused." }
+        @if status.refused > 0 { " The database refuses " (count(status.refused)) " of its events; the log has the reason." }
+    };
+    let is_shown = status.is_open || status.events > 0 || status.refused > 0;
+    is_shown.then(|| Cause::new(level, text))
 }
 
 /// For how long after the last refusal the store is said not to answer.
@@ -212,7 +235,11 @@ fn unverified(view: &View, observed: &Observed) -> Option<Cause> {
     };
     let text = html! {
         (count(spent.failures.into())) " requests were not verified in the last hour"
-        @if let Some((reason, number)) = spent.reasons.first() { ", " (count((*number).into())) " of them " (reason) }
+        @if let Some((reason, number)) = spent.reasons.first() {
+            ", "
+            @if *number == spent.failures { "all" } @else { (count((*number).into())) " of them" }
+            " " (reason)
+        }
         ". If the platform sent them, they count as failures of their webhooks, and they are lost unless it sends them again: "
         "compare the secret of the webhook in the partner portal with the receiver's."
     };

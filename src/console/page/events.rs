@@ -211,7 +211,7 @@ pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool)
                 @if lanes.is_empty() { p { "None." } }
                 @else {
                     table {
-                        (head(&["Chat", "Blocked by", "Kind", "Since", "State", "#Waiting behind it"]))
+                        (head(&["Chat", "Blocked by", "Kind", "For", "State", "#Waiting behind it"]))
                         tbody {
                             @for lane in lanes {
                                 @let head = &lane.event;
@@ -219,7 +219,7 @@ pub(in super::super) fn lanes(view: &View, lanes: &[BlockedLane], is_more: bool)
                                     td.wide { (chat(view, head.chat.as_deref())) }
                                     td data-label="Blocked by" { a href=(view.url(format_args!("/events/{}", head.id))) { "event " (head.id) } }
                                     td { (kind(&head.kind)) }
-                                    td data-label="Since" { (ago(lane.since)) }
+                                    td data-label="For" { (ago(lane.since)) }
                                     td { (state(head)) }
                                     td.number data-label="Waiting" { (waiting(lane)) }
                                 }

@@ -108,41 +108,12 @@ pub(in super::super) fn history(
     kinds: &BTreeSet<EventKind>,
     counts: &[Count],
 ) -> Markup {
-    let url = |range: &str, kind: Option<&str>| {
-        let kind = kind.map(|kind| format!("&kind={}", encode(kind)));
-        view.url(format_args!(
-            "/history?range={range}{}",
-            kind.unwrap_or_default()
-        ))
-    };
     let lines: Vec<_> = LINES
         .iter()
         .map(|line| (line, line.numbers(range, counts)))
         .collect();
     let content = html! {
-        div.title {
-            h1 { "History" }
-            ul.tiles {
-                @for name in Range::NAMES {
-                    @let is_shown = name == range.name;
-                    li {
-                        a href=(url(name, kind)) aria-current=[is_shown.then_some("true")] {
-                            @if is_shown { b { (name) } } @else { (name) }
-                        }
-                    }
-                }
-            }
-        }
-        ul.tiles {
-            @for it in [None].into_iter().chain(first(kinds).into_iter().map(|kind| Some(kind.as_str()))) {
-                li {
-                    a href=(url(range.name, it)) aria-current=[(it == kind).then_some("true")] {
-                        @let name = it.unwrap_or("all kinds");
-                        @if it == kind { b { (name) } } @else { (name) }
-                    }
-                }
-            }
-        }
+        (choices(view, range, kind, kinds))
         div.stack {
             section {
                 h2 { "The last " (range.words()) @if let Some(kind) = kind { ", " (clip(kind, 60)) } }
@@ -175,6 +146,31 @@ pub(in super::super) fn history(
         }
     };
     view.page("History", "/history", &content)
+}
+
+/// The ranges and kinds that a history has.
+fn choices(view: &View, range: &Range, kind: Option<&str>, kinds: &BTreeSet<EventKind>) -> Markup {
+    let link = |range: &str, kind: Option<&str>, text: &str, is_shown: bool| {
+        let kind = kind.map(|kind| format!("&kind={}", encode(kind)));
+        let path = format!("/history?range={range}{}", kind.unwrap_or_default());
+        html! {
+            li {
+                a href=(view.url(path)) aria-current=[is_shown.then_some("true")] {
+                    @if is_shown { b { (text) } } @else { (text) }
+                }
+            }
+        }
+    };
+    let all = [None]
+        .into_iter()
+        .chain(first(kinds).into_iter().map(|it| Some(it.as_str())));
+    html! {
+        div.title {
+            h1 { "History" }
+            ul.tiles { @for name in Range::NAMES { (link(name, kind, name, name == range.name)) } }
+            ul.tiles { @for it in all { (link(range.name, it, it.unwrap_or("all kinds"), it == kind)) } }
+        }
+    }
 }
 
 /// Whose counts these are.

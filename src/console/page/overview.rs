@@ -183,14 +183,14 @@ fn worst(view: &View, blocked: &[Blocked]) -> Markup {
                 a.end href=(view.url("/lanes")) { "All blocked lanes" }
             }
             table {
-                (head(&["Chat", "#Waiting", "Since", "Blocked by", "Reason"]))
+                (head(&["Chat", "#Waiting", "For", "Blocked by", "Reason"]))
                 tbody {
                     @for Blocked { lane, failure } in blocked {
                         @let event = &lane.event;
                         tr {
                             td.wide { (chat(view, event.chat.as_deref())) }
                             td.number data-label="Waiting" { (waiting(lane)) }
-                            td data-label="Since" { (ago(lane.since)) }
+                            td data-label="For" { (ago(lane.since)) }
                             td {
                                 a href=(view.url(format_args!("/events/{}", event.id))) { "event " (event.id) }
                                 ", " (name(&event.kind)) " " (state(event))

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use http::StatusCode;
 use maud::{DOCTYPE, Markup, html};
 
+use super::super::bulk::Action;
 use super::super::request::Did;
 use super::super::settings::Console;
 use super::text::{ago, clip, encode, full_time, kind, now};
@@ -107,6 +108,7 @@ impl View {
                     @if ids.len() == 1 { "Event" } @else { (ids.len()) " events were " (action.past()) ":" }
                     @for id in ids { " " a href=(self.url(format_args!("/events/{id}"))) { (id) } }
                     @if ids.len() == 1 { " was " (action.past()) }
+                    @if let (1, Action::Redrive) = (ids.len(), action) { ": it is tried again" }
                     "."
                 },
                 Did::Paused(kind) => { (of(kind)) " was paused. " a href=(self.url("/")) { "Overview" } },

@@ -243,11 +243,16 @@ impl Page {
         let (_, path) = url.rsplit_once("127.0.0.1:").unwrap();
         let (_, path) = path.split_once('/').unwrap_or(("", ""));
         let path = path.replace(|it: char| !it.is_ascii_alphanumeric(), "-");
-        let file = format!("page-{path}-{}-{scheme}.webp", self.window.width);
+        let file = |number| {
+            let name = format!("page-{path}-{}-{scheme}-{number}.webp", self.window.width);
+            Path::new(&directory).join(name)
+        };
+        // Several consoles have this page.
+        let file = (1..).map(file).find(|file| !file.exists()).unwrap();
         let whole = json!({ "format": "webp", "quality": 70, "captureBeyondViewport": true });
         let picture = self.devtools("Page.captureScreenshot", whole).await;
         let picture = BASE64_STANDARD.decode(picture["data"].as_str().unwrap());
-        fs::write(Path::new(&directory).join(file), picture.unwrap()).unwrap();
+        fs::write(file, picture.unwrap()).unwrap();
     }
 
     pub(crate) async fn script(&self, script: &str) -> Option<Value> {
