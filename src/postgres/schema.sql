@@ -206,8 +206,8 @@ CREATE INDEX actions_running ON {schema}.actions (number) WHERE state = 'running
 CREATE INDEX actions_chat ON {schema}.actions (chat) WHERE chat IS NOT NULL;
 
 -- What each process has counted in each minute since 1970; `span` is 1. A purge puts what is old together by 30 minutes, and
--- later by 720, of process 0; `span` is their number. `kind` is empty for none. `sample`: of requests that were refused, lines about one of them, and its
--- key, until its chat is forgotten.
+-- later by 720, of process 0; `span` is their number. `kind` is empty for none. `sample`: of requests that were refused,
+-- lines about one of them, and its key, until its chat is forgotten.
 CREATE TABLE {schema}.counts (
     series text COLLATE "C" NOT NULL,
     span integer NOT NULL,

@@ -143,8 +143,8 @@ CREATE TABLE changed (
 ) STRICT, WITHOUT ROWID;
 
 -- What each process has counted in each minute, from the start of that minute on; `span` is 1. A purge puts what is old
--- together by 30 minutes, and later by 720, of process 0; `span` is their number. `sample`: of requests that were refused, lines about one of them, and its
--- key, until its chat is forgotten.
+-- together by 30 minutes, and later by 720, of process 0; `span` is their number. `sample`: of requests that were refused,
+-- lines about one of them, and its key, until its chat is forgotten.
 CREATE TABLE counts (
     series  TEXT    NOT NULL,
     span    INTEGER NOT NULL,
