@@ -177,7 +177,7 @@ impl Page {
             .devtools(
                 "Page.captureScreenshot",
                 json!({
-                    "format": "webp", "quality": 70,
+                    "format": "webp", "quality": 60,
                     "clip": { "x": 0, "y": 0, "width": self.window.width, "height": height, "scale": 1 },
                 }),
             )
