@@ -78,7 +78,7 @@ impl Console {
 
     /// Adds the pages of another console below `/inboxes/NAME`, such as that of an inbox in another database. The first page
     /// then says how each of them is. [`read_only`](Self::read_only), [`hide_payloads`](Self::hide_payloads),
-    /// [`actor_header`](Self::actor_header) and [`hosts`](Self::hosts) hold for it as well.
+    /// [`actor_header`](Self::actor_header) and [`hosts`](Self::hosts) hold for it as well, the last two unless it has its own.
     ///
     /// ```
     /// # use tower_webhook::console::Console;

@@ -30,13 +30,12 @@ impl Part {
         name.map_or("", |name| &name.text)
     }
 
-    fn causes(&self) -> Vec<Cause> {
+    pub(super) fn causes(&self) -> Vec<Cause> {
         causes(self, &Observed::by(&self.view.console))
     }
 
-    /// The worst that is wrong with it, as a cause of all.
-    pub(super) fn worst(&self) -> Option<Cause> {
-        let causes = self.causes();
+    /// The worst of its causes, as a cause of all.
+    pub(super) fn worst(&self, causes: &[Cause]) -> Option<Cause> {
         let (worst, others) = causes.split_first()?;
         let text = html! {
             b { (clip(self.name(), 60)) } ": " (worst.text)
@@ -46,21 +45,21 @@ impl Part {
     }
 }
 
-pub(super) fn inboxes(parts: &[Part]) -> Markup {
+pub(super) fn inboxes(parts: &[(&Part, Vec<Cause>)]) -> Markup {
     html! {
         section {
             h2 { "Inboxes" }
             div #inboxes data-live {
                 table {
                     (head(&["Inbox", "#Waiting", "#In progress", "#Retrying", "#Dead", "Oldest", "State"]))
-                    tbody { @for part in parts { (row(part)) } }
+                    tbody { @for (part, causes) in parts { (row(part, causes)) } }
                 }
             }
         }
     }
 }
 
-fn row(part: &Part) -> Markup {
+fn row(part: &Part, causes: &[Cause]) -> Markup {
     let stats = part.stats();
     let ages = stats
         .iter()
@@ -71,7 +70,7 @@ fn row(part: &Part) -> Markup {
             (sums(&part.view, stats.map_or(&[], |stats| &stats.kinds)))
             td data-label="Oldest" { @if let Some(age) = ages.max() { (long(age)) } }
             td data-label="State" {
-                @match part.causes().first() {
+                @match causes.first() {
                     Some(worst) => (worst.badge()),
                     None => span.badge.good { "Well" },
                 }

@@ -84,7 +84,8 @@ pub(in super::super) fn overview(
     let (rows, others) = rows(stats, &observed);
     let is_paused = stats.is_some_and(|stats| stats.is_paused);
     let mut causes = causes::causes(known, &observed);
-    causes.extend(parts.iter().filter_map(Part::worst));
+    let parts: Vec<_> = parts.iter().map(|part| (part, part.causes())).collect();
+    causes.extend(parts.iter().filter_map(|(part, causes)| part.worst(causes)));
     causes::sort(&mut causes);
     let content = html! {
         div #alerts data-live role="status" { (causes::show(&causes)) }
@@ -93,7 +94,7 @@ pub(in super::super) fn overview(
             @if view.can_change() { (pause(view, None, is_paused)) }
         }
         div.stack {
-            @if !parts.is_empty() { (inboxes(parts)) }
+            @if !parts.is_empty() { (inboxes(&parts)) }
             @if parts.is_empty() || !rows.is_empty() { section {
                 div.head {
                     h2 { "Kinds" }
