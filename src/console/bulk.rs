@@ -18,7 +18,7 @@ use crate::error::Chain;
 use crate::inbox::internal::{JobLease, Scope, Seen};
 use crate::inbox::{
     Action as Done, ActionKind, By, Change, EventId, EventState, EventSummary, Filter, JobState,
-    KindStats, Page, Which,
+    KindStats, Page, Stats, Which,
 };
 use crate::store::StoreError;
 
@@ -88,10 +88,15 @@ const COUNT_UP_TO: usize = 10_000;
 /// The number of events that are read at a time.
 const STEP: usize = 512;
 
+/// The counts of the queue, and their age.
+pub(super) type Aged = (Stats, Duration);
+
 /// What a person sees from now on. `None` without any event.
-pub(super) async fn seen_now(inbox: &dyn Operations) -> Result<Option<Seen>, StoreError> {
-    let (stats, age) = inbox.stats().await?;
-    let at = stats.at + age;
+pub(super) async fn seen_now(
+    inbox: &dyn Operations,
+    (stats, age): &Aged,
+) -> Result<Option<Seen>, StoreError> {
+    let at = stats.at + *age;
     let newest = first(inbox, Page::newest(1)).await?;
     Ok(newest.map(|newest| Seen { newest, at }))
 }
@@ -100,15 +105,17 @@ async fn preview(
     inbox: &dyn Operations,
     filter: &Filter,
     seen: Option<Seen>,
+    stats: Option<&Aged>,
 ) -> Result<Counted, StoreError> {
-    if let Some(counted) = by_stats(inbox, filter).await {
+    if let Some(counted) = stats.and_then(|stats| by_stats(stats, filter)) {
         return Ok(counted);
     }
     let began = Instant::now();
-    let mut page = Page::oldest(STEP).within(SEARCH);
+    let mut page = Page::oldest(STEP);
     let mut events = 0;
     loop {
-        let listed = inbox.list(filter, page).await?;
+        let left = SEARCH.saturating_sub(began.elapsed());
+        let listed = inbox.list(filter, page.within(left)).await?;
         let has = |event: &&EventSummary| seen.is_none_or(|seen| seen.has(event));
         events += listed.events.iter().filter(has).count();
         page.after = listed.next(STEP);
@@ -123,7 +130,7 @@ async fn preview(
 }
 
 /// The number of events, if the counts of the queue have it.
-async fn by_stats(inbox: &dyn Operations, filter: &Filter) -> Option<Counted> {
+fn by_stats((stats, age): &Aged, filter: &Filter) -> Option<Counted> {
     let count = |kind: &KindStats, state: &EventState| match state {
         EventState::Waiting => kind.waiting,
         EventState::InProgress => kind.in_progress,
@@ -150,13 +157,12 @@ async fn by_stats(inbox: &dyn Operations, filter: &Filter) -> Option<Counted> {
     if states.is_empty() || !states.iter().all(is_counted) {
         return None;
     }
-    let (stats, age) = timeout(SEARCH, inbox.stats()).await.ok()?.ok()?;
     let of_kinds = stats.kinds.iter();
     let of_kinds = of_kinds.filter(|it| kinds.is_empty() || kinds.contains(&it.kind));
     let events: u64 = of_kinds
         .flat_map(|kind| states.iter().map(move |state| count(kind, state)))
         .sum();
-    let is_new = age < Duration::from_secs(10);
+    let is_new = *age < Duration::from_secs(10);
     is_new.then_some(Counted {
         events: usize::try_from(events).ok()?,
         is_more: false,
@@ -214,9 +220,10 @@ impl Jobs {
         inbox: &dyn Operations,
         filter: &Filter,
         seen: Option<Seen>,
+        stats: Option<&Aged>,
     ) -> Result<Counted, StoreError> {
         let _turn = self.previews.acquire().await;
-        preview(inbox, filter, seen).await
+        preview(inbox, filter, seen, stats).await
     }
 
     /// Runs the jobs of the queue from now on, also those that another process has begun.
@@ -237,7 +244,10 @@ impl Jobs {
         by: By,
     ) -> Result<i64, Problem> {
         let (filter, seen) = (search.any_filter()?, search.seen()?);
-        let matched = self.preview(inbox, &filter, Some(seen)).await?;
+        let stats = timeout(SEARCH, inbox.stats()).await;
+        let stats = stats.ok().and_then(Result::ok);
+        let matched = self.preview(inbox, &filter, Some(seen), stats.as_ref());
+        let matched = matched.await?;
         let oldest = first(inbox, Page::oldest(1)).await?;
         let scope = Scope {
             filter,

@@ -466,8 +466,13 @@ async fn confirm(
     let inbox = &**inbox(&view.console)?;
     let filter = search.filter_for_change(&view.console)?;
     // Before it counts, so that it has seen what is changed.
-    let seen = seen_now(inbox).await?;
-    let matched = view.console.jobs.preview(inbox, &filter, seen).await?;
+    let stats = inbox.stats().await?;
+    let seen = seen_now(inbox, &stats).await?;
+    let matched = view
+        .console
+        .jobs
+        .preview(inbox, &filter, seen, Some(&stats));
+    let matched = matched.await?;
     let page = Page::oldest(SAMPLE).within(SEARCH);
     let sample = with_failures(inbox, inbox.list(&filter, page).await?.events).await?;
     Ok(page::confirm(

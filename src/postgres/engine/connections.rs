@@ -116,15 +116,16 @@ impl Pool {
         Ok(rows)
     }
 
-    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, with the time that it took. It is not compiled:
-    /// the planner overestimates such statements, and to compile them takes longer than to execute them.
-    pub(crate) async fn fetch_without_jit(
+    /// As [`fetch_all`](Self::fetch_all), for a statement that only reads, with the time that it took. It is planned for its
+    /// values: how many rows a range of time has depends on it. It is not compiled: the planner overestimates such
+    /// statements, and to compile them takes longer than to execute them.
+    pub(crate) async fn fetch_planned(
         &self,
         sql: &Arc<str>,
         values: &[Value],
     ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
         let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off; \
-                     SET LOCAL lock_timeout = '400ms'; SET LOCAL idle_in_transaction_session_timeout = '2s'";
+                     SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL lock_timeout = '400ms'; SET LOCAL idle_in_transaction_session_timeout = '2s'";
         self.fetch_in_transaction(begin, sql, values).await
     }
 

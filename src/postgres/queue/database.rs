@@ -304,7 +304,7 @@ impl Database {
         let reads = Arc::clone(&self.reads).acquire_owned().await;
         let (tables, sql, values) = (Arc::clone(&self.tables), self.sql(sql), values.to_vec());
         let found = self.within(async move {
-            let found = tables.pool.fetch_without_jit(&sql, &values).await;
+            let found = tables.pool.fetch_planned(&sql, &values).await;
             drop(reads);
             found
         });
