@@ -17,7 +17,6 @@ use crate::inbox::internal::forget_all;
 use crate::inbox::queue::{Accepted, Queue, Settled, Work};
 use crate::inbox::records::{Filter, Page, Records};
 use crate::lock::lock;
-use crate::sqlite::queue::spool::is_full;
 use crate::store::StoreError;
 
 /// How often the queue is asked whether it can be reached.
@@ -119,13 +118,14 @@ impl<Q: Queue> Shared<Q> {
         let _forwarding = self.forwarding.lock().await;
         let since = self.gate.quiet();
         if self.holds_leases.swap(true, Ordering::Relaxed) {
-            self.file.expire_leases().await?;
+            self.with_room(|| self.file.expire_leases()).await?;
         }
         let take = Take {
             lease: LEASE,
             kinds: Kinds::all(),
         };
-        let claims = self.file.claim(&take, CHATS, CHATS).await?;
+        let claims = self.with_room(|| self.file.claim(&take, CHATS, CHATS));
+        let claims = claims.await?;
         let mut round = Round {
             next_due: claims.next_due,
             ..Round::default()
@@ -160,7 +160,7 @@ impl<Q: Queue> Shared<Q> {
         // Those that could not be forwarded are taken still.
         let is_clean = round.failed.is_none();
         self.holds_leases.store(!is_clean, Ordering::Relaxed);
-        while self.file.purge(Duration::ZERO).await? {}
+        while self.with_room(|| self.file.purge(Duration::ZERO)).await? {}
         Ok(round)
     }
 
@@ -186,7 +186,8 @@ impl<Q: Queue> Shared<Q> {
             };
             accepted += 1;
             let next_of_chat = (accepted < TURN).then_some(take);
-            let settled = self.settle(&taken, &settlement, next_of_chat).await?;
+            let settle = || self.file.settle(&taken.lease, &settlement, next_of_chat);
+            let settled = self.with_room(settle).await?;
             self.gate.forwarded();
             next = match settled {
                 Settled::Ended(next) => next.map(|next| *next),
@@ -194,21 +195,6 @@ impl<Q: Queue> Shared<Q> {
             };
         }
         Ok((accepted, None))
-    }
-
-    /// Settles an event in the file, for which a full disk may need a part of the reserve.
-    async fn settle(
-        &self,
-        taken: &TakenEvent,
-        settlement: &Settlement,
-        next: Option<&Take>,
-    ) -> Result<Settled, StoreError> {
-        loop {
-            match self.file.settle(&taken.lease, settlement, next).await {
-                Err(error) if is_full(&error) && lock(&self.reserve).give_up() => {}
-                settled => return settled,
-            }
-        }
     }
 
     /// Has the queue accept an event, and returns what becomes of it in the file.

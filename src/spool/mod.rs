@@ -97,7 +97,7 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use self::gate::{Gate, Storing, Way};
-use self::reserve::Reserve;
+use self::reserve::{Reserve, log_room};
 use self::status::Measured;
 pub use self::status::Status;
 use crate::error::Chain;
@@ -188,7 +188,7 @@ impl Spool {
         } = self.clone();
         let opening = spawn_blocking(move || {
             let mut reserve = Reserve::lock(&path, limit, on_any_disk)?;
-            let file = SqliteQueue::open_spool(&path)?;
+            let file = SqliteQueue::open_spool(&path, log_room(limit))?;
             reserve.hold()?;
             Ok::<_, OpenError>((reserve, file))
         });
@@ -368,6 +368,20 @@ impl<Q: Queue> Shared<Q> {
         }
     }
 
+    /// Makes a change of the file, again with a part of the reserve while the disk is full.
+    async fn with_room<T, F>(&self, change: impl Fn() -> F) -> Result<T, StoreError>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        loop {
+            let had = lock(&self.reserve).bytes();
+            match change().await {
+                Err(error) if is_full(&error) && lock(&self.reserve).give_up(had) => {}
+                changed => return changed,
+            }
+        }
+    }
+
     /// Stores an event in the file.
     async fn store(&self, event: NewEvent, storing: Storing<'_>) -> Result<Accepted, StoreError> {
         self.check_room(event.delivery.body().len()).await?;
@@ -375,12 +389,8 @@ impl<Q: Queue> Shared<Q> {
             let reason = "a name of the event cannot be kept in a spool";
             return Err(StoreError::new(StoreErrorKind::Corrupt, reason));
         };
-        let accepted = loop {
-            match self.file.accept(event.clone(), None).await {
-                Err(error) if is_full(&error) && lock(&self.reserve).give_up() => {}
-                accepted => break accepted?,
-            }
-        };
+        let accepted = self.with_room(|| self.file.accept(event.clone(), None));
+        let accepted = accepted.await?;
         drop(storing);
         Ok(match accepted {
             Accepted::New { .. } => Accepted::Spooled,

@@ -8,10 +8,11 @@ use crate::store::{OpenError, OpenErrorKind};
 
 /// What is written at a time, and given up at a time.
 const CHUNK: u64 = 1 << 20;
-const GIVEN_UP: u64 = 16 * CHUNK;
 
-/// The room for the log beside the file.
-const LOG: u64 = 64 * CHUNK;
+/// The room for the log beside a file with this limit.
+pub(super) fn log_room(limit: u64) -> u64 {
+    limit.min(64 * CHUNK)
+}
 
 /// Room on the disk for what the spool does not use yet. As zeros, because room in a sparse file is not reserved.
 pub(super) struct Reserve {
@@ -48,7 +49,7 @@ impl Reserve {
             path: path.into(),
             bytes: bytes.len(),
             file,
-            limit: limit.saturating_add(limit.min(LOG)),
+            limit: limit.saturating_add(log_room(limit)),
         })
     }
 
@@ -111,9 +112,15 @@ impl Reserve {
         let _ = self.shrink_to(self.wanted());
     }
 
-    /// Gives up a part, because the disk is full. Returns whether there was one.
-    pub(super) fn give_up(&mut self) -> bool {
-        self.bytes > 0 && self.shrink_to(self.bytes.saturating_sub(GIVEN_UP)).is_ok()
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Gives up a part, because the disk was full while the reserve had so many bytes. Returns whether there is room now:
+    /// of all calls of a transaction that failed, the first one gives it up.
+    pub(super) fn give_up(&mut self, had: u64) -> bool {
+        let given_up = self.bytes.saturating_sub(CHUNK);
+        self.bytes < had || self.bytes > 0 && self.shrink_to(given_up).is_ok()
     }
 }
 

@@ -1,8 +1,10 @@
 //! The spool: a queue in memory behind it that is away, hangs, loses answers, and is replaced.
 
+use std::collections::HashMap;
 use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::suite::{self, Harness};
@@ -12,7 +14,8 @@ use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{event, webhooks};
 use support::scratch::Scratch;
 use support::{SECOND, eventually, forward, lock};
-use tokio::time::{sleep, timeout};
+use tokio::task::spawn_blocking;
+use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Work};
 use tower_webhook::inbox::{
@@ -32,6 +35,8 @@ const REFUSED: &str = "refused";
 struct Remote {
     queue: Arc<Mutex<MemoryQueue>>,
     faults: Arc<Faults>,
+    /// By the handlers of all replicas.
+    seen: Seen,
 }
 
 #[derive(Debug, Default)]
@@ -139,11 +144,19 @@ impl Desk {
         set: impl FnOnce(Inbox<Spooled<Remote>>) -> Inbox<Spooled<Remote>>,
         set_spool: impl FnOnce(Spool) -> Spool,
     ) -> Self {
-        let (scratch, remote) = (Scratch::new(), Remote::default());
+        Self::before(Remote::default(), set, set_spool).await
+    }
+
+    async fn before(
+        remote: Remote,
+        set: impl FnOnce(Inbox<Spooled<Remote>>) -> Inbox<Spooled<Remote>>,
+        set_spool: impl FnOnce(Spool) -> Spool,
+    ) -> Self {
+        let scratch = Scratch::new();
         let spooled = set_spool(spool(&scratch)).open(remote.clone()).await;
         let spooled = spooled.unwrap();
         let inbox = set(Inbox::new(spooled.clone()));
-        let seen = Seen::default();
+        let seen = Arc::clone(&remote.seen);
         let log = Arc::clone(&seen);
         let events = EventRouter::new().on::<ChatRated>(move |delivery: Delivery<ChatRated>| {
             let chat = delivery.payload.id.clone().unwrap_or_default();
@@ -216,6 +229,57 @@ async fn events_are_accepted_while_the_queue_is_away_and_handled_when_it_is_back
     drop((desk.inbox, desk._worker, desk.spooled));
     let file = SqliteBodies(&desk.scratch);
     eventually("the bodies are gone", async || file.count() == 0).await;
+}
+
+/// Three replicas in 24 hours of simulated time.
+#[tokio::test(start_paused = true)]
+async fn a_day_without_the_queue_is_answered_with_200_and_handled_in_order() {
+    const HOURS: usize = 24;
+    const AN_HOUR: usize = 20;
+    const CHATS: usize = 13;
+
+    // Time passes only where it is advanced: the file is on a real disk.
+    let (_until_the_end, ended) = mpsc::channel::<()>();
+    spawn_blocking(move || ended.recv());
+    let remote = Remote::default();
+    let mut desks = Vec::new();
+    for _ in 0..3 {
+        let large = |spool: Spool| spool.limit(4 << 20);
+        desks.push(Desk::before(remote.clone(), |inbox| inbox, large).await);
+    }
+    remote.down(true);
+    for number in 0..HOURS * AN_HOUR {
+        for (replica, desk) in desks.iter().enumerate() {
+            let chat = format!("{replica}-{}", number % CHATS);
+            assert_eq!(desk.send(event(&chat, number)).await, 200, "{number}");
+        }
+        for _ in 0..6 {
+            advance(Duration::from_secs(60 * 60) / AN_HOUR as u32 / 6).await;
+        }
+    }
+    assert!(desks.iter().all(|desk| desk.spooled.status().is_open));
+    remote.down(false);
+    let began = Instant::now();
+    let seen = || lock(&remote.seen).clone();
+    while seen().len() < 3 * HOURS * AN_HOUR
+        || desks.iter().any(|desk| desk.spooled.status().is_open)
+    {
+        assert!(began.elapsed() < 60 * SECOND, "{}", seen().len());
+        let pause = spawn_blocking(|| thread::sleep(Duration::from_millis(1)));
+        pause.await.unwrap();
+        advance(Duration::from_millis(100)).await;
+    }
+    let mut chats = HashMap::<_, Vec<_>>::new();
+    for (chat, number, was_spooled) in seen() {
+        assert!(was_spooled);
+        chats.entry(chat).or_default().push(number);
+    }
+    assert_eq!(chats.len(), 3 * CHATS);
+    for (chat, numbers) in chats {
+        let (_, first) = chat.split_once('-').unwrap();
+        let all = first.parse().unwrap()..HOURS * AN_HOUR;
+        assert!(all.step_by(CHATS).eq(numbers), "{chat}");
+    }
 }
 
 struct SqliteBodies<'a>(&'a Scratch);

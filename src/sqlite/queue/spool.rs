@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::ErrorCode;
 
 use super::SqliteQueue;
-use crate::sqlite::engine::{CHECKPOINT_EVERY, Need, Tx, clock};
+use crate::sqlite::engine::{Need, Tx, clock, log_of};
 use crate::sqlite::keys;
 use crate::sqlite::schema::{SPOOL, sql};
 use crate::store::{OpenError, StoreError};
@@ -17,9 +17,9 @@ const SET_SPOOL_OF: &str = "UPDATE file SET spool_of = ?1";
 const EXPIRE: &str = sql!("UPDATE work SET due = 0 WHERE place = $Taken");
 
 impl SqliteQueue {
-    /// Opens a spool, and creates it if there is no file.
-    pub(crate) fn open_spool(path: &Path) -> Result<Self, OpenError> {
-        let engine = keys::open_as(&SPOOL, path, clock::machine(), CHECKPOINT_EVERY)?;
+    /// Opens a spool, and creates it if there is no file. Its log usually takes up to so many bytes.
+    pub(crate) fn open_spool(path: &Path, log: u64) -> Result<Self, OpenError> {
+        let engine = keys::open_as(&SPOOL, path, clock::machine(), log_of(log))?;
         Ok(Self { engine })
     }
 
