@@ -35,6 +35,7 @@ use tower_webhook::event::{ChatClosed, EventKind, sample};
 use tower_webhook::inbox::internal::Settlement;
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::memory::{MemoryQueue, MokaStore};
+use tower_webhook::spool::Spool;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::{Claim, EventKey, Store};
 use tower_webhook::telemetry::{Observation, Observer};
@@ -302,9 +303,23 @@ fn sqlite() -> SqliteQueue {
     queue.expect("a new file")
 }
 
+/// A queue behind a spool that it does not need.
+fn spooled() -> Counted {
+    let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
+    let spool = Spool::new(directory.path().join("spool.db"));
+    let spool = spool.on_any_disk().limit(1 << 20);
+    kept(directory);
+    accepting(
+        runtime()
+            .block_on(spool.open(MemoryQueue::new()))
+            .expect("a new file"),
+    )
+}
+
 #[library_benchmark]
 #[bench::inbox(args = (), setup = inbox, config = at_most(113_900))]
 #[bench::accept_memory(args = (MemoryQueue::new()), setup = accepting, config = at_most(14_600))]
+#[bench::accept_spooled(args = (), setup = spooled, config = at_most(14_600))]
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]
 #[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_200))]
 #[bench::handle_sqlite(args = (sqlite()), setup = handling, config = in_all_at_most(611_400))]

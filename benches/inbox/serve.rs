@@ -11,6 +11,7 @@ use anyhow::{Context, Result, bail};
 use axum::Router;
 use axum::routing::{get, post};
 use bytes::Bytes;
+use sqlx::postgres::PgPool;
 use tokio::io::AsyncReadExt;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
@@ -18,6 +19,8 @@ use tokio::time::sleep;
 use tower::{Layer, service_fn};
 use tower_webhook::inbox::{Inbox, Queue, WorkerHandle};
 use tower_webhook::memory::MemoryQueue;
+use tower_webhook::postgres::PostgresQueue;
+use tower_webhook::spool::{Spool, Spooled};
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::{Outcome, RawDelivery, SignatureLayer};
 
@@ -71,9 +74,17 @@ async fn receiver(what: &str) -> Result<(Router, Option<WorkerHandle>)> {
     match queue.split_once(':').unwrap_or((queue, "")) {
         ("memory", _) => Ok(inbox(MemoryQueue::new(), concurrency)),
         ("sqlite", path) => Ok(inbox(SqliteQueue::open(path)?, concurrency)),
+        ("spool", path) => Ok(inbox(spool(path).await?, concurrency)),
         ("postgres", _) => Ok(inbox(self::queue(queue).await?, concurrency)),
         _ => bail!("no queue `{queue}`"),
     }
+}
+
+/// A spool in front of a database that is away.
+async fn spool(path: &str) -> Result<Spooled<PostgresQueue>> {
+    let nowhere = PgPool::connect_lazy("postgres://nobody@127.0.0.1:1/nothing")?;
+    let spool = Spool::new(path).on_any_disk();
+    Ok(spool.open(PostgresQueue::new(nowhere)).await?)
 }
 
 /// The floor: a route that receives the body and does nothing with it.

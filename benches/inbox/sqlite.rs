@@ -25,13 +25,15 @@ fn contestant<'a>(name: &'a str, receiver: &'a Receiver) -> Contestant<'a> {
 
 fn start(effort: &Effort, how: &str, directory: &TempDir) -> Result<Receiver> {
     let file = directory.path().join("inbox.db");
-    effort.start(&format!("{how}:sqlite:{}", file.display()))
+    effort.start(&format!("{how}:{}", file.display()))
 }
 
 /// Accepts only: the events wait.
 pub(crate) fn accept(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
     let directory = tempfile::tempdir_in(&effort.directory)?;
-    let sqlite = start(effort, "accept", &directory)?;
+    let spools = tempfile::tempdir_in(&effort.directory)?;
+    let sqlite = start(effort, "accept:sqlite", &directory)?;
+    let spool = start(effort, "accept:spool", &spools)?;
     let memory = effort.start("accept:memory")?;
     let bare = effort.start("bare")?;
     for connections in [CONNECTIONS, 1] {
@@ -40,6 +42,7 @@ pub(crate) fn accept(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
                 contestant("bare axum", &bare),
                 contestant("memory, accepted", &memory),
                 contestant("sqlite, accepted", &sqlite),
+                contestant("spool, accepted", &spool),
             ],
             connections,
         );
@@ -69,9 +72,12 @@ pub(crate) fn accept(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
             let ratio = contest.ratio("sqlite, accepted", "bare axum", |of| of.rate);
             let what = "sqlite, accept at 64 connections, of bare axum";
             verdicts.add(what, AtLeast(0.35), ratio, 2);
+            let ratio = contest.ratio("spool, accepted", "sqlite, accepted", |of| of.rate);
+            let what = "a spool in front of a database that is away, of sqlite";
+            verdicts.add(what, AtLeast(1.0), ratio, 2);
         }
     }
-    [bare, memory, sqlite]
+    [bare, memory, sqlite, spool]
         .into_iter()
         .try_for_each(Receiver::stop)
 }
@@ -80,7 +86,7 @@ pub(crate) fn accept(effort: &Effort, verdicts: &mut Verdicts) -> Result<()> {
 pub(crate) fn handle(effort: &Effort, concurrency: usize, verdicts: &mut Verdicts) -> Result<()> {
     let directory = tempfile::tempdir_in(&effort.directory)?;
     let how = format!("handle:{concurrency}");
-    let sqlite = start(effort, &how, &directory)?;
+    let sqlite = start(effort, &format!("{how}:sqlite"), &directory)?;
     let memory = effort.start(&format!("{how}:memory"))?;
     let bare = effort.start("bare")?;
     let mut contest = Contest::of(
