@@ -313,6 +313,8 @@ impl<Q: Queue> Shared<Q> {
     /// Looks at what a former process has left, and at the queue, if it can be reached.
     async fn begin(&self) -> Result<(), OpenError> {
         let unusable = |error: StoreError| OpenError::new(OpenErrorKind::Unavailable, error);
+        let bounded = self.file.bound_log(log_room(self.spool.limit));
+        bounded.await.map_err(unusable)?;
         let identity = self.file.spool_of().await.map_err(unusable)?;
         self.identity.store(identity, Ordering::Relaxed);
         self.retry_refused().await.map_err(unusable)?;

@@ -183,3 +183,24 @@ errors! {
             write there", path.display() => error;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_failed_transaction_takes_one_part_of_the_reserve() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("spool.db");
+        let mut reserve = Reserve::lock(&path, 2 * CHUNK, true).unwrap();
+        reserve.hold().unwrap();
+        let had = reserve.bytes();
+        assert_eq!(had, 4 * CHUNK);
+        assert!((0..64).all(|_| reserve.give_up(had)));
+        assert_eq!(reserve.bytes(), 3 * CHUNK);
+        while reserve.bytes() > 0 {
+            assert!(reserve.give_up(reserve.bytes()));
+        }
+        assert!(!reserve.give_up(0));
+    }
+}

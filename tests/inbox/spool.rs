@@ -720,3 +720,23 @@ async fn only_its_owner_can_read_a_spool_and_its_room_is_reserved() {
     assert!((2 << 20..3 << 20).contains(&files), "{files}");
     assert!(512 * of("-reserve").blocks() >= of("-reserve").len());
 }
+
+/// So that a full disk has room for what is in the log.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_files_of_a_spool_stay_within_the_room_that_is_reserved() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    let mut accepted = 0;
+    while desk.send(event("a", accepted + 1)).await == 200 {
+        accepted += 1;
+        let [file, log] =
+            ["", "-wal"].map(|end| fs::metadata(desk.scratch.beside(end)).unwrap().len());
+        assert!(
+            log <= 1 << 20 && file + log <= 2 << 20,
+            "{accepted}: {file}, {log}"
+        );
+    }
+    assert!(accepted > 300, "{accepted}");
+    desk.remote.down(false);
+    desk.flushed().await;
+}

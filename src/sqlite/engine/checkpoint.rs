@@ -14,15 +14,10 @@ use super::error::FileError;
 use super::pause::Pause;
 use crate::error::Chain;
 
-const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = 4096;
 
 /// After how many pages of 4 KiB the log is moved.
 pub(crate) const EVERY: i32 = 16384;
-
-/// After how many pages a log is moved that usually takes up to so many bytes.
-pub(crate) fn log_of(bytes: u64) -> i32 {
-    i32::try_from(bytes / PAGE).map_or(EVERY, |pages| pages / USUAL)
-}
 
 /// Finds how many pages the log has, and moves none of them.
 pub(super) const MEASURE: &str = "PRAGMA wal_checkpoint(NOOP)";

@@ -26,7 +26,7 @@ use self::thread::Thread;
 use self::watch::Watch;
 use crate::store::OpenError as Error;
 
-pub(crate) use self::checkpoint::{EVERY as CHECKPOINT_EVERY, log_of};
+pub(crate) use self::checkpoint::{EVERY as CHECKPOINT_EVERY, PAGE};
 pub(crate) use self::clock::Machine;
 pub(crate) use self::error::is_damage;
 pub(crate) use self::format::{Format, Purpose, Upkeep};

@@ -6,7 +6,7 @@ use std::path::Path;
 use rusqlite::ErrorCode;
 
 use super::SqliteQueue;
-use crate::sqlite::engine::{Need, Tx, clock, log_of};
+use crate::sqlite::engine::{Need, PAGE, Tx, clock};
 use crate::sqlite::keys;
 use crate::sqlite::schema::{SPOOL, sql};
 use crate::store::{OpenError, StoreError};
@@ -17,10 +17,21 @@ const SET_SPOOL_OF: &str = "UPDATE file SET spool_of = ?1";
 const EXPIRE: &str = sql!("UPDATE work SET due = 0 WHERE place = $Taken");
 
 impl SqliteQueue {
-    /// Opens a spool, and creates it if there is no file. Its log usually takes up to so many bytes.
-    pub(crate) fn open_spool(path: &Path, log: u64) -> Result<Self, OpenError> {
-        let engine = keys::open_as(&SPOOL, path, clock::machine(), log_of(log))?;
+    /// Opens a spool, and creates it if there is no file. Its log is moved when it has a quarter of the room for it.
+    pub(crate) fn open_spool(path: &Path, log_room: u64) -> Result<Self, OpenError> {
+        let every = pages(log_room / 4);
+        let engine = keys::open_as(&SPOOL, path, clock::machine(), every)?;
         Ok(Self { engine })
+    }
+
+    /// Has the writer move the log when that is not done in time beside it, so that it stays within its room. Nobody reads
+    /// the file for long.
+    pub(crate) async fn bound_log(&self, room: u64) -> Result<(), StoreError> {
+        let bound = format!("PRAGMA wal_autocheckpoint = {}", pages(room / 2));
+        let bound = self.run(Need::Write, move |tx| {
+            tx.db.query_row(&bound, [], |_| Ok(()))
+        });
+        bound.await
     }
 
     /// The number of the database that the spool is in front of, or 0 if that is unknown.
@@ -45,6 +56,10 @@ impl SqliteQueue {
         });
         expire.await
     }
+}
+
+fn pages(bytes: u64) -> i32 {
+    i32::try_from(bytes / PAGE).unwrap_or(i32::MAX)
 }
 
 /// Whether a call failed because the disk is full.
