@@ -40,7 +40,7 @@ pub fn expected(kind: &EventKind) -> &'static [EventKind] {
 const ENDS: &[EventKind] = &[EventKind::CHAT_CLOSED, EventKind::CHAT_TRANSFERRED];
 
 /// The number of events whose chats are looked at together.
-const AT_ONCE: usize = 8;
+const AT_ONCE: usize = 4;
 
 /// The number of events of a chat that are looked at, its newest ones.
 const OF_CHAT: usize = 500;
@@ -89,6 +89,9 @@ impl<Q: Queue> Inbox<Q> {
             ..page
         };
         loop {
+            next.within = page
+                .within
+                .map(|within| within.saturating_sub(began.elapsed()));
             let listed = self.list(&filter, next).await?;
             let last = listed.events.last().map(|event| event.id);
             let is_last = listed.searched.is_none() && listed.events.len() < AT_ONCE;

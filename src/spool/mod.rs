@@ -141,7 +141,7 @@ impl Spool {
     }
 
     /// Sets the size of the file, in bytes, at which deliveries are answered with 503: 1 GiB by default, and at least
-    /// 1 MiB. As much room is reserved on the disk at the start, and up to 64 MiB for the log.
+    /// 1 MiB. As much room is reserved on the disk at the start, and up to 256 MiB for the log.
     pub fn limit(mut self, bytes: u64) -> Self {
         self.limit = bytes.max(1 << 20);
         self

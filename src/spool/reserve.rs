@@ -11,7 +11,7 @@ const CHUNK: u64 = 1 << 20;
 
 /// The room for the log beside a file with this limit.
 pub(super) fn log_room(limit: u64) -> u64 {
-    limit.min(64 * CHUNK)
+    limit.min(256 * CHUNK)
 }
 
 /// Room on the disk for what the spool does not use yet. As zeros, because room in a sparse file is not reserved.
