@@ -10,6 +10,8 @@ mod counts;
 mod inbox;
 #[cfg(all(feature = "postgres", feature = "sqlite"))]
 mod jobs;
+#[cfg(all(feature = "sqlite", target_os = "linux"))]
+mod power;
 #[cfg(all(feature = "redis", feature = "sqlite"))]
 mod receiver;
 #[cfg(feature = "sqlite")]

@@ -31,6 +31,7 @@ use support::delivery::SECRET;
 use support::net::{Line, Way, serve, status, whole};
 use support::postgres::{PostgresServer, Stop};
 use support::program::{Server, example};
+use support::scratch::memory;
 use support::{eventually, eventually_every, lock};
 
 const RECEIVERS: usize = 3;
@@ -337,6 +338,8 @@ impl Place {
         let (inbox, pool) = inbox(&server);
         let mut place = Self {
             has_spools,
+            // On a disk that others use, a commit may take seconds, and the answer is 503 then. Nothing is lost, as only
+            // processes end.
             dir: memory(),
             line: Line::to(server.port()).await,
             server,
@@ -680,12 +683,6 @@ impl Place {
         let logs = self.receivers.iter().map(Server::err);
         logs.collect::<Vec<_>>().join("\n")
     }
-}
-
-/// A directory in memory, if there is such a place: on a disk that others use, a commit may take seconds, and the answer
-/// is 503 then. Nothing is lost, as only processes end.
-fn memory() -> TempDir {
-    TempDir::new_in("/dev/shm").unwrap_or_else(|_| TempDir::new().unwrap())
 }
 
 fn inbox(server: &PostgresServer) -> (Inbox<PostgresQueue>, PgPool) {

@@ -69,6 +69,11 @@ impl Harness for Scratch {
     }
 }
 
+/// A directory in memory, if there is such a place.
+pub fn memory() -> TempDir {
+    TempDir::new_in("/dev/shm").unwrap_or_else(|_| TempDir::new().unwrap())
+}
+
 /// Where the files are, if this process is the peer of a test.
 pub fn directory() -> Option<PathBuf> {
     Peer::argument().map(PathBuf::from)
