@@ -1,7 +1,7 @@
 //! Lists of events: the tables that are searched, all of them at once or in steps.
 
 use std::fmt::Write;
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -32,6 +32,9 @@ const LARGEST_STEP: i64 = 50_000;
 
 /// An event may have a smaller number than one that was accepted up to so many microseconds before it.
 const DISORDER: i64 = 60_000_000;
+
+/// How many events are searched sooner than a number among them is looked for.
+const FEW: i64 = 1000;
 
 impl Database {
     pub(super) async fn list(&self, filter: &Filter, page: Page) -> Result<Listed> {
@@ -89,19 +92,20 @@ impl Database {
         // Numbers are in the order of acceptance but for transactions at the same time.
         if let Some(from) = filter.accepted_from {
             let from = rows::micros_of(from).saturating_sub(DISORDER);
-            first = first.max(self.accepted_at(oldest..=newest, from).await?);
+            first = first.max(self.accepted_at(oldest..=newest, from).await?.start);
         }
         if let Some(until) = filter.accepted_until {
             let until = rows::micros_of(until).saturating_add(DISORDER);
-            last = last.min(self.accepted_at(oldest..=newest, until).await?);
+            last = last.min(self.accepted_at(oldest..=newest, until).await?.end);
         }
         Ok(first..=last)
     }
 
-    /// The first of these numbers whose event was accepted at a time in microseconds or later, or the one after the last.
-    async fn accepted_at(&self, numbers: RangeInclusive<i64>, time: i64) -> Result<i64> {
+    /// Few of these numbers, among which is the first one whose event was accepted at a time in microseconds or later, if
+    /// it is not the end.
+    async fn accepted_at(&self, numbers: RangeInclusive<i64>, time: i64) -> Result<Range<i64>> {
         let (mut low, mut high) = (*numbers.start(), numbers.end().saturating_add(1));
-        while low < high {
+        while low + FEW < high {
             let middle = low + (high - low) / 2;
             let values = [Value::Number(middle)];
             let rows = self.read(FROM_NUMBER, &values);
@@ -112,7 +116,7 @@ impl Database {
                 _ => high = middle,
             }
         }
-        Ok(low)
+        Ok(low..high)
     }
 
     /// Searches step by step, until the page is full or the time is over.
