@@ -257,7 +257,12 @@ impl<Q: Queue> Shared<Q> {
     }
 
     async fn accept_late(&self, event: NewEvent) -> Result<Accepted, StoreError> {
-        within(LIMIT, self.queue.accept(event, None)).await
+        let accepted = within(LIMIT, self.queue.accept(event.clone(), None)).await?;
+        if matches!(accepted, Accepted::New { .. }) {
+            self.find_doubtful().await;
+            self.note_accepted(&event, &accepted);
+        }
+        Ok(accepted)
     }
 
     /// The chats that were forgotten since this time.

@@ -67,7 +67,8 @@
 //! It belongs to one process, which locks it, and to one database, whose tables have a number. A file that is in use, full,
 //! damaged, an inbox, or in front of another database is refused with exit code 1, and nothing in it is lost. If the
 //! database comes back with other tables, events stay in the file until the right ones are back. A database that was
-//! restored from a backup has the same number, and gets the events of the file.
+//! restored from a backup has the same number, and gets the events of the file. If it lacks the last event that this
+//! process has stored in it, an `ERROR` says so once: events that were acknowledged since the backup are lost.
 //!
 //! The receiver also starts while the database is away.
 //!
@@ -83,6 +84,7 @@
 mod event;
 mod forward;
 mod gate;
+mod lost;
 mod reserve;
 mod status;
 
@@ -97,6 +99,7 @@ use tokio::task::{AbortHandle, spawn_blocking};
 use tokio::time::timeout;
 
 use self::gate::{Gate, Storing, Way};
+use self::lost::Newest;
 use self::reserve::{Reserve, log_room};
 use self::status::Measured;
 pub use self::status::Status;
@@ -206,6 +209,7 @@ impl Spool {
             holds_leases: AtomicBool::new(true),
             forwarding: tokio::sync::Mutex::new(()),
             reason: Mutex::default(),
+            newest: Mutex::default(),
         };
         shared.begin().await?;
         let shared = Arc::new(shared);
@@ -250,6 +254,7 @@ struct Shared<Q> {
     forwarding: tokio::sync::Mutex<()>,
     /// Why the breaker is open.
     reason: Mutex<String>,
+    newest: Mutex<Newest>,
 }
 
 impl<Q: Queue> Spooled<Q> {
@@ -352,6 +357,7 @@ impl<Q: Queue> Shared<Q> {
 
     fn open_breaker(&self, error: &StoreError) {
         let is_new = self.gate.set_open(true);
+        self.doubt_newest();
         let reason = Chain(error).to_string();
         let before = std::mem::replace(&mut *lock(&self.reason), reason.clone());
         if is_new {
@@ -448,7 +454,9 @@ impl<Q: Queue> Work for Spooled<Q> {
         let accepting = shared.queue.accept(event.clone(), take);
         let error = match within(shared.spool.accept_within, accepting).await {
             Err(error) if error.kind() != StoreErrorKind::Corrupt => error,
-            accepted => return accepted,
+            accepted => {
+                return accepted.inspect(|accepted| shared.note_accepted(&event, accepted));
+            }
         };
         shared.open_breaker(&error);
         if event.key.is_none() {

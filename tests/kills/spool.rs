@@ -44,6 +44,8 @@ const AGAIN: Duration = Duration::from_millis(50);
 const LIMIT: Duration = Duration::from_secs(5);
 /// For some events of each chat.
 const SOME: Duration = Duration::from_millis(500);
+/// What a receiver logs if the server lacks what it has accepted.
+const LOST: &str = "the queue has lost this event";
 
 /// What happens to the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +141,10 @@ async fn what_an_asynchronous_standby_lacks_is_lost() {
     println!("{round}");
     assert!(!round.lost.is_empty(), "{round}");
     assert!(round.seen.unexpected.is_empty(), "{round}");
+    for receiver in &place.receivers {
+        let log = receiver.err();
+        assert_eq!(log.matches(LOST).count(), 1, "{log}");
+    }
 }
 
 /// Connections that stay on a server that cannot write are given up.
@@ -189,7 +195,8 @@ async fn survive(faults: &[Fault]) {
         let phases = [PHASES[at % 5], PHASES[(at + 1) % 5]];
         let round = place.round(fault, &phases).await;
         println!("{round}");
-        assert!(round.is_sound(), "{round}\n{}", place.logs());
+        let logs = place.logs();
+        assert!(round.is_sound() && !logs.contains(LOST), "{round}\n{logs}");
         hit.extend(round.kills.iter().map(|phase| format!("{phase:?}")));
         number += 1;
     }

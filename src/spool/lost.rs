@@ -1,0 +1,66 @@
+//! Whether the queue that is back still has what it had accepted.
+
+use std::time::{Duration, SystemTime};
+
+use super::{Shared, within};
+use crate::inbox::event::{EventId, NewEvent};
+use crate::inbox::queue::{Accepted, Queue};
+use crate::lock::lock;
+
+/// An event that the queue has accepted.
+pub(super) struct Kept {
+    id: EventId,
+    key: u128,
+    at: SystemTime,
+    retain: Duration,
+}
+
+#[derive(Default)]
+pub(super) struct Newest {
+    accepted: Option<Kept>,
+    /// The newest one before the breaker opened, until it is looked for.
+    doubtful: Option<Kept>,
+}
+
+impl<Q: Queue> Shared<Q> {
+    /// Notes an event if the queue has accepted it as a new one.
+    pub(super) fn note_accepted(&self, event: &NewEvent, accepted: &Accepted) {
+        if let (Accepted::New { id, .. }, Some(key)) = (accepted, &event.key) {
+            lock(&self.newest).accepted = Some(Kept {
+                id: *id,
+                key: key.key(),
+                at: SystemTime::now(),
+                retain: event.retain,
+            });
+        }
+    }
+
+    /// Has the newest event looked for when the queue is back.
+    pub(super) fn doubt_newest(&self) {
+        let mut newest = lock(&self.newest);
+        newest.doubtful = newest.doubtful.take().or(newest.accepted.take());
+    }
+
+    /// Looks for that event, after the queue has stored another one: a standby that only reads may get it later.
+    pub(super) async fn find_doubtful(&self) {
+        let Some(kept) = lock(&self.newest).doubtful.take() else {
+            return;
+        };
+        let age = kept.at.elapsed().unwrap_or_default();
+        // The key is forgotten after that, by another clock.
+        if age > kept.retain / 2 {
+            return;
+        }
+        match within(self.spool.accept_within, self.queue.find(kept.key)).await {
+            Ok(found) if found == Some(kept.id) => {}
+            Ok(_) => tracing::error!(
+                event = kept.id.0,
+                seconds_ago = age.as_secs(),
+                "the queue has lost this event, and others that it accepted shortly before: its database was restored \
+                 from a backup, or replaced by a standby that lagged. Find them in the log, and compare your data with \
+                 the sender's. The events in the spool are forwarded"
+            ),
+            Err(_) => lock(&self.newest).doubtful = Some(kept),
+        }
+    }
+}
