@@ -269,7 +269,11 @@ fn is_away(error: &anyhow::Error) -> bool {
                 // It starts, stops or recovers, or has no connection to spare.
                 Some(sqlx::Error::Database(error)) => {
                     let code = error.code().unwrap_or_default();
-                    code.starts_with("57P") || code == "53300"
+                    // A pooler reports with 08 that it has no server, and with 08P01 that it does not allow an option.
+                    let is_refused = error.message().contains("startup parameter");
+                    code.starts_with("57P")
+                        || code == "53300"
+                        || code.starts_with("08") && !is_refused
                 }
                 _ => false,
             }

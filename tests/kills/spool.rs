@@ -29,7 +29,7 @@ use tower_webhook::postgres::PostgresQueue;
 use support::database::{count, execute};
 use support::delivery::SECRET;
 use support::net::{Line, Way, serve, status, whole};
-use support::postgres::{PostgresServer, Stop};
+use support::postgres::{Pooler, PostgresServer, Stop};
 use support::program::{Server, example};
 use support::scratch::memory;
 use support::{eventually, eventually_every, lock};
@@ -314,8 +314,9 @@ struct Place {
     /// Of the spools.
     dir: TempDir,
     server: PostgresServer,
-    /// From the receivers to the server.
+    /// From the receivers to the server, with PgBouncer before it if there is one.
     line: Line,
+    pooler: Option<Pooler>,
     handler: SocketAddr,
     world: Arc<World>,
     receivers: Vec<Server>,
@@ -343,12 +344,14 @@ impl Place {
         let handler = serve(handler.with_state(Arc::clone(&world))).await;
         let server = PostgresServer::start_with(&SETTINGS);
         let (inbox, pool) = inbox(&server);
+        let line = Line::to(server.port()).await;
         let mut place = Self {
             has_spools,
             // On a disk that others use, a commit may take seconds, and the answer is 503 then. Nothing is lost, as only
             // processes end.
             dir: memory(),
-            line: Line::to(server.port()).await,
+            pooler: Pooler::to(line.port()),
+            line,
             server,
             handler,
             world,
@@ -371,10 +374,8 @@ impl Place {
     }
 
     fn start(&self, at: usize) -> Server {
-        let url = format!(
-            "postgres://postgres@127.0.0.1:{}/postgres",
-            self.line.port()
-        );
+        let port = self.pooler.as_ref().map_or(self.line.port(), Pooler::port);
+        let url = format!("postgres://postgres@127.0.0.1:{port}/postgres");
         let handler = format!("http://{}/", self.handler);
         let spool = self.file(at).display().to_string();
         let mut command = example("receiver");
@@ -477,6 +478,9 @@ impl Place {
                 standby.server.promote();
                 self.line.lead_to(standby.server.port());
                 self.line.set(Way::Open);
+                if let Some(pooler) = &self.pooler {
+                    pooler.reconnect();
+                }
                 self.former = Some(std::mem::replace(&mut self.server, standby.server));
                 (self.inbox, self.pool) = inbox(&self.server);
                 self.last = None;

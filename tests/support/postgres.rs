@@ -6,7 +6,7 @@ use std::env;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::io::Write;
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -46,6 +46,8 @@ wait $server
 /// What a server that must not run as root is run as: `nobody`.
 const UNPRIVILEGED: u32 = 65534;
 
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// How a server ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stop {
@@ -65,6 +67,69 @@ pub struct PostgresServer {
     port: u16,
     settings: Vec<String>,
     guard: Option<Child>,
+    pooler: Option<Pooler>,
+}
+
+/// PgBouncer in front of a server, in mode `transaction`. It is ended when this is dropped, or when the process ends.
+pub struct Pooler {
+    port: u16,
+    guard: Child,
+    _dir: TempDir,
+}
+
+impl Pooler {
+    /// The program that `PGBOUNCER` names, if it is set, in front of a port of this machine.
+    pub fn to(server: u16) -> Option<Self> {
+        let program = env::var_os("PGBOUNCER")?;
+        let (dir, as_user) = directory("pgbouncer-");
+        let port = free_port();
+        let settings = format!(
+            "[databases]\n* = host=127.0.0.1 port={server} \
+             connect_query='SET client_connection_check_interval = 1000'\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
+             listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = users\nauth_user = postgres\n\
+             pool_mode = transaction\nmax_prepared_statements = 200\nserver_login_retry = 1\ndefault_pool_size = 50\n\
+             max_client_conn = 1000\nadmin_users = postgres\nignore_startup_parameters = extra_float_digits, options\n"
+        );
+        fs::write(dir.path().join("pgbouncer.ini"), settings).unwrap();
+        fs::write(dir.path().join("users"), "\"postgres\" \"\"\n").unwrap();
+        let mut guard = command(Path::new("/bin/sh"), dir.path(), as_user);
+        guard
+            .args([
+                "-c",
+                r#""$0" pgbouncer.ini >/dev/null 2>&1 & cat; kill -s KILL $!; wait"#,
+            ])
+            .arg(program)
+            .stdin(Stdio::piped());
+        let guard = guard.spawn().expect("/bin/sh can be run");
+        let give_up = Instant::now() + PATIENCE;
+        while TcpStream::connect(("127.0.0.1", port)).is_err() {
+            assert!(Instant::now() < give_up, "PgBouncer does not start");
+            sleep(Duration::from_millis(10));
+        }
+        Some(Self {
+            port,
+            guard,
+            _dir: dir,
+        })
+    }
+
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Has it give up its connections, as after a failover.
+    pub fn reconnect(&self) {
+        let url = format!("postgres://postgres@127.0.0.1:{}/pgbouncer", self.port);
+        let mut psql = Command::new(programs().join("psql"));
+        run(psql.args([&url, "-c", "RECONNECT"]));
+    }
+}
+
+impl Drop for Pooler {
+    fn drop(&mut self) {
+        drop(self.guard.stdin.take());
+        let _ = self.guard.wait();
+    }
 }
 
 impl PostgresServer {
@@ -97,15 +162,7 @@ impl PostgresServer {
 
     /// `create` is the command that creates the data in a directory, which is its last argument.
     fn start_on(settings: &[&str], create: impl FnOnce(&Self) -> Command) -> Self {
-        let dir = tempfile::Builder::new()
-            .prefix("postgres-")
-            .tempdir()
-            .expect("a temporary directory");
-        let owner = fs::metadata(dir.path()).unwrap().uid();
-        let as_user = (owner == 0).then_some(UNPRIVILEGED);
-        if as_user.is_some() {
-            chown(dir.path(), as_user, as_user).unwrap();
-        }
+        let (dir, as_user) = directory("postgres-");
         let mut server = Self {
             dir,
             programs: programs(),
@@ -116,6 +173,7 @@ impl PostgresServer {
                 .flat_map(|setting| ["-c".to_owned(), (*setting).to_owned()])
                 .collect(),
             guard: None,
+            pooler: None,
         };
         let mut create = create(&server);
         create.arg("--pgdata").arg(server.data());
@@ -123,7 +181,10 @@ impl PostgresServer {
         // Somebody else may take the port just now.
         for _ in 0..5 {
             match server.launch() {
-                Ok(()) => return server,
+                Ok(()) => {
+                    server.pooler = Pooler::to(server.port);
+                    return server;
+                }
                 Err(log) if log.contains("could not bind") => server.port = free_port(),
                 Err(log) => panic!("PostgreSQL does not start:\n{log}"),
             }
@@ -136,9 +197,10 @@ impl PostgresServer {
         self.url_of("postgres")
     }
 
-    /// Where one of its databases is.
+    /// Where one of its databases is, through PgBouncer if there is one.
     pub fn url_of(&self, database: &str) -> String {
-        format!("postgres://postgres@127.0.0.1:{}/{database}", self.port)
+        let port = self.pooler.as_ref().map_or(self.port, Pooler::port);
+        format!("postgres://postgres@127.0.0.1:{port}/{database}")
     }
 
     /// The port, which it keeps across restarts.
@@ -228,8 +290,6 @@ impl PostgresServer {
 
     /// Starts the server and waits until it takes connections, or returns its log.
     fn launch(&mut self) -> Result<(), String> {
-        const PATIENCE: Duration = Duration::from_secs(60);
-
         let data = self.data();
         let log = self.dir.path().join("log");
         let _ = fs::remove_file(&log);
@@ -267,16 +327,32 @@ impl PostgresServer {
         }
     }
 
-    /// A command in a process group of its own, so that whoever ends ours cannot end the guard, and
-    /// as a user that PostgreSQL accepts.
     fn command(&self, program: &Path) -> Command {
-        let mut command = Command::new(program);
-        command.process_group(0).current_dir(self.dir.path());
-        if let Some(user) = self.as_user {
-            command.uid(user).gid(user);
-        }
-        command
+        command(program, self.dir.path(), self.as_user)
     }
+}
+
+/// A command in a process group of its own, so that whoever ends ours cannot end the guard, and as a user that
+/// PostgreSQL accepts.
+fn command(program: &Path, dir: &Path, as_user: Option<u32>) -> Command {
+    let mut command = Command::new(program);
+    command.process_group(0).current_dir(dir);
+    if let Some(user) = as_user {
+        command.uid(user).gid(user);
+    }
+    command
+}
+
+/// A temporary directory, and the user that it is of, if it must be another one.
+fn directory(prefix: &str) -> (TempDir, Option<u32>) {
+    let dir = tempfile::Builder::new().prefix(prefix).tempdir();
+    let dir = dir.expect("a temporary directory");
+    let owner = fs::metadata(dir.path()).unwrap().uid();
+    let as_user = (owner == 0).then_some(UNPRIVILEGED);
+    if as_user.is_some() {
+        chown(dir.path(), as_user, as_user).unwrap();
+    }
+    (dir, as_user)
 }
 
 impl Drop for PostgresServer {
