@@ -269,8 +269,10 @@ fn is_away(error: &anyhow::Error) -> bool {
                 // It starts, stops or recovers, or has no connection to spare.
                 Some(sqlx::Error::Database(error)) => {
                     let code = error.code().unwrap_or_default();
-                    // A pooler reports with 08 that it has no server, and with 08P01 that it does not allow an option.
-                    let is_refused = error.message().contains("startup parameter");
+                    // A pooler reports with 08P01 that it has no server, and also that it refuses a connection.
+                    let refusals = ["authentication", "no such", "config error", "parameter"];
+                    let message = error.message();
+                    let is_refused = refusals.iter().any(|refusal| message.contains(refusal));
                     code.starts_with("57P")
                         || code == "53300"
                         || code.starts_with("08") && !is_refused

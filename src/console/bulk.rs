@@ -91,14 +91,12 @@ const STEP: usize = 512;
 /// The counts of the queue, and their age.
 pub(super) type Aged = (Stats, Duration);
 
-/// What a person sees from now on. `None` without any event.
-pub(super) async fn seen_now(
-    inbox: &dyn Operations,
-    (stats, age): &Aged,
-) -> Result<Option<Seen>, StoreError> {
-    let at = stats.at + *age;
+/// What a person sees from now on, without any event `None`, and the counts of what is seen.
+pub(super) async fn seen_now(inbox: &dyn Operations) -> Result<(Option<Seen>, Aged), StoreError> {
     let newest = first(inbox, Page::newest(1)).await?;
-    Ok(newest.map(|newest| Seen { newest, at }))
+    let (stats, age) = inbox.stats().await?;
+    let at = stats.at + age;
+    Ok((newest.map(|newest| Seen { newest, at }), (stats, age)))
 }
 
 async fn preview(

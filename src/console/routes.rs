@@ -466,8 +466,7 @@ async fn confirm(
     let inbox = &**inbox(&view.console)?;
     let filter = search.filter_for_change(&view.console)?;
     // Before it counts, so that it has seen what is changed.
-    let stats = inbox.stats().await?;
-    let seen = seen_now(inbox, &stats).await?;
+    let (seen, stats) = seen_now(inbox).await?;
     let matched = view
         .console
         .jobs

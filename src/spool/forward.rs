@@ -107,8 +107,10 @@ impl<Q: Queue> Shared<Q> {
             ..Filter::default()
         };
         let refused = self.file.list(&filter, Page::oldest(usize::MAX)).await?;
+        let by = by();
         for event in refused.events {
-            self.file.redrive(event.id, None, &by()).await?;
+            let redriven = self.with_room(|| self.file.redrive(event.id, None, &by));
+            redriven.await?;
         }
         Ok(())
     }
@@ -257,11 +259,9 @@ impl<Q: Queue> Shared<Q> {
     }
 
     async fn accept_late(&self, event: NewEvent) -> Result<Accepted, StoreError> {
-        let accepted = within(LIMIT, self.queue.accept(event.clone(), None)).await?;
-        if matches!(accepted, Accepted::New { .. }) {
-            self.find_doubtful().await;
-            self.note_accepted(&event, &accepted);
-        }
+        let (key, retain) = (event.key, event.retain);
+        let accepted = within(LIMIT, self.queue.accept(event, None)).await?;
+        self.note_accepted(key, retain, &accepted).await;
         Ok(accepted)
     }
 

@@ -3,9 +3,10 @@
 use std::time::{Duration, SystemTime};
 
 use super::{Shared, within};
-use crate::inbox::event::{EventId, NewEvent};
+use crate::inbox::event::EventId;
 use crate::inbox::queue::{Accepted, Queue};
 use crate::lock::lock;
+use crate::store::EventKey;
 
 /// An event that the queue has accepted.
 pub(super) struct Kept {
@@ -23,14 +24,23 @@ pub(super) struct Newest {
 }
 
 impl<Q: Queue> Shared<Q> {
-    /// Notes an event if the queue has accepted it as a new one.
-    pub(super) fn note_accepted(&self, event: &NewEvent, accepted: &Accepted) {
-        if let (Accepted::New { id, .. }, Some(key)) = (accepted, &event.key) {
+    /// Notes an event if the queue has accepted it as a new one. A queue that was away is looked at first.
+    pub(super) async fn note_accepted(
+        &self,
+        key: Option<EventKey>,
+        retain: Duration,
+        accepted: &Accepted,
+    ) {
+        let Accepted::New { id, .. } = accepted else {
+            return;
+        };
+        self.find_doubtful().await;
+        if let Some(key) = key {
             lock(&self.newest).accepted = Some(Kept {
                 id: *id,
                 key: key.key(),
                 at: SystemTime::now(),
-                retain: event.retain,
+                retain,
             });
         }
     }
@@ -38,16 +48,18 @@ impl<Q: Queue> Shared<Q> {
     /// Has the newest event looked for when the queue is back.
     pub(super) fn doubt_newest(&self) {
         let mut newest = lock(&self.newest);
-        newest.doubtful = newest.doubtful.take().or(newest.accepted.take());
+        if let Some(accepted) = newest.accepted.take() {
+            newest.doubtful = Some(accepted);
+        }
     }
 
     /// Looks for that event, after the queue has stored another one: a standby that only reads may get it later.
-    pub(super) async fn find_doubtful(&self) {
+    async fn find_doubtful(&self) {
         let Some(kept) = lock(&self.newest).doubtful.take() else {
             return;
         };
         let age = kept.at.elapsed().unwrap_or_default();
-        // The key is forgotten after that, by another clock.
+        // The key is deleted after `retain`, by another clock.
         if age > kept.retain / 2 {
             return;
         }
@@ -60,7 +72,9 @@ impl<Q: Queue> Shared<Q> {
                  from a backup, or replaced by a standby that lagged. Find them in the log, and compare your data with \
                  the sender's. The events in the spool are forwarded"
             ),
-            Err(_) => lock(&self.newest).doubtful = Some(kept),
+            Err(_) => {
+                lock(&self.newest).doubtful.get_or_insert(kept);
+            }
         }
     }
 }

@@ -68,7 +68,8 @@
 //! damaged, an inbox, or in front of another database is refused with exit code 1, and nothing in it is lost. If the
 //! database comes back with other tables, events stay in the file until the right ones are back. A database that was
 //! restored from a backup has the same number, and gets the events of the file. If it lacks the last event that this
-//! process has stored in it, an `ERROR` says so once: events that were acknowledged since the backup are lost.
+//! process had stored in it, an `ERROR` says so with the next event that it stores: what was acknowledged since the backup
+//! is lost. A process that was restarted meanwhile does not notice.
 //!
 //! The receiver also starts while the database is away.
 //!
@@ -318,7 +319,8 @@ impl<Q: Queue> Shared<Q> {
     /// Looks at what a former process has left, and at the queue, if it can be reached.
     async fn begin(&self) -> Result<(), OpenError> {
         let unusable = |error: StoreError| OpenError::new(OpenErrorKind::Unavailable, error);
-        let bounded = self.file.bound_log(log_room(self.spool.limit));
+        let room = log_room(self.spool.limit);
+        let bounded = self.with_room(|| self.file.bound_log(room));
         bounded.await.map_err(unusable)?;
         let identity = self.file.spool_of().await.map_err(unusable)?;
         self.identity.store(identity, Ordering::Relaxed);
@@ -343,7 +345,7 @@ impl<Q: Queue> Shared<Q> {
         let identity = within(self.spool.accept_within, self.queue.identity()).await?;
         match self.identity.load(Ordering::Relaxed) {
             0 => {
-                self.file.set_spool_of(identity).await?;
+                self.with_room(|| self.file.set_spool_of(identity)).await?;
                 self.identity.store(identity, Ordering::Relaxed);
                 Ok(())
             }
@@ -455,7 +457,11 @@ impl<Q: Queue> Work for Spooled<Q> {
         let error = match within(shared.spool.accept_within, accepting).await {
             Err(error) if error.kind() != StoreErrorKind::Corrupt => error,
             accepted => {
-                return accepted.inspect(|accepted| shared.note_accepted(&event, accepted));
+                if let Ok(accepted) = &accepted {
+                    let noted = shared.note_accepted(event.key, event.retain, accepted);
+                    noted.await;
+                }
+                return accepted;
             }
         };
         shared.open_breaker(&error);

@@ -125,7 +125,8 @@ impl Pool {
         values: &[Value],
     ) -> sqlx::Result<(Vec<PgRow>, Duration)> {
         let begin = "BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY; SET LOCAL jit = off; \
-                     SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL lock_timeout = '400ms'; SET LOCAL idle_in_transaction_session_timeout = '2s'";
+                     SET LOCAL plan_cache_mode = force_custom_plan; SET LOCAL lock_timeout = '400ms'; \
+                     SET LOCAL idle_in_transaction_session_timeout = '2s'";
         self.fetch_in_transaction(begin, sql, values).await
     }
 

@@ -33,7 +33,7 @@ const LARGEST_STEP: i64 = 50_000;
 /// An event may have a smaller number than one that was accepted up to so many microseconds before it.
 const DISORDER: i64 = 60_000_000;
 
-/// How many events are searched sooner than a number among them is looked for.
+/// It is quicker to search this many numbers than to look for one among them.
 const FEW: i64 = 1000;
 
 impl Database {
@@ -101,8 +101,8 @@ impl Database {
         Ok(first..=last)
     }
 
-    /// Few of these numbers, among which is the first one whose event was accepted at a time in microseconds or later, if
-    /// it is not the end.
+    /// Few of these numbers: events before them were accepted before a time in microseconds, and those behind them at that
+    /// time or later.
     async fn accepted_at(&self, numbers: RangeInclusive<i64>, time: i64) -> Result<Range<i64>> {
         let (mut low, mut high) = (*numbers.start(), numbers.end().saturating_add(1));
         while low + FEW < high {

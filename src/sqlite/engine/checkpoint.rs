@@ -14,6 +14,7 @@ use super::error::FileError;
 use super::pause::Pause;
 use crate::error::Chain;
 
+/// Bytes.
 pub(crate) const PAGE: u64 = 4096;
 
 /// After how many pages of 4 KiB the log is moved.
@@ -48,6 +49,7 @@ const USUAL: i32 = 2;
 
 /// A thread with a connection of its own, which ends with this.
 pub(super) struct Checkpoints {
+    every: i32,
     due: Arc<AtomicI32>,
     size: LogSize,
     wake: Option<SyncSender<()>>,
@@ -97,6 +99,7 @@ impl Checkpoints {
             .name("webhook-sqlite-c".to_owned())
             .spawn(move || mover.run(&woken))?;
         Ok(Self {
+            every,
             due,
             size,
             wake: Some(wake),
@@ -110,7 +113,11 @@ impl Checkpoints {
 
     /// Notes how many pages the log has, and starts moving it when that is enough.
     pub(super) fn log_has(&self, pages: i32) {
-        self.size.pages.store(pages, Ordering::Relaxed);
+        let before = self.size.pages.swap(pages, Ordering::Relaxed);
+        if pages < before {
+            // It has started over, perhaps without this thread.
+            self.due.store(self.every, Ordering::Relaxed);
+        }
         if pages >= self.due.load(Ordering::Relaxed) {
             self.wake();
         }

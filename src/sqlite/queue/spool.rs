@@ -4,6 +4,7 @@ use std::error::Error;
 use std::path::Path;
 
 use rusqlite::ErrorCode;
+use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
 use super::SqliteQueue;
 use crate::sqlite::engine::{Need, PAGE, Tx, clock};
@@ -24,7 +25,7 @@ impl SqliteQueue {
         Ok(Self { engine })
     }
 
-    /// Has the writer move the log when that is not done in time beside it, so that it stays within its room. Nobody reads
+    /// Has the writer move the log when it takes half of its room, because it was not moved in time beside it. Nobody reads
     /// the file for long.
     pub(crate) async fn bound_log(&self, room: u64) -> Result<(), StoreError> {
         let bound = format!("PRAGMA wal_autocheckpoint = {}", pages(room / 2));
@@ -67,7 +68,9 @@ pub(crate) fn is_full(error: &StoreError) -> bool {
     let mut cause = error.source();
     while let Some(error) = cause {
         if let Some(error) = error.downcast_ref::<rusqlite::Error>() {
-            return error.sqlite_error_code() == Some(ErrorCode::DiskFull);
+            let code = error.sqlite_error().map(|error| error.extended_code);
+            return error.sqlite_error_code() == Some(ErrorCode::DiskFull)
+                || code == Some(SQLITE_IOERR_SHMSIZE);
         }
         cause = error.source();
     }
