@@ -34,7 +34,11 @@ impl<Q: Queue> Shared<Q> {
         let Accepted::New { id, .. } = accepted else {
             return;
         };
-        self.find_doubtful().await;
+        let doubtful = lock(&self.newest).doubtful.take();
+        if let Some(kept) = doubtful {
+            // It is rare, and would make each acceptance larger.
+            Box::pin(self.look_for(kept)).await;
+        }
         if let Some(key) = key {
             lock(&self.newest).accepted = Some(Kept {
                 id: *id,
@@ -54,10 +58,7 @@ impl<Q: Queue> Shared<Q> {
     }
 
     /// Looks for that event, after the queue has stored another one: a standby that only reads may get it later.
-    async fn find_doubtful(&self) {
-        let Some(kept) = lock(&self.newest).doubtful.take() else {
-            return;
-        };
+    async fn look_for(&self, kept: Kept) {
         let age = kept.at.elapsed().unwrap_or_default();
         // The key is deleted after `retain`, by another clock.
         if age > kept.retain / 2 {

@@ -450,7 +450,8 @@ impl<Q: Queue> Work for Spooled<Q> {
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let shared = &*self.shared;
         let direct = match shared.gate.way().await {
-            Way::File(storing) => return shared.store(event, storing).await,
+            // In boxes, so that an acceptance by the queue is not larger for them.
+            Way::File(storing) => return Box::pin(shared.store(event, storing)).await,
             Way::Queue(direct) => direct,
         };
         let accepting = shared.queue.accept(event.clone(), take);
@@ -469,7 +470,7 @@ impl<Q: Queue> Work for Spooled<Q> {
             // It may have been stored, which nobody would recognise.
             return Err(error);
         }
-        let stored = shared.store(event, shared.gate.turn()).await;
+        let stored = Box::pin(shared.store(event, shared.gate.turn())).await;
         drop(direct);
         stored
     }

@@ -727,7 +727,11 @@ async fn the_files_of_a_spool_stay_within_the_room_that_is_reserved() {
     let desk = Desk::open().await;
     desk.remote.down(true);
     let mut accepted = 0;
-    while desk.send(event("a", accepted + 1)).await == 200 {
+    while desk
+        .send(event(&format!("{}", accepted % 50), accepted))
+        .await
+        == 200
+    {
         accepted += 1;
         let [file, log] =
             ["", "-wal"].map(|end| fs::metadata(desk.scratch.beside(end)).unwrap().len());
