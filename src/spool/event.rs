@@ -11,29 +11,31 @@ use crate::delivery::{RawDelivery, SPOOLED};
 use crate::inbox::event::{Failure, Namespace, NewEvent, TakenEvent};
 use crate::store::{BodyDigest, EventKey, KeySpace};
 
-/// What the file has no column for.
+/// What the file has no column for: namespace, key, guard, chat, retention in seconds, and outcome and reason of a dead
+/// letter. As a list, which is short.
 #[derive(Serialize, Deserialize)]
-struct Rest {
-    namespace: i64,
-    key: Digests,
-    guard: Option<Digests>,
-    chat: Option<String>,
-    retain: u64,
-    dead: Option<[String; 2]>,
-}
+struct Rest(
+    i64,
+    Digests,
+    Option<Digests>,
+    Option<String>,
+    u64,
+    Option<(String, String)>,
+);
 
-/// In hexadecimal, as JSON has no numbers of this size.
+/// Two numbers in hexadecimal, as JSON has none of this size.
 #[derive(Serialize, Deserialize)]
-struct Digests(String, String);
+struct Digests(String);
 
 impl Digests {
     fn of(key: &EventKey) -> Self {
-        Self(format!("{:x}", key.key()), format!("{:x}", key.body()))
+        Self(format!("{:032x}{:032x}", key.key(), key.body()))
     }
 
     fn key(&self) -> Option<EventKey> {
         let number = |text| u128::from_str_radix(text, 16).ok();
-        Some(EventKey::of_digests(number(&self.0)?, number(&self.1)?))
+        let (key, body) = self.0.split_at_checked(32)?;
+        Some(EventKey::of_digests(number(key)?, number(body)?))
     }
 }
 
@@ -43,14 +45,14 @@ pub(super) fn pack(mut event: NewEvent) -> Option<NewEvent> {
     let key = *event
         .key
         .get_or_insert_with(|| EventKey::of_digests(fastrand::u128(..), 0));
-    let rest = Rest {
-        namespace: event.namespace.0,
-        key: Digests::of(&key),
-        guard: event.guard.as_ref().map(Digests::of),
-        chat: event.chat.clone(),
-        retain: event.retain.as_secs(),
-        dead: event.dead.take().map(|dead| [dead.outcome, dead.reason]),
-    };
+    let rest = Rest(
+        event.namespace.0,
+        Digests::of(&key),
+        event.guard.as_ref().map(Digests::of),
+        event.chat.clone(),
+        event.retain.as_secs(),
+        event.dead.take().map(|dead| (dead.outcome, dead.reason)),
+    );
     // JSON escapes all characters that no header may have, but this one.
     let rest = serde_json::to_string(&rest)
         .ok()?
@@ -70,25 +72,26 @@ pub(super) fn unpack(taken: &TakenEvent) -> Option<NewEvent> {
     let delivery = &taken.delivery;
     let mut headers = delivery.headers().clone();
     let rest = headers.remove(&SPOOLED)?;
-    let rest: Rest = serde_json::from_slice(rest.as_bytes()).ok()?;
+    let Rest(namespace, key, guard, chat, retain, dead) =
+        serde_json::from_slice(rest.as_bytes()).ok()?;
     let spooled_at = delivery.accepted_at()?.duration_since(UNIX_EPOCH).ok()?;
     let spooled_at = u64::try_from(spooled_at.as_millis()).ok()?;
     headers.insert(SPOOLED, HeaderValue::from(spooled_at));
-    let dead = rest.dead.map(|[outcome, reason]| failure(outcome, reason));
+    let dead = dead.map(|(outcome, reason)| failure(outcome, reason));
     Some(NewEvent {
-        namespace: Namespace(rest.namespace),
+        namespace: Namespace(namespace),
         delivery: RawDelivery::received(
             delivery.kind().clone(),
             delivery.key().cloned(),
             delivery.body().clone(),
         )
         .with_headers(headers),
-        key: Some(rest.key.key()?),
-        guard: rest.guard.as_ref().map(Digests::key).unwrap_or_default(),
-        chat: rest.chat,
+        key: Some(key.key()?),
+        guard: guard.as_ref().map(Digests::key).unwrap_or_default(),
+        chat,
         lane: taken.lane,
         // At least: it begins when the event is forwarded.
-        retain: Duration::from_secs(rest.retain),
+        retain: Duration::from_secs(retain),
         dead,
     })
 }

@@ -23,8 +23,8 @@ use crate::store::StoreError;
 const ASK_EVERY: Duration = Duration::from_secs(1);
 
 /// How many chats are forwarded at once, and how many events of each in a row.
-const CHATS: usize = 64;
-const TURN: usize = 32;
+const CHATS: usize = 256;
+const TURN: usize = 8;
 
 /// The time limit of an acceptance for which nobody waits.
 const LIMIT: Duration = Duration::from_secs(10);
@@ -188,7 +188,7 @@ impl<Q: Queue> Shared<Q> {
             };
             accepted += 1;
             let next_of_chat = (accepted < TURN).then_some(take);
-            let settle = || self.file.settle(&taken.lease, &settlement, next_of_chat);
+            let settle = || self.file.forwarded(&taken.lease, &settlement, next_of_chat);
             let settled = self.with_room(settle).await?;
             self.gate.forwarded();
             next = match settled {

@@ -116,17 +116,16 @@ impl SqliteQueue {
         Ok(self.engine.read(work).await?)
     }
 
-    /// Runs durable work that may take an event for the caller. The work is told whether the caller still waits: an event
-    /// that is taken for nobody waits for the end of its lease, and counts as crashed.
+    /// Runs work that may take an event for the caller. The work is told whether the caller still waits: an event that is
+    /// taken for nobody waits for the end of its lease, and counts as crashed.
     async fn run_for<T: Send + 'static>(
         &self,
+        need: Need,
         mut work: impl FnMut(&mut Tx<'_>, bool) -> rusqlite::Result<T> + Send + 'static,
     ) -> Result<T, StoreError> {
         let caller = Arc::new(());
         let awaited = Arc::downgrade(&caller);
-        let result = self.run(Need::Durable, move |tx| {
-            work(tx, awaited.strong_count() > 0)
-        });
+        let result = self.run(need, move |tx| work(tx, awaited.strong_count() > 0));
         let result = result.await;
         drop(caller);
         result
@@ -140,7 +139,7 @@ impl Work for SqliteQueue {
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
         let take = take.cloned();
-        self.run_for(move |tx, is_awaited| {
+        self.run_for(Need::Durable, move |tx, is_awaited| {
             let take = take.as_ref().filter(|_| is_awaited);
             accept::accept(tx, &event, take)
         })
@@ -183,7 +182,7 @@ impl Work for SqliteQueue {
         next: Option<&Take>,
     ) -> Result<Settled, StoreError> {
         let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
-        self.run_for(move |tx, is_awaited| {
+        self.run_for(Need::Durable, move |tx, is_awaited| {
             let next = next.as_ref().filter(|_| is_awaited);
             settle::settle(tx, &lease, &settlement, next)
         })

@@ -6,7 +6,9 @@ use std::path::Path;
 use rusqlite::ErrorCode;
 use rusqlite::ffi::SQLITE_IOERR_SHMSIZE;
 
-use super::SqliteQueue;
+use super::{SqliteQueue, purge, settle};
+use crate::inbox::event::{EventLease, Settlement, Take};
+use crate::inbox::queue::Settled;
 use crate::sqlite::engine::{Need, PAGE, Tx, clock};
 use crate::sqlite::keys;
 use crate::sqlite::schema::{SPOOL, sql};
@@ -47,6 +49,26 @@ impl SqliteQueue {
             Ok(())
         });
         set.await
+    }
+
+    /// Settles an event, and deletes it if its queue has it. Not on the disk at once: one that comes back after a loss of
+    /// power is a duplicate for the queue.
+    pub(crate) async fn forwarded(
+        &self,
+        lease: &EventLease,
+        settlement: &Settlement,
+        next: Option<&Take>,
+    ) -> Result<Settled, StoreError> {
+        let (lease, settlement, next) = (*lease, settlement.clone(), next.cloned());
+        self.run_for(Need::Write, move |tx, is_awaited| {
+            let next = next.as_ref().filter(|_| is_awaited);
+            let settled = settle::settle(tx, &lease, &settlement, next)?;
+            if matches!(settlement, Settlement::Handled) && !matches!(settled, Settled::Lost) {
+                purge::delete(tx, &[lease.id.0])?;
+            }
+            Ok(settled)
+        })
+        .await
     }
 
     /// Ends all leases: for the one process that has the file, while it holds none.
