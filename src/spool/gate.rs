@@ -138,3 +138,25 @@ impl Drop for Storing<'_> {
         self.0.stored.notify_one();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_with_an_event_that_was_stored_meanwhile_is_not_empty() {
+        let gate = Gate::default();
+        for stored in 1..=3 {
+            let quiet = gate.quiet().unwrap();
+            let storing = gate.turn();
+            gate.empty(quiet);
+            assert_eq!(gate.quiet(), None);
+            drop(storing);
+            assert_eq!(lock(&gate.state).events, stored);
+            gate.empty(quiet);
+            assert!(gate.is_busy());
+        }
+        gate.empty(gate.quiet().unwrap());
+        assert!(!gate.is_busy());
+    }
+}
