@@ -199,10 +199,13 @@ mod tests {
 
     #[test]
     fn a_declared_length_is_a_number() {
-        let declared = |value: &str| {
-            let headers = [(http::header::CONTENT_LENGTH, value.parse().unwrap())];
+        let all = |values: &[&str]| {
+            let headers = values
+                .iter()
+                .map(|it| (CONTENT_LENGTH, it.parse().unwrap()));
             declared_length(&HeaderMap::from_iter(headers))
         };
+        let declared = |value| all(&[value]);
         assert!(matches!(declared_length(&HeaderMap::new()), Ok(None)));
         assert!(matches!(declared("0"), Ok(Some(0))));
         assert!(matches!(
@@ -213,6 +216,8 @@ mod tests {
             declared("99999999999999999999"),
             Ok(Some(u64::MAX))
         ));
+        assert!(matches!(all(&["7", "7"]), Ok(Some(7))));
+        assert!(matches!(all(&["7", "8"]), Err(Refusal::MalformedBody(_))));
         for wrong in ["", "-1", "+1", "1.0", "0x10", "1, 1", "ten"] {
             assert!(
                 matches!(declared(wrong), Err(Refusal::MalformedBody(_))),

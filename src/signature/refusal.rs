@@ -219,6 +219,20 @@ mod tests {
     }
 
     #[test]
+    fn a_refusal_keeps_its_reason() {
+        for (refusal, reason) in [
+            (Refusal::malformed("broken"), "broken"),
+            (Refusal::unreadable("no JSON"), "no JSON"),
+            (
+                Refusal::InvalidSignature(SignatureError::Wrong),
+                SignatureError::Wrong.as_str(),
+            ),
+        ] {
+            assert_eq!(refusal.source().unwrap().to_string(), reason);
+        }
+    }
+
+    #[test]
     fn a_constant_refusal_is_equal_to_the_one_it_stands_for() {
         use SignatureError::{Doubled, Incomplete, Malformed, Missing, Stale, Timestamp, Wrong};
 

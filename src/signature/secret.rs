@@ -419,6 +419,8 @@ mod tests {
         // It is not decoded.
         let (digits, decoded) = (Secret::new("6b6579").unwrap(), Secret::new("key").unwrap());
         assert_ne!(digits.sign(b"body"), decoded.sign(b"body"));
+        let shown = format!("{:?}", Secrets::from(decoded));
+        assert_eq!(shown, "[Secret { label: None, .. }]");
     }
 
     #[test]

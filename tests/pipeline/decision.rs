@@ -13,7 +13,7 @@ use tower_webhook::memory::MokaStore;
 use tower_webhook::signature::{self, SignatureError};
 use tower_webhook::store::KeyState;
 use tower_webhook::{
-    Decision, Delivery, EventRouter, HandlerError, Outcome, RawDelivery, Secret, Verified,
+    Decision, Delivery, EventRouter, HandlerError, Outcome, RawDelivery, Secret, Sender, Verified,
     WebhookLayer, Webhooks, idempotency,
 };
 use tracing::Level;
@@ -104,6 +104,10 @@ async fn a_refused_request_shows_the_kind_that_it_claims() {
         .kind("chat-closed");
     let decision = decide(&service, forged).await;
     assert_eq!(decision.kind(), Some(&EventKind::CHAT_CLOSED));
+    let github = Webhooks::new(secret()).sender(Sender::github());
+    let pushed = delivery(BODY).with("x-github-event", "push");
+    let decision_of_github = decide(&github.layer(router([])), pushed).await;
+    assert_eq!(decision_of_github.kind().unwrap().as_str(), "push");
     assert!(matches!(
         decision.refusal().unwrap().downcast_ref(),
         Some(signature::Refusal::InvalidSignature(SignatureError::Wrong))

@@ -25,7 +25,8 @@ use support::log::Log;
 use tower::{Layer, service_fn};
 use tower_webhook::event::EventKind;
 use tower_webhook::{
-    ConfigError, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SignatureLayer, Verified,
+    ConfigError, IdempotencyKey, RawDelivery, Secret, Secrets, Sender, SenderPolicy,
+    SignatureLayer, Verified,
 };
 use tracing::Level;
 
@@ -504,6 +505,35 @@ fn a_public_key_in_place_of_a_secret_is_an_error_at_the_start() {
     }
 }
 
+#[test]
+fn a_sender_that_changes_what_was_derived_from_it_needs_a_restart() {
+    let sender = |changes| described(changes).unwrap();
+    let secret = Secret::new("secret").unwrap();
+    let layer = SignatureLayer::new(secret.clone()).sender(sender(json!({})));
+    let service = layer.unwrap().layer(service_fn(event));
+    let replace = |sender| service.with_sender(sender, secret.clone());
+    assert!(replace(sender(json!({"signature.headers": ["x-other"]}))).is_ok());
+    let policy = SenderPolicy {
+        retry_every: Duration::from_secs(1),
+        ..sender(json!({})).policy()
+    };
+    for (sender, what) in [
+        (sender(json!({"name": "other"})), "name"),
+        (sender(json!({})).with_policy(policy), "policy"),
+        (sender(json!({"key": "x-id"})), "need of a replay guard"),
+        (sender(json!({"order": "/order"})), "order"),
+        #[cfg(feature = "public-keys")]
+        (
+            sender(json!({"signature.algorithm": "ed25519"})),
+            "sort of key",
+        ),
+    ] {
+        let error = replace(sender).unwrap_err().to_string();
+        let reason = format!("its {what} has changed: this needs a restart");
+        assert!(error.contains(&reason), "{error}");
+    }
+}
+
 #[tokio::test]
 async fn every_scheme_verifies_what_it_signs() {
     let secret = Secret::new("whsec_c2VjcmV0").unwrap();
@@ -667,7 +697,12 @@ async fn bodies_without_a_clear_type_and_key_are_refused() {
     receive(secret.clone(), &sender, request)
         .await
         .assert_problem(400, "unreadable-event");
+    let longest = "x".repeat(1_024);
     for (body, event) in [
+        (
+            format!(r#"{{"type":"x","id":"{longest}"}}"#).as_str(),
+            format!(r#"["x","{longest}"]"#).as_str(),
+        ),
         (r#"{"type":"x"}"#, r#"["x",null]"#),
         (r#"{"type":"x","id":""}"#, r#"["x",null]"#),
         (r#"{"type":7,"id":-7}"#, r#"["7","-7"]"#),

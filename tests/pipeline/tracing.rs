@@ -467,6 +467,13 @@ async fn refusals_that_anybody_can_cause_are_one_line_per_second_and_reason() {
         send(&service, delivery(BODY).with(CONTENT_TYPE, "text/plain")).await;
     }
     assert_eq!(log.events().len(), 6);
+    // Without secrets, they are anybody's.
+    let unsigned =
+        Webhooks::dangerously_unsigned().layer(EventRouter::new().on::<ChatRated>(Crm::default()));
+    for _ in 0..3 {
+        send(&unsigned, delivery(BODY).with(CONTENT_TYPE, "text/plain")).await;
+    }
+    assert_eq!(log.events().len(), 7);
 }
 
 #[tokio::test]

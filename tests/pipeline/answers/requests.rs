@@ -2,16 +2,17 @@
 
 use std::error::Error;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Method, Request};
 use http_body::{Body, Frame};
 use tokio::time::Instant;
+use tower::{Layer, Service};
 use tower_webhook::memory::MokaStore;
 use tower_webhook::store::KeyState;
-use tower_webhook::{Sender, SenderPolicy, Webhooks};
+use tower_webhook::{Sender, SenderPolicy, SignatureLayer, Webhooks};
 
 use support::Ready;
 use support::delivery::{
@@ -233,6 +234,22 @@ async fn body_limit_defaults_to_one_mebibyte() {
     send(&service, delivery(padded(1024 * 1024 + 1)))
         .await
         .assert_problem(413, "body-too-large");
+}
+
+#[tokio::test]
+async fn memory_of_bodies_that_are_being_received_is_counted() {
+    let layer = SignatureLayer::new(secret());
+    let mut service = layer.layer(router(&Crm::default()));
+    let slow = TestBody {
+        frames: vec![large_body().into()],
+        end: End::Slow,
+    };
+    let mut answer = Box::pin(service.call(delivery(BODY).map(|_| slow)));
+    let mut cx = Context::from_waker(Waker::noop());
+    assert!(answer.as_mut().poll(&mut cx).is_pending());
+    assert!(layer.buffered() >= BODY.len());
+    drop(answer);
+    assert_eq!(layer.buffered(), 0);
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use tower_webhook::{Delivery, EventRouter, HandlerResult, IdempotencyLayer, Outc
 
 use support::Ready;
 use support::delivery::{BODY, Crm, HANDLER_ERROR, RequestExt, SIGNATURE, delivery, secret, send};
+use support::observer::Notes;
 use support::store::StoreExt;
 
 use super::{layer, router};
@@ -99,10 +100,13 @@ async fn failing_or_panicking_inner_service_releases_the_key() {
     let failing = tower::service_fn(|_: Request<tower_webhook::Verified>| async {
         Err::<http::Response<Full<Bytes>>, _>(HANDLER_ERROR)
     });
-    let service = layer(&store).layer(failing);
+    let notes = Notes::default();
+    let service = layer(&store).observer(notes.clone()).layer(failing);
     let result = tower::ServiceExt::oneshot(service, delivery(BODY).key("a")).await;
     assert_eq!(result.unwrap_err(), HANDLER_ERROR);
     assert_eq!(store.state("a").await, KeyState::Free);
+    let ends = notes.take_ends();
+    assert!(ends[1].starts_with("delivery failed - "), "{ends:?}");
 
     let panicking =
         tower::service_fn(
