@@ -12,6 +12,7 @@ use http::Request;
 use http_body_util::Full;
 use support::delivery::{RequestExt, delivery, send};
 use support::inbox::{event, webhooks};
+use support::log::Log;
 use support::scratch::Scratch;
 use support::{SECOND, eventually, forward, lock};
 use tokio::task::spawn_blocking;
@@ -19,16 +20,18 @@ use tokio::time::{advance, sleep, timeout};
 use tower_webhook::event::{ChatRated, EventKind};
 use tower_webhook::inbox::internal::{Accepted, NewEvent, Take, Work};
 use tower_webhook::inbox::{
-    By, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, WorkerHandle,
+    By, EventState, EventSummary, Filter, Inbox, Page, Queue, Records, Which, WorkerHandle,
 };
 use tower_webhook::memory::MemoryQueue;
 use tower_webhook::spool::{Spool, Spooled};
 use tower_webhook::sqlite::{SqliteQueue, SqliteStore};
 use tower_webhook::store::{EventKey, OpenErrorKind, Store, StoreError, StoreErrorKind};
 use tower_webhook::{Delivery, EventRouter};
+use tracing::Level;
 
-/// An event that the queue behind never stores.
+/// The chat of events that the queue behind never stores, and of those that no queue could store.
 const REFUSED: &str = "refused";
+const CORRUPT: &str = "corrupt";
 
 /// A queue that is reached through a network.
 #[derive(Clone, Debug, Default)]
@@ -47,6 +50,8 @@ struct Faults {
     hangs: AtomicBool,
     /// Acceptances take effect, and their callers get an error.
     loses_answers: AtomicBool,
+    /// Another process handles events under all keys.
+    holds_keys: AtomicBool,
 }
 
 impl Remote {
@@ -78,8 +83,14 @@ impl Work for Remote {
     const SHARED: bool = true;
 
     async fn accept(&self, event: NewEvent, take: Option<&Take>) -> Result<Accepted, StoreError> {
-        if event.chat.as_deref() == Some(REFUSED) {
-            return Err(Self::error());
+        match event.chat.as_deref() {
+            Some(REFUSED) => return Err(Self::error()),
+            Some(CORRUPT) => return Err(StoreError::new(StoreErrorKind::Corrupt, "no text")),
+            _ => {}
+        }
+        if self.faults.holds_keys.load(Ordering::SeqCst) {
+            let remaining = SECOND;
+            return Ok(Accepted::InFlight { remaining });
         }
         let hangs = self.faults.hangs.load(Ordering::SeqCst);
         let loses_answers = self.faults.loses_answers.load(Ordering::SeqCst);
@@ -175,6 +186,10 @@ impl Desk {
         }
     }
 
+    fn close(self) -> (Remote, Scratch) {
+        (self.remote, self.scratch)
+    }
+
     async fn send(&self, request: Request<Full<bytes::Bytes>>) -> u16 {
         let answered = send(&webhooks(&self.inbox), request).await;
         answered.status.as_u16()
@@ -186,7 +201,9 @@ impl Desk {
     }
 
     async fn flushed(&self) {
+        let began = Instant::now();
         assert_eq!(self.spooled.flush(20 * SECOND).await, 0);
+        assert!(began.elapsed() < 20 * SECOND);
     }
 
     async fn events(&self) -> Vec<EventSummary> {
@@ -402,7 +419,7 @@ async fn what_could_not_be_decided_becomes_a_dead_letter_with_its_reason() {
     assert_eq!(reasons, ["body-replayed"]);
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[tokio::test]
 async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
     let of = |n: usize| delivery(format!(r#"{{"id":"a","rating":{n}}}"#)).key("key");
     for rejects in [false, true] {
@@ -410,6 +427,7 @@ async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
             true => spool.reject_changed_bodies(),
             false => spool,
         };
+        let log = Log::capture(Level::WARN);
         let desk = Desk::with(|inbox| inbox, set_spool).await;
         assert_eq!(desk.send(of(1)).await, 200);
         desk.remote.down(true);
@@ -428,6 +446,8 @@ async fn a_changed_body_becomes_a_dead_letter_only_if_it_is_to_be_rejected() {
             true => &[EventState::Handled, EventState::Dead],
         };
         assert_eq!(states, expected);
+        let warnings = log.count(Level::WARN, "counts as the same event");
+        assert_eq!(warnings, usize::from(!rejects), "{}", log.text());
     }
 }
 
@@ -460,6 +480,26 @@ async fn a_key_that_is_in_flight_is_answered_as_without_a_spool() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_whose_key_is_in_flight_waits_in_the_spool() {
+    let desk = Desk::open().await;
+    desk.remote.down(true);
+    assert_eq!(desk.send(event("a", 1)).await, 200);
+    desk.remote.set(|faults| &faults.holds_keys, true);
+    desk.remote.down(false);
+    assert_eq!(desk.spooled.flush(3 * SECOND).await, 1);
+    desk.remote.set(|faults| &faults.holds_keys, false);
+    desk.flushed().await;
+    assert_eq!(desk.handled(1).await, [seen("a", 1, true)]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_event_that_no_queue_could_store_is_not_spooled() {
+    let desk = Desk::open().await;
+    assert_eq!(desk.send(event(CORRUPT, 1)).await, 503);
+    assert_eq!(desk.spooled.flush(Duration::ZERO).await, 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chat_that_is_forgotten_leaves_nothing_in_the_spool_and_is_forgotten_at_the_flush() {
     let desk = Desk::open().await;
     assert_eq!(desk.send(event("b", 1)).await, 200);
@@ -473,6 +513,10 @@ async fn a_chat_that_is_forgotten_leaves_nothing_in_the_spool_and_is_forgotten_a
     // In another process, which reaches it.
     let (by, memory) = (By::new("ada"), desk.remote.memory());
     memory.forget("b", None, &by).await.unwrap();
+    // More than a page of them.
+    for n in 0..200 {
+        memory.forget(&format!("{n}"), None, &by).await.unwrap();
+    }
     desk.remote.down(false);
     desk.flushed().await;
     let all = desk.handled(2).await;
@@ -484,6 +528,8 @@ async fn a_chat_that_is_forgotten_leaves_nothing_in_the_spool_and_is_forgotten_a
             assert_eq!(record.body, None, "{event:?}");
         }
     }
+    let again = memory.actions(Which::All, None, 1).await.unwrap();
+    assert_eq!(again[0].by, By::new("spool"));
     sleep(Duration::from_millis(200)).await;
     assert_eq!(lock(&desk.seen).len(), 2);
 }
@@ -522,15 +568,7 @@ async fn what_a_process_has_left_is_forwarded_by_the_next_one() {
     for n in 1..=3 {
         assert_eq!(desk.send(event("a", n)).await, 200);
     }
-    let Desk {
-        remote,
-        spooled,
-        inbox,
-        _worker,
-        scratch,
-        ..
-    } = desk;
-    drop((spooled, inbox, _worker));
+    let (remote, scratch) = desk.close();
     // While the queue is still away.
     let spooled = reopen(&spool(&scratch), &remote).await;
     assert_eq!(spooled.flush(Duration::ZERO).await, 3);
@@ -554,6 +592,7 @@ async fn what_a_process_has_left_is_forwarded_by_the_next_one() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_that_the_queue_refuses_does_not_keep_others_for_ever() {
     let desk = Desk::open().await;
+    let began = Instant::now();
     assert_eq!(desk.send(event(REFUSED, 1)).await, 200);
     let sends = async {
         for n in 1.. {
@@ -568,9 +607,35 @@ async fn an_event_that_the_queue_refuses_does_not_keep_others_for_ever() {
         () = sends => {}
         () = async { timeout(60 * SECOND, refused).await.unwrap() } => {}
     }
+    // In ten rounds, a second apart.
+    assert!(began.elapsed() > 9 * SECOND, "{:?}", began.elapsed());
     desk.flushed().await;
     let handled = lock(&desk.seen).len();
     assert!(handled > 5, "{handled}");
+    assert_eq!(desk.spooled.refused().await.unwrap(), 1);
+
+    let (remote, scratch) = desk.close();
+    let spooled = reopen(&spool(&scratch), &remote).await;
+    assert_eq!(spooled.refused().await.unwrap(), 0);
+}
+
+/// What accepts nothing is away.
+#[tokio::test(start_paused = true)]
+async fn an_event_is_put_aside_only_while_others_are_accepted() {
+    let log = Log::capture(Level::WARN);
+    // Time passes only where it is advanced: the file is on a real disk.
+    let (_until_the_end, ended) = mpsc::channel::<()>();
+    spawn_blocking(move || ended.recv());
+    let desk = Desk::open().await;
+    assert_eq!(desk.send(event(REFUSED, 1)).await, 200);
+    for _ in 0..200 {
+        let pause = spawn_blocking(|| thread::sleep(Duration::from_millis(5)));
+        pause.await.unwrap();
+        advance(Duration::from_millis(100)).await;
+    }
+    assert_eq!(desk.spooled.refused().await.unwrap(), 0);
+    assert_eq!(desk.spooled.status().events, 1);
+    assert_eq!(log.events().len(), 1, "{}", log.text());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -585,15 +650,7 @@ async fn another_database_gets_nothing() {
     assert_eq!(desk.send(event("a", 2)).await, 200);
     assert!(desk.events().await.is_empty());
 
-    let Desk {
-        remote,
-        spooled,
-        inbox,
-        _worker,
-        scratch,
-        ..
-    } = desk;
-    drop((spooled, inbox, _worker));
+    let (remote, scratch) = desk.close();
     let refused = loop {
         match spool(&scratch).open(remote.clone()).await {
             Err(error) if error.to_string().contains("another process") => {}
@@ -699,11 +756,12 @@ async fn conforms_in_front_of_postgres() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_disk_that_ends_with_its_machine_is_refused_unless_it_is_allowed() {
     let memory = tempfile::tempdir_in("/dev/shm").unwrap();
-    let spool = Spool::new(memory.path().join("spool.db")).limit(1 << 20);
+    let spool = Spool::new(memory.path().join("spool.db")).limit(1);
     let refused = spool.clone().open(MemoryQueue::new()).await.unwrap_err();
     assert_eq!(refused.kind(), OpenErrorKind::Unsuitable);
     assert!(refused.to_string().contains("tmpfs"), "{refused}");
-    spool.on_any_disk().open(MemoryQueue::new()).await.unwrap();
+    let opened = spool.on_any_disk().open(MemoryQueue::new()).await.unwrap();
+    assert_eq!(opened.status().limit, 1 << 20);
 }
 
 #[cfg(unix)]
