@@ -1,12 +1,12 @@
 //! Counts the instructions of a delivery and of an inbox with valgrind, as a guard against regressions.
 //!
-//! Run with: cargo bench --workspace --features sqlite --bench instructions
+//! Run with: cargo bench --workspace --features postgres,sqlite --bench instructions
 //!
 //! It fails if a part takes more instructions than recorded here, and prints the difference. Counts do not
 //! depend on the load of the machine. They are no measure of time: valgrind's processor has no
 //! instructions for hashing, which real ones have.
 //!
-//! It needs valgrind, and `cargo install gungraun-runner` in the version of the library.
+//! It needs valgrind, PostgreSQL, and `cargo install gungraun-runner` in the version of the library.
 #![allow(
     missing_docs,
     reason = "the macros create public items without documentation"
@@ -19,8 +19,8 @@ mod deliveries;
 mod events;
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -28,6 +28,7 @@ use gungraun::prelude::*;
 use gungraun::{Callgrind, EntryPoint, EventKind as Metric};
 use http::{Request, StatusCode};
 use http_body_util::Full;
+use sqlx::postgres::PgPoolOptions;
 use tokio::runtime::{Builder, Runtime};
 use tokio::task::yield_now;
 use tower::{Layer, Service, ServiceExt, service_fn};
@@ -35,6 +36,7 @@ use tower_webhook::event::{ChatClosed, EventKind, sample};
 use tower_webhook::inbox::internal::Settlement;
 use tower_webhook::inbox::{Inbox, Queue};
 use tower_webhook::memory::{MemoryQueue, MokaStore};
+use tower_webhook::postgres::PostgresQueue;
 use tower_webhook::spool::Spool;
 use tower_webhook::sqlite::SqliteQueue;
 use tower_webhook::store::{Claim, EventKey, Store};
@@ -45,6 +47,7 @@ use tower_webhook::{
 
 use self::deliveries::{Deliveries, secret};
 use self::events::{Events, take};
+use support::postgres::PostgresServer;
 
 const SECRET: &str = "1f0c7a2e9b5d4836a1c0ffee5eed00d15ea5e123";
 
@@ -71,7 +74,8 @@ fn in_all_at_most(recorded: u64) -> LibraryBenchmarkConfig {
 
 fn counted_in(part: EntryPoint, recorded: u64) -> LibraryBenchmarkConfig {
     let limit = DELIVERIES * recorded * (100 + TOLERANCE_PERCENT) / 100;
-    let mut callgrind = Callgrind::default();
+    // Without a server that the benchmark starts.
+    let mut callgrind = Callgrind::with_args(["--trace-children=no"]);
     callgrind.entry_point(part);
     callgrind.hard_limits([(Metric::Ir, limit)]);
     let mut config = LibraryBenchmarkConfig::default();
@@ -87,8 +91,11 @@ fn chat() -> Bytes {
 }
 
 fn runtime() -> &'static Runtime {
-    let runtime = Builder::new_current_thread().enable_time().build();
-    kept(runtime.expect("a runtime without I/O"))
+    static RUNTIME: LazyLock<Runtime> = LazyLock::new(|| {
+        let runtime = Builder::new_current_thread().enable_all().build();
+        runtime.expect("a runtime")
+    });
+    &RUNTIME
 }
 
 /// Is never dropped, because dropping would be counted.
@@ -303,6 +310,17 @@ fn sqlite() -> SqliteQueue {
     queue.expect("a new file")
 }
 
+/// A queue of one process, without its server. How what it receives is divided changes the number by little.
+fn postgres() -> PostgresQueue {
+    let server = kept(PostgresServer::start());
+    runtime().block_on(async {
+        let pool = PgPoolOptions::new().max_connections(4);
+        let queue = PostgresQueue::new(pool.connect_lazy(&server.url()).expect("its URL"));
+        queue.migrate().await.expect("a new database");
+        queue
+    })
+}
+
 /// A queue behind a spool that it does not need.
 fn spooled() -> Counted {
     let directory = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a directory");
@@ -323,6 +341,8 @@ fn spooled() -> Counted {
 #[bench::accept_sqlite(args = (sqlite()), setup = accepting, config = in_all_at_most(290_700))]
 #[bench::handle_memory(args = (MemoryQueue::new()), setup = handling, config = at_most(8_200))]
 #[bench::handle_sqlite(args = (sqlite()), setup = handling, config = in_all_at_most(611_400))]
+#[bench::accept_postgres(args = (postgres()), setup = accepting, config = at_most(91_500))]
+#[bench::handle_postgres(args = (postgres()), setup = handling, config = at_most(86_500))]
 #[bench::verify(args = (), setup = verifying, config = at_most(46_420))]
 #[bench::claim(args = (), setup = claiming, config = at_most(9_400))]
 #[bench::route(args = (), setup = routing, config = at_most(17_800))]

@@ -149,7 +149,7 @@ impl<Q: Queue> Shared<Q> {
         let mut has_more = true;
         loop {
             let room = CHATS - chats.len();
-            if has_more && (chats.is_empty() || room >= CHATS / 2 && !self.is_due()) {
+            if has_more && room >= CHATS / 2 {
                 let claims = self.with_room(|| self.file.claim(&take, room, room));
                 let claims = claims.await?;
                 has_more = claims.events.len() == room;
@@ -175,7 +175,7 @@ impl<Q: Queue> Shared<Q> {
             };
             let (accepted, failed) = chat?;
             round.accepted += accepted;
-            has_more &= failed.is_none();
+            has_more &= failed.is_none() && !self.is_due();
             round.failed = round.failed.or(failed);
         }
         Ok(round)
